@@ -1,0 +1,90 @@
+"""What an algorithm is: a frozen record of hyper-parameters with both halves of the mathematics, client and server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import model_validator
+from torch import Tensor
+
+from fedloom import local
+from fedloom.clients import Clients
+from fedloom.local import Groups, Step, Trained, Training
+from fedloom.record import Record
+from fedloom.task import Task
+from fedloom.tree import Tree
+
+if TYPE_CHECKING:
+    from fedloom.cohort import Cohort
+
+
+@dataclass(frozen=True)
+class Update:
+    """What some clients answer: private leaves with a weight each, and public numbers; all stacked over clients.
+
+    `trained` stays where the data lives: it is what the clients hold after training, to be evaluated there.
+    """
+
+    groups: Groups
+    weight: Tensor | dict[str, Tensor]  # one number per client, for all groups or for each
+    public: dict[str, Tensor] = field(default_factory=dict)
+    trained: Trained | None = None
+
+    def weights(self, group: str) -> Tensor:
+        return self.weight[group] if isinstance(self.weight, dict) else self.weight
+
+
+class Algorithm(Record):
+    """Base of all algorithms. A new one overrides `round` and a client method, or only `correct`.
+
+    `state` is what the server knows, `shared` what it sends, `own` what each client keeps between rounds; each is a dict
+    of named trees. Parameters of local training may be given flat: `FedAvg(lr=0.1)` is `FedAvg(train=Training(lr=0.1))`.
+    """
+
+    reference: ClassVar[str] = ""
+    linear: ClassVar[bool] = True  # the server sees only sums, so secure aggregation is possible
+    pooled: ClassVar[bool] = False  # trains on the union of all clients' data: a baseline, not federated
+
+    train: Training = Training()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat_training(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        flat = {k: v for k, v in values.items() if k in Training.model_fields and k not in cls.model_fields}
+        if not flat:
+            return values
+        train = values.get("train", {})
+        given = train.model_dump(exclude_unset=True) if isinstance(train, Training) else dict(train)
+        return {**{k: v for k, v in values.items() if k not in flat}, "train": {**given, **flat}}
+
+    def init(self, task: Task, model: Tree) -> Groups:
+        """The server's state before the first round."""
+        return {"model": model}
+
+    def init_own(self, task: Task, model: Tree) -> Groups:
+        """What a client keeps before it first takes part."""
+        return local.initial_optimizer(self.train, task, model)
+
+    def round(self, state: Groups, cohort: Cohort) -> Groups:
+        """One round: straight-line code with any number of verb calls. Returns the new state."""
+        raise NotImplementedError(f"{type(self).__name__} is abstract: it defines no round")
+
+    def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
+        """Change the gradient of one local step."""
+        return step.grad
+
+    def model(self, task: Task, shared: Groups, own: Groups) -> Tree:
+        """The model that one client uses: the one way to obtain it, for evaluation and export alike."""
+        return shared["model"]
+
+    def server_model(self, task: Task, state: Groups) -> Tree | None:
+        """The global model, where there is one."""
+        return state.get("model")
+
+    def fit(self, task: Task, start: Tree, shared: Groups, own: Groups, data: Clients) -> Trained:
+        """Local training of every client from its row of `start`, with this algorithm's correction if it has one."""
+        hook = None if type(self).correct is Algorithm.correct else self.correct
+        return local.train(task, data, start, self.train, correct=hook, shared=shared, own=own)

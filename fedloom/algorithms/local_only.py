@@ -1,0 +1,34 @@
+"""No sharing: the baseline that tells what federation gains."""
+
+from __future__ import annotations
+
+import torch
+
+from fedloom.algorithm import Algorithm, Update
+from fedloom.clients import Clients
+from fedloom.cohort import Cohort
+from fedloom.local import Groups
+from fedloom.task import Task
+from fedloom.tree import Tree
+
+
+class LocalOnly(Algorithm):
+    """Every client trains its own model on its own data; nothing is sent."""
+
+    def init(self, task: Task, model: Tree) -> Groups:
+        return {}
+
+    def init_own(self, task: Task, model: Tree) -> Groups:
+        return {**super().init_own(task, model), "model": model}
+
+    def round(self, state: Groups, cohort: Cohort) -> Groups:
+        cohort.reduce(self.client, state)
+        return state
+
+    def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        trained = self.fit(task, own["model"], shared, own, data)
+        nothing = Update({}, torch.ones(len(data)), trained=trained)
+        return nothing, {**trained.own, "model": trained.model}
+
+    def model(self, task: Task, shared: Groups, own: Groups) -> Tree:
+        return own["model"]

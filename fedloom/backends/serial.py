@@ -1,0 +1,27 @@
+"""The readable reference: one client after another, in this process, so that a debugger and an error point at the client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedloom.clients import Setup
+from fedloom.data.federation import Federation
+from fedloom.task import Task
+from fedloom.work import Place, Work
+
+
+class Serial:
+    """A loop over clients."""
+
+    def __init__(self, federation: Federation, task: Task, setup: Setup | None = None) -> None:
+        from fedloom.probe import probe
+
+        self.setup = setup or probe(federation, task).setup(group=1)
+        self.place = Place(federation, task, self.setup)
+
+    def run(self, work: Work) -> Any:
+        units = len(work.costs(self.place))
+        return work.merge(work.part(unit, unit + 1).perform(self.place) for unit in range(units))
+
+    def close(self) -> None:
+        """Nothing to give back."""

@@ -1,0 +1,135 @@
+"""Clients as lanes of vmapped steps, spread over worker processes with one torch thread each."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from fedloom.clients import Setup
+from fedloom.data.federation import Federation
+from fedloom.errors import FedloomError, InputError, TrainingError
+from fedloom.task import Task
+from fedloom.work import Place, Work
+
+
+class Workers:
+    """Processes that wait for work. They start while this process is still loading, and end with it."""
+
+    def __init__(self, count: int) -> None:
+        if os.name != "posix":
+            raise InputError('The vector backend needs Linux or macOS. Use run.backend = "serial".')
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.connections: list[Connection] = []
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        for _ in range(count):
+            ours, theirs = socket.socketpair()
+            command = [sys.executable, "-m", "fedloom.backends.worker", str(theirs.fileno())]
+            self.processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL))
+            theirs.close()
+            self.connections.append(Connection(ours.detach()))
+
+    def __len__(self) -> int:
+        return len(self.connections)
+
+    def tell(self, kind: str, payload: Any, only: int | None = None) -> None:
+        """Send one message, pickled once, to all workers or to one."""
+        import cloudpickle
+
+        message = cloudpickle.dumps((kind, payload))
+        for number in range(len(self)) if only is None else (only,):
+            try:
+                self.connections[number].send_bytes(message)
+            except (BrokenPipeError, ConnectionError):
+                raise self._dead(number) from None
+
+    def answer(self, number: int) -> Any:
+        import cloudpickle
+
+        try:
+            kind, payload = cloudpickle.loads(self.connections[number].recv_bytes())
+        except (EOFError, ConnectionError):
+            raise self._dead(number) from None
+        if kind == "failed":
+            raise payload
+        if kind == "crashed":
+            raise TrainingError(f"A worker process failed: {payload}")
+        return payload
+
+    def _dead(self, number: int) -> FedloomError:
+        code = self.processes[number].wait(timeout=10)
+        why = f"signal {-code} (9 often means out of memory)" if code < 0 else f"exit code {code}"
+        return TrainingError(f"Worker process {number + 1} of {len(self)} ended: {why}. Fewer workers need less memory.")
+
+    def close(self) -> None:
+        for connection in self.connections:
+            connection.close()
+        for process in self.processes:
+            try:
+                process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.connections.clear()
+        self.processes.clear()
+
+
+class Vector:
+    """Spreads work over processes; the results do not depend on how many there are."""
+
+    def __init__(self, federation: Federation, task: Task, setup: Setup, workers: Workers | int = 2) -> None:
+        from fedloom.backends.sharing import share
+
+        self.workers = Workers(workers) if isinstance(workers, int) else workers
+        self.place = Place(federation, task, setup)
+        self.setup = setup
+        self._handle = share(federation)  # kept: the memory is given back with it
+        self.workers.tell("path", sys.path)
+        self.workers.tell("place", (self._handle, task, setup))
+
+    def run(self, work: Work) -> Any:
+        """Hand out ranges of clients; whoever is free takes the next."""
+        borders = cut(work.costs(self.place), len(self.workers) * (1 if self.setup.group > 1 else 4))
+        common = {name: getattr(work, name) for name in work.common}
+        waiting = deque(enumerate(zip(borders, borders[1:], strict=False)))
+        results: dict[int, Any] = {}
+        busy: dict[int, int] = {}
+        told: set[int] = set()
+        idle = list(range(len(self.workers)))
+        while waiting or busy:
+            while waiting and idle:
+                number, (part, (begin, end)) = idle.pop(0), waiting.popleft()
+                if number not in told:
+                    self.workers.tell("common", common, only=number)
+                    told.add(number)
+                light = replace(work.part(begin, end), **dict.fromkeys(work.common))  # type: ignore[type-var]
+                self.workers.tell("part", light, only=number)
+                busy[number] = part
+            ready = {id(connection) for connection in wait([self.workers.connections[number] for number in busy])}
+            for number in [n for n in busy if id(self.workers.connections[n]) in ready]:
+                results[busy.pop(number)] = self.workers.answer(number)
+                idle.append(number)
+        return work.merge(results[part] for part in sorted(results))
+
+    def close(self) -> None:
+        self.workers.close()
+
+
+def cut(costs: Sequence[int], pieces: int) -> list[int]:
+    """Borders of at most `pieces` ranges of about equal cost.
+
+    >>> cut([1, 1, 1, 3], 2)
+    [0, 3, 4]
+    """
+    total, borders, running = sum(costs), [0], 0
+    for unit, cost in enumerate(costs):
+        if running >= total * len(borders) / pieces and unit > borders[-1]:
+            borders.append(unit)
+        running += cost
+    return [*borders, len(costs)] if len(costs) else borders

@@ -1,0 +1,63 @@
+"""A process that computes clients: `python -m fedloom.backends.worker FD`, talking over an inherited socket.
+
+It is started as a fresh interpreter, not forked and not through `multiprocessing`, so that a script without a `__main__`
+guard and a notebook work, and so that its environment is set before it multiplies anything.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+
+def serve(connection: Connection) -> None:
+    """Answer until the parent hangs up."""
+    import cloudpickle
+    import torch
+
+    from fedloom.backends.sharing import attach
+    from fedloom.errors import FedloomError
+    from fedloom.machine import prepare_process
+    from fedloom.work import Place
+
+    prepare_process()
+    torch.set_grad_enabled(True)
+    place: Place | None = None
+    common: dict[str, Any] = {}
+    while True:
+        kind, payload = cloudpickle.loads(connection.recv_bytes())
+        try:
+            if kind == "path":
+                sys.path[:] = payload
+            elif kind == "place":
+                handle, task, setup = payload
+                place = Place(attach(handle), task, setup)
+            elif kind == "common":
+                common = payload
+            else:
+                answer = ("done", replace(payload, **common).perform(place))
+                connection.send_bytes(cloudpickle.dumps(answer))
+        except FedloomError as error:
+            connection.send_bytes(cloudpickle.dumps(("failed", error)))
+        except (EOFError, ConnectionError):
+            raise
+        except BaseException as error:  # whatever a user's model raises belongs on the parent's screen
+            text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+            connection.send_bytes(cloudpickle.dumps(("crashed", text)))
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent: it finishes the round, then hangs up
+    try:
+        serve(Connection(int(sys.argv[1])))
+    except (EOFError, ConnectionError):
+        os._exit(0)  # the parent is gone or done: nothing to clean up, and torch takes long to do it
+
+
+if __name__ == "__main__":
+    main()

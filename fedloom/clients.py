@@ -1,0 +1,62 @@
+"""Some clients' data, where it lives, for one call of the server: what an algorithm's client half is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedloom import keys
+from fedloom.data.federation import Federation
+from fedloom.data.split import SplitName
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How clients are computed: facts fixed before the first round and recorded with the run, never timings."""
+
+    group: int = 1  # clients trained side by side as lanes of one vmapped step; 1 means plain steps
+    micro_batch: int = 256  # most rows in one pass of a full batch
+    evaluation_batch: int = 1000  # most rows in one pass of an evaluation
+    device: str = "cpu"
+    draws_globally: bool = False  # the model draws from torch's own generator, which is then seeded for every step
+    masked: bool = False  # the model has dropout or batch normalisation, which must see keys and masks
+    normalises_features: bool = False  # it has batch normalisation over single values, which a lone example breaks
+    history: bool = False  # evaluate the validation split after every local epoch
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The clients of one call that are computed together. Every tensor that belongs to them has them as its first dimension."""
+
+    federation: Federation
+    ids: tuple[int, ...]
+    seed: int = 0
+    round: int = 0
+    call: int = 0
+    setup: Setup = Setup()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[Clients]:
+        """The same clients one by one."""
+        return (replace(self, ids=(client,)) for client in self.ids)
+
+    @property
+    def examples(self) -> Tensor:
+        """How many training examples each client has."""
+        return torch.from_numpy(self.federation.counts(self.ids, "train"))
+
+    def rows(self, position: int, split: SplitName) -> Tensor:
+        """Where the examples of one client and split are in the federation's tensors."""
+        return self.federation.indices(self.ids[position], split)
+
+    def name(self, position: int) -> str:
+        return self.federation.name(self.ids[position])
+
+    def key(self, position: int, purpose: str, *parts: int) -> int:
+        """A key that belongs to this client in this call of this round."""
+        return keys.key(self.seed, purpose, self.round, self.call, self.ids[position], *parts)

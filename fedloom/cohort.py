@@ -1,0 +1,229 @@
+"""The clients of one round, behind the verbs that mark the trust boundary; who is sampled; what clients keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
+from torch import Tensor
+
+from fedloom import keys, tree
+from fedloom.algorithm import Algorithm, Update
+from fedloom.data.split import SplitName
+from fedloom.errors import InputError
+from fedloom.local import Groups
+from fedloom.record import Record
+from fedloom.task import Task
+from fedloom.tree import Tree
+from fedloom.work import ClientWork, Outcome, Report, Work, aggregate
+
+
+class Backend(Protocol):
+    """Carries out work where the data lives."""
+
+    def run(self, work: Work) -> Any: ...
+    def close(self) -> None: ...
+
+
+class Sampling(Record):
+    """Who takes part in a round.
+
+    `fraction` is C of the papers (0 means one client); `count` says it directly. Sampling is `fixed` (exactly so many, at
+    random), `poisson` (each client by itself with probability `fraction`) or `window` (moves by one client at a time).
+    """
+
+    fraction: float = Field(1.0, ge=0, le=1)
+    count: PositiveInt | None = None
+    sampling: Literal["fixed", "poisson", "window"] = "fixed"
+    redraw_every: PositiveInt = 1
+    quorum: NonNegativeFloat = 0.0  # the fewest clients for a round to count: a share of the cohort, or a number above 1
+
+    @model_validator(mode="after")
+    def _fits(self) -> Sampling:
+        if self.count is not None and "fraction" in self.model_fields_set and self.fraction != 1.0:
+            raise InputError(f"A cohort takes either a count or a fraction. Got count = {self.count} and fraction = {self.fraction}.")
+        if self.sampling == "poisson" and self.count is not None:
+            raise InputError('Poisson sampling draws each client by itself: give cohort.fraction, not cohort.count.')
+        return self
+
+    def size(self, population: int) -> int:
+        """How many clients a round has (the expected number for Poisson sampling)."""
+        return self.count or max(int(self.fraction * population + 0.5), 1)
+
+    def needed(self, population: int) -> int:
+        """The fewest clients for a round to count."""
+        size = self.size(population)
+        return int(np.ceil(self.quorum * size)) if self.quorum <= 1 else int(self.quorum)
+
+    def check(self, population: int) -> None:
+        if self.count is not None and self.count > population:
+            raise InputError(f"cohort.count = {self.count}, but there are only {population} clients. Allowed: 1 to {population}.")
+        if self.needed(population) > self.size(population):
+            raise InputError(
+                f"cohort.quorum = {self.quorum:g} can never be met: a round has {self.size(population)} of {population} clients."
+            )
+
+    def draw(self, population: int, round: int, seed: int) -> tuple[int, ...]:
+        """The clients of a round, in ascending order.
+
+        >>> Sampling(count=3).draw(1_000_000, round=1, seed=7) == Sampling(count=3).draw(1_000_000, round=1, seed=7)
+        True
+        """
+        period = (round - 1) // self.redraw_every
+        size = self.size(population)
+        if self.sampling == "window":
+            return tuple(sorted((period + offset) % population for offset in range(size)))
+        key = keys.key(seed, "cohort", period)
+        if self.sampling == "poisson":
+            chosen = keys.hashes(key, population) < self.fraction * 2**32
+            return tuple(int(client) for client in np.flatnonzero(chosen))
+        if size == population:
+            return tuple(range(population))
+        if size * 2 > population:
+            return tuple(sorted(int(client) for client in keys.permutation(key, population)[:size]))
+        # a few of many: draw with repetition until enough differ, so that the cost does not grow with the population
+        chosen_ids: dict[int, None] = {}
+        draws = size
+        while len(chosen_ids) < size:
+            draws *= 2
+            chosen_ids = dict.fromkeys(int(client) for client in keys.hashes(key, draws) * population >> 32)
+        return tuple(sorted(list(chosen_ids)[:size]))
+
+
+class OwnStates:
+    """What each client keeps between rounds; a client that never took part has the initial value."""
+
+    def __init__(self, initial: Groups, states: dict[int, Groups] | None = None) -> None:
+        self.initial = initial
+        self.states = dict(states or {})
+        self.changed: set[int] = set()
+
+    def gather(self, ids: Iterable[int]) -> Groups:
+        """The states of some clients, stacked."""
+        if not self.initial:
+            return {}
+        found = [self.states.get(client, self.initial) for client in ids]
+        return {group: tree.stack([state[group] for state in found]) for group in self.initial} if found else {}
+
+    def put(self, ids: Iterable[int], own: Groups) -> None:
+        if not self.initial:
+            return
+        for position, client in enumerate(ids):
+            self.states[client] = {group: tree.clone(tree.row(stacked, position)) for group, stacked in own.items()}
+            self.changed.add(client)
+
+    def take_changed(self) -> dict[int, Groups]:
+        """The states that changed since this was last asked."""
+        changed, self.changed = self.changed, set()
+        return {client: self.states[client] for client in sorted(changed)}
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """What the server sees after `reduce`: means, the sums of the weights, and public numbers, but no client's leaves."""
+
+    groups: Groups
+    weights: dict[str, Tensor]
+    public: dict[str, Tensor]
+
+    def __getitem__(self, group: str) -> Tree:
+        return self.groups[group]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the server sees after `map` or `exchange`: each client's answer, stacked in the order of the cohort's ids."""
+
+    groups: Groups
+    weights: dict[str, Tensor]
+    public: dict[str, Tensor]
+
+    def __getitem__(self, group: str) -> Tree:
+        return self.groups[group]
+
+
+ClientMethod = Callable[..., tuple[Update, Groups]]
+Rule = Callable[[Tree, Tensor], Tree]
+
+
+@dataclass
+class Cohort:
+    """The clients of one round. The verbs say what the server gets to see."""
+
+    backend: Backend
+    algorithm: Algorithm
+    task: Task
+    ids: tuple[int, ...]
+    population: int
+    round: int
+    seed: int
+    own: OwnStates
+    measure: tuple[SplitName, ...] = ()
+    universal: bool = False
+    calls: int = 0
+    reports: list[Report] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def key(self, purpose: str, *parts: int) -> int:
+        """A key for the server's own random choices in this round."""
+        return keys.key(self.seed, purpose, self.round, *parts)
+
+    def reduce(self, fn: ClientMethod, shared: Groups, rule: Rule | None = None, *, each: Groups | None = None) -> Aggregate:
+        """Every client runs `fn`; the server sees only the weighted mean of each group, or what another `rule` makes of them."""
+        if rule is not None:
+            answers = self.map(fn, shared, each=each)
+            return Aggregate(
+                {group: rule(stacked, answers.weights[group]) for group, stacked in answers.groups.items()},
+                {group: weight.sum() for group, weight in answers.weights.items()},
+                answers.public,
+            )
+        outcome = self._ask(fn, shared, "sum", each=each)
+        return Aggregate(*aggregate(outcome), outcome.public)
+
+    def map(self, fn: ClientMethod, shared: Groups, *, each: Groups | None = None) -> Answers:
+        """Every client runs `fn`; the server sees each answer."""
+        outcome = self._ask(fn, shared, "stack", each=each)
+        return Answers(outcome.stack, outcome.weights, outcome.public)
+
+    def exchange(self, fn: ClientMethod, trees: Groups, graph: Tensor, *, shared: Groups | None = None) -> Answers:
+        """Every client receives the trees of its neighbours (`graph[i, j]`: i receives from j) and runs `fn` on them."""
+        outcome = self._ask(fn, shared or {}, "stack", peers=trees, graph=graph)
+        return Answers(outcome.stack, outcome.weights, outcome.public)
+
+    def _ask(
+        self,
+        fn: ClientMethod,
+        shared: Groups,
+        keep: Literal["sum", "stack"],
+        *,
+        each: Groups | None = None,
+        peers: Groups | None = None,
+        graph: Tensor | None = None,
+    ) -> Outcome:
+        work = ClientWork(
+            self.algorithm,
+            fn.__name__,
+            shared,
+            self.ids,
+            self.own.gather(self.ids),
+            self.seed,
+            self.round,
+            self.calls,
+            keep,
+            each,
+            peers,
+            None if graph is None else graph.to(torch.bool),
+            self.measure,
+            self.universal,
+        )
+        self.calls += 1
+        outcome: Outcome = self.backend.run(work)
+        self.own.put(self.ids, outcome.own)
+        self.reports.extend(outcome.reports)
+        return outcome

@@ -1,0 +1,209 @@
+"""From a dataset to a federation: hold back the server's examples, deal the rest, check them, normalise them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedloom import keys
+from fedloom.data import check
+from fedloom.data import partition as partitions
+from fedloom.data.federation import Dataset, Federation
+from fedloom.data.normalize import normalized
+from fedloom.data.split import Split
+from fedloom.errors import InputError, nearest
+
+NORMALIZE = ("none", "client", "federated")
+Rows = NDArray[np.int64]
+
+
+def federate(
+    dataset: Dataset,
+    *,
+    partition: str | Mapping[str, Any] | partitions.Partition | None = None,
+    clients: int | None = None,
+    split: Split | Sequence[float] | None = None,
+    seed: int = 0,
+    normalize: str = "none",
+    server: str | float | Mapping[str, Any] | None = None,
+) -> Federation:
+    """Deal a dataset to clients. Without a `partition`, its own client column decides, or `clients` equal iid parts.
+
+    >>> federate(Dataset(torch.zeros(6, 2), torch.tensor([0, 1, 0, 1, 0, 1]), classes=("a", "b")), clients=3)
+    Federation(3 clients, 6 examples of 2 features, 2 classes)
+    """
+    if normalize not in NORMALIZE:
+        raise InputError(
+            f"The 'normalize' of the data must be {', '.join(NORMALIZE)}. Got {normalize!r} instead."
+            f"{nearest(str(normalize), NORMALIZE)}"
+        )
+    y = check.labels(dataset)
+    held = _held(server, len(y), seed)
+    if held and normalize == "client":
+        raise InputError(
+            'normalize = "client" uses each client\'s own statistics, so it says nothing about data the server holds. '
+            'Use normalize = "federated", or server = "none".'
+        )
+    kept = _others(held, len(y))
+    owner, count, names = _owners(dataset, y, kept, partition, clients, seed)
+    sizes = np.bincount(owner, minlength=count)
+    check.nobody_empty(sizes, names)
+    check.features(dataset, lambda row: _holder(row, kept, owner, names))
+    order = kept[np.argsort(owner, kind="stable")]
+    federation = Federation(
+        x=_take(dataset.x, order),
+        y=_take(y, order),
+        offsets=np.concatenate([[0], np.cumsum(sizes)]),
+        split=_split(split),
+        seed=seed,
+        names=names,
+        classes=dataset.classes,
+        scale=dataset.scale,
+        server={
+            name: check.official(dataset) if rows is None else (_take(dataset.x, rows), _take(y, rows))
+            for name, rows in held.items()
+        },
+        features=dataset.features,
+    )
+    return federation if normalize == "none" else normalized(federation, normalize)
+
+
+def _split(split: Split | Sequence[float] | None) -> Split:
+    if split is None or isinstance(split, Split):
+        return split or Split()
+    if len(split) != 3:
+        raise InputError(
+            f"The 'split' of the data must be three shares: train, validation, test. Got {list(split)} instead."
+        )
+    return Split(train=split[0], validation=split[1], test=split[2])
+
+
+def _held(server: Any, total: int, seed: int) -> dict[str, Rows | None]:
+    """The rows that the server holds of each split; None stands for the official test set."""
+    if server is None or server == "none":
+        return {}
+    wanted = server if isinstance(server, Mapping) else {"test": "official" if server == "test" else server}
+    order = keys.permutation(keys.key(seed, "server"), total)
+    held: dict[str, Rows | None] = {}
+    used = 0
+    for name in sorted(wanted):  # the test set first: a validation set beside it does not change it
+        if name not in ("test", "validation"):
+            raise InputError(
+                f"The server holds 'test' and 'validation' data, not '{name}'.{nearest(name, ('test', 'validation'))}"
+            )
+        if name == "test" and wanted[name] == "official":
+            held[name] = None
+            continue
+        size = _amount(wanted[name], total)
+        held[name] = np.sort(order[used : used + size])
+        used += size
+    if used >= total:
+        raise InputError(
+            f"The server was to hold {used} of {total} examples, which leaves none for the clients: hold fewer."
+        )
+    return held
+
+
+def _amount(amount: Any, total: int) -> int:
+    if isinstance(amount, int) and not isinstance(amount, bool) and amount >= 1:
+        return amount
+    if isinstance(amount, float) and 0 < amount < 1:
+        return max(1, round(amount * total))
+    raise InputError(
+        'The \'server\' of the data must be "none", "test" (the official test set), a share between 0 and 1, a whole '
+        f'number of examples, or a table such as {{ test = "official", validation = 0.1 }}. Got {amount!r} instead.'
+    )
+
+
+def _others(held: dict[str, Rows | None], total: int) -> Rows:
+    """The rows that are left for the clients, in order."""
+    free = np.ones(total, dtype=bool)
+    for rows in held.values():
+        if rows is not None:
+            free[rows] = False
+    return np.flatnonzero(free)
+
+
+def _owners(
+    dataset: Dataset, y: Tensor, kept: Rows, partition: Any, clients: int | None, seed: int
+) -> tuple[Rows, int, list[str] | None]:
+    """The client of every kept example, how many clients there are, and their names if they have any."""
+    if isinstance(partition, str):
+        partition = {"name": partition}
+    natural = isinstance(partition, Mapping) and partition.get("name") == "natural"
+    if natural or (partition is None and dataset.client is not None):
+        if dataset.client is None:
+            raise InputError(
+                "The natural partition needs a client for every example, and this data names none. Say which column "
+                f'it is (client = "..."), or choose another partition: {", ".join(partitions.PARTITIONS)}.'
+            )
+        if clients is not None or (natural and len(partition) > 1):
+            raise InputError(
+                "The natural partition takes its clients from the data: leave out their number, "
+                'or choose another partition, such as partition = { name = "iid", clients = 10 }.'
+            )
+        owner, names = _natural(dataset.client, kept)
+        return owner, len(names), names
+    if partition is None and clients is None:
+        raise InputError(
+            "This data does not say who holds which example. Give a partition, such as "
+            'partition = { name = "iid", clients = 10 }.'
+        )
+    if not isinstance(partition, partitions.Partition):
+        partition = {"name": "iid"} if partition is None else partition
+        if clients is not None and isinstance(partition, Mapping):
+            partition = {"clients": clients, **partition}
+    dealt = partitions.partition(partition)
+    count = dealt.count(len(dataset.classes))
+    if clients not in (None, count):
+        raise InputError(f"There are two numbers of clients, {clients} and {count} in the partition: give one of them.")
+    return dealt.assign(_take(y, kept), keys.key(seed, "partition"), len(dataset.classes)), count, None
+
+
+def _natural(client: NDArray[Any], kept: Rows) -> tuple[Rows, list[str]]:
+    """The client of every kept example, and the clients' names in order: numbers as numbers, before all others."""
+    values = np.asarray(client)
+    if values.ndim != 1 or not len(kept) <= len(values):
+        raise InputError(
+            f"Clients must be one list with a name for every example. Got an array of shape {values.shape}."
+        )
+    if values.dtype.kind == "O":
+        values = np.array(["" if value is None or value != value else str(value) for value in values])
+    if values.dtype.kind in "biuf":
+        blank = values != values
+        found, owner = np.unique(values[kept], return_inverse=True)
+        names = [str(int(value)) if float(value).is_integer() else str(value) for value in found]
+    else:
+        values = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values.astype(str)
+        values = np.char.strip(values)
+        blank = values == ""
+        found, owner = np.unique(values[kept], return_inverse=True)
+        rank = np.array(sorted(range(len(found)), key=lambda place: _rank(str(found[place]))), dtype=np.int64)
+        names, owner = [str(found[place]) for place in rank], np.argsort(rank)[owner]
+    if blank.any():
+        raise InputError(f"Example {int(np.argmax(blank))} has no client: fill in its name, or remove the example.")
+    return owner.astype(np.int64), names
+
+
+def _rank(name: str) -> tuple[bool, float, str]:
+    try:
+        return False, float(name), name
+    except ValueError:
+        return True, 0.0, name
+
+
+def _holder(row: int, kept: Rows, owner: Rows, names: list[str] | None) -> str:
+    place = int(np.searchsorted(kept, row))
+    if place == len(kept) or kept[place] != row:
+        return "held by the server"
+    return f"client {owner[place] if names is None else names[owner[place]]}"
+
+
+def _take(values: Tensor, rows: Rows) -> Tensor:
+    everything = len(rows) == len(values) and bool((rows[1:] > rows[:-1]).all())
+    return values if everything else values[torch.from_numpy(rows)]  # data that lies in order already is not copied

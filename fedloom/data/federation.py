@@ -1,0 +1,179 @@
+"""All clients' examples in one contiguous tensor, with an index range per client.
+
+A federation of a million clients costs eight bytes a client: splits are computed from a key when they are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from fedloom import keys
+from fedloom.data.split import SPLITS, Split, SplitName
+from fedloom.errors import InputError
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What a source loads: examples in file order, and what the file says about who they belong to."""
+
+    x: Tensor
+    y: Tensor
+    client: NDArray[Any] | None = None  # one name per example, where the data has natural clients
+    test: tuple[Tensor, Tensor] | None = None  # the official test set, where there is one
+    classes: tuple[str, ...] = ()  # names of the labels; empty for a regression
+    scale: float = 1.0  # integer features are multiplied by this on their way into the model
+    features: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Who holds what. `x[offsets[c]:offsets[c + 1]]` are the examples of client c."""
+
+    x: Tensor
+    y: Tensor
+    offsets: NDArray[np.int64]
+    split: Split = field(default_factory=Split)
+    seed: int = 0
+    names: Sequence[str] | None = None
+    classes: tuple[str, ...] = ()
+    scale: float = 1.0
+    server: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # what the server itself holds
+    features: tuple[str, ...] = ()
+
+    @property
+    def clients(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def everyone(self) -> int:
+        """The number of a client that does not exist: it owns the union of everybody's splits, for the pooled baseline."""
+        return self.clients
+
+    def name(self, client: int) -> str:
+        if client == self.everyone:
+            return "everyone"
+        return str(client) if self.names is None else str(self.names[client])
+
+    def sizes(self, split: SplitName) -> NDArray[np.int64]:
+        """Examples of every client in one split."""
+        return self.split.sizes(np.diff(self.offsets))[SPLITS.index(split)]
+
+    def counts(self, clients: Sequence[int], split: SplitName) -> NDArray[np.int64]:
+        """Examples of some clients (or `everyone`) in one split."""
+        ids = np.asarray(clients, dtype=np.int64)
+        real = np.minimum(ids, self.clients - 1)
+        sizes = self.split.sizes(self.offsets[real + 1] - self.offsets[real])[SPLITS.index(split)]
+        if (ids == self.everyone).any():
+            sizes = np.where(ids == self.everyone, self.sizes(split).sum(), sizes)
+        return sizes
+
+    def indices(self, client: int, split: SplitName) -> Tensor:
+        """Rows of `x` and `y` that one client (or `everyone`) has in one split."""
+        if client == self.everyone:
+            return self._unions[split]
+        start, end = int(self.offsets[client]), int(self.offsets[client + 1])
+        return _parts(self.split, self.seed, client, start, end)[split]
+
+    @staticmethod
+    def from_arrays(
+        x: ArrayLike | Tensor,
+        y: ArrayLike | Tensor,
+        *,
+        client: ArrayLike | None = None,
+        partition: Any = None,
+        clients: int | None = None,
+        split: Sequence[float] = (0.6, 0.2, 0.2),
+        seed: int = 0,
+        normalize: str = "none",
+        server: Any = None,
+        test: tuple[Any, Any] | None = None,
+    ) -> Federation:
+        """A federation from arrays: give `client` (one name per example), or a `partition`, or just how many `clients`.
+
+        >>> Federation.from_arrays(np.zeros((6, 2)), [0, 1, 0, 1, 0, 1], client=["a", "a", "b", "b", "b", "b"])
+        Federation(2 clients, 6 examples of 2 features, 2 classes)
+        """
+        from fedloom.data.build import federate  # the builder knows partitions and normalisation; this file need not
+
+        return federate(
+            as_dataset(x, y, client=client, test=test),
+            partition=partition,
+            clients=clients,
+            split=split,
+            seed=seed,
+            normalize=normalize,
+            server=server,
+        )
+
+    @cached_property
+    def _unions(self) -> dict[SplitName, Tensor]:
+        return {split: torch.cat([self.indices(client, split) for client in range(self.clients)]) for split in SPLITS}
+
+    def __repr__(self) -> str:
+        width = " × ".join(str(side) for side in self.x.shape[1:]) or "1"
+        kind = f"{len(self.classes)} classes" if self.classes else "regression"
+        return f"Federation({self.clients} clients, {len(self.y)} examples of {width} features, {kind})"
+
+
+@lru_cache(maxsize=20_000)
+def _parts(split: Split, seed: int, client: int, start: int, end: int) -> dict[SplitName, Tensor]:
+    # a cache keyed by the federation itself would keep the tensors of every federation ever built alive
+    train, validation, test = (int(part[0]) for part in split.sizes(np.array([end - start])))
+    if train == end - start:
+        order = np.arange(train)
+    else:
+        order = keys.permutation(keys.key(seed, "split", client), end - start)
+    rows = torch.from_numpy(order + start)
+    return {"test": rows[:test], "validation": rows[test : test + validation], "train": rows[test + validation :]}
+
+
+def as_dataset(
+    x: ArrayLike | Tensor,
+    y: ArrayLike | Tensor,
+    *,
+    client: ArrayLike | None = None,
+    test: tuple[Any, Any] | None = None,
+) -> Dataset:
+    """Arrays as a dataset: floating labels mean a regression, whole numbers mean classes."""
+    features, labels = _tensor(x), _tensor(y)
+    classes: tuple[str, ...] = ()
+    if len(features) != len(labels):
+        raise InputError(f"There are {len(features)} examples but {len(labels)} labels: every example needs one label.")
+    owner = None if client is None else np.asarray(client)
+    if owner is not None and len(owner) != len(labels):
+        raise InputError(f"There are {len(labels)} examples but {len(owner)} client names: every example needs one.")
+    if labels.is_floating_point():
+        labels = labels.to(torch.float32)
+    else:
+        labels = labels.long()
+        if len(labels) and int(labels.max()) >= 1_000_000:  # an identifier taken for a label would fill the memory
+            raise InputError(
+                f"Whole-number labels are class numbers from 0, and the largest here is {int(labels.max())}. "
+                "Number the classes, or give floating-point labels for a regression."
+            )
+        classes = tuple(str(name) for name in range(int(labels.max()) + 1)) if len(labels) else ()
+    official = None if test is None else (_tensor(test[0]), _tensor(test[1]).to(labels.dtype))
+    return Dataset(features, labels, client=owner, test=official, classes=classes)
+
+
+def _tensor(values: ArrayLike | Tensor) -> Tensor:
+    if isinstance(values, Tensor):
+        tensor = values
+    else:
+        array = np.asarray(values)
+        if array.dtype.kind not in "biuf":
+            raise InputError(
+                f"Features and labels must be numbers. Got values of type {array.dtype} instead: encode them."
+            )
+        wide = np.int64 if array.dtype.kind == "u" and array.itemsize > 1 else array.dtype.newbyteorder("=")
+        # pandas hands out read-only arrays, which torch does not take
+        tensor = torch.from_numpy(np.require(array, dtype=wide, requirements=["C", "W"]))
+    return tensor.float() if tensor.dtype in (torch.float64, torch.float16, torch.bfloat16) else tensor

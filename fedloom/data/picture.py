@@ -1,0 +1,138 @@
+"""A picture of who holds what: clients × labels, and how many examples each has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedloom import keys
+from fedloom.data.federation import Federation
+from fedloom.data.split import SPLITS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Numbers = NDArray[np.int64]
+COLOURS = ("#0072B2", "#E69F00", "#009E73")  # Okabe and Ito's: told apart by all common kinds of colour vision
+EVERY_CLIENT = 200  # up to so many clients, each has a row; beyond, a sample of them
+SAMPLE = 100
+EVERY_LABEL = 40  # up to so many labels, each has a column; beyond, bins of them
+BINS = 20
+
+
+class Columns(NamedTuple):
+    """The columns of the map: the one of every example, how many there are, and what is written below them."""
+
+    of: Numbers
+    count: int
+    ticks: list[tuple[float, str]]
+    title: str
+
+
+def plot(federation: Federation, path: str | Path) -> None:
+    """Write a picture of the federation; the ending of the path says in which format (png, svg, pdf)."""
+    from matplotlib.figure import Figure  # a figure of its own instead of pyplot: no global state, no window
+
+    clients = _shown(federation)
+    everybody = len(clients) == federation.clients
+    figure = Figure(figsize=(10, float(np.clip(1.8 + 0.3 * len(clients), 3.4, 8.0))), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2), sharey=everybody)
+    plural = "" if federation.clients == 1 else "s"
+    figure.suptitle(f"{federation.clients:,} client{plural}, {len(federation.y):,} examples")
+    _map(figure, left, federation, clients)
+    left.set_ylabel("client" if everybody else f"client (a sample of {len(clients)})")
+    if everybody:
+        _bars(figure, right, federation)
+    else:
+        _histogram(right, np.diff(federation.offsets))
+    right.set_title("How many examples")
+    figure.savefig(path, dpi=150)
+
+
+def _shown(federation: Federation) -> Numbers:
+    if federation.clients <= EVERY_CLIENT:
+        return np.arange(federation.clients)
+    return np.sort(keys.permutation(keys.key(federation.seed, "picture"), federation.clients)[:SAMPLE])
+
+
+def _columns(federation: Federation) -> Columns:
+    y, classes = federation.y.numpy(), len(federation.classes)
+    if 0 < classes <= EVERY_LABEL:
+        step = _step(classes, 20)
+        ticks = [(float(at), _short(federation.classes[at], 12)) for at in range(0, classes, step)]
+        return Columns(y, classes, ticks, "label")
+    if classes:
+        edges = np.linspace(0, classes, BINS + 1).astype(np.int64)
+        texts, values, title = [f"{edge:,}" for edge in edges], y, f"label's number ({classes:,} labels in {BINS} bins)"
+    else:
+        values = y.reshape(len(y), -1)[:, 0]
+        edges = np.histogram_bin_edges(values, bins=BINS)
+        texts, title = [f"{edge:.3g}" for edge in edges], "value of the target"
+    of = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, BINS - 1)
+    return Columns(of, BINS, [(at - 0.5, texts[at]) for at in range(0, BINS + 1, 4)], title)  # at the bins' edges
+
+
+def _map(figure: Figure, axes: Axes, federation: Federation, clients: Numbers) -> None:
+    """One row a client: the darker a cell, the larger a share of its examples it is."""
+    columns = _columns(federation)
+    ranges = [slice(federation.offsets[client], federation.offsets[client + 1]) for client in clients]
+    counts = np.array([np.bincount(columns.of[examples], minlength=columns.count) for examples in ranges])
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=shares.max(), aspect="auto", interpolation="nearest")
+    figure.colorbar(image, ax=axes, pad=0.02, format=lambda share, _: f"{share:.0%}")
+    if len(clients) <= 30 and columns.count <= 12:
+        for row, column in zip(*np.nonzero(counts), strict=True):
+            colour = "white" if shares[row, column] > 0.6 * shares.max() else "black"
+            axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", fontsize=7, color=colour)
+    places, texts = zip(*columns.ticks, strict=True)
+    slanted = sum(len(text) + 1 for text in texts) > 50
+    axes.set_xticks(places, texts, rotation=40 if slanted else 0, ha="right" if slanted else "center")
+    axes.set_xlabel(columns.title)
+    step = _step(len(clients), 25)
+    rows = range(0, len(clients), step)
+    axes.set_yticks(rows, [_short(federation.name(int(clients[row])), 18) for row in rows])
+    axes.set_title("What each client holds (shares of its examples)", fontsize=11)
+
+
+def _bars(figure: Figure, axes: Axes, federation: Federation) -> None:
+    """Examples of every client, one split after another."""
+    start, rows = np.zeros(federation.clients), np.arange(federation.clients)
+    for split, colour in zip(SPLITS, COLOURS, strict=True):
+        sizes = federation.sizes(split)
+        axes.barh(rows, sizes, left=start, height=0.8 if len(rows) <= 50 else 1, color=colour, label=split)
+        start += sizes
+    axes.tick_params(axis="y", labelleft=False)
+    axes.set_xlabel("examples")
+    figure.legend(loc="outside lower right", ncols=3, frameon=False)
+
+
+def _histogram(axes: Axes, sizes: Numbers) -> None:
+    """How many clients have how many examples."""
+    low, high = int(sizes.min()), int(sizes.max())
+    wide = high > 50 * low
+    edges = np.geomspace(low, high + 1, 25) if wide else np.linspace(low, high + 1, min(30, high - low + 1) + 1)
+    axes.hist(sizes, bins=np.unique(np.rint(edges)) - 0.5, color=COLOURS[0])  # a bar is around its whole numbers
+    median = float(np.median(sizes))
+    axes.axvline(median, color=COLOURS[1], label=f"median {median:,.0f}")
+    if wide:
+        axes.set_xscale("log")
+    elif low == high:
+        axes.set_xlim(low - 2, high + 2)
+    axes.set_xlabel("examples of a client")
+    axes.set_ylabel("clients")
+    axes.legend(frameon=False)
+
+
+def _step(count: int, most: int) -> int:
+    """The smallest of 1, 2, 5, 10, 20 … that leaves at most so many of `count`."""
+    steps = (digit * 10**power for power in range(18) for digit in (1, 2, 5))
+    return next(step for step in steps if count <= most * step)
+
+
+def _short(text: str, length: int) -> str:
+    """Names of many clients often differ at their end only, so the middle is left out."""
+    return text if len(text) <= length else f"{text[: length // 2]}…{text[-(length // 2 - 1) :]}"

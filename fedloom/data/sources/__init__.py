@@ -1,0 +1,39 @@
+"""Where examples come from: one loader per file, found by the name that experiment files use."""
+
+from __future__ import annotations
+
+from fedloom.data.sources.base import Progress, Source
+from fedloom.data.sources.csv import Csv
+from fedloom.data.sources.custom import custom
+from fedloom.data.sources.digits import Digits
+from fedloom.data.sources.idx import FashionMnist, Mnist
+from fedloom.data.sources.images import Images
+from fedloom.data.sources.npz import Npz
+from fedloom.errors import InputError, nearest
+
+__all__ = ["SOURCES", "Progress", "Source", "source"]
+
+SOURCES: dict[str, type[Source]] = {
+    "digits": Digits,
+    "mnist": Mnist,
+    "fashion_mnist": FashionMnist,
+    "csv": Csv,
+    "images": Images,
+    "npz": Npz,
+}
+
+
+def source(name: str) -> type[Source]:
+    """The source of that name, or the one that calls `my_module:loader` or `file.py:loader`.
+
+    >>> source("digits")(image=True)
+    Digits(image=True)
+    """
+    if ":" in name:
+        return custom(name)
+    if name not in SOURCES:
+        raise InputError(
+            f"There is no source '{name}'. Known: {', '.join(SOURCES)}, or a function of your own as "
+            f"'my_module:loader' or 'file.py:loader'.{nearest(name, SOURCES)}"
+        )
+    return SOURCES[name]

@@ -1,0 +1,157 @@
+"""A table in a text file: one example a line, one column the label, perhaps one the client."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import lzma
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, NonNegativeInt, field_validator
+
+from fedloom.data.federation import Dataset
+from fedloom.data.sources.base import Source, Task, locate, targets
+from fedloom.errors import InputError, nearest
+
+ROWS = 8192  # lines turned into numbers in one go: their text takes ten times the memory
+OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+
+
+class Csv(Source):
+    """A CSV file with a header (or with its `columns` named here); .gz, .xz and .bz2 are read as they are.
+
+    Every other column is a feature, and a number. `missing` maps marks in the file to numbers; `fill` is for empty
+    cells. A mean is not offered: a mean over all rows would tell one client about the others.
+    """
+
+    path: Path
+    label: str
+    client: str | None = None
+    drop: tuple[str, ...] = ()
+    missing: dict[str, float] = Field(default_factory=dict)
+    fill: str | float = "error"  # error | zero | a number
+    task: Task = "auto"
+    columns: tuple[str, ...] = ()
+    skip: NonNegativeInt = 0  # lines after the header that are no examples
+    delimiter: str = Field(default=",", min_length=1, max_length=1)
+
+    @field_validator("fill")
+    @classmethod
+    def _known_fill(cls, fill: str | float) -> str | float:
+        if isinstance(fill, str) and fill not in ("error", "zero"):
+            raise InputError(
+                f'The \'fill\' parameter of Csv must be "error", "zero" or a number. Got {fill!r} instead.'
+            )
+        return fill
+
+    def load(self, base: Path) -> Dataset:
+        path = locate(base, self.path)
+        try:
+            with OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8-sig", newline="") as file:
+                return self._parse(file)
+        except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError, csv.Error) as error:
+            raise InputError(f"The file {path} cannot be read as CSV: {error}.") from None
+
+    def _parse(self, file: TextIO) -> Dataset:
+        reader = csv.reader(file, delimiter=self.delimiter)
+        header = [name.strip() for name in (list(self.columns) or next(reader, []))]
+        label, client, features = self._places(header)
+        numbers, labels, clients = [], [], []
+        next(islice(reader, self.skip, self.skip), None)
+        for lines, rows in self._blocks(reader, len(header)):
+            cells = list(zip(*rows, strict=True))
+            numbers.append(np.column_stack([self._numbers(cells[at], lines, header[at]) for at in features]))
+            labels += self._filled(cells[label], lines, header[label])
+            if client is not None:
+                clients += self._filled(cells[client], lines, header[client])
+        if not labels:
+            raise InputError(f"The file {self.path} has no examples: a header and at least one line are needed.")
+        y, classes = targets(labels, self.task)
+        return Dataset(
+            x=torch.from_numpy(np.concatenate(numbers)),
+            y=y,
+            client=None if client is None else np.array(clients),
+            classes=classes,
+            features=tuple(header[at] for at in features),
+        )
+
+    def _places(self, header: Sequence[str]) -> tuple[int, int | None, list[int]]:
+        """Where the label, the client and the features stand in a line."""
+        twice = [name for name, count in Counter(header).items() if count > 1]
+        if twice:
+            raise InputError(f"The file {self.path} has two columns '{twice[0]}': every column needs its own name.")
+        special = [self.label, *self.drop, *([] if self.client is None else [self.client])]
+        for name in special:
+            if name not in header:
+                shown = ", ".join(header[:12]) + (", …" if len(header) > 12 else "")
+                raise InputError(
+                    f"The file {self.path} has no column '{name}'. It has: {shown}.{nearest(name, header)}"
+                )
+        features = [at for at, name in enumerate(header) if name not in special]
+        if not features:
+            raise InputError(f"The file {self.path} has no feature columns besides {', '.join(special)}.")
+        return header.index(self.label), None if self.client is None else header.index(self.client), features
+
+    def _blocks(self, reader: Any, width: int) -> Iterator[tuple[list[int], list[list[str]]]]:
+        """Lines with their numbers in the file, many at a time; blank lines are left out."""
+        while block := [(reader.line_num, row) for row in islice(reader, ROWS)]:
+            filled = [(line, row) for line, row in block if row]
+            for line, row in filled:
+                if len(row) != width:
+                    raise InputError(
+                        f"Line {line} of {self.path} has {len(row)} cells, but there are {width} columns: correct it."
+                    )
+            if filled:
+                yield [line for line, _ in filled], [row for _, row in filled]
+
+    def _numbers(self, cells: Sequence[str], lines: Sequence[int], column: str) -> NDArray[np.float32]:
+        known = dict(self.missing)
+        if self.fill != "error":
+            known.setdefault("", 0.0 if self.fill == "zero" else float(self.fill))
+        try:
+            values = np.array([known[cell] if cell in known else float(cell) for cell in cells], dtype=np.float64)
+        except ValueError:
+            values = np.array([_number(cell, known) for cell in cells])
+        wrong = ~np.isfinite(values)
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            self._refuse(cells[at], lines[at], column)
+        return values.astype(np.float32)
+
+    def _refuse(self, cell: str, line: int, column: str) -> None:
+        if not cell.strip():
+            raise InputError(
+                f"Line {line} of {self.path} has an empty cell in column '{column}'. "
+                'Set fill = "zero" or a number, or drop the column: drop = ["' + column + '"].'
+            )
+        raise InputError(
+            f"Line {line} of {self.path} has {cell!r} in column '{column}', which is not a finite number. If it means "
+            f'"missing", set missing = {{ "{cell}" = 0 }}; if the column is not a feature, set drop = ["{column}"].'
+        )
+
+    def _filled(self, cells: Sequence[str], lines: Sequence[int], column: str) -> list[str]:
+        values = [cell.strip() for cell in cells]
+        if "" in values:
+            raise InputError(
+                f"Line {lines[values.index('')]} of {self.path} has an empty cell in column '{column}': "
+                "every example needs its label and its client."
+            )
+        return values
+
+
+def _number(cell: str, known: dict[str, float]) -> float:
+    """The number in a cell, or nan: only the first cell that is wrong is reported, so the rest must not raise."""
+    cell = cell.strip()
+    try:
+        return known[cell] if cell in known else float(cell)
+    except ValueError:
+        return math.nan

@@ -1,0 +1,52 @@
+"""How each client divides its own examples into train, validation and test."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import model_validator
+
+from fedloom.errors import InputError
+from fedloom.record import Record
+
+SplitName = Literal["train", "validation", "test"]
+SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
+
+
+class Split(Record):
+    """Shares of a client's examples: first the test part is taken, then `validation / (1 − test)` of the rest.
+
+    Parts are rounded up, as scikit-learn's `train_test_split` does, but training always keeps one example.
+
+    >>> [int(part[0]) for part in Split().sizes(np.array([11]))]
+    [6, 2, 3]
+    """
+
+    train: float = 0.6
+    validation: float = 0.2
+    test: float = 0.2
+
+    @model_validator(mode="after")
+    def _shares(self) -> Split:
+        shares = (self.train, self.validation, self.test)
+        if not (min(shares) >= 0 and abs(sum(shares) - 1) <= 1e-6 and self.train > 0):  # so that nan is refused too
+            raise InputError(
+                "The 'split' of the data must be three shares (train, validation, test) that add up to 1, "
+                f"with some training. Got {list(shares)} instead."
+            )
+        return self
+
+    def sizes(self, examples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Examples in each part, for clients with these numbers of examples."""
+        test = np.minimum(_ceil(self.test * examples), np.maximum(examples - 1, 0))
+        rest = examples - test
+        share = self.validation / (1 - self.test) if self.test < 1 else 0.0
+        validation = np.minimum(_ceil(share * rest), np.maximum(rest - 1, 0))
+        return rest - validation, validation, test
+
+
+def _ceil(values: NDArray[np.floating]) -> NDArray[np.int64]:
+    # 0.2 * 15 is 3.0000000000000004 in floating point: round that away before rounding up
+    return np.ceil(np.round(values, 9)).astype(np.int64)

@@ -1,0 +1,130 @@
+"""The only round loop: a generator of round records. Checkpoints, stopping and progress are code in the loop that reads it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import PositiveInt
+
+from fedloom import tree
+from fedloom.algorithm import Algorithm
+from fedloom.cohort import Backend, Cohort, OwnStates, Sampling
+from fedloom.data.federation import Federation
+from fedloom.data.split import SPLITS, SplitName
+from fedloom.errors import TrainingError
+from fedloom.evaluation import Measured
+from fedloom.local import Groups
+from fedloom.record import Record
+from fedloom.task import Task
+from fedloom.work import Examination, Report, ServerExamination
+
+Phase = Literal["pre_fit", "post_fit", "final"]
+
+
+class Evaluation(Record):
+    """What is measured, on which data and how often."""
+
+    every: PositiveInt = 1
+    splits: tuple[SplitName, ...] = ("test",)
+    clients: Literal["all", "cohort"] = "all"
+    universal: bool = False
+    epochs: bool = False  # also the validation split after every local epoch
+    server: tuple[Literal["train", "validation", "test"], ...] | None = None  # what the global model is measured on
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that a run needs to go on after a round: the server's state and what the clients keep."""
+
+    round: int
+    state: Groups
+    own: dict[int, Groups] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What happened in one round."""
+
+    round: int
+    state: Groups  # the new state, after this round
+    cohort: tuple[int, ...]
+    reports: tuple[Report, ...]  # one per client and call
+    clients: dict[Phase, dict[int, dict[str, Measured]]]  # phase → client → split
+    server: dict[str, Measured]  # the new global model, per split
+    own: dict[int, Groups]  # the states of clients that changed
+    seconds: float
+    complete: bool = True  # false when too few took part: the state is then the old one
+
+
+def fit(
+    federation: Federation,
+    task: Task,
+    algorithm: Algorithm,
+    rounds: int,
+    *,
+    seed: int = 0,
+    sampling: Sampling = Sampling(),
+    evaluation: Evaluation = Evaluation(),
+    backend: Backend | None = None,
+    resume: Snapshot | None = None,
+) -> Iterator[RoundRecord]:
+    """Train for `rounds` rounds in all and yield a record after each; `resume` continues after the snapshot's round.
+
+    Without a backend the serial one is used.
+    """
+    sampling.check(federation.clients)
+    if backend is None:
+        from fedloom.backends.serial import Serial
+
+        backend = Serial(federation, task)
+    initial = task.initial()
+    own = OwnStates(algorithm.init_own(task, initial), resume.own if resume else None)
+    state = resume.state if resume else algorithm.init(task, initial)
+    for round in range(resume.round + 1 if resume else 1, rounds + 1):
+        began = time.perf_counter()
+        measuring = round % evaluation.every == 0 or round in (1, rounds)
+        splits = evaluation.splits if measuring else ()
+        ids = (federation.everyone,) if algorithm.pooled else sampling.draw(federation.clients, round, seed)
+        observed = tuple(range(federation.clients)) if algorithm.pooled or evaluation.clients == "all" else ids
+        clients: dict[Phase, dict[int, dict[str, Measured]]] = {}
+        if splits and observed:
+            clients["pre_fit"] = backend.run(Examination(algorithm, state, own.gather(observed), observed, splits, round))
+        cohort = Cohort(backend, algorithm, task, ids, federation.clients, round, seed, own, splits, evaluation.universal and round == rounds)
+        complete = algorithm.pooled or len(ids) >= max(sampling.needed(federation.clients), 1)
+        if complete:
+            state = algorithm.round(state, cohort)
+            for name, group in state.items():
+                if not tree.is_finite(group):
+                    raise TrainingError(f"Round {round}: the new {name} is not finite. A smaller lr or a clip may help.")
+        for report in cohort.reports:
+            if report.post_fit:
+                clients.setdefault("post_fit", {})[report.client] = report.post_fit
+        if round == rounds and evaluation.splits and observed:
+            clients["final"] = backend.run(Examination(algorithm, state, own.gather(observed), observed, evaluation.splits, round))
+        server = _examine_server(backend, federation, task, algorithm, state, evaluation) if measuring else {}
+        yield RoundRecord(
+            round, state, ids, tuple(cohort.reports), clients, server, own.take_changed(), time.perf_counter() - began, complete
+        )
+
+
+def _examine_server(
+    backend: Backend, federation: Federation, task: Task, algorithm: Algorithm, state: Groups, evaluation: Evaluation
+) -> dict[str, Measured]:
+    """The global model on what the server holds; `train` is the union of the clients' training splits (in simulation)."""
+    weights = algorithm.server_model(task, state)
+    if weights is None:
+        return {}
+    measured: dict[str, Measured] = {}
+    for split in SPLITS if evaluation.server is None else evaluation.server:
+        if split in federation.server:
+            examples = len(federation.server[split][1])
+            work = ServerExamination(weights, split, range(-(-examples // ServerExamination.piece)))
+            measured[split] = sum(backend.run(work), Measured())
+        elif evaluation.server is not None:
+            everyone = tuple(range(federation.clients))
+            graded = backend.run(Examination(algorithm, {**state, "model": weights}, {}, everyone, (split,)))
+            measured[split] = sum((graded[client][split] for client in everyone), Measured())
+    return measured

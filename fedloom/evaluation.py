@@ -1,0 +1,99 @@
+"""Evaluation: loss and metrics of a model on some examples, and examples as a model takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from fedloom.clients import Clients
+from fedloom.data.split import SplitName
+from fedloom.task import Task
+from fedloom.tree import Tree
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Loss and metrics of one model on some examples, as sums, so that parts can be added up."""
+
+    count: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, Tensor] = field(default_factory=dict)
+    targets: Tensor | None = None
+
+    def __add__(self, other: Measured) -> Measured:
+        if not self.count:
+            return other
+        assert self.targets is None or other.targets is not None
+        return Measured(
+            self.count + other.count,
+            {name: value + other.sums[name] for name, value in self.sums.items()},
+            {name: torch.cat([value, other.scores[name]]) for name, value in self.scores.items()},
+            None if self.targets is None or other.targets is None else torch.cat([self.targets, other.targets]),
+        )
+
+    def values(self, task: Task) -> dict[str, float]:
+        """Loss and metrics; nothing when there were no examples."""
+        if not self.count:
+            return {}
+        found = {name: value / self.count for name, value in self.sums.items()}
+        for metric in task.measures:
+            if metric.summary is not None and self.targets is not None:
+                found[metric.name] = metric.summary(self.scores[metric.name].numpy(), self.targets.numpy())
+        return found
+
+
+def evaluate(task: Task, weights: Tree, data: Clients, position: int, split: SplitName) -> Measured:
+    """One model on one client's split."""
+    rows = data.rows(position, split)
+    return evaluate_rows(task, weights, data, rows)
+
+
+@torch.no_grad()
+def evaluate_rows(task: Task, weights: Tree, data: Clients, rows: Tensor) -> Measured:
+    """One model on some rows of the federation, in passes of about one size."""
+    measured = Measured()
+    if len(rows):
+        for part in passes(rows, data.setup.evaluation_batch):
+            measured = measured + measure(task, weights, *batch(data, part, task))
+    return measured
+
+
+@torch.no_grad()
+def measure(task: Task, weights: Tree, x: Tensor, y: Tensor) -> Measured:
+    """One model on one batch."""
+    module = task.module
+    training = module.training
+    output = functional_call(module.eval(), weights, (x,))
+    module.train(training)
+    sums = {"loss": task.losses(output, y).sum(dtype=torch.float64).item()}
+    scores = {}
+    for metric in task.measures:
+        if metric.values is not None:
+            sums[metric.name] = metric.values(output, y).sum(dtype=torch.float64).item()
+        elif metric.scores is not None:
+            scores[metric.name] = metric.scores(output)
+    return Measured(len(y), sums, scores, y if scores else None)
+
+
+def batch(data: Clients, rows: Tensor, task: Task) -> tuple[Tensor, Tensor]:
+    """Examples as the model takes them: floating features in the task's precision, one-byte features scaled."""
+    return prepare(data.federation.x[rows], data.federation.y[rows], data.federation.scale, task, data.setup.device)
+
+
+def prepare(x: Tensor, y: Tensor, scale: float, task: Task, device: str = "cpu") -> tuple[Tensor, Tensor]:
+    if x.is_floating_point():
+        x = x.to(task.torch_dtype)
+    elif scale != 1.0 or x.dtype == torch.uint8:
+        x = x.to(task.torch_dtype).mul_(scale)
+    y = y.to(task.torch_dtype) if y.is_floating_point() else y
+    return (x, y) if device == "cpu" else (x.to(device, non_blocking=True), y.to(device, non_blocking=True))
+
+
+def passes(rows: Tensor, largest: int) -> Sequence[Tensor]:
+    """Rows cut into passes of at most `largest`, as equal as possible: their sizes depend on the number of rows alone."""
+    count = -(-len(rows) // max(largest, 1))
+    return torch.tensor_split(rows, count) if count > 1 else (rows,)

@@ -1,0 +1,61 @@
+"""Facts about this machine, and settings that must be made before a process multiplies its first matrices."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+
+def prepare_environment() -> None:
+    """Fix MKL's code path: otherwise a client's bits depend on the lane it is in and on how its memory is aligned.
+
+    MKL reads this once, at its first product, so it is set when fedloom is imported. It costs nothing measurable. A value
+    that the user has set stays.
+    """
+    flags = ""
+    if platform.machine() in ("x86_64", "AMD64") and Path("/proc/cpuinfo").exists():
+        flags = Path("/proc/cpuinfo").read_text()
+    os.environ.setdefault("MKL_CBWR", "AVX512" if "avx512f" in flags else "AVX2")
+
+
+def prepare_process() -> None:
+    """One torch thread and no denormal numbers, for a process that computes clients."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def device(wanted: str) -> str:
+    """`auto` is a GPU where there is one."""
+    import torch
+
+    if wanted != "auto":
+        return wanted
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def facts() -> dict[str, Any]:
+    """What a result's bits depend on: recorded with every run."""
+    import numpy
+    import torch
+
+    from fedloom import __version__
+
+    return {
+        "fedloom": __version__,
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "mkl_cbwr": os.environ.get("MKL_CBWR", ""),
+        "cores": cores(),
+    }

@@ -1,0 +1,122 @@
+"""Keyed dropout and row-masked batch normalisation for unmodified models, through one torch function mode.
+
+Torch's own dropout draws from a global generator, so its mask would depend on the process and the lane. And a padded
+batch has rows that do not exist: batch normalisation must leave them out of its statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from fedloom import keys
+
+# per dropout function: how many trailing dimensions share one decision (a whole channel for the feature variants)
+_CHANNEL_DROPOUT = {F.dropout1d: 1, F.dropout2d: 2, F.dropout3d: 3, F.feature_alpha_dropout: None}
+
+
+class Masked(TorchFunctionMode):
+    """Inside this mode dropout is drawn from `key`, and batch normalisation sees only the rows where `mask` is true."""
+
+    def __init__(self, key: Tensor | None, mask: Tensor | None = None) -> None:
+        super().__init__()
+        self.key = key
+        self.mask = mask
+        self.dropouts = 0
+        self.norms: list[int] = []  # values per channel and example of every batch normalisation seen
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.batch_norm:
+            return self._batch_norm(*args, **kwargs)
+        if func is F.dropout or func is F.alpha_dropout or func in _CHANNEL_DROPOUT:
+            return self._dropout(func, *args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _dropout(
+        self, func: Callable[..., Tensor], input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
+        if not training or p == 0.0 or self.key is None:
+            return func(input, p, training, inplace)
+        if func in _CHANNEL_DROPOUT:
+            spatial = _CHANNEL_DROPOUT[func]
+            spatial = input.dim() - 2 if spatial is None else spatial
+            shape = input.shape[: input.dim() - spatial] + (1,) * spatial
+        else:
+            shape = input.shape
+        drawn = keys.uniform(self.key, shape.numel() if isinstance(shape, torch.Size) else _product(shape), self.dropouts)
+        self.dropouts += 1
+        keep = (drawn >= p).reshape(shape)
+        if func in (F.alpha_dropout, F.feature_alpha_dropout):
+            return _alpha_dropout(input, keep, p)
+        return input * (keep / (1.0 - p)).to(input.dtype)
+
+    def _batch_norm(
+        self,
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        values = _product(input.shape[2:])
+        self.norms.append(values)
+        single = input.shape[0] * values == 1  # torch refuses a batch of one value; its variance is simply zero
+        if not training or (self.mask is None and not single):
+            return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+        rows = torch.ones(input.shape[0], dtype=input.dtype) if self.mask is None else self.mask.to(input.dtype)
+        return _masked_batch_norm(input, rows, running_mean, running_var, weight, bias, momentum, eps)
+
+
+def _masked_batch_norm(
+    input: Tensor,
+    rows: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    over = [0, *range(2, input.dim())]
+    as_channels = (1, -1) + (1,) * (input.dim() - 2)
+    mask = rows.reshape(-1, *(1,) * (input.dim() - 1))
+    count = (rows.sum() * _product(input.shape[2:])).clamp(min=1)
+    mean = (input * mask).sum(over) / count
+    centred = (input - mean.reshape(as_channels)) * mask
+    variance = centred.square().sum(over) / count
+    output = centred * torch.rsqrt(variance + eps).reshape(as_channels)
+    if weight is not None:
+        output = output * weight.reshape(as_channels)
+    if bias is not None:
+        output = output + bias.reshape(as_channels)
+    if running_mean is not None and running_var is not None:
+        unbiased = variance.detach() * (count / (count - 1).clamp(min=1))
+        running_mean.mul_(1 - momentum).add_(mean.detach() * momentum)
+        running_var.mul_(1 - momentum).add_(unbiased * momentum)
+    return output
+
+
+def _alpha_dropout(input: Tensor, keep: Tensor, p: float) -> Tensor:
+    # keeps mean and variance of a SELU network: dropped values become −scale·alpha of SELU, then an affine correction
+    floor = -1.7580993408473766
+    a = ((1 - p) * (1 + p * floor**2)) ** -0.5
+    b = -a * p * floor
+    return torch.where(keep, input, torch.full_like(input, floor)) * a + b
+
+
+def _product(shape: Iterable[int]) -> int:
+    total = 1
+    for side in shape:
+        total *= side
+    return total

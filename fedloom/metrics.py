@@ -1,0 +1,131 @@
+"""Losses and metrics, and which of them may be averaged.
+
+A metric that is a mean over examples is kept as a sum, so that it can be added over batches and clients. One that is not
+(AUROC) is computed from all scores at once and never averaged silently.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedloom.errors import InputError, nearest
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number about a model on some examples."""
+
+    name: str
+    values: Callable[[Tensor, Tensor], Tensor] | None = None  # one value per example, averaged
+    scores: Callable[[Tensor], Tensor] | None = None  # or one score per example …
+    summary: Callable[[np.ndarray, np.ndarray], float] | None = None  # … and what is computed from all of them
+    higher_is_better: bool = True
+
+    @property
+    def is_mean(self) -> bool:
+        return self.values is not None
+
+
+def is_binary(output: Tensor) -> bool:
+    """One logit per example instead of one per class."""
+    return output.dim() == 1 or output.shape[-1] == 1
+
+
+def _flat(output: Tensor) -> Tensor:
+    return output.reshape(output.shape[0], -1).squeeze(-1) if output.dim() > 1 else output
+
+
+def _accuracy(output: Tensor, target: Tensor) -> Tensor:
+    if is_binary(output):
+        return ((_flat(output) > 0).to(target.dtype) == target.reshape(-1)).float()
+    return (output.argmax(-1) == target).float()
+
+
+def _top(k: int) -> Callable[[Tensor, Tensor], Tensor]:
+    def values(output: Tensor, target: Tensor) -> Tensor:
+        best = output.topk(min(k, output.shape[-1]), -1).indices
+        return (best == target.unsqueeze(-1)).any(-1).float()
+
+    return values
+
+
+def _positive_score(output: Tensor) -> Tensor:
+    return _flat(output) if is_binary(output) else output[:, 1] - output[:, 0]
+
+
+def _auroc(scores: np.ndarray, targets: np.ndarray) -> float:
+    from sklearn.metrics import roc_auc_score
+
+    if len(np.unique(targets)) < 2:
+        return float("nan")  # one class only: the area is not defined
+    return float(roc_auc_score(targets, scores))
+
+
+def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output, target, reduction="none")
+
+
+def mse(output: Tensor, target: Tensor) -> Tensor:
+    return (output.reshape(target.shape) - target.to(output.dtype)).square()
+
+
+def mae(output: Tensor, target: Tensor) -> Tensor:
+    return (output.reshape(target.shape) - target.to(output.dtype)).abs()
+
+
+def bce(output: Tensor, target: Tensor) -> Tensor:
+    logits = output.reshape(target.shape)
+    return F.binary_cross_entropy_with_logits(logits, target.to(logits.dtype), reduction="none")
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cross_entropy": cross_entropy, "mse": mse, "bce": bce, "mae": mae}
+METRICS = {
+    "accuracy": Metric("accuracy", _accuracy),
+    "mse": Metric("mse", mse, higher_is_better=False),
+    "mae": Metric("mae", mae, higher_is_better=False),
+    "auroc": Metric("auroc", scores=_positive_score, summary=_auroc),
+}
+
+
+def loss(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """A loss by name; it returns one value per example."""
+    if name not in LOSSES:
+        raise InputError(
+            f"There is no loss '{name}'. Known: {', '.join(LOSSES)}, or your own as 'file.py:name'.{nearest(name, LOSSES)}"
+        )
+    return LOSSES[name]
+
+
+def metric(name: str) -> Metric:
+    """A metric by name: accuracy, top_k (top_3, top_5, …), mse, mae, auroc.
+
+    >>> metric("top_3").name
+    'top_3'
+    """
+    if name in METRICS:
+        return METRICS[name]
+    top = re.fullmatch(r"top_([1-9]\d*)", name)
+    if top:
+        return Metric(name, _top(int(top[1])))
+    known = [*METRICS, "top_5"]
+    raise InputError(f"There is no metric '{name}'. Known: {', '.join(known)} (any top_k).{nearest(name, known)}")
+
+
+def per_example(loss: Callable[[Tensor, Tensor], Tensor], output: Tensor, target: Tensor) -> Tensor:
+    """One loss per example, from a loss that gives that, or one per token, or only the batch's mean.
+
+    A scalar loss (such as `nn.CrossEntropyLoss()`) is taken to be a mean over examples and is asked for each example.
+    """
+    values = loss(output, target)
+    if values.dim() == 0 and output.shape[0] != 1:
+        return torch.vmap(lambda o, t: loss(o.unsqueeze(0), t.unsqueeze(0)))(output, target)
+    if values.dim() == 0:
+        return values.reshape(1)
+    return values.reshape(values.shape[0], -1).mean(1) if values.dim() > 1 else values

@@ -1,0 +1,115 @@
+"""Local optimisers on stacked parameters: the formulas of torch.optim, with one step count per lane.
+
+torch.optim keeps one step count for all, but lanes start and finish at different times; and it cannot be told to work in
+place on buffers that are reused from client to client. Every update here is in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedloom.tree import Tree, per_client
+
+if TYPE_CHECKING:
+    from fedloom.local import Training
+
+# the running averages each optimiser keeps per parameter, beside the step count
+SLOTS: dict[str, tuple[str, ...]] = {
+    "sgd": (),
+    "momentum": ("velocity",),
+    "adam": ("first", "second"),
+    "adagrad": ("total",),
+    "adadelta": ("square", "delta"),
+}
+EPSILON = {"adam": 1e-8, "adagrad": 1e-10, "adadelta": 1e-6}
+
+
+def slots(training: Training) -> tuple[str, ...]:
+    return SLOTS["momentum" if training.optimizer == "sgd" and training.momentum else training.optimizer]
+
+
+def initial_state(training: Training, weights: Tree, trainable: Sequence[str]) -> Tree:
+    """The state of an optimiser that has made no step: zeros, named `slot:parameter`, and the step count.
+
+    Keeps a leading client dimension if `weights` has one (the count then has it too, through broadcasting).
+    """
+    state = {f"{slot}:{name}": torch.zeros_like(weights[name]) for slot in slots(training) for name in trainable}
+    return {**state, "steps": torch.zeros((), dtype=torch.int64)} if state else {}
+
+
+def update(
+    training: Training, names: Sequence[str], parameters: list[Tensor], gradients: list[Tensor], state: Tree
+) -> None:
+    """One step, in place; `state["steps"]` has one count per lane, or is a single number."""
+    if training.weight_decay:
+        gradients = list(torch._foreach_add(gradients, parameters, alpha=training.weight_decay))
+    if not state:
+        torch._foreach_add_(parameters, gradients, alpha=-training.lr)
+        return
+    state["steps"] += 1
+    lists = [[state[f"{slot}:{name}"] for name in names] for slot in slots(training)]
+    _RULES[training.optimizer](training, parameters, gradients, state["steps"], *lists)
+
+
+def _momentum(training: Training, parameters: list[Tensor], gradients: list[Tensor], steps: Tensor, velocity: list[Tensor]) -> None:
+    torch._foreach_mul_(velocity, training.momentum)
+    torch._foreach_add_(velocity, gradients)
+    torch._foreach_add_(parameters, velocity, alpha=-training.lr)
+
+
+def _adam(
+    training: Training,
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    steps: Tensor,
+    first: list[Tensor],
+    second: list[Tensor],
+) -> None:
+    beta1, beta2 = training.beta1, training.beta2
+    torch._foreach_lerp_(first, gradients, 1 - beta1)
+    torch._foreach_mul_(second, beta2)
+    torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
+    count = steps.to(torch.float64)
+    step_size = training.lr / (1 - beta1**count)
+    correction = (1 - beta2**count).sqrt()
+    epsilon = training.epsilon if training.epsilon is not None else EPSILON["adam"]
+    for parameter, mean, square in zip(parameters, first, second, strict=True):
+        denominator = square.sqrt().div_(per_client(correction, square)).add_(epsilon)
+        parameter.sub_(mean / denominator * per_client(step_size, mean))
+
+
+def _adagrad(training: Training, parameters: list[Tensor], gradients: list[Tensor], steps: Tensor, total: list[Tensor]) -> None:
+    epsilon = training.epsilon if training.epsilon is not None else EPSILON["adagrad"]
+    torch._foreach_addcmul_(total, gradients, gradients, 1.0)
+    denominator = torch._foreach_sqrt(total)
+    torch._foreach_add_(denominator, epsilon)
+    torch._foreach_addcdiv_(parameters, gradients, denominator, -training.lr)
+
+
+def _adadelta(
+    training: Training,
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    steps: Tensor,
+    square: list[Tensor],
+    delta: list[Tensor],
+) -> None:
+    epsilon = training.epsilon if training.epsilon is not None else EPSILON["adadelta"]
+    torch._foreach_mul_(square, training.rho)
+    torch._foreach_addcmul_(square, gradients, gradients, 1 - training.rho)
+    ratio = torch._foreach_add(delta, epsilon)
+    torch._foreach_sqrt_(ratio)
+    denominator = torch._foreach_add(square, epsilon)
+    torch._foreach_sqrt_(denominator)
+    torch._foreach_div_(ratio, denominator)
+    torch._foreach_mul_(ratio, gradients)
+    torch._foreach_mul_(delta, training.rho)
+    torch._foreach_addcmul_(delta, ratio, ratio, 1 - training.rho)
+    torch._foreach_add_(parameters, ratio, alpha=-training.lr)
+
+
+_RULES = {"sgd": _momentum, "adam": _adam, "adagrad": _adagrad, "adadelta": _adadelta}

@@ -1,0 +1,121 @@
+"""What a model needs, found by trying it on two examples before the first round."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom import evaluation, local
+from fedloom.clients import Setup
+from fedloom.data.federation import Federation
+from fedloom.errors import FedloomError, InputError
+from fedloom.masking import Masked
+from fedloom.task import Task
+
+SMALL_MODEL = 256 * 1024  # bytes: above this, stacked weights leave the cache and vmapped steps gain nothing
+EAGER_GROUP = 10
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Facts about a model and its data that decide how clients are computed."""
+
+    masked: bool
+    normalises_features: bool
+    draws_globally: bool
+    bytes: int
+    cannot_group: str = ""  # why clients cannot be trained side by side; empty if they can
+
+    def group(self, cohort: int) -> int:
+        """The group size that `auto` means: a rule on the model's size and the cohort, never on timings."""
+        return EAGER_GROUP if not self.cannot_group and self.bytes <= SMALL_MODEL and cohort >= 2 * EAGER_GROUP else 1
+
+    def setup(self, group: int, **settings: Any) -> Setup:
+        return Setup(
+            group=1 if self.cannot_group else group,
+            draws_globally=self.draws_globally,
+            masked=self.masked,
+            normalises_features=self.normalises_features,
+            **settings,
+        )
+
+
+def probe(federation: Federation, task: Task) -> Probe:
+    """Run the model on two examples; whatever does not fit is reported here, before anything is trained."""
+    rows = torch.arange(min(2, len(federation.y))).repeat(2)[:2]
+    x, y = evaluation.prepare(federation.x[rows], federation.y[rows], federation.scale, task)
+    module = task.module.train()
+    local.load(module, task.initial())
+    mode = Masked(torch.zeros(2, dtype=torch.int64))
+    before = torch.random.get_rng_state()
+    try:
+        with torch.no_grad(), mode:
+            output = module(x)
+    except FedloomError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"The model does not take the data: an example has the shape {tuple(x.shape[1:])}, and the model says "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    draws_globally = not torch.equal(before, torch.random.get_rng_state())
+    torch.random.set_rng_state(before)
+    _check_output(federation, task, output, y)
+    masked = mode.dropouts > 0 or bool(mode.norms)
+    reason = "it draws from torch's global generator" if draws_globally else _vmap_error(task, x, y, masked)
+    size = sum(leaf.numel() * leaf.element_size() for leaf in task.initial().values())
+    return Probe(masked, 1 in mode.norms, draws_globally, size, reason)
+
+
+def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) -> None:
+    if not isinstance(output, Tensor) or output.dim() == 0 or output.shape[0] != len(y):
+        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise InputError(f"The model must give one output per example. For 2 examples it gave {shape}.")
+    classes = len(federation.classes)
+    if task.loss == "cross_entropy":
+        if not classes:
+            raise InputError('The labels are numbers, not classes: use loss = "mse" instead of "cross_entropy".')
+        if output.dim() < 2 or output.shape[-1] < classes:
+            raise InputError(
+                f"The model gives {output.shape[-1] if output.dim() > 1 else 1} outputs per example, but the labels have "
+                f"{classes} classes. Its last layer needs {classes} outputs."
+            )
+    if task.loss == "bce" and classes > 2:
+        raise InputError(f'loss = "bce" is for two classes, but the labels have {classes}. Use "cross_entropy".')
+    if task.loss in ("bce", "mse", "mae") and output.numel() != y.numel():
+        raise InputError(
+            f'With loss = "{task.loss}" the model must give one number per label. For labels of shape {tuple(y.shape)} it '
+            f"gave {tuple(output.shape)}."
+        )
+    for metric in task.measures:
+        if metric.name == "auroc" and classes != 2:
+            raise InputError(f"The metric auroc is for two classes, but the labels have {classes}.")
+    try:
+        losses = task.losses(output, y)
+    except Exception as error:
+        raise InputError(
+            f"The loss does not take the model's output of shape {tuple(output.shape)} with labels of shape "
+            f"{tuple(y.shape)}: {type(error).__name__}: {error}"
+        ) from error
+    if losses.shape != (len(y),):
+        raise InputError(f"The loss must give one value per example, or their mean. For 2 examples it gave {tuple(losses.shape)}.")
+
+
+def _vmap_error(task: Task, x: Tensor, y: Tensor, masked: bool) -> str:
+    """Why a step cannot be vmapped over clients, or an empty string."""
+    weights = {name: torch.stack([leaf, leaf]) for name, leaf in task.initial().items()}
+    parameters = {name: weights[name] for name in task.trainable}
+    others = {name: leaf for name, leaf in weights.items() if name not in parameters}
+    two = torch.zeros((2, 2), dtype=torch.int64)
+    step = local._lane_step(task, None, None, masked)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            step(parameters, others, torch.stack([x, x]), torch.stack([y, y]), two.to(task.torch_dtype) + 1, two, {}, {}, {})
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+    return ""

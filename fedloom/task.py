@@ -1,0 +1,137 @@
+"""What is learnt: a model, a loss and metrics. Weights are never part of it: they travel as trees."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedloom import keys, metrics
+from fedloom.errors import InputError
+from fedloom.metrics import Metric
+from fedloom.tree import Tree
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Model + loss + metrics.
+
+    `model` is a module class (built with `args`), a function that returns a module, a module (whose weights are then the
+    initial ones), or the name of a shipped model. `loss` is a name or a function of outputs and labels.
+
+    >>> task = Task(nn.Linear, args={"in_features": 4, "out_features": 2})
+    >>> {name: tuple(leaf.shape) for name, leaf in task.initial().items()}
+    {'weight': (2, 4), 'bias': (2,)}
+    """
+
+    model: str | type[nn.Module] | nn.Module | Callable[..., nn.Module]
+    loss: str | Callable[[Tensor, Tensor], Tensor] = "cross_entropy"
+    metrics: Sequence[str | Metric] = ("accuracy",)
+    args: Mapping[str, Any] = field(default_factory=dict)
+    init: str = "torch"  # torch | glorot | a safetensors file
+    dtype: str = "float32"
+    seed: int = 0
+    measures: tuple[Metric, ...] = field(init=False, repr=False)  # the metrics, resolved
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise InputError(f"The 'dtype' of a task must be {' or '.join(DTYPES)}. Got {self.dtype!r} instead.")
+        if isinstance(self.loss, str):
+            metrics.loss(self.loss)
+        if isinstance(self.metrics, str):
+            raise InputError(f'The \'metrics\' of a task must be a list, such as ["{self.metrics}"].')
+        object.__setattr__(self, "measures", tuple(m if isinstance(m, Metric) else metrics.metric(m) for m in self.metrics))
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return DTYPES[self.dtype]
+
+    def losses(self, output: Tensor, target: Tensor) -> Tensor:
+        """One loss per example."""
+        loss = metrics.loss(self.loss) if isinstance(self.loss, str) else self.loss
+        return metrics.per_example(loss, output, target)
+
+    @cached_property
+    def module(self) -> nn.Module:
+        """The model's structure; what its parameters hold means nothing."""
+        return self._build()
+
+    @cached_property
+    def trainable(self) -> tuple[str, ...]:
+        """Names of the leaves that gradients change; the others are buffers and frozen parameters."""
+        return tuple(name for name, parameter in self.module.named_parameters() if parameter.requires_grad)
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    def initial(self) -> Tree:
+        """The initial weights, always the same for the same seed."""
+        module = self._build()
+        if self.init == "glorot":
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(keys.key(self.seed, "glorot") >> 1)
+                _glorot(module)
+        weights = leaves(module)
+        return weights if self.init in ("torch", "glorot") else _load(Path(self.init), weights)
+
+    def _build(self) -> nn.Module:
+        # modules draw their initial weights from torch's global generator: lend them a seeded one
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(keys.key(self.seed, "init") >> 1)
+            if isinstance(self.model, nn.Module):
+                module = copy.deepcopy(self.model)
+            elif isinstance(self.model, str):
+                from fedloom.models import build
+
+                module = build(self.model, **self.args)
+            else:
+                module = self.model(**self.args)
+        if not isinstance(module, nn.Module):
+            raise InputError(f"The model must be a torch.nn.Module. Got {type(module).__name__} instead.")
+        return module.to(self.torch_dtype)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # worker processes rebuild the module: what it holds must not travel with the task
+        return {name: value for name, value in self.__dict__.items() if name not in ("module", "trainable")}
+
+
+def leaves(module: nn.Module) -> Tree:
+    """Parameters and persistent buffers of a module, by their state_dict names; tied parameters appear once."""
+    persistent = module.state_dict().keys()
+    named = {**dict(module.named_parameters()), **{n: b for n, b in module.named_buffers() if n in persistent}}
+    return {name: leaf.detach().clone(memory_format=torch.contiguous_format) for name, leaf in named.items()}
+
+
+def _glorot(module: nn.Module) -> None:
+    """Keras's defaults: Glorot-uniform matrices, zero biases; normalisation layers keep theirs."""
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            if parameter.dim() >= 2:
+                nn.init.xavier_uniform_(parameter)
+            elif "bias" in name:
+                nn.init.zeros_(parameter)
+
+
+def _load(path: Path, expected: Tree) -> Tree:
+    from safetensors.torch import load_file
+
+    if not path.is_file():
+        raise InputError(f"The 'init' of the task must be torch, glorot or a safetensors file. There is no file {path}.")
+    loaded = load_file(path)
+    wrong = [name for name in expected if name not in loaded or loaded[name].shape != expected[name].shape]
+    if wrong or len(loaded) != len(expected):
+        extra = sorted(set(loaded) - set(expected))
+        raise InputError(
+            f"{path} does not fit the model: missing or of another shape: {', '.join(wrong) or 'none'}; "
+            f"unknown: {', '.join(extra) or 'none'}."
+        )
+    return {name: loaded[name].to(leaf.dtype) for name, leaf in expected.items()}

@@ -1,0 +1,274 @@
+"""Pieces of work that a backend carries out where the data lives. Each can be cut into ranges of clients and put together.
+
+Whatever a backend is (a loop, processes, a cluster, a network), it does no more than `merge(part.perform(place) for part)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom import evaluation, rules, tree
+from fedloom.algorithm import Algorithm, Update
+from fedloom.clients import Clients, Setup
+from fedloom.data.federation import Federation
+from fedloom.data.split import SplitName
+from fedloom.evaluation import Measured
+from fedloom.local import Groups
+from fedloom.rules import Node, PairwiseSum
+from fedloom.task import Task
+from fedloom.tree import Tree
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where data lives: a process with (a view of) the examples, the task and how to compute."""
+
+    federation: Federation
+    task: Task
+    setup: Setup
+
+
+class Work(Protocol):
+    """What the server asks of some clients."""
+
+    common: ClassVar[tuple[str, ...]]  # fields that are the same for every part, so that a process needs them once
+
+    def costs(self, place: Place) -> Sequence[int]:
+        """How much there is to do for each unit, in order; a backend cuts at unit borders."""
+
+    def part(self, begin: int, end: int) -> Work: ...
+    def perform(self, place: Place) -> Any: ...
+    def merge(self, results: Iterable[Any]) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is known about one client after a call, for the record of the round."""
+
+    client: int
+    bytes_up: int = 0
+    bytes_down: int = 0
+    history: tuple[dict[str, float], ...] = ()
+    post_fit: dict[str, Measured] = field(default_factory=dict)  # per split, and "universal"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The answers of some clients, as sums or stacked."""
+
+    sums: dict[Node, Tree] = field(default_factory=dict)
+    stack: Groups = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    public: dict[str, Tensor] = field(default_factory=dict)
+    own: Groups = field(default_factory=dict)
+    reports: tuple[Report, ...] = ()
+    whole: dict[str, frozenset[str]] = field(default_factory=dict)  # per group, the leaves that hold whole numbers
+
+
+@dataclass(frozen=True)
+class Inbox:
+    """The trees that peers sent: all of the cohort's, and which of them each client may see."""
+
+    trees: Groups
+    neighbours: Tensor  # clients × cohort, true where a client receives
+
+    def senders(self, position: int) -> list[int]:
+        return [int(sender) for sender in self.neighbours[position].nonzero().flatten()]
+
+
+@dataclass(frozen=True)
+class ClientWork:
+    """One verb: every client of the cohort runs one method of the algorithm."""
+
+    common: ClassVar[tuple[str, ...]] = ("algorithm", "shared", "peers")
+
+    algorithm: Algorithm
+    method: str
+    shared: Groups
+    ids: tuple[int, ...]
+    own: Groups
+    seed: int
+    round: int
+    call: int
+    keep: Literal["sum", "stack"]
+    each: Groups | None = None  # a message per client, stacked
+    peers: Groups | None = None  # what the cohort's clients sent to each other, stacked over the whole cohort
+    graph: Tensor | None = None  # who receives from whom: one row per client of `ids`
+    measure: tuple[SplitName, ...] = ()  # splits that a client evaluates its trained model on
+    universal: bool = False  # and the union of all clients' test splits
+    first: int = 0  # the cohort position of ids[0]
+
+    def costs(self, place: Place) -> Sequence[int]:
+        return [int(count) + 1 for count in place.federation.counts(self.ids, "train")]
+
+    def part(self, begin: int, end: int) -> ClientWork:
+        def cut(groups: Groups) -> Groups:
+            return {group: {name: leaf[begin:end] for name, leaf in t.items()} for group, t in groups.items()}
+
+        return replace(
+            self,
+            ids=self.ids[begin:end],
+            own=cut(self.own),
+            each=None if self.each is None else cut(self.each),
+            graph=None if self.graph is None else self.graph[begin:end],
+            first=self.first + begin,
+        )
+
+    def perform(self, place: Place) -> Outcome:
+        """All clients of this part, a bounded number at a time: a stack costs clients × model in memory."""
+        model = sum(tree.size(group) for group in self.shared.values()) or 1
+        together = max(place.setup.group, min(64, 256_000_000 // model))
+        pieces = (self.part(begin, begin + together) for begin in range(0, len(self.ids), together))
+        return self.merge(piece._perform(place) for piece in pieces)
+
+    def _perform(self, place: Place) -> Outcome:
+        data = Clients(place.federation, self.ids, self.seed, self.round, self.call, place.setup)
+        method = getattr(self.algorithm, self.method)
+        extra: tuple[Any, ...] = () if self.each is None else (self.each,)
+        if self.peers is not None and self.graph is not None:
+            extra = (Inbox(self.peers, self.graph),)
+        update, own = method(place.task, self.shared, self.own, data, *extra)
+        reports = tuple(self._report(place, data, update, position) for position in range(len(data)))
+        sums, stack = {}, {}
+        weights = {group: update.weights(group) for group in update.groups}
+        whole = {group: rules.whole_leaves(stacked) for group, stacked in update.groups.items()}
+        if self.keep == "sum":
+            total = PairwiseSum()
+            for position in range(len(data)):
+                total.add(_flat(update, weights, position), self.first + position)
+            sums = total.nodes
+        else:
+            stack = update.groups
+        return Outcome(sums, stack, weights if self.keep == "stack" else {}, update.public, own, reports, whole)
+
+    def _report(self, place: Place, data: Clients, update: Update, position: int) -> Report:
+        post: dict[str, Measured] = {}
+        history: tuple[dict[str, float], ...] = ()
+        if update.trained is not None:
+            fitted = tree.row(update.trained.model, position)
+            history = update.trained.history[position] if update.trained.history else ()
+            for split in self.measure:
+                post[split] = evaluation.evaluate(place.task, fitted, data, position, split)
+            if self.universal:
+                everyone = place.federation.indices(place.federation.everyone, "test")
+                post["universal"] = evaluation.evaluate_rows(place.task, fitted, data, everyone)
+        leaves = [leaf for group in update.groups.values() for leaf in group.values()] + list(update.public.values())
+        up = sum(leaf[0].numel() * leaf.element_size() for leaf in leaves) + 8 * len(update.groups)
+        down = sum(tree.size(group) for group in self.shared.values())
+        if self.each is not None:
+            down += sum(leaf[0].numel() * leaf.element_size() for t in self.each.values() for leaf in t.values())
+        if self.peers is not None and self.graph is not None:
+            one = sum(leaf[0].numel() * leaf.element_size() for t in self.peers.values() for leaf in t.values())
+            down += one * int(self.graph[position].sum())
+        return Report(self.ids[position], up, down, history, post)
+
+    def merge(self, results: Iterable[Outcome]) -> Outcome:
+        results = list(results)
+        total = PairwiseSum()
+        for outcome in results:
+            total.extend(outcome.sums)
+        return Outcome(
+            total.nodes,
+            _join([outcome.stack for outcome in results]),
+            {g: torch.cat([o.weights[g] for o in results]) for g in results[0].weights} if results else {},
+            {name: torch.cat([o.public[name] for o in results]) for name in results[0].public} if results else {},
+            _join([outcome.own for outcome in results]),
+            tuple(report for outcome in results for report in outcome.reports),
+            results[0].whole if results else {},
+        )
+
+
+def _join(stacks: list[Groups]) -> Groups:
+    return {group: tree.concat([stack[group] for stack in stacks]) for group in stacks[0]} if stacks else {}
+
+
+def _flat(update: Update, weights: dict[str, Tensor], position: int) -> Tree:
+    """One client's weighted leaves of all groups, and the weights themselves, as one tree to be summed."""
+    leaves = {f"weight:{group}": weight[position].to(torch.float64) for group, weight in weights.items()}
+    for group, stacked in update.groups.items():
+        for name, leaf in rules.weighted(stacked, weights[group], position).items():
+            leaves[f"{group}:{name}"] = leaf
+    return leaves
+
+
+def aggregate(outcome: Outcome) -> tuple[Groups, dict[str, Tensor]]:
+    """Means of all groups, and the sums of their weights."""
+    total = PairwiseSum()
+    total.extend(outcome.sums)
+    summed = total.total()
+    weights = {name.removeprefix("weight:"): leaf for name, leaf in summed.items() if name.startswith("weight:")}
+    means = {}
+    for group, weight in weights.items():
+        leaves = {n.removeprefix(f"{group}:"): leaf for n, leaf in summed.items() if n.startswith(f"{group}:")}
+        means[group] = rules.finalise(leaves, weight, outcome.whole[group])
+    return means, weights
+
+
+@dataclass(frozen=True)
+class Examination:
+    """Every client evaluates its own model (`algorithm.model`) on its own splits."""
+
+    common: ClassVar[tuple[str, ...]] = ("algorithm", "shared")
+
+    algorithm: Algorithm
+    shared: Groups
+    own: Groups
+    ids: tuple[int, ...]
+    splits: tuple[SplitName, ...]
+    round: int = 0
+
+    def costs(self, place: Place) -> Sequence[int]:
+        counts = sum(place.federation.counts(self.ids, split) for split in self.splits)
+        return [int(count) + 1 for count in np.broadcast_to(counts, len(self.ids))]
+
+    def part(self, begin: int, end: int) -> Examination:
+        own = {group: {name: leaf[begin:end] for name, leaf in t.items()} for group, t in self.own.items()}
+        return replace(self, ids=self.ids[begin:end], own=own)
+
+    def perform(self, place: Place) -> dict[int, dict[str, Measured]]:
+        data = Clients(place.federation, self.ids, setup=place.setup, round=self.round)
+        graded = {}
+        for position, client in enumerate(self.ids):
+            own = {group: tree.row(stacked, position) for group, stacked in self.own.items()}
+            model = self.algorithm.model(place.task, self.shared, own)
+            graded[client] = {s: evaluation.evaluate(place.task, model, data, position, s) for s in self.splits}
+        return graded
+
+    def merge(self, results: Iterable[dict[int, dict[str, Measured]]]) -> dict[int, dict[str, Measured]]:
+        return {client: graded for part in results for client, graded in part.items()}
+
+
+@dataclass(frozen=True)
+class ServerExamination:
+    """The global model on data that the server holds, in pieces of a fixed size."""
+
+    common: ClassVar[tuple[str, ...]] = ("weights",)
+
+    weights: Tree
+    split: str
+    pieces: range
+    piece: int = 1000
+
+    def costs(self, place: Place) -> Sequence[int]:
+        return [1] * len(self.pieces)
+
+    def part(self, begin: int, end: int) -> ServerExamination:
+        return replace(self, pieces=self.pieces[begin:end])
+
+    def perform(self, place: Place) -> list[Measured]:
+        x, y = place.federation.server[self.split]
+        measured = []
+        for number in self.pieces:
+            rows = slice(number * self.piece, (number + 1) * self.piece)
+            example = evaluation.prepare(x[rows], y[rows], place.federation.scale, place.task, place.setup.device)
+            measured.append(evaluation.measure(place.task, self.weights, *example))
+        return measured
+
+    def merge(self, results: Iterable[list[Measured]]) -> list[Measured]:
+        return [measured for part in results for measured in part]
