@@ -48,6 +48,10 @@ class Algorithm(Record):
 
     train: Training = Training()
 
+    @classmethod
+    def known(cls) -> list[str]:
+        return sorted({*cls.model_fields, *Training.model_fields} - {"train"})
+
     @model_validator(mode="before")
     @classmethod
     def _flat_training(cls, values: Any) -> Any:

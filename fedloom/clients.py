@@ -21,6 +21,7 @@ class Setup:
     micro_batch: int = 256  # most rows in one pass of a full batch
     evaluation_batch: int = 1000  # most rows in one pass of an evaluation
     device: str = "cpu"
+    compile: bool = False  # the step of grouped lanes goes through torch.compile
     draws_globally: bool = False  # the model draws from torch's own generator, which is then seeded for every step
     masked: bool = False  # the model has dropout or batch normalisation, which must see keys and masks
     normalises_features: bool = False  # it has batch normalisation over single values, which a lone example breaks

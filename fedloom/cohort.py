@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
-from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
+from pydantic import model_validator
 from torch import Tensor
 
 from fedloom import keys, tree
@@ -16,7 +16,7 @@ from fedloom.algorithm import Algorithm, Update
 from fedloom.data.split import SplitName
 from fedloom.errors import InputError
 from fedloom.local import Groups
-from fedloom.record import Record
+from fedloom.record import Count, NonNegative, Record, Share
 from fedloom.task import Task
 from fedloom.tree import Tree
 from fedloom.work import ClientWork, Outcome, Report, Work, aggregate
@@ -36,11 +36,11 @@ class Sampling(Record):
     random), `poisson` (each client by itself with probability `fraction`) or `window` (moves by one client at a time).
     """
 
-    fraction: float = Field(1.0, ge=0, le=1)
-    count: PositiveInt | None = None
+    fraction: Share = 1.0
+    count: Count | None = None
     sampling: Literal["fixed", "poisson", "window"] = "fixed"
-    redraw_every: PositiveInt = 1
-    quorum: NonNegativeFloat = 0.0  # the fewest clients for a round to count: a share of the cohort, or a number above 1
+    redraw_every: Count = 1
+    quorum: NonNegative = 0.0  # the fewest clients for a round to count: a share of the cohort, or a number above 1
 
     @model_validator(mode="after")
     def _fits(self) -> Sampling:

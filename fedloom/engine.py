@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pydantic import PositiveInt
-
 from fedloom import tree
 from fedloom.algorithm import Algorithm
 from fedloom.cohort import Backend, Cohort, OwnStates, Sampling
@@ -17,7 +15,7 @@ from fedloom.data.split import SPLITS, SplitName
 from fedloom.errors import TrainingError
 from fedloom.evaluation import Measured
 from fedloom.local import Groups
-from fedloom.record import Record
+from fedloom.record import Count, Record
 from fedloom.task import Task
 from fedloom.work import Examination, Report, ServerExamination
 
@@ -27,7 +25,7 @@ Phase = Literal["pre_fit", "post_fit", "final"]
 class Evaluation(Record):
     """What is measured, on which data and how often."""
 
-    every: PositiveInt = 1
+    every: Count = 1
     splits: tuple[SplitName, ...] = ("test",)
     clients: Literal["all", "cohort"] = "all"
     universal: bool = False

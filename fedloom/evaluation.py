@@ -75,8 +75,8 @@ def measure(task: Task, weights: Tree, x: Tensor, y: Tensor) -> Measured:
         if metric.values is not None:
             sums[metric.name] = metric.values(output, y).sum(dtype=torch.float64).item()
         elif metric.scores is not None:
-            scores[metric.name] = metric.scores(output)
-    return Measured(len(y), sums, scores, y if scores else None)
+            scores[metric.name] = metric.scores(output).cpu()
+    return Measured(len(y), sums, scores, y.cpu() if scores else None)
 
 
 def batch(data: Clients, rows: Tensor, task: Task) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import model_validator
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -22,7 +22,7 @@ from fedloom.clients import Clients
 from fedloom.errors import FedloomError, InputError, TrainingError
 from fedloom.evaluation import batch, evaluate, passes
 from fedloom.masking import Masked
-from fedloom.record import Record
+from fedloom.record import Count, Decay, NonNegative, Positive, Record
 from fedloom.task import Task
 from fedloom.tree import Tree, row, select, stack
 
@@ -33,18 +33,18 @@ class Training(Record):
     """How a client trains: the optimiser, its steps and when to stop."""
 
     optimizer: Literal["sgd", "adam", "adagrad", "adadelta"] = "sgd"
-    lr: PositiveFloat = 0.1
-    epochs: PositiveFloat = 1
-    batch_size: PositiveInt | Literal["full"] = 32
+    lr: Positive = 0.1
+    epochs: Positive = 1.0
+    batch_size: Count | Literal["full"] = 32
     optimizer_state: Literal["reset", "keep"] = "reset"
-    momentum: float = Field(0.0, ge=0, lt=1)
-    weight_decay: NonNegativeFloat = 0.0
-    clip: PositiveFloat | None = None
-    patience: PositiveInt | None = None
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.999, ge=0, lt=1)
-    rho: float = Field(0.9, ge=0, lt=1)
-    epsilon: PositiveFloat | None = None
+    momentum: Decay = 0.0
+    weight_decay: NonNegative = 0.0
+    clip: Positive | None = None
+    patience: Count | None = None
+    beta1: Decay = 0.9
+    beta2: Decay = 0.999
+    rho: Decay = 0.9
+    epsilon: Positive | None = None
 
     @model_validator(mode="after")
     def _fits_optimizer(self) -> Training:
@@ -93,7 +93,8 @@ def train(
     out = {name: torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device) for name, leaf in start.items()}
     kept = own.get("optimizer") if training.optimizer_state == "keep" else None
     job = _Job(task, data, start, training, correct, shared or {}, own, kept, out, [None] * len(data))
-    if data.setup.group == 1 or training.batch_size == "full":
+    alone = data.setup.group == 1 or training.batch_size == "full" or data.ids == (data.federation.everyone,)
+    if alone:
         for position in range(len(data)):
             _train_plain(job, position)
     else:
@@ -163,7 +164,9 @@ class _Course:
         return rows
 
     def step_key(self) -> Tensor:
-        return torch.tensor(keys.words(self.job.data.key(self.position, "dropout", self.steps)))
+        return torch.tensor(
+            keys.words(self.job.data.key(self.position, "dropout", self.steps)), device=self.job.data.setup.device
+        )
 
     def advance(self, loss_sum: Callable[[], float], weights: Callable[[], Tree]) -> bool:
         """Count a step; at the end of an epoch note the loss and decide about stopping. True when the course is done.
@@ -305,17 +308,17 @@ def _train_lanes(job: _Job) -> None:
     task, data, training, lanes = job.task, job.data, job.training, job.data.setup.group
     size = training.batch_size
     assert isinstance(size, int)
-    weights = {name: torch.zeros((lanes, *leaf.shape[1:]), dtype=leaf.dtype) for name, leaf in job.start.items()}
+    weights = _lanes_like(job.start, lanes)
     parameters, others = select(weights, task.trainable), {n: w for n, w in weights.items() if n not in task.trainable}
     begin = {name: torch.zeros_like(leaf) for name, leaf in parameters.items()} if job.correct else {}
-    own = {g: {n: torch.zeros((lanes, *leaf.shape[1:]), dtype=leaf.dtype) for n, leaf in t.items()} for g, t in job.own.items()}
+    own = {group: _lanes_like(stacked, lanes) for group, stacked in job.own.items()}
     state = _optimizer_state(job, parameters, None)
     if state:
-        state["steps"] = torch.zeros(lanes, dtype=torch.int64)
-    step = _lane_step(task, training.clip, job.correct, data.setup.masked)
+        state["steps"] = torch.zeros(lanes, dtype=torch.int64, device=data.setup.device)
+    step = _lane_step(task, training.clip, job.correct, data.setup.masked, data.setup.compile)
     waiting = iter(range(len(data)))
     courses: list[_Course | None] = [None] * lanes
-    losses = torch.zeros(lanes, dtype=task.torch_dtype)
+    losses = torch.zeros(lanes, dtype=task.torch_dtype, device=data.setup.device)
     task.module.train()
 
     def fill(lane: int) -> None:
@@ -363,8 +366,8 @@ def _train_lanes(job: _Job) -> None:
                 others,
                 x.reshape(lanes, size, *x.shape[1:]),
                 y.reshape(lanes, size, *y.shape[1:]),
-                mask,
-                step_keys,
+                mask.to(data.setup.device),
+                step_keys.to(data.setup.device),
                 begin,
                 job.shared if job.correct else {},
                 own,
@@ -380,7 +383,7 @@ def _train_lanes(job: _Job) -> None:
         for name, leaf in buffers.items():
             others[name].copy_(leaf)
         optimizers.update(training, task.trainable, list(parameters.values()), [gradient[n] for n in parameters], state)
-        losses += loss * counts
+        losses += loss * counts.to(data.setup.device)
         for lane, course in enumerate(courses):
             if course is None:
                 continue
@@ -394,8 +397,15 @@ def _train_lanes(job: _Job) -> None:
                 fill(lane)
 
 
+def _lanes_like(stacked: Tree, lanes: int) -> Tree:
+    """Empty lanes for trees like those of a stack."""
+    return {n: torch.zeros((lanes, *leaf.shape[1:]), dtype=leaf.dtype, device=leaf.device) for n, leaf in stacked.items()}
+
+
 @lru_cache(maxsize=64)
-def _lane_step(task: Task, clip_at: float | None, correct: Correct | None, masked: bool) -> Callable[..., Any]:
+def _lane_step(
+    task: Task, clip_at: float | None, correct: Correct | None, masked: bool, compiled: bool = False
+) -> Callable[..., Any]:
     """One training step of all lanes: gradients, losses and new buffers. Cached, because compiling it takes long."""
     module = task.module
 
@@ -431,7 +441,8 @@ def _lane_step(task: Task, clip_at: float | None, correct: Correct | None, maske
             gradient = clip(gradient, clip_at)
         return gradient, loss, buffers
 
-    return torch.func.vmap(step, in_dims=(0, 0, 0, 0, 0, 0, 0, None, 0))
+    lanes = torch.func.vmap(step, in_dims=(0, 0, 0, 0, 0, 0, 0, None, 0))
+    return torch.compile(lanes) if compiled else lanes
 
 
 def clip(gradient: Tree, largest: float) -> Tree:

@@ -38,7 +38,7 @@ def initial_state(training: Training, weights: Tree, trainable: Sequence[str]) -
     Keeps a leading client dimension if `weights` has one (the count then has it too, through broadcasting).
     """
     state = {f"{slot}:{name}": torch.zeros_like(weights[name]) for slot in slots(training) for name in trainable}
-    return {**state, "steps": torch.zeros((), dtype=torch.int64)} if state else {}
+    return {**state, "steps": torch.zeros((), dtype=torch.int64, device=weights[trainable[0]].device)} if state else {}
 
 
 def update(

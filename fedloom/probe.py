@@ -17,7 +17,8 @@ from fedloom.masking import Masked
 from fedloom.task import Task
 
 SMALL_MODEL = 256 * 1024  # bytes: above this, stacked weights leave the cache and vmapped steps gain nothing
-EAGER_GROUP = 10
+EAGER_GROUP = 10  # fewer lanes do not pay for vmap's own cost
+COMPILED_GROUP = 5
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,13 @@ class Probe:
     bytes: int
     cannot_group: str = ""  # why clients cannot be trained side by side; empty if they can
 
-    def group(self, cohort: int) -> int:
+    def group(self, cohort: int, compiled: bool = False) -> int:
         """The group size that `auto` means: a rule on the model's size and the cohort, never on timings."""
-        return EAGER_GROUP if not self.cannot_group and self.bytes <= SMALL_MODEL and cohort >= 2 * EAGER_GROUP else 1
+        if self.cannot_group:
+            return 1
+        if compiled:
+            return min(COMPILED_GROUP, cohort)
+        return EAGER_GROUP if self.bytes <= SMALL_MODEL and cohort >= 2 * EAGER_GROUP else 1
 
     def setup(self, group: int, **settings: Any) -> Setup:
         return Setup(

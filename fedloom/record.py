@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, ConfigDict, Strict, ValidationError
 from pydantic_core import ErrorDetails
 
-from fedloom.errors import InputError, nearest
+from fedloom.errors import UNKNOWN, InputError, ParameterError, nearest
+
+# numbers as fields: strict, so that "0.1" and true are errors and not numbers
+Count = Annotated[int, Strict(), Ge(1)]
+Whole = Annotated[int, Strict()]
+Positive = Annotated[float, Strict(), Gt(0)]
+NonNegative = Annotated[float, Strict(), Ge(0)]
+Share = Annotated[float, Strict(), Ge(0), Le(1)]
+Decay = Annotated[float, Strict(), Ge(0), Lt(1)]
 
 
 class Record(BaseModel):
@@ -26,16 +35,35 @@ class Record(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise InputError(explain(type(self), error)) from None
+            raise explain(type(self), error) from None
+
+    @classmethod
+    def known(cls) -> list[str]:
+        """Names that may be given."""
+        return sorted(cls.model_fields)
 
     def replace(self, **changes: Any) -> Any:
         """A copy with some fields changed, validated like a new record."""
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
 
 
-def explain(record: type[BaseModel], error: ValidationError) -> str:
+def explain(record: type[BaseModel], error: ValidationError) -> InputError:
     """The first thing that is wrong, in the house form: parameter, record, what is allowed, what was given."""
-    return _sentence(record, error.errors(include_url=False)[0])
+    details = error.errors(include_url=False)
+    first = details[0]
+    original = first.get("ctx", {}).get("error")
+    if isinstance(original, InputError):
+        return original
+    place = [part for part in first["loc"] if isinstance(part, int) or part in record.model_fields] or first["loc"]
+    name = ".".join(str(part) for part in place)
+    if first["type"] == "extra_forbidden":
+        known = record.known() if issubclass(record, Record) else sorted(record.model_fields)
+        return ParameterError(record.__name__, name, UNKNOWN, f" Known: {', '.join(known)}.{nearest(name, known)}")
+    # a field that may be of several kinds has an error for each: name them all
+    alternatives = [_problem(detail) for detail in details if detail["loc"][0] == first["loc"][0]]
+    problems = list(dict.fromkeys(problem.removeprefix("must be ") for problem, _ in alternatives))
+    start = "must be " if alternatives[0][0].startswith("must be ") else ""
+    return ParameterError(record.__name__, name, start + " or ".join(problems), alternatives[-1][1])
 
 
 _BOUNDS = {
@@ -62,29 +90,22 @@ _KINDS = {
 }
 
 
-def _sentence(record: type[BaseModel], detail: ErrorDetails) -> str:
-    kind, context = detail["type"], detail.get("ctx", {})
-    place = [part for part in detail["loc"] if isinstance(part, (str, int))]
-    name = ".".join(str(part) for part in place if part in record.model_fields or len(place) == 1 or isinstance(part, int))
-    name = name or ".".join(map(str, place)) or "value"
-    owner = record.__name__
-    if kind == "extra_forbidden":
-        known = sorted(record.model_fields)
-        return f"{owner} has no parameter '{name}'. Known: {', '.join(known)}.{nearest(name, known)}"
+def _problem(detail: ErrorDetails) -> tuple[str, str]:
+    """What is wrong, and a hint."""
+    kind, context, given = detail["type"], detail.get("ctx", {}), detail["input"]
     if kind == "missing":
-        return f"{owner} needs the parameter '{name}'."
+        return "is needed", ""
     if kind == "value_error":
-        return str(context["error"])
-    given = detail["input"]
+        return f"is not valid: {context['error']}", ""
     if kind in _BOUNDS:
         bound, words = _BOUNDS[kind]
-        return f"The '{name}' parameter of {owner} must be {words} {context[bound]}. Got {given!r} instead."
+        return f"must be {words} {context[bound]}", f" Got {given!r} instead."
     if kind == "literal_error":
         hint = nearest(given, _choices(context["expected"])) if isinstance(given, str) else ""
-        return f"The '{name}' parameter of {owner} must be {context['expected']}. Got {given!r} instead.{hint}"
+        return f"must be {context['expected']}", f" Got {given!r} instead.{hint}"
     if kind in _KINDS:
-        return f"The '{name}' parameter of {owner} must be {_KINDS[kind]}. Got {given!r} instead."
-    return f"The '{name}' parameter of {owner} is not valid: {detail['msg']}. Got {given!r} instead."
+        return f"must be {_KINDS[kind]}", f" Got {given!r} instead."
+    return f"is not valid: {detail['msg']}", f" Got {given!r} instead."
 
 
 def _choices(expected: str) -> list[str]:

@@ -62,7 +62,7 @@ class Task:
     @cached_property
     def module(self) -> nn.Module:
         """The model's structure; what its parameters hold means nothing."""
-        return self._build()
+        return self.build()
 
     @cached_property
     def trainable(self) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ class Task:
 
     def initial(self) -> Tree:
         """The initial weights, always the same for the same seed."""
-        module = self._build()
+        module = self.build()
         if self.init == "glorot":
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(keys.key(self.seed, "glorot") >> 1)
@@ -83,7 +83,8 @@ class Task:
         weights = leaves(module)
         return weights if self.init in ("torch", "glorot") else _load(Path(self.init), weights)
 
-    def _build(self) -> nn.Module:
+    def build(self) -> nn.Module:
+        """A new module with initial weights."""
         # modules draw their initial weights from torch's global generator: lend them a seeded one
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(keys.key(self.seed, "init") >> 1)

@@ -106,6 +106,11 @@ def clone(tree: Tree) -> Tree:
     return map_leaves(lambda leaf: leaf.detach().clone(memory_format=torch.contiguous_format), tree)
 
 
+def to(tree: Tree, device: str) -> Tree:
+    """The same tree on another device."""
+    return map_leaves(lambda leaf: leaf.to(device), tree)
+
+
 def size(tree: Tree) -> int:
     """Bytes of all leaves."""
     return sum(leaf.numel() * leaf.element_size() for leaf in tree.values())

@@ -33,6 +33,10 @@ class Place:
     task: Task
     setup: Setup
 
+    def __post_init__(self) -> None:
+        if self.setup.device != "cpu":
+            self.task.module.to(self.setup.device)
+
 
 class Work(Protocol):
     """What the server asks of some clients."""
@@ -130,10 +134,13 @@ class ClientWork:
     def _perform(self, place: Place) -> Outcome:
         data = Clients(place.federation, self.ids, self.seed, self.round, self.call, place.setup)
         method = getattr(self.algorithm, self.method)
-        extra: tuple[Any, ...] = () if self.each is None else (self.each,)
+        device = place.setup.device
+        extra: tuple[Any, ...] = () if self.each is None else (_on(device, self.each),)
         if self.peers is not None and self.graph is not None:
-            extra = (Inbox(self.peers, self.graph),)
-        update, own = method(place.task, self.shared, self.own, data, *extra)
+            extra = (Inbox(_on(device, self.peers), self.graph),)
+        update, own = method(place.task, _on(device, self.shared), _on(device, self.own), data, *extra)
+        own = _on("cpu", own)
+        update = replace(update, groups=_on("cpu", update.groups))
         reports = tuple(self._report(place, data, update, position) for position in range(len(data)))
         sums, stack = {}, {}
         weights = {group: update.weights(group) for group in update.groups}
@@ -182,6 +189,11 @@ class ClientWork:
             tuple(report for outcome in results for report in outcome.reports),
             results[0].whole if results else {},
         )
+
+
+def _on(device: str, groups: Groups) -> Groups:
+    """Groups on a device; on the CPU this copies nothing."""
+    return {name: tree.to(group, device) for name, group in groups.items()}
 
 
 def _join(stacks: list[Groups]) -> Groups:
@@ -236,7 +248,7 @@ class Examination:
         graded = {}
         for position, client in enumerate(self.ids):
             own = {group: tree.row(stacked, position) for group, stacked in self.own.items()}
-            model = self.algorithm.model(place.task, self.shared, own)
+            model = tree.to(self.algorithm.model(place.task, self.shared, own), place.setup.device)
             graded[client] = {s: evaluation.evaluate(place.task, model, data, position, s) for s in self.splits}
         return graded
 
@@ -267,7 +279,7 @@ class ServerExamination:
         for number in self.pieces:
             rows = slice(number * self.piece, (number + 1) * self.piece)
             example = evaluation.prepare(x[rows], y[rows], place.federation.scale, place.task, place.setup.device)
-            measured.append(evaluation.measure(place.task, self.weights, *example))
+            measured.append(evaluation.measure(place.task, tree.to(self.weights, place.setup.device), *example))
         return measured
 
     def merge(self, results: Iterable[list[Measured]]) -> list[Measured]:

@@ -31,6 +31,7 @@ class Client(NamedTuple):
 
     @property
     def examples(self) -> int:
+        """In all splits."""
         return self.train + self.validation + self.test
 
 
@@ -50,13 +51,16 @@ class Description:
 
     @property
     def clients(self) -> int:
+        """How many there are."""
         return len(self.train)
 
     @property
     def examples(self) -> int:
+        """Of all clients in all splits; the server's are not among them."""
         return int(self.train.sum() + self.validation.sum() + self.test.sum())
 
     def client(self, number: int) -> Client:
+        """One row."""
         return Client(
             str(number) if self.names is None else self.names[number],
             int(self.train[number]),
@@ -68,6 +72,7 @@ class Description:
 
     @property
     def rows(self) -> Iterator[Client]:
+        """All clients in order."""
         return (self.client(number) for number in range(self.clients))
 
 
@@ -117,7 +122,8 @@ def _warnings(
         found = np.flatnonzero(where)
         if len(found):
             shown = ", ".join(federation.name(int(client)) for client in found[:5]) + (", …" if len(found) > 5 else "")
-            yield f"{len(found):,} of {federation.clients:,} clients {'has' if len(found) == 1 else 'have'} {what}: {shown}."
+            verb = "has" if len(found) == 1 else "have"
+            yield f"{len(found):,} of {federation.clients:,} clients {verb} {what}: {shown}."
 
     if len(federation.classes) > 1:
         yield from clients(labels == 1, "one label only")

@@ -5,6 +5,7 @@ A federation of a million clients costs eight bytes a client: splits are compute
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -81,6 +82,16 @@ class Federation:
             return self._unions[split]
         start, end = int(self.offsets[client]), int(self.offsets[client + 1])
         return _parts(self.split, self.seed, client, start, end)[split]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of all examples and of who holds them: two federations with the same one are the same."""
+        digest = hashlib.sha256(repr((self.split, self.seed, self.scale, self.classes)).encode())
+        held = [part for split in sorted(self.server) for part in self.server[split]]
+        for array in (self.x.numpy(), self.y.numpy(), self.offsets, *(part.numpy() for part in held)):
+            digest.update(f"{array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
     @staticmethod
     def from_arrays(

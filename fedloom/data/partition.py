@@ -49,6 +49,7 @@ class Partition(Record):
         return self.deal(y.numpy(), key, classes)
 
     def deal(self, labels: NDArray[Any], key: int, classes: int) -> Owners:
+        """The client of every example, given its label; called by `assign` once the checks have passed."""
         raise NotImplementedError(f"{type(self).__name__} must define deal(labels, key, classes)")
 
 
@@ -56,6 +57,7 @@ class Iid(Partition):
     """Shuffled and cut into parts as equal as possible."""
 
     def deal(self, labels: NDArray[Any], key: int, classes: int) -> Owners:
+        """Sizes differ by at most one."""
         return _cut(keys.permutation(key, len(labels)), _equal(len(labels), self.clients))
 
 
@@ -69,6 +71,7 @@ class Shards(Partition):
     by_label: ClassVar[bool] = True
 
     def deal(self, labels: NDArray[Any], key: int, classes: int) -> Owners:
+        """Shards are dealt, not examples; where a shard crosses two labels its client has one label more."""
         shards = self.clients * self.per_client
         if shards > len(labels):
             raise InputError(
@@ -91,6 +94,7 @@ class Dirichlet(Partition):
     by_label: ClassVar[bool] = True
 
     def deal(self, labels: NDArray[Any], key: int, classes: int) -> Owners:
+        """All classes in one go: sorted by class, shuffled within, cut by the drawn proportions."""
         shuffled = keys.permutation(keys.key(key, "order"), len(labels))
         order = shuffled[np.argsort(labels[shuffled], kind="stable")]
         examples = np.bincount(labels, minlength=classes)
@@ -121,9 +125,11 @@ class Affinity(Partition):
     by_label: ClassVar[bool] = True
 
     def count(self, classes: int) -> int:
+        """As many as there are classes, unless given."""
         return self.clients or classes
 
     def deal(self, labels: NDArray[Any], key: int, classes: int) -> Owners:
+        """Every example draws whether it goes home, and where it goes either way."""
         clients = self.count(classes)
         homes = min(clients, classes)  # client j lives in home j mod homes
         home = labels % homes
@@ -145,6 +151,7 @@ class Unbalanced(Partition):
     shuffle: bool = True
 
     def deal(self, labels: NDArray[Any], key: int, classes: int) -> Owners:
+        """Distinct places, so everybody has an example."""
         count = len(labels)
         order = keys.permutation(keys.key(key, "order"), count) if self.shuffle else np.arange(count)
         places = np.sort(keys.permutation(keys.key(key, "cuts"), count - 1)[: self.clients - 1]) + 1
@@ -157,6 +164,7 @@ class Quantity(Partition):
     sigma: float = Field(default=1.0, ge=0, allow_inf_nan=False)
 
     def deal(self, labels: NDArray[Any], key: int, classes: int) -> Owners:
+        """Labels play no part."""
         logs = self.sigma * keys.generator(keys.key(key, "sizes")).standard_normal(self.clients)
         shares = np.exp(logs - logs.max())  # relative to the largest: no sigma overflows
         sizes = 1 + _proportional(shares / shares.sum(), len(labels) - self.clients)

@@ -28,7 +28,7 @@ class Columns(NamedTuple):
     """The columns of the map: the one of every example, how many there are, and what is written below them."""
 
     of: Numbers
-    count: int
+    many: int
     ticks: list[tuple[float, str]]
     title: str
 
@@ -80,13 +80,14 @@ def _map(figure: Figure, axes: Axes, federation: Federation, clients: Numbers) -
     """One row a client: the darker a cell, the larger a share of its examples it is."""
     columns = _columns(federation)
     ranges = [slice(federation.offsets[client], federation.offsets[client + 1]) for client in clients]
-    counts = np.array([np.bincount(columns.of[examples], minlength=columns.count) for examples in ranges])
+    counts = np.array([np.bincount(columns.of[examples], minlength=columns.many) for examples in ranges])
     shares = counts / counts.sum(axis=1, keepdims=True)
-    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=shares.max(), aspect="auto", interpolation="nearest")
+    darkest = max(float(shares.max()), min(1.0, 3 / columns.many))  # equal shares everywhere are light, not dark
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=darkest, aspect="auto", interpolation="nearest")
     figure.colorbar(image, ax=axes, pad=0.02, format=lambda share, _: f"{share:.0%}")
-    if len(clients) <= 30 and columns.count <= 12:
+    if len(clients) <= 30 and columns.many <= 12:
         for row, column in zip(*np.nonzero(counts), strict=True):
-            colour = "white" if shares[row, column] > 0.6 * shares.max() else "black"
+            colour = "white" if shares[row, column] > 0.6 * darkest else "black"
             axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", fontsize=7, color=colour)
     places, texts = zip(*columns.ticks, strict=True)
     slanted = sum(len(text) + 1 for text in texts) > 50
@@ -114,8 +115,8 @@ def _histogram(axes: Axes, sizes: Numbers) -> None:
     """How many clients have how many examples."""
     low, high = int(sizes.min()), int(sizes.max())
     wide = high > 50 * low
-    edges = np.geomspace(low, high + 1, 25) if wide else np.linspace(low, high + 1, min(30, high - low + 1) + 1)
-    axes.hist(sizes, bins=np.unique(np.rint(edges)) - 0.5, color=COLOURS[0])  # a bar is around its whole numbers
+    edges = _doubling(low, high) if wide else np.linspace(low, high + 1, min(30, high - low + 1) + 1).round()
+    axes.hist(sizes, bins=list(edges - 0.5), color=COLOURS[0])  # a bar is around its whole numbers
     median = float(np.median(sizes))
     axes.axvline(median, color=COLOURS[1], label=f"median {median:,.0f}")
     if wide:
@@ -127,9 +128,15 @@ def _histogram(axes: Axes, sizes: Numbers) -> None:
     axes.legend(frameon=False)
 
 
+def _doubling(low: int, high: int) -> NDArray[np.float64]:
+    """Edges 1, 2, 3, 4, 6, 8, 12 … from the last at most `low` to the first above `high`."""
+    edges = np.unique([factor * 2**power // 2 for power in range(high.bit_length() + 1) for factor in (2, 3)])
+    return edges[np.searchsorted(edges, low, "right") - 1 : np.searchsorted(edges, high, "right") + 1].astype(float)
+
+
 def _step(count: int, most: int) -> int:
     """The smallest of 1, 2, 5, 10, 20 … that leaves at most so many of `count`."""
-    steps = (digit * 10**power for power in range(18) for digit in (1, 2, 5))
+    steps: list[int] = [digit * 10**power for power in range(9) for digit in (1, 2, 5)]
     return next(step for step in steps if count <= most * step)
 
 

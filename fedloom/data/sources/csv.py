@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, NonNegativeInt, field_validator
+from pydantic import Field, NonNegativeInt
 
 from fedloom.data.federation import Dataset
 from fedloom.data.sources.base import Source, Task, locate, targets
@@ -38,22 +38,14 @@ class Csv(Source):
     client: str | None = None
     drop: tuple[str, ...] = ()
     missing: dict[str, float] = Field(default_factory=dict)
-    fill: str | float = "error"  # error | zero | a number
+    fill: Literal["error", "zero"] | float = "error"
     task: Task = "auto"
     columns: tuple[str, ...] = ()
     skip: NonNegativeInt = 0  # lines after the header that are no examples
     delimiter: str = Field(default=",", min_length=1, max_length=1)
 
-    @field_validator("fill")
-    @classmethod
-    def _known_fill(cls, fill: str | float) -> str | float:
-        if isinstance(fill, str) and fill not in ("error", "zero"):
-            raise InputError(
-                f'The \'fill\' parameter of Csv must be "error", "zero" or a number. Got {fill!r} instead.'
-            )
-        return fill
-
     def load(self, base: Path) -> Dataset:
+        """Labels become classes in order, clients keep the names of their column."""
         path = locate(base, self.path)
         try:
             with OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8-sig", newline="") as file:
@@ -121,11 +113,13 @@ class Csv(Source):
             values = np.array([known[cell] if cell in known else float(cell) for cell in cells], dtype=np.float64)
         except ValueError:
             values = np.array([_number(cell, known) for cell in cells])
-        wrong = ~np.isfinite(values)
+        with np.errstate(over="ignore"):  # too large for float32: refused below like any other infinite number
+            numbers = values.astype(np.float32)
+        wrong = ~np.isfinite(numbers)
         if wrong.any():
             at = int(np.argmax(wrong))
             self._refuse(cells[at], lines[at], column)
-        return values.astype(np.float32)
+        return numbers
 
     def _refuse(self, cell: str, line: int, column: str) -> None:
         if not cell.strip():

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.util
 import inspect
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import ConfigDict
 
 from fedloom.data.federation import Dataset, as_dataset
-from fedloom.data.sources.base import Source, locate
-from fedloom.errors import InputError, nearest
+from fedloom.data.sources.base import Source
+from fedloom.errors import InputError
+from fedloom.resolve import code
 
 
 class Custom(Source):
@@ -29,17 +24,20 @@ class Custom(Source):
     reference: ClassVar[str]
 
     def load(self, base: Path) -> Dataset:
-        loader = resolve(self.reference, base)
+        """Call the loader; wrong keys are reported before it runs."""
+        loader = code(self.reference, base)
+        if not callable(loader):
+            raise InputError(f"'{self.reference}' must be a function that loads data. Got {loader!r} instead.")
         values = dict(self.model_extra or {})
-        parameters = inspect.signature(loader).parameters
-        if "base" in parameters and "base" not in values:
-            values["base"] = base
+        signature = inspect.signature(loader)
+        if "base" in signature.parameters:
+            values.setdefault("base", base)
         try:
-            inspect.signature(loader).bind(**values)
+            signature.bind(**values)
         except TypeError as error:
             raise InputError(
                 f"The loader '{self.reference}' cannot be called with {', '.join(values) or 'no keys'}: {error}. "
-                f"Its parameters are: {', '.join(parameters) or 'none'}."
+                f"Its parameters are: {', '.join(signature.parameters) or 'none'}."
             ) from None
         loaded = loader(**values)
         if isinstance(loaded, Dataset):
@@ -55,43 +53,3 @@ class Custom(Source):
 def custom(reference: str) -> type[Custom]:
     """The source class of one loader."""
     return type("Custom", (Custom,), {"reference": reference, "__module__": __name__})
-
-
-def resolve(reference: str, base: Path) -> Callable[..., Any]:
-    """The function that `my_module:loader` or `file.py:loader` names.
-
-    >>> resolve("math:sqrt", Path())(9)
-    3.0
-    """
-    place, _, name = reference.rpartition(":")
-    module = _file(locate(base, Path(place))) if place.endswith(".py") else _module(place)
-    found = getattr(module, name, None)
-    if not callable(found):
-        known = [known for known in vars(module) if callable(getattr(module, known)) and not known.startswith("_")]
-        raise InputError(
-            f"There is no function '{name}' in '{place}'. It has: {', '.join(known)}.{nearest(name, known)}"
-        )
-    return found  # type: ignore[no-any-return]
-
-
-def _module(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
-            raise  # the module is there and misses one of its own imports: its traceback says more than we can
-        raise InputError(
-            f"There is no module '{name}'. Install it, or name a file beside the experiment file: '{name}.py:loader'."
-        ) from None
-
-
-def _file(path: Path) -> ModuleType:
-    # the name holds a hash of the place, so that two files called net.py do not replace one another
-    name = f"fedloom_file_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise InputError(f"The file {path} cannot be loaded as Python.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickling look their module up by name
-    spec.loader.exec_module(module)
-    return module

@@ -20,7 +20,8 @@ class Digits(Source):
     image: bool = False
 
     def load(self, base: Path) -> Dataset:
-        from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # slow to import, and only needed here
+        """All of them, in scikit-learn's order."""
+        from sklearn.datasets import load_digits  # slow to import, and only needed here
 
         values, labels = load_digits(return_X_y=True)
         x = torch.from_numpy(values).to(torch.uint8)

@@ -98,8 +98,8 @@ def get(
     missing = _missing(folder)
     if missing:
         raise InputError(
-            f"Could not get {', '.join(missing)} of {name}: {'; '.join(problems)}. Fetch what is missing by hand (as .gz "
-            f"from {' or '.join(collection.mirrors)}) into a folder and run "
+            f"Could not get {', '.join(missing)} of {name}: {'; '.join(problems)}. Fetch what is missing by hand (as "
+            f".gz from {' or '.join(collection.mirrors)}) into a folder and run "
             f"`fedloom data get {name} --from FOLDER`. {collection.hint}"
         )
     return folder

@@ -29,6 +29,7 @@ class Idx(Source):
     classes: ClassVar[tuple[str, ...]]
 
     def load(self, base: Path) -> Dataset:
+        """The files of `path`, or of the cache."""
         folder = cache(self.name) if self.path is None else locate(base, self.path)
         files = [find(folder, file) for file in FILES]
         missing = [file for file, found in zip(FILES, files, strict=True) if found is None]

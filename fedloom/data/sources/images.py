@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field, PositiveInt
+from numpy.typing import NDArray
+from pydantic import PositiveInt
 
 from fedloom.data.federation import Dataset
 from fedloom.data.sources.base import Progress, Source, locate
@@ -20,10 +21,11 @@ class Images(Source):
     """Pictures in class folders, resized to `size` (height, width) without keeping their proportions."""
 
     path: Path
-    size: Annotated[tuple[PositiveInt, ...], Field(min_length=2, max_length=2)] = (80, 80)
+    size: tuple[PositiveInt, PositiveInt] = (80, 80)
     channels: Literal[1, 3] = 3
 
     def load(self, base: Path, progress: Progress | None = None) -> Dataset:
+        """Classes and files in the order of their names; `progress` is called after every picture."""
         folder = locate(base, self.path)
         files = {name: _pictures(folder / name) for name in _classes(folder)}
         labels = [number for number, pictures in enumerate(files.values()) for _ in pictures]
@@ -34,20 +36,23 @@ class Images(Source):
                 progress(folder.name, place + 1, len(labels))
         return Dataset(torch.from_numpy(x), torch.tensor(labels), classes=tuple(files), scale=1 / 255)
 
-    def _pixels(self, file: Path) -> np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]:
+    def _pixels(self, file: Path) -> NDArray[np.uint8]:
         from PIL import Image  # only this source needs Pillow
 
         height, width = self.size
         try:
             with Image.open(file) as image:
                 mode = "RGB" if self.channels == 3 else "L"
-                pixels = np.asarray(image.convert(mode).resize((width, height), Image.Resampling.BILINEAR))
+                resized = image.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
+                pixels = np.array(resized, dtype=np.uint8).reshape(height, width, self.channels)
         except Exception as error:  # Pillow's decoders raise what they like: OSError, SyntaxError, struct.error, …
             raise InputError(f"The picture {file} cannot be read ({error}): replace or remove it.") from None
-        return pixels.reshape(height, width, self.channels).transpose(2, 0, 1)
+        return np.moveaxis(pixels, 2, 0)
 
 
 def _classes(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder: 'path' must be one, with a sub-folder of pictures for each class.")
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if not names:
         raise InputError(

@@ -34,6 +34,7 @@ class Npz(Source):
     scale: float = 1.0  # for integer features
 
     def load(self, base: Path) -> Dataset:
+        """Labels of both sets are numbered together."""
         path = locate(base, self.path)
         arrays = self._read(path)
         if ("x_test" in arrays) != ("y_test" in arrays):

@@ -1,0 +1,37 @@
+# Two commands for a fresh machine: `make demo` and `make test`. They need Python, pip and make, nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint install clean
+
+demo: install
+	$(BIN)/fedloom demo
+
+test: $(VENV)/.tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/.tests
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/mypy
+
+install: $(VENV)/.package
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# a stamp is made only when the installation went through, so that a broken one is tried again
+$(VENV)/.package: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.tests: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test]"
+	touch $@ $(VENV)/.package
+
+clean:
+	rm -rf $(VENV) runs build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache

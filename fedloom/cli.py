@@ -1,0 +1,335 @@
+"""The command line. Results go to stdout, progress and messages to stderr; errors are one message and an exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from fedloom import __version__
+from fedloom.errors import FedloomError, InputError
+
+if TYPE_CHECKING:
+    from fedloom.experiment.spec import Experiment
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Federated learning: one experiment file in, trained models, tables and a picture out.",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(no_args_is_help=True, help="Look at data, or fetch it.")
+app.add_typer(data_app, name="data")
+
+File = Annotated[Path, typer.Argument(help="The experiment file (TOML).", metavar="FILE")]
+Changes = Annotated[
+    Optional[list[str]],  # noqa: UP045 (typer reads this at run time, also on Python 3.10)
+    typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change a key of the file; the value is TOML. May be repeated."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Folder = Annotated[Path, typer.Argument(help="A run's folder.", metavar="DIR")]
+
+
+def main() -> None:
+    """Entry point: turns fedloom's own errors into a message and an exit code."""
+    try:
+        app(standalone_mode=False)
+    except FedloomError as error:
+        _say(f"error: {error}")
+        sys.exit(error.exit_code)
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        _say("Interrupted.")
+        sys.exit(130)
+    except Exception as error:
+        if hasattr(error, "format_message"):  # click's usage errors
+            _say(f"error: {error.format_message()}")
+            sys.exit(getattr(error, "exit_code", 2))
+        raise
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            torch = version("torch")  # the package's own record: importing torch takes a second
+        except PackageNotFoundError:
+            torch = "not installed"
+        print(f"fedloom {__version__} (torch {torch}, Python {sys.version.split()[0]})")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show versions.")] = False,
+) -> None:
+    """Options of the command itself."""
+
+
+def _load(file: Path, changes: list[str] | None) -> Experiment:
+    from fedloom.experiment import spec
+
+    return spec.load(file, _parse_changes(changes or []))
+
+
+def _parse_changes(changes: list[str]) -> dict[str, Any]:
+    """`table.key=value` with a TOML value; a bare word is taken as a string.
+
+    >>> _parse_changes(["train.lr=0.1", "data.source=digits"])
+    {'train.lr': 0.1, 'data.source': 'digits'}
+    """
+    from fedloom.experiment.spec import tomllib
+
+    parsed = {}
+    for change in changes:
+        key, equals, value = change.partition("=")
+        if not equals or not key.strip():
+            raise InputError(f"--set {change}: write it as table.key=value, such as --set train.lr=0.1.")
+        try:
+            parsed[key.strip()] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            if any(sign in value for sign in "[]{}\"'="):
+                raise InputError(f"--set {change}: '{value}' is not a valid TOML value.") from None
+            parsed[key.strip()] = value.strip()
+    return parsed
+
+
+@contextmanager
+def _stop_on_interrupt() -> Iterator[Any]:
+    """The first Ctrl-C asks the run to stop after this round; the second one stops at once."""
+    asked = False
+
+    def ask(*_: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        _say("Stopping after this round … (press Ctrl-C again to stop at once)")
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@app.command()
+def run(
+    file: File,
+    changes: Changes = None,
+    workers: Annotated[Optional[int], typer.Option(help="Worker processes (default: one a core).")] = None,  # noqa: UP045
+    out: Annotated[Optional[Path], typer.Option(help="The run's folder (default: runs/NAME).")] = None,  # noqa: UP045
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew; an old folder is kept beside the new one.")] = False,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Also say how it is computed.")] = False,
+) -> None:
+    """Run an experiment, or go on where it stopped."""
+    if workers is not None:
+        changes = [*(changes or []), f"run.workers={workers}"]
+    _run(file, changes, out, fresh, as_json, quiet, verbose)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="The run's folder.")] = Path("runs/demo"),
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+) -> None:
+    """Compare ways to learn on handwritten digits at ten data holders: a first run, in under a minute."""
+    file = Path(__file__).parent / "experiment" / "files" / "demo.toml"
+    _run(file, None, out, False, as_json, quiet, False)
+
+
+def _run(
+    file: Path, changes: list[str] | None, out: Path | None, fresh: bool, as_json: bool, quiet: bool, verbose: bool
+) -> None:
+    from rich.console import Console
+
+    from fedloom.experiment.plan import Plan
+    from fedloom.experiment.progress import Bar, Lines, Silent
+    from fedloom.experiment.run import run as run_experiment
+
+    experiment = _load(file, changes)
+    plan = Plan(experiment)
+    folder = out or Path("runs") / experiment.name
+    console = Console(stderr=True)
+    progress: Any = Silent() if quiet else Bar(console) if console.is_terminal else Lines()
+    try:
+        with _stop_on_interrupt() as should_stop:
+            result = run_experiment(
+                **plan.arguments(), out=folder, fresh=fresh, progress=progress, should_stop=should_stop, verbose=verbose
+            )
+    finally:
+        if isinstance(progress, Bar):
+            progress.close()
+    if result.status != "done":
+        again = f"fedloom run {file}" + (f" --out {out}" if out else "")
+        _say(f"Stopped; everything up to here is in {folder}. Go on with: {again}")
+        if as_json:
+            print(json.dumps(result.json(), indent=2))
+        raise typer.Exit(130)
+    if as_json:
+        print(json.dumps(result.json(), indent=2))
+    else:
+        _print_table(result, experiment.evaluate.headline)
+    metric = experiment.task.metrics[0] if experiment.task.metrics else "loss"
+    picture = result.plot(metric)
+    (_say if as_json else print)(f"Results: {folder}\nPicture: {picture}")
+
+
+def _print_table(result: Any, headline: str = "final") -> None:
+    from rich.console import Console
+
+    from fedloom.experiment.summary import table
+
+    width = Console().width if sys.stdout.isatty() else 100
+    Console(width=width).print(table(result, headline))
+
+
+@app.command()
+def init(
+    file: Annotated[Path, typer.Argument(help="Where to write it.", metavar="FILE")] = Path("experiment.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+) -> None:
+    """Write a commented experiment file to start from."""
+    if file.exists() and not force:
+        raise InputError(f"{file} exists already. Choose another name, or use --force to overwrite it.")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text((Path(__file__).parent / "experiment" / "files" / "template.toml").read_text(encoding="utf-8"), encoding="utf-8")
+    print(f"Wrote {file}. Next: fedloom check {file}, then fedloom run {file}")
+
+
+@app.command()
+def check(file: File, changes: Changes = None, as_json: AsJson = False) -> None:
+    """Show what a file means and what it would cost; nothing is run."""
+    import tomli_w
+
+    from fedloom.experiment.check import estimate
+    from fedloom.experiment.plan import Plan
+
+    experiment = _load(file, changes)
+    costs = estimate(Plan(experiment))
+    if as_json:
+        print(json.dumps({"experiment": experiment.resolved(), "estimate": costs.json()}, indent=2))
+        return
+    print(tomli_w.dumps(experiment.resolved()))
+    for line in costs.lines():
+        print(f"# {line}")
+
+
+@app.command()
+def show(folder: Folder, as_json: AsJson = False) -> None:
+    """Show the results in a run's folder."""
+    from fedloom.experiment.result import Result
+
+    result = Result.read(folder)
+    if as_json:
+        print(json.dumps(result.json(), indent=2))
+    else:
+        _print_table(result)
+
+
+@app.command("list")
+def list_runs(
+    folder: Annotated[Path, typer.Argument(help="Where runs are.", metavar="DIR")] = Path("runs"), as_json: AsJson = False
+) -> None:
+    """List the runs in a folder."""
+    from fedloom.experiment.result import Result
+
+    found = [Result.read(path.parent) for path in sorted(folder.glob("*/run.db"))]
+    if as_json:
+        print(json.dumps([result.json() for result in found], indent=2))
+    elif not found:
+        print(f"No runs in {folder}.")
+    for result in found if not as_json else ():
+        rounds = max((run.rounds for run in result.runs), default=0)
+        print(f"{result.name:<30} {result.status:<8} {len(result.runs):>3} cells  {rounds:>5} rounds  {result.folder}")
+
+
+@app.command()
+def export(
+    folder: Folder,
+    csv: Annotated[bool, typer.Option("--csv", help="All tables as CSV files.")] = False,
+    model: Annotated[bool, typer.Option("--model", help="The trained weights: safetensors and a state_dict.")] = False,
+    to: Annotated[Optional[Path], typer.Option(help="Where to (default: DIR/export).")] = None,  # noqa: UP045
+) -> None:
+    """Write tables or trained weights out of a run's folder."""
+    from fedloom.experiment.export import export_csv, export_models
+    from fedloom.experiment.result import Result
+
+    if not csv and not model:
+        raise InputError("Say what to export: --csv, --model, or both.")
+    result = Result.read(folder)
+    target = to or folder / "export"
+    target.mkdir(parents=True, exist_ok=True)
+    for path in (*(export_csv(result, target) if csv else ()), *(export_models(result, target) if model else ())):
+        print(path)
+
+
+@data_app.command()
+def describe(
+    file: File,
+    changes: Changes = None,
+    picture: Annotated[Optional[Path], typer.Option(help="Where to draw it (default: FILE's name + -data.png).")] = None,  # noqa: UP045
+) -> None:
+    """Show what each client got: a table and a picture of clients and labels."""
+    from rich.console import Console
+
+    from fedloom.data import describe as describing
+    from fedloom.experiment.plan import Plan
+
+    experiment = _load(file, changes)
+    federation = Plan(experiment).federation(experiment.seeds[0])
+    description = describing.describe(federation)
+    Console(width=None if sys.stdout.isatty() else 80).print(describing.table(description))
+    path = picture or Path(f"{file.stem}-data.png")
+    describing.plot(federation, path)
+    print(f"Picture: {path}")
+
+
+@data_app.command()
+def get(
+    name: Annotated[str, typer.Argument(help="mnist or fashion_mnist.", metavar="NAME")],
+    to: Annotated[Optional[Path], typer.Option(help="Folder (default: the user's cache).")] = None,  # noqa: UP045
+    from_file: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--from", help="A folder or file fetched by hand, instead of a download."),
+    ] = None,
+) -> None:
+    """Fetch a dataset, with checksums."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    from fedloom.data.sources import download
+    from fedloom.data.sources.base import cache
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        tasks: dict[str, Any] = {}
+
+        def progress(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total)
+            bar.update(tasks[what], completed=done, total=total)
+
+        folder = download.get(name, to or cache(name), from_file, progress)
+    print(folder)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    main()

@@ -1,0 +1,1 @@
+"""Experiments: the file, the run, its store and what people see of it."""

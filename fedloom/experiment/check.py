@@ -1,0 +1,137 @@
+"""What an experiment would cost, before anything is run."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedloom import evaluation, machine, tree
+from fedloom.experiment.plan import Plan
+from fedloom.experiment.run import choose_setup
+from fedloom.probe import probe
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Clients, memory, traffic and a rough time."""
+
+    clients: int
+    examples: int
+    smallest_client: int
+    largest_client: int
+    parameters: int
+    cohort: int
+    cells: int
+    group: int
+    group_reason: str
+    data_bytes: int
+    memory_bytes: int
+    bytes_up_a_round: int
+    bytes_down_a_round: int
+    seconds_a_round: float
+    seconds: float
+
+    def json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """The same in words."""
+        return [
+            f"{self.clients:,} clients with {self.examples:,} examples: {self.smallest_client:,} to {self.largest_client:,} each",
+            f"{self.parameters:,} parameters; {self.cohort:,} clients a round; {self.cells} cells (algorithm × seed)",
+            f"data {size(self.data_bytes)}, memory about {size(self.memory_bytes)}",
+            f"a round of fedavg would send {size(self.bytes_up_a_round)} up and {size(self.bytes_down_a_round)} down",
+            f"group size {self.group}: {self.group_reason}",
+            f"roughly {duration(self.seconds_a_round)} a round on this machine, {duration(self.seconds)} in all",
+        ]
+
+
+def estimate(plan: Plan) -> Estimate:
+    """Load the data, build the model, time three steps, multiply."""
+    experiment = plan.experiment
+    seed = experiment.seeds[0]
+    federation, task = plan.federation(seed), plan.task(seed)
+    experiment.cohort.check(federation.clients)
+    facts = probe(federation, task)
+    cohort = experiment.cohort.size(federation.clients)
+    group = choose_setup(facts, experiment.run, cohort).group
+    asked = "as asked" if experiment.run.group != "auto" else f"for a model of {size(facts.bytes)} and {cohort} clients a round"
+    reason = "the serial backend" if experiment.run.backend == "serial" else facts.cannot_group or asked
+    workers = machine.cores() if experiment.run.workers == "auto" else experiment.run.workers
+    workers = 1 if experiment.run.backend == "serial" else workers
+    sizes = federation.sizes("train")
+    step_seconds, rows = _time_step(federation, task, experiment.train.batch_size, sizes)
+    steps = np.ceil(sizes / rows).mean() * experiment.train.epochs * cohort
+    forward = sum(federation.sizes(split).sum() for split in experiment.evaluate.splits)
+    tested = sum(len(y) for _, y in federation.server.values())
+    evaluated = (forward * 2 + tested) / experiment.evaluate.every * step_seconds / rows / 3
+    seconds = (steps * step_seconds + evaluated) / min(workers, cohort) + 0.005
+    cells = len(experiment.algorithm) * len(experiment.seeds)
+    data = sum(tree.size({"x": x, "y": y}) for x, y in [(federation.x, federation.y), *federation.server.values()])
+    model = facts.bytes
+    return Estimate(
+        clients=federation.clients,
+        examples=len(federation.y),
+        smallest_client=int(np.diff(federation.offsets).min()),
+        largest_client=int(np.diff(federation.offsets).max()),
+        parameters=task.parameters,
+        cohort=cohort,
+        cells=cells,
+        group=int(group),
+        group_reason=reason,
+        data_bytes=data,
+        memory_bytes=int(2 * data + (workers + 1) * 300e6 + workers * model * (6 * group + 4)),
+        bytes_up_a_round=cohort * (model + 8),
+        bytes_down_a_round=cohort * model,
+        seconds_a_round=float(seconds),
+        seconds=float(seconds * experiment.rounds * cells + 3),
+    )
+
+
+def _time_step(federation: Any, task: Any, batch_size: int | str, sizes: np.ndarray[Any, Any]) -> tuple[float, int]:
+    rows = int(min(256, max(1, sizes.mean()))) if batch_size == "full" else int(batch_size)
+    rows = min(rows, len(federation.y))
+    x, y = evaluation.prepare(federation.x[:rows], federation.y[:rows], federation.scale, task)
+    module = task.module.train()
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    times = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for _ in range(4):
+        began = time.perf_counter()
+        torch.autograd.grad(task.losses(module(x), y).mean(), parameters, allow_unused=True)
+        times.append(time.perf_counter() - began)
+    torch.set_num_threads(threads)
+    return min(times) * 1.3 + 1e-4, rows  # the optimiser and the loop around it
+
+
+def size(count: float) -> str:
+    """Bytes in words.
+
+    >>> size(1_234_567)
+    '1.2 MB'
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words.
+
+    >>> duration(90)
+    '2 minutes'
+    """
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600 * 1.5:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.1f} hours"

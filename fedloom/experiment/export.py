@@ -1,0 +1,45 @@
+"""A run's tables and trained weights as files that other programs read."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from fedloom.errors import StoreError
+from fedloom.experiment.result import TABLES, Result
+
+
+def export_csv(result: Result, folder: Path) -> list[Path]:
+    """Every table that has rows, as one CSV file each."""
+    written = []
+    for table in TABLES:
+        rows = result.rows(table)
+        if not rows:
+            continue
+        path = folder / f"{table}.csv"
+        with open(path, "w", newline="", encoding="utf-8") as out:
+            writer = csv.DictWriter(out, fieldnames=list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        written.append(path)
+    return written
+
+
+def export_models(result: Result, folder: Path) -> list[Path]:
+    """The trained weights of every cell: `LABEL-SEED.safetensors`, and the same as a torch state_dict (`.pt`)."""
+    written = []
+    for run in result.runs:
+        if run.rounds == 0:
+            continue
+        for name, weights in result.weights(run.algorithm, run.seed).items():
+            stem = f"{run.algorithm}-{run.seed}" + ("" if name == "model" else f"-{name}")
+            plain = {leaf: tensor.clone().contiguous() for leaf, tensor in weights.items()}
+            save_file(plain, folder / f"{stem}.safetensors")
+            torch.save(plain, folder / f"{stem}.pt")
+            written += [folder / f"{stem}.safetensors", folder / f"{stem}.pt"]
+    if not written:
+        raise StoreError(f"{result.folder} has no trained weights yet.")
+    return written

@@ -1,0 +1,370 @@
+"""Run an experiment: every algorithm with every seed, on the same data, stored, checkpointed and resumable.
+
+The command line and Python call the same function, `run`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedloom import machine, tree
+from fedloom.algorithm import Algorithm
+from fedloom.algorithms import ALGORITHMS
+from fedloom.backends.serial import Serial
+from fedloom.backends.vector import Vector, Workers
+from fedloom.clients import Setup
+from fedloom.cohort import Backend, Sampling
+from fedloom.data.federation import Federation
+from fedloom.engine import Evaluation, RoundRecord, Snapshot, fit
+from fedloom.errors import FedloomError, InputError, StoreError
+from fedloom.evaluation import Measured
+from fedloom.experiment import checkpoint
+from fedloom.experiment.progress import Progress, Silent
+from fedloom.experiment.result import Result
+from fedloom.experiment.spec import EvaluateTable, RunTable, differences, identity
+from fedloom.experiment.store import Store
+from fedloom.local import Groups
+from fedloom.probe import Probe, probe
+from fedloom.task import Task
+from fedloom.tree import Tree
+
+
+def run(
+    federation: Federation | Callable[[int], Federation],
+    task: Task | Callable[[int], Task],
+    algorithms: Mapping[str, Algorithm] | Sequence[Algorithm] | Algorithm,
+    rounds: int = 10,
+    *,
+    seeds: int | Sequence[int] = 1,
+    cohort: Sampling = Sampling(),
+    evaluate: Evaluation = EvaluateTable(),
+    name: str | None = None,
+    out: str | Path | None = None,
+    backend: str = "vector",
+    workers: int | str = "auto",
+    group: int | str = "auto",
+    compile: bool | str = "auto",
+    device: str = "auto",
+    checkpoint_every: int = 1,
+    fresh: bool = False,
+    description: Mapping[str, Any] | None = None,
+    resolved: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+    verbose: bool = False,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Train every algorithm with every seed and keep all that happened in a folder; go on where an earlier run stopped.
+
+    `federation` and `task` may be functions of the seed. The folder is `out`, or `runs/NAME`; without a name it is called
+    after the experiment's fingerprint, so that another experiment gets another folder.
+    """
+    cells = _labelled(algorithms)
+    seed_list = tuple(range(1, seeds + 1)) if isinstance(seeds, int) else tuple(seeds)
+    evaluation = evaluate if isinstance(evaluate, EvaluateTable) else EvaluateTable(**_fields(evaluate))
+    settings = RunTable(
+        backend=backend, workers=workers, group=group, compile=compile, device=device, checkpoint_every=checkpoint_every
+    )
+    federations = federation if callable(federation) else lambda seed: federation
+    tasks = task if callable(task) and not isinstance(task, Task) else lambda seed: task
+    described = dict(description or _describe(federations, tasks, cells, seed_list, cohort, evaluation))
+    title = name or f"run-{identity(described)[:8]}"
+    folder = Path(out) if out is not None else Path("runs") / title
+    told = progress or Silent()
+    with _claimed(folder, fresh), Store(folder) as store:
+        _same_experiment(store, folder, described, rounds, resolved)
+        with _Backends(federations, tasks, settings, cohort, store, told) as backends:
+            for seed in seed_list:
+                for label, algorithm in cells.items():
+                    cell = _Cell(folder, store, label, seed, algorithm, rounds, cohort, evaluation, settings, told)
+                    if not cell.train(backends, should_stop):
+                        return Result.read(folder, tasks)
+    return Result.read(folder, tasks)
+
+
+def _labelled(algorithms: Mapping[str, Algorithm] | Sequence[Algorithm] | Algorithm) -> dict[str, Algorithm]:
+    if isinstance(algorithms, Algorithm):
+        algorithms = [algorithms]
+    if not isinstance(algorithms, Mapping):
+        algorithms = {type(algorithm).__name__.lower(): algorithm for algorithm in algorithms}
+    for label, algorithm in algorithms.items():
+        if not isinstance(algorithm, Algorithm):
+            raise InputError(f"'{label}' must be an algorithm, such as fedloom.FedAvg(). Got {algorithm!r} instead.")
+    if not algorithms:
+        raise InputError("There is nothing to run: give at least one algorithm.")
+    return dict(algorithms)
+
+
+def _describe(
+    federations: Callable[[int], Federation],
+    tasks: Callable[[int], Task],
+    algorithms: Mapping[str, Algorithm],
+    seeds: Sequence[int],
+    cohort: Sampling,
+    evaluation: EvaluateTable,
+) -> dict[str, Any]:
+    """What decides the result of a run that was started from Python."""
+    task = tasks(seeds[0])
+    return {
+        "data": federations(seeds[0]).fingerprint,
+        "task": {"model": str(task.module), "loss": _name(task.loss), "init": tree.sha256(task.initial())},
+        "metrics": [metric.name for metric in task.measures],
+        "seeds": list(seeds),
+        "cohort": cohort.model_dump(mode="json", exclude_none=True),
+        "evaluate": evaluation.model_dump(mode="json", exclude_none=True),
+        "algorithm": {k: {"name": type(a).__name__, **a.model_dump(mode="json")} for k, a in algorithms.items()},
+    }
+
+
+def _name(thing: Any) -> str:
+    return thing if isinstance(thing, str) else getattr(thing, "__qualname__", type(thing).__name__)
+
+
+def _fields(evaluation: Evaluation) -> dict[str, Any]:
+    return {name: getattr(evaluation, name) for name in Evaluation.model_fields}
+
+
+@contextlib.contextmanager
+def _claimed(folder: Path, fresh: bool) -> Iterator[None]:
+    """The run folder, for this process alone; `fresh` moves an old one aside, because results are never thrown away."""
+    if fresh and folder.exists() and any(folder.iterdir()):
+        aside = folder.with_name(f"{folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
+        number = 1
+        while aside.exists():
+            number += 1
+            aside = aside.with_name(f"{folder.name}.{time.strftime('%Y%m%d-%H%M%S')}-{number}")
+        folder.rename(aside)
+    if folder.exists() and not folder.is_dir():
+        raise StoreError(f"{folder} is a file: a run needs a folder. Choose another with --out.")
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:  # no such lock on this system: two runs in one folder are then the user's own risk
+        yield
+        return
+    with open(folder / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StoreError(f"Another process is running in {folder}. Wait for it, or choose another folder with --out.") from None
+        yield
+
+
+def _same_experiment(
+    store: Store, folder: Path, description: Mapping[str, Any], rounds: int, resolved: Mapping[str, Any] | None
+) -> None:
+    """Refuse to mix two experiments in one folder; note down what this one is."""
+    known = store.fact("description")
+    described = json.loads(json.dumps(description, default=str))
+    if known is not None and known != described:
+        changed = "\n  ".join(differences(known, described))
+        raise StoreError(
+            f"{folder} holds another experiment. What differs:\n  {changed}\n"
+            "Use --fresh to start anew (the old folder is kept beside it), or --out for another folder."
+        )
+    earlier = store.fact("rounds") or 0
+    if rounds < earlier:
+        raise StoreError(
+            f"{folder} was run for {earlier} rounds, more than the {rounds} asked for now. Use --fresh to start anew."
+        )
+    store.set_fact("description", described)
+    store.set_fact("rounds", rounds)
+    if resolved is not None:
+        checkpoint.write_atomically(folder / "experiment.toml", tomli_w.dumps(dict(resolved)).encode())
+
+
+@dataclass
+class _Backends:
+    """One backend for each pair of data and task, made when the first cell needs it."""
+
+    federations: Callable[[int], Federation]
+    tasks: Callable[[int], Task]
+    settings: RunTable
+    cohort: Sampling
+    store: Store
+    progress: Progress
+
+    def __enter__(self) -> _Backends:
+        self._made: dict[tuple[int, int], tuple[Backend, Federation, Task]] = {}
+        self._workers: Workers | None = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for backend, _, _ in self._made.values():
+            backend.close()
+        if self._workers is not None:
+            self._workers.close()
+
+    def get(self, seed: int) -> tuple[Backend, Federation, Task]:
+        federation, task = self.federations(seed), self.tasks(seed)
+        key = (id(federation), id(task))
+        if key not in self._made:
+            for old, _, _ in self._made.values():
+                if isinstance(old, Serial):
+                    old.close()
+            self._made = {key: (self._build(federation, task, seed), federation, task)}
+        return self._made[key]
+
+    def _build(self, federation: Federation, task: Task, seed: int) -> Backend:
+        if self.settings.backend == "vector" and self._workers is None:
+            wanted = machine.cores() if self.settings.workers == "auto" else self.settings.workers
+            self._workers = Workers(wanted)
+        self.cohort.check(federation.clients)
+        facts = probe(federation, task)
+        setup = self._setup(facts, federation)
+        self._same_data(federation, seed)
+        if self._workers is None:
+            machine.prepare_process()
+            return Serial(federation, task, setup)
+        return Vector(federation, task, setup, self._workers)
+
+    def _setup(self, facts: Probe, federation: Federation) -> Setup:
+        """How to compute: as recorded when the run began, so that going on gives the same bits; else as asked."""
+        recorded = self.store.fact("setup")
+        if recorded is not None:
+            known = {field.name for field in fields(Setup)}
+            return Setup(**{name: value for name, value in recorded.items() if name in known})
+        setup = choose_setup(facts, self.settings, self.cohort.size(federation.clients))
+        if facts.cannot_group and self.settings.group != 1 and self.settings.backend != "serial":
+            self.progress.note(f"Clients are trained one by one in each worker, because {facts.cannot_group}")
+        self.store.set_fact("setup", asdict(setup))
+        self.store.set_fact("machine", machine.facts())
+        if not self.store.rows("clients"):
+            self.store.set_clients(federation)
+        return setup
+
+    def _same_data(self, federation: Federation, seed: int) -> None:
+        known = self.store.fact(f"data of seed {seed}")
+        if known is not None and known != federation.fingerprint:
+            raise StoreError("The data has changed since this run began. Use --fresh to start anew with the new data.")
+        self.store.set_fact(f"data of seed {seed}", federation.fingerprint)
+
+
+@dataclass
+class _Cell:
+    """One algorithm with one seed."""
+
+    folder: Path
+    store: Store
+    label: str
+    seed: int
+    algorithm: Algorithm
+    rounds: int
+    cohort: Sampling
+    evaluation: EvaluateTable
+    settings: RunTable
+    progress: Progress
+
+    def train(self, backends: _Backends, should_stop: Callable[[], bool]) -> bool:
+        """Run to the end, or from the last checkpoint to the end; false when asked to stop before that."""
+        self.number = self.store.cell(self.label, self.seed)
+        self.checkpoints = self.folder / "cells" / f"{self.label}-{self.seed}"
+        loaded = checkpoint.load(self.checkpoints)
+        for note in loaded.notes if loaded else ():
+            self.progress.note(f"{self.label}, seed {self.seed}: {note}")
+        begun = loaded.snapshot if loaded else None
+        if loaded is not None and (loaded.snapshot.round >= self.rounds or loaded.extra.get("reached")):
+            return True
+        self.store.forget_after(self.number, begun.round if begun else 0)
+        self.store.set_status(self.number, "running")
+        title = f"{self.label} (seed {self.seed})"
+        self.progress.begin(title, begun.round if begun else 0, self.rounds)
+        try:
+            finished = self._rounds(backends, begun, should_stop)
+        except FedloomError as error:
+            self.store.set_status(self.number, "failed", error=str(error))
+            raise
+        finally:
+            self.progress.end()
+        self.store.set_status(self.number, "done" if finished else "stopped")
+        return finished
+
+    def _rounds(self, backends: _Backends, begun: Snapshot | None, should_stop: Callable[[], bool]) -> bool:
+        backend, federation, task = backends.get(self.seed)
+        own: dict[int, Groups] = dict(begun.own) if begun else {}
+        unsaved: dict[int, Groups] = {}
+        records = fit(
+            federation,
+            task,
+            self.algorithm,
+            self.rounds,
+            seed=self.seed,
+            sampling=self.cohort,
+            evaluation=self.evaluation,
+            backend=backend,
+            resume=begun,
+        )
+        for record in records:
+            own.update(record.own)
+            unsaved.update(record.own)
+            self.store.save(self.number, record, task)
+            values = headline_values(record, task)
+            self.progress.step(record.round, values, record.seconds)
+            reached = self._reached(values, task)
+            last = record.round == self.rounds or reached
+            stopping = not last and should_stop()
+            if last or stopping or record.round % self.settings.checkpoint_every == 0:
+                checkpoint.save(self.checkpoints, record.round, record.state, unsaved, {"reached": reached})
+                unsaved = {}
+            if last:
+                weights = final_weights(self.algorithm, task, record.state, own)
+                self.store.set_status(self.number, "done", weights_sha256=tree.sha256(weights))
+                return True
+            if stopping:
+                return False
+        return True
+
+    def _reached(self, values: dict[str, float], task: Task) -> bool:
+        if self.evaluation.stop != "target":
+            return False
+        (metric, target), *_ = self.evaluation.target.items()
+        if metric not in values:
+            return False
+        lower = metric == "loss" or any(m.name == metric and not m.higher_is_better for m in task.measures)
+        return values[metric] <= target if lower else values[metric] >= target
+
+
+def choose_setup(facts: Probe, settings: RunTable, cohort: int) -> Setup:
+    """How clients are computed: what was asked for, or a rule on facts that are known before the first round."""
+    compiled = settings.compile is True and settings.backend == "vector" and not facts.cannot_group
+    if compiled and not machine.has_compiler():
+        raise InputError("[run] compile = true needs a C++ compiler (g++ or clang++), and there is none on this machine.")
+    group = facts.group(cohort, compiled) if settings.group == "auto" else settings.group
+    if settings.backend == "serial":
+        group = 1
+    return facts.setup(group, device=machine.device(settings.device), compile=compiled and group > 1)
+
+
+def headline_values(record: RoundRecord, task: Task) -> dict[str, float]:
+    """Loss and metrics of a round in a nutshell: on the server's test data if there is some, else the clients' mean."""
+    if record.server:
+        measured = record.server.get("test") or next(iter(record.server.values()))
+        return measured.values(task)
+    for phase in ("final", "post_fit", "pre_fit"):
+        graded = [next(iter(splits.values())) for splits in record.clients.get(phase, {}).values() if splits]  # type: ignore[call-overload]
+        values = [measured.values(task) for measured in graded if measured.count]
+        if values:
+            means = [name for name in values[0] if name == "loss" or any(m.name == name and m.is_mean for m in task.measures)]
+            return {name: sum(value[name] for value in values) / len(values) for name in means}
+    return {}
+
+
+def final_weights(algorithm: Algorithm, task: Task, state: Groups, own: dict[int, Groups]) -> Tree:
+    """The weights that a run ends with: the global model, or every client's where there is none."""
+    model = algorithm.server_model(task, state)
+    if model is not None:
+        return model
+    return {
+        f"{client}/{name}": leaf
+        for client in sorted(own)
+        for name, leaf in algorithm.model(task, state, own[client]).items()
+    }

@@ -1,0 +1,373 @@
+"""The database of a run folder: what every cell (one algorithm label × one seed) measured, round by round.
+
+One process writes, any number may read meanwhile. A value that is not defined (the AUROC of a single class) is None.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from fedloom.data.federation import Federation
+from fedloom.data.split import SPLITS
+from fedloom.engine import RoundRecord
+from fedloom.errors import InputError, StoreError, nearest
+from fedloom.evaluation import Measured
+from fedloom.task import Task
+
+Row = dict[str, Any]
+Status = Literal["waiting", "running", "done", "stopped", "failed"]
+
+APPLICATION = 0x666C6F6D  # tells a run's database from other people's
+# One tuple of statements per schema version, never changed once released: a new version is a new tuple at the end.
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """CREATE TABLE cells (id INTEGER PRIMARY KEY, label TEXT NOT NULL, seed INTEGER NOT NULL, status TEXT NOT NULL
+           DEFAULT 'waiting' CHECK (status IN ('waiting', 'running', 'done', 'stopped', 'failed')),
+           rounds_done INTEGER NOT NULL DEFAULT 0, weights_sha256 TEXT, error TEXT, started TEXT, finished TEXT,
+           UNIQUE (label, seed))""",
+        """CREATE TABLE rounds (cell INTEGER REFERENCES cells, round INTEGER, seconds REAL NOT NULL,
+           participants INTEGER NOT NULL, complete INTEGER NOT NULL, bytes_up INTEGER NOT NULL,
+           bytes_down INTEGER NOT NULL, PRIMARY KEY (cell, round)) WITHOUT ROWID""",
+        """CREATE TABLE participants (cell INTEGER REFERENCES cells, round INTEGER, client INTEGER,
+           bytes_up INTEGER NOT NULL, bytes_down INTEGER NOT NULL, PRIMARY KEY (cell, round, client)) WITHOUT ROWID""",
+        """CREATE TABLE client_metrics (cell INTEGER REFERENCES cells, round INTEGER, client INTEGER, phase TEXT,
+           split TEXT, metric TEXT, value REAL, examples INTEGER NOT NULL,
+           PRIMARY KEY (cell, round, client, phase, split, metric)) WITHOUT ROWID""",
+        """CREATE TABLE pooled_metrics (cell INTEGER REFERENCES cells, round INTEGER, phase TEXT, split TEXT,
+           metric TEXT, value REAL, examples INTEGER NOT NULL,
+           PRIMARY KEY (cell, round, phase, split, metric)) WITHOUT ROWID""",
+        """CREATE TABLE server_metrics (cell INTEGER REFERENCES cells, round INTEGER, split TEXT, metric TEXT,
+           value REAL, examples INTEGER NOT NULL, PRIMARY KEY (cell, round, split, metric)) WITHOUT ROWID""",
+        """CREATE TABLE history (cell INTEGER REFERENCES cells, round INTEGER, client INTEGER, epoch INTEGER,
+           metric TEXT, value REAL, PRIMARY KEY (cell, round, client, epoch, metric)) WITHOUT ROWID""",
+        """CREATE TABLE clients (client INTEGER PRIMARY KEY, name TEXT NOT NULL, train INTEGER NOT NULL,
+           validation INTEGER NOT NULL, test INTEGER NOT NULL)""",
+        "CREATE TABLE metrics (metric TEXT PRIMARY KEY, is_mean INTEGER NOT NULL, higher_is_better INTEGER NOT NULL)",
+        "CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    ),
+)
+# What a round writes besides its cell; the columns in KEY, with the cell, make the primary key.
+PER_ROUND = {
+    "rounds": ("round", "seconds", "participants", "complete", "bytes_up", "bytes_down"),
+    "participants": ("round", "client", "bytes_up", "bytes_down"),
+    "client_metrics": ("round", "client", "phase", "split", "metric", "value", "examples"),
+    "pooled_metrics": ("round", "phase", "split", "metric", "value", "examples"),
+    "server_metrics": ("round", "split", "metric", "value", "examples"),
+    "history": ("round", "client", "epoch", "metric", "value"),
+}
+KEY = ("round", "client", "epoch", "phase", "split", "metric")
+TABLES = (*PER_ROUND, "cells", "clients", "metrics", "facts")
+# The pooled baseline trains a client that does not exist, numbered after the last one that does.
+CLIENT_NAME = """coalesce(clients.name, CASE t.client WHEN (SELECT max(client) + 1 FROM clients) THEN 'everyone'
+    ELSE CAST(t.client AS TEXT) END) AS client"""
+# The last round that has a phase is what a summary is about; a single undefined value leaves no mean.
+CLIENT_MEANS = """SELECT split, metric, avg(value) FROM client_metrics JOIN metrics USING (metric)
+    WHERE cell = :cell AND phase = :phase AND (is_mean OR :phase = 'universal') AND round =
+    (SELECT round FROM client_metrics WHERE cell = :cell AND phase = :phase ORDER BY round DESC LIMIT 1)
+    GROUP BY split, metric HAVING count(value) = count(*)"""
+POOLED = """SELECT split, metric, value FROM pooled_metrics WHERE cell = :cell AND phase = :phase AND value NOTNULL
+    AND round = (SELECT max(round) FROM pooled_metrics WHERE cell = :cell AND phase = :phase)"""
+SERVER = """SELECT split, metric, value FROM server_metrics WHERE cell = :cell AND value NOTNULL
+    AND round = (SELECT max(round) FROM server_metrics WHERE cell = :cell)"""
+
+
+class Store:
+    """The database `run.db` of a run folder, for one `with` block.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, Store(folder) as store:
+    ...     store.set_status(store.cell("fedavg", seed=1), "running")
+    ...     [(cell["label"], cell["seed"], cell["status"]) for cell in store.cells()]
+    [('fedavg', 1, 'running')]
+    """
+
+    def __init__(self, folder: str | Path, *, read_only: bool = False, timeout: float = 30.0) -> None:
+        self.path = Path(folder) / "run.db"
+        self.read_only = read_only
+        if read_only and not self.path.is_file():
+            raise StoreError(f"There is no run in {folder}: {self.path} does not exist.")
+        try:
+            if not read_only:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            uri = _uri(self.path, read_only)
+            self._database = sqlite3.connect(uri, uri=True, timeout=timeout, isolation_level=None)
+        except (OSError, sqlite3.Error) as error:
+            raise StoreError(f"The run's database {self.path} cannot be opened: {error}.") from error
+        try:
+            self._prepare()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._database.close()
+
+    def cell(self, label: str, seed: int) -> int:
+        """The number of a cell, which is made if it is new."""
+        with self._transaction() as database:
+            database.execute("INSERT OR IGNORE INTO cells (label, seed) VALUES (?, ?)", (label, seed))
+            found = database.execute("SELECT id FROM cells WHERE label = ? AND seed = ?", (label, seed))
+            return int(found.fetchone()[0])
+
+    def cells(self) -> list[Row]:
+        """All cells, in the order they were made."""
+        return self.rows("cells")
+
+    def set_status(
+        self, cell: int, status: Status, *, weights_sha256: str | None = None, error: str | None = None
+    ) -> None:
+        """Where a cell stands, and since when. A cell that runs on forgets what it ended with."""
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        with self._transaction() as database:
+            if status in ("waiting", "running"):
+                _update(database, cell, "weights_sha256 = NULL, error = NULL, finished = NULL")
+            else:
+                _update(database, cell, "finished = ?", now)
+            if status != "waiting":
+                _update(database, cell, "started = coalesce(started, ?)", now)
+            values = (status, weights_sha256, error)
+            _update(database, cell, "status = ?, weights_sha256 = coalesce(?, weights_sha256), error = ?", *values)
+
+    def set_clients(self, federation: Federation) -> None:
+        """Who the clients are and how much they hold."""
+        sizes = zip(*(federation.sizes(split).tolist() for split in SPLITS), strict=True)
+        rows = ((client, federation.name(client), *parts) for client, parts in enumerate(sizes))
+        with self._transaction() as database:
+            database.execute("DELETE FROM clients")
+            database.executemany("INSERT INTO clients VALUES (?, ?, ?, ?, ?)", rows)
+
+    def save(self, cell: int, record: RoundRecord, task: Task, *, durable: bool = False) -> None:
+        """One round, all or nothing; a round that is saved again is replaced.
+
+        `durable` waits for the disk, so that a checkpoint made afterwards is not ahead of the store after a power cut.
+        """
+        tables = tabulate(record, task)
+        here = (cell, record.round)
+        with self._transaction(durable=durable) as database:
+            _update(database, cell, "rounds_done = max(rounds_done, ?)", record.round)
+            if database.execute("SELECT 1 FROM rounds WHERE cell = ? AND round = ?", here).fetchone():
+                for table in PER_ROUND:
+                    database.execute(f"DELETE FROM {table} WHERE cell = ? AND round = ?", here)
+            # a run that goes on has another end: what was final until now is so no longer
+            (before,) = database.execute("SELECT max(round) FROM rounds WHERE cell = ? AND round < ?", here).fetchone()
+            for table in ("client_metrics", "pooled_metrics"):
+                stale = f"DELETE FROM {table} WHERE cell = ? AND round = ? AND phase IN ('final', 'universal')"
+                database.execute(stale, (cell, before))
+            for table, rows in tables.items():
+                places = ", ".join("?" * (len(PER_ROUND[table]) + 1))
+                database.executemany(f"INSERT INTO {table} VALUES ({places})", ((cell, *row) for row in rows))
+            kinds = [("loss", True, False), *((m.name, m.is_mean, m.higher_is_better) for m in task.measures)]
+            database.executemany("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?)", kinds)
+
+    def forget_after(self, cell: int, round: int) -> None:
+        """Forget the rounds after this one: a run that goes on from a checkpoint makes them again."""
+        with self._transaction() as database:
+            _update(database, cell, "rounds_done = min(rounds_done, ?)", round)
+            for table in PER_ROUND:
+                database.execute(f"DELETE FROM {table} WHERE cell = ? AND round > ?", (cell, round))
+
+    def rounds(self, cell: int) -> list[Row]:
+        """The rounds of one cell, in order."""
+        return self.rows("rounds", cell)
+
+    def rows(self, table: str, cell: int | None = None) -> list[Row]:
+        """Tidy rows of a table, in order; of what rounds wrote, those of one cell if asked, with clients by name."""
+        if table not in TABLES:
+            known = ", ".join(TABLES)
+            raise InputError(f"There is no table '{table}' in a run. Known: {known}.{nearest(table, TABLES)}")
+        query, values = (
+            (_tidy(table), (cell, cell)) if table in PER_ROUND else (f"SELECT * FROM {table} ORDER BY 1", ())
+        )
+        with self._transaction("BEGIN") as database:
+            cursor = database.execute(query, values)
+            names = [column[0] for column in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor]
+
+    def summary(self, cell: int) -> dict[str, float]:
+        """The final numbers of a cell, as far as they are defined.
+
+        `test_accuracy` is the mean over clients at the end of the run, where each client counts once; in
+        `pooled_test_accuracy` each example counts once. `post_fit_…` and `pre_fit_…` are the same for the last measured
+        round, `universal_accuracy` is the mean over the clients' models on all test data, `server_test_accuracy` is
+        the global model on the server's data. A metric that is no mean over examples (AUROC) has no mean over clients
+        that were measured on different examples: there is only the pooled value.
+        """
+        found: dict[str, float] = {}
+        with self._transaction("BEGIN") as database:
+            for phase in ("final", "post_fit", "pre_fit", "universal"):
+                prefix = "" if phase == "final" else f"{phase}_"
+                for split, metric, value in database.execute(CLIENT_MEANS, {"cell": cell, "phase": phase}):
+                    found[prefix + (metric if phase == "universal" else f"{split}_{metric}")] = value
+                for split, metric, value in database.execute(POOLED, {"cell": cell, "phase": phase}):
+                    found[f"pooled_{prefix}{split}_{metric}"] = value
+            for split, metric, value in database.execute(SERVER, {"cell": cell}):
+                found[f"server_{split}_{metric}"] = value
+        return found
+
+    def set_fact(self, key: str, value: Any) -> None:
+        """Keep something about the run: versions, the machine, the experiment's hash; anything that JSON can hold."""
+        with self._transaction() as database:
+            database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (key, json.dumps(value)))
+
+    def fact(self, key: str) -> Any:
+        """What is kept under a key, or None."""
+        return self.facts().get(key)
+
+    def facts(self) -> dict[str, Any]:
+        """All that is kept about the run."""
+        return {row["key"]: json.loads(row["value"]) for row in self.rows("facts")}
+
+    def _prepare(self) -> None:
+        """Bring the file to this version's schema, or say why it cannot be."""
+        latest = len(MIGRATIONS)
+        with self._transaction("BEGIN") as database:
+            (application,) = database.execute("PRAGMA application_id").fetchone()
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if tables and application != APPLICATION:
+            raise StoreError(f"{self.path} is a database, but not one of fedloom. Choose another folder for the run.")
+        if version > latest:
+            raise StoreError(
+                f"{self.path} has version {version} of the schema, and this fedloom knows versions up to {latest}. "
+                "A newer fedloom wrote it: update fedloom to use it."
+            )
+        if self.read_only:
+            if version < latest:
+                raise StoreError(
+                    f"{self.path} has version {version} of the schema, and this fedloom reads version {latest}. "
+                    "Open it for writing once, which brings it up to date: Store(folder)."
+                )
+            return
+        with _in_words(self.path):
+            for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
+                self._database.execute(f"PRAGMA {pragma}")
+        if version < latest:
+            with self._transaction() as database:
+                (version,) = database.execute("PRAGMA user_version").fetchone()  # another process may have been faster
+                for statement in (statement for migration in MIGRATIONS[version:] for statement in migration):
+                    database.execute(statement)
+                database.execute(f"PRAGMA application_id = {APPLICATION}")
+                database.execute(f"PRAGMA user_version = {latest}")
+
+    @contextmanager
+    def _transaction(self, begin: str = "BEGIN IMMEDIATE", *, durable: bool = False) -> Iterator[sqlite3.Connection]:
+        """All or nothing, with errors in words."""
+        with _in_words(self.path):
+            try:
+                if durable:
+                    self._database.execute("PRAGMA synchronous = FULL")
+                self._database.execute(begin)
+                yield self._database
+                self._database.execute("COMMIT")
+            finally:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                if durable:
+                    self._database.execute("PRAGMA synchronous = NORMAL")
+
+
+def tabulate(record: RoundRecord, task: Task) -> dict[str, list[tuple[Any, ...]]]:
+    """A round as rows of the tables in `PER_ROUND`, without the cell."""
+    traffic: dict[int, tuple[int, int]] = {}
+    epochs: dict[int, int] = {}
+    history: list[tuple[Any, ...]] = []
+    for report in record.reports:  # one per client and call: bytes add up, epochs go on
+        up, down = traffic.get(report.client, (0, 0))
+        traffic[report.client] = up + report.bytes_up, down + report.bytes_down
+        for values in report.history:
+            epochs[report.client] = epoch = epochs.get(report.client, 0) + 1
+            history += [(record.round, report.client, epoch, metric, value) for metric, value in values.items()]
+    up, down = (sum(report.bytes_up for report in record.reports), sum(report.bytes_down for report in record.reports))
+    clients: list[tuple[Any, ...]] = []
+    pooled: list[tuple[Any, ...]] = []
+    for phase, measured in record.clients.items():
+        parts: dict[str, list[Measured]] = {}
+        for client, splits in measured.items():
+            for split, part in splits.items():
+                place: tuple[str, str] = (phase, split)
+                if (
+                    split == "universal"
+                ):  # everybody's test data again for each client: a phase of its own, never pooled
+                    place = ("universal", "test")
+                else:
+                    parts.setdefault(split, []).append(part)
+                clients += [(record.round, client, *place, *row) for row in _values(part, task)]
+        for split, found in parts.items():
+            pooled += [(record.round, phase, split, *row) for row in _values(pool(found), task)]
+    return {
+        "rounds": [(record.round, record.seconds, len(traffic), record.complete, up, down)],
+        "participants": [(record.round, client, *sums) for client, sums in traffic.items()],
+        "client_metrics": clients,
+        "pooled_metrics": pooled,
+        "server_metrics": [
+            (record.round, split, *row) for split, m in record.server.items() for row in _values(m, task)
+        ],
+        "history": history,
+    }
+
+
+def pool(parts: Sequence[Measured]) -> Measured:
+    """Several clients' measurements as if one client had held all their examples."""
+    parts = [part for part in parts if part.count] or [Measured()]
+    targets = [part.targets for part in parts if part.targets is not None]
+    whole = len(targets) == len(parts)  # scores without labels are worth nothing
+    return Measured(
+        sum(part.count for part in parts),
+        {name: sum(part.sums[name] for part in parts) for name in parts[0].sums},
+        {name: torch.cat([part.scores[name] for part in parts]) for name in parts[0].scores} if whole else {},
+        torch.cat(targets) if whole else None,
+    )
+
+
+def _values(measured: Measured, task: Task) -> Iterable[tuple[str, float, int]]:
+    return ((metric, value, measured.count) for metric, value in measured.values(task).items())
+
+
+def _tidy(table: str) -> str:
+    columns = ", ".join(CLIENT_NAME if name == "client" else f"t.{name}" for name in PER_ROUND[table])
+    named = " LEFT JOIN clients ON clients.client = t.client" if "client" in PER_ROUND[table] else ""
+    order = ", ".join(f"t.{name}" for name in PER_ROUND[table] if name in KEY)
+    source = f"cells JOIN {table} AS t ON t.cell = cells.id{named} WHERE ? IS NULL OR cells.id = ?"
+    return f"SELECT cells.label AS algorithm, cells.seed, {columns} FROM {source} ORDER BY cells.id, {order}"
+
+
+def _update(database: sqlite3.Connection, cell: int, change: str, *values: str | int | None) -> None:
+    if not database.execute(f"UPDATE cells SET {change} WHERE id = ?", (*values, cell)).rowcount:
+        raise StoreError(f"There is no cell {cell} in the run: make it with Store.cell(label, seed).")
+
+
+def _uri(path: Path, read_only: bool) -> str:
+    # who reads a WAL database writes beside it: where that is forbidden and nobody writes, the file is all there is
+    alone = read_only and not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
+    return f"{path.resolve().as_uri()}?mode={'ro' if read_only else 'rwc'}{'&immutable=1' if alone else ''}"
+
+
+@contextmanager
+def _in_words(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        said = str(error)
+        if "locked" in said:
+            message = f"The run's database {path} is locked: another process writes to it. Wait for it, or stop it."
+        elif "not a database" in said or "malformed" in said:
+            message = f"{path} is damaged or no database at all ({said}). Restore it, or choose another folder."
+        else:
+            message = f"The run's database {path} cannot be used: {said}."
+        raise StoreError(message) from error

@@ -1,0 +1,57 @@
+"""The table that a run ends with on screen."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from rich.table import Table
+
+from fedloom.experiment.result import Result
+
+COLUMNS = {
+    "server_test": "server test",
+    "pre_fit_test": "before training",
+    "post_fit_test": "after training",
+    "test": "final model",
+    "universal": "on all clients' tests",
+}
+
+
+def table(result: Result, headline: str = "final") -> Table:
+    """One row per algorithm, one column per way of measuring; mean over seeds."""
+    metric = _metric(result)
+    labels = list(dict.fromkeys(run.algorithm for run in result.runs))
+    shown = {key: title for key, title in COLUMNS.items() if any(f"{key}_{metric}" in run.final for run in result.runs)}
+    seeds = len({run.seed for run in result.runs})
+    title = f"{result.name}: {metric}" + (f", mean of {seeds} seeds" if seeds > 1 else "")
+    made = Table(title=title, caption=_caption(shown))
+    made.add_column("algorithm")
+    made.add_column("rounds", justify="right")
+    for column in shown.values():
+        made.add_column(column, justify="right")
+    for label in labels:
+        runs = [run for run in result.runs if run.algorithm == label]
+        cells = [_number(metric, [run.final.get(f"{key}_{metric}") for run in runs]) for key in shown]
+        rounds = sorted({run.rounds for run in runs})
+        text = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]}–{rounds[-1]}"
+        unfinished = {run.status for run in runs} - {"done"}
+        made.add_row(label, text + (f" ({', '.join(sorted(unfinished))})" if unfinished else ""), *cells)
+    return made
+
+
+def _metric(result: Result) -> str:
+    names = [name for run in result.runs for name in run.final]
+    return "accuracy" if any(name.endswith("accuracy") for name in names) else "loss"
+
+
+def _number(metric: str, values: list[Any]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "–"
+    mean = statistics.fmean(known)
+    return f"{100 * mean:.2f} %" if metric == "accuracy" else f"{mean:.4g}"
+
+
+def _caption(shown: dict[str, str]) -> str:
+    return "Clients' columns are means over clients, each on its own test split." if set(shown) - {"server_test"} else ""

@@ -1,0 +1,69 @@
+"""Names in an experiment file that stand for somebody's own code: `net.py:Net` or `package.module:Net`."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fedloom.errors import InputError, nearest
+
+
+def is_code(name: str) -> bool:
+    """Whether a name points at code instead of at something that fedloom ships."""
+    return ":" in name
+
+
+def code_file(name: str, base: Path) -> Path | None:
+    """The file that a name points at, if it points at a file."""
+    where = name.rpartition(":")[0]
+    return (base / where).resolve() if where.endswith(".py") else None
+
+
+def code(name: str, base: Path) -> Any:
+    """The object that `file.py:Name` (relative to `base`) or `package.module:Name` stands for."""
+    where, _, what = name.rpartition(":")
+    file = code_file(name, base)
+    module = _load_file(file) if file is not None else _import(where, name)
+    if not hasattr(module, what):
+        public = [known for known in vars(module) if not known.startswith("_")]
+        raise InputError(f"'{name}': {where} has no '{what}'.{nearest(what, public)}")
+    return getattr(module, what)
+
+
+def fingerprint(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _load_file(file: Path) -> ModuleType:
+    if not file.is_file():
+        raise InputError(f"There is no file {file}.")
+    # the name carries the path, so that two folders may each have a net.py
+    name = f"fedloom_user_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{file} cannot be loaded as Python code.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InputError(f"{file} failed while it was loaded: {type(error).__name__}: {error}") from error
+    import cloudpickle
+
+    cloudpickle.register_pickle_by_value(module)  # worker processes cannot import it by that name
+    return module
+
+
+def _import(module: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"'{name}': there is no module '{error.name}'. Write file.py:Name for a file beside the experiment, or "
+            "package.module:Name for an installed one."
+        ) from error

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+
+from fedloom.data.build import federate
+from fedloom.data.describe import Client, describe, plot, table
+from fedloom.data.federation import Dataset, Federation
+from fedloom.data.picture import _doubling, _short, _step
+
+
+def small() -> Federation:
+    """a: five of label 0; b: three of label 0 and seven of label 1; c: one of label 1."""
+    labels = torch.tensor([0] * 5 + [0] * 3 + [1] * 7 + [1])
+    client = np.array(["a"] * 5 + ["b"] * 10 + ["c"])
+    return federate(Dataset(torch.zeros(16, 1), labels, client=client, classes=("no", "yes", "maybe")))
+
+
+def rendered(federation: Federation, **arguments: int) -> str:
+    text = io.StringIO()
+    Console(width=80, file=text).print(table(describe(federation), **arguments))
+    return text.getvalue()
+
+
+def test_every_client_is_counted() -> None:
+    description = describe(small())
+    assert list(description.rows) == [
+        Client("a", train=3, validation=1, test=1, labels=1, largest=1.0),
+        Client("b", train=6, validation=2, test=2, labels=2, largest=0.7),
+        Client("c", train=1, validation=0, test=0, labels=1, largest=1.0),
+    ]
+    assert [client.examples for client in description.rows] == [5, 10, 1]
+    assert (description.clients, description.examples, description.classes) == (3, 16, ("no", "yes", "maybe"))
+
+
+def test_warnings_say_who() -> None:
+    assert describe(small()).warnings == (
+        "2 of 3 clients have one label only: a, c.",
+        "1 of 3 clients has one training example only: c.",
+        "1 of 3 clients has no validation examples: c.",
+        "1 of 3 clients has no test examples: c.",
+        "No client has examples of 1 of 3 classes: maybe.",
+    )
+
+
+def test_nothing_to_warn_about() -> None:
+    data = Dataset(torch.zeros(100, 1), torch.arange(100) % 2, classes=("a", "b"))
+    assert describe(federate(data, clients=2)).warnings == ()
+
+
+def test_a_regression_has_no_labels() -> None:
+    description = describe(federate(Dataset(torch.zeros(10, 1), torch.rand(10)), clients=2, server=2))
+    assert description.client(0).labels == 0
+    assert math.isnan(description.client(0).largest)
+    assert description.server == {"test": 2}
+    assert "largest" not in rendered(federate(Dataset(torch.zeros(10, 1), torch.rand(10)), clients=2))
+
+
+def test_counts_agree_with_counting_one_by_one() -> None:
+    labels = torch.randint(0, 7, (500,), generator=torch.Generator().manual_seed(1))
+    data = Dataset(torch.zeros(500, 1), labels, classes=tuple("abcdefg"))
+    federation = federate(data, partition={"name": "dirichlet", "clients": 20, "alpha": 0.5})
+    description = describe(federation)
+    for client in range(20):
+        held = federation.y[federation.offsets[client] : federation.offsets[client + 1]].tolist()
+        assert description.labels[client] == len(set(held))
+        assert description.largest[client] == max(held.count(label) for label in held) / len(held)
+
+
+def test_the_table_has_clients_totals_and_warnings() -> None:
+    text = rendered(small())
+    for words in (
+        "3 clients, 16 examples, 3 classes",
+        "validation",
+        "70%",
+        "all",
+        "2 of 3 clients have one label only",
+    ):
+        assert words in text
+    assert "more" not in text
+
+
+def test_the_table_is_cut_and_fits_eighty_columns() -> None:
+    names = np.repeat([f"a hospital with a very long name, number {number}" for number in range(50)], 40)
+    data = Dataset(torch.zeros(2000, 1), torch.arange(2000) % 2, client=names, classes=("a", "b"))
+    lines = rendered(federate(data), limit=5).splitlines()
+    assert max(len(line) for line in lines) <= 80
+    assert sum("…" in line and "40" in line for line in lines) == 5
+    assert any("… 45 more" in line for line in lines)
+
+
+def test_names_are_no_markup() -> None:
+    data = Dataset(torch.zeros(4, 1), torch.zeros(4), client=np.array(["[red]", "[/b]", "[/b]", "[red]"]))
+    assert "[red]" in rendered(federate(data))
+
+
+def test_a_million_clients_are_described_without_a_loop() -> None:
+    data = Dataset(torch.zeros(1_000_000, 1), torch.arange(1_000_000) % 10, classes=tuple("0123456789"))
+    description = describe(federate(data, clients=1_000_000))
+    assert description.labels.sum() == 1_000_000
+    assert "1,000,000 of 1,000,000 clients have one label only: 0, 1, 2, 3, 4, …." in description.warnings
+
+
+@pytest.mark.parametrize("clients", [1, 4, 10, 100, 10_000])
+@pytest.mark.parametrize("kind", ["classes", "words", "regression"])
+def test_pictures_of_all_sizes(tmp_path: Path, clients: int, kind: str) -> None:
+    numbers = torch.arange(20_000)
+    data = {
+        "classes": Dataset(torch.zeros(20_000, 1), numbers % 10, classes=tuple("0123456789")),
+        "words": Dataset(torch.zeros(20_000, 1), numbers % 5000, classes=tuple(map(str, range(5000)))),
+        "regression": Dataset(torch.zeros(20_000, 1), numbers.float().sin()),
+    }[kind]
+    plot(federate(data, partition={"name": "quantity", "clients": clients}), tmp_path / "picture.png")
+    with Image.open(tmp_path / "picture.png") as picture:
+        assert picture.width == 1500
+        assert len(set(picture.convert("L").resize((150, 100)).tobytes())) > 10
+
+
+def test_pictures_in_other_formats(tmp_path: Path) -> None:
+    plot(small(), tmp_path / "picture.svg")
+    assert "<svg" in (tmp_path / "picture.svg").read_text()
+
+
+def test_bins_of_sizes_cover_every_client() -> None:
+    assert _doubling(1, 9).tolist() == [1, 2, 3, 4, 6, 8, 12]
+    for low, high in ((1, 1), (1, 60), (3, 200), (17, 4096), (5, 6143)):
+        edges = _doubling(low, high)
+        assert edges[0] <= low
+        assert edges[-1] > high
+        assert (np.diff(edges) > 0).all()
+
+
+def test_ticks_and_names_are_thinned() -> None:
+    assert [_step(count, 25) for count in (1, 25, 26, 100, 200, 251)] == [1, 1, 2, 5, 10, 20]
+    assert _short("a hospital, number 17", 10) == "a hos…r 17"
+    assert _short("short", 10) == "short"
