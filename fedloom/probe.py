@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ EAGER_GROUP = 10  # fewer lanes do not pay for vmap's own cost
 COMPILED_GROUP = 5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Probe:
     """Facts about a model and its data that decide how clients are computed."""
 
@@ -29,19 +30,27 @@ class Probe:
     normalises_features: bool
     draws_globally: bool
     bytes: int
-    cannot_group: str = ""  # why clients cannot be trained side by side; empty if they can
+    task: Task
+    examples: tuple[Tensor, Tensor]
+
+    @cached_property
+    def cannot_group(self) -> str:
+        """Why clients cannot be trained side by side; empty if they can. Tried only when asked: vmap loads for seconds."""
+        if self.draws_globally:
+            return "the model draws from torch's global generator"
+        return _vmap_error(self.task, *self.examples, self.masked)
 
     def group(self, cohort: int, compiled: bool = False) -> int:
         """The group size that `auto` means: a rule on the model's size and the cohort, never on timings."""
-        if self.cannot_group:
-            return 1
         if compiled:
-            return min(COMPILED_GROUP, cohort)
-        return EAGER_GROUP if self.bytes <= SMALL_MODEL and cohort >= 2 * EAGER_GROUP else 1
+            group = min(COMPILED_GROUP, cohort)
+        else:
+            group = EAGER_GROUP if self.bytes <= SMALL_MODEL and cohort >= 2 * EAGER_GROUP else 1
+        return group if group == 1 or not self.cannot_group else 1
 
     def setup(self, group: int, **settings: Any) -> Setup:
         return Setup(
-            group=1 if self.cannot_group else group,
+            group=group if group == 1 or not self.cannot_group else 1,
             draws_globally=self.draws_globally,
             masked=self.masked,
             normalises_features=self.normalises_features,
@@ -71,9 +80,8 @@ def probe(federation: Federation, task: Task) -> Probe:
     torch.random.set_rng_state(before)
     _check_output(federation, task, output, y)
     masked = mode.dropouts > 0 or bool(mode.norms)
-    reason = "it draws from torch's global generator" if draws_globally else _vmap_error(task, x, y, masked)
     size = sum(leaf.numel() * leaf.element_size() for leaf in task.initial().values())
-    return Probe(masked, 1 in mode.norms, draws_globally, size, reason)
+    return Probe(masked, 1 in mode.norms, draws_globally, size, task, (x, y))
 
 
 def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) -> None:

@@ -144,9 +144,10 @@ def table(description: Description, limit: int = 20) -> Table:
     """The clients, at most `limit` of them, with totals and warnings; fits 80 columns."""
     kind = f"{len(description.classes):,} classes" if description.classes else "a regression"
     plural = "" if description.clients == 1 else "s"
-    held = "".join(f", the server holds {count:,} for {name}" for name, count in description.server.items())
+    held = " and ".join(f"{count:,} {name} examples" for name, count in description.server.items())
     result = Table(
-        title=f"{description.clients:,} client{plural}, {description.examples:,} examples, {kind}{held}",
+        title=f"{description.clients:,} client{plural}, {description.examples:,} examples, {kind}"
+        + (f"\nThe server holds {held}" if held else ""),
         caption=Text("\n".join(description.warnings)) if description.warnings else None,
         caption_justify="left",
         show_footer=True,

@@ -60,7 +60,8 @@ def estimate(plan: Plan) -> Estimate:
     cohort = experiment.cohort.size(federation.clients)
     group = choose_setup(facts, experiment.run, cohort).group
     asked = "as asked" if experiment.run.group != "auto" else f"for a model of {size(facts.bytes)} and {cohort} clients a round"
-    reason = "the serial backend" if experiment.run.backend == "serial" else facts.cannot_group or asked
+    reason = asked if group == experiment.run.group or experiment.run.group == "auto" else facts.cannot_group
+    reason = "the serial backend" if experiment.run.backend == "serial" else reason
     workers = machine.cores() if experiment.run.workers == "auto" else experiment.run.workers
     workers = 1 if experiment.run.backend == "serial" else workers
     sizes = federation.sizes("train")

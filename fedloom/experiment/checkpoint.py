@@ -1,9 +1,10 @@
-"""Checkpoints of one cell that survive a kill, a power cut and a damaged file. Nothing is pickled.
+"""Checkpoints of one cell that survive a kill, a power cut and damaged files. Nothing is pickled.
 
-A checkpoint of round 12 is `round-000012.json`, the manifest, with the SHA-256 of every file it needs:
-`state-000012.safetensors`, and `own-….safetensors` of this and earlier rounds. An own file holds only the clients that
-changed since the checkpoint before, so that a million clients cost what changed. The state file says which version
-of each client counts. The manifest is written last: a checkpoint without one does not exist.
+The checkpoint of round 12 is a manifest, `round-000012.json`, with the SHA-256 of every file it needs: the server's
+state (`state-000012.safetensors`); what clients keep (`own-….safetensors` of this round and earlier ones: each holds
+only the clients that changed since the checkpoint before it, so that a million clients cost what changed); and, where
+clients keep something, which version of each counts (`versions-000012.safetensors`). The manifest is written last:
+without it there is no checkpoint.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,16 +29,15 @@ from torch import Tensor
 from fedloom.engine import Snapshot
 from fedloom.errors import InputError, StoreError
 from fedloom.local import Groups
-from fedloom.tree import Tree
 
 FORMAT = 1
-_NAMES = re.compile(r"(?:round-(\d+)\.json|(?:state|own)-\d+\.safetensors|.+\.part)")
-_Versions = tuple[NDArray[np.int64], NDArray[np.int64]]  # clients in ascending order, and the round of each one's state
+_MANIFEST = re.compile(r"round-(\d+)\.json")
+_OURS = re.compile(r"round-\d+\.json|(state|own|versions)-\d+\.safetensors|.+\.part")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run after some round, what the caller saved along with it, and what was wrong with later checkpoints."""
+    """A run after some round, what was saved along with it, and why newer checkpoints were passed over."""
 
     snapshot: Snapshot
     extra: dict[str, Any]
@@ -44,38 +45,252 @@ class Checkpoint:
 
 
 class _Damaged(Exception):
-    """A checkpoint that must not be used, and why."""
+    """Why a checkpoint must not be used."""
 
 
 def save(
     folder: str | Path,
     round: int,
     state: Groups,
-    own: dict[int, Groups],
-    extra: dict[str, Any] | None = None,
+    own: Mapping[int, Groups],
+    extra: Mapping[str, Any] | None = None,
     keep: int = 2,
+    *,
+    since: int | None = None,
 ) -> None:
-    """Write a checkpoint and delete what the newest `keep` of them do not need.
+    """Write a checkpoint, then delete what the newest `keep` of them do not need.
 
-    `own` holds the clients that changed since the last checkpoint. Later checkpoints, and one of the same round, are
-    replaced: whoever saves an earlier round has gone back. `extra` is anything that JSON can hold.
+    `own` holds the clients that changed since the checkpoint of round `since` (0: since the beginning; without it, the
+    newest one before this round). Checkpoints after `since` belong to a past that was given up, and are replaced.
+    `extra` is anything that JSON can hold.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(folder, 1, {"model": {"w": torch.ones(2)}}, {7: {"bias": {"b": torch.zeros(())}}})
+    ...     load(folder).snapshot
+    Snapshot(round=1, state={'model': {'w': tensor([1., 1.])}}, own={7: {'bias': {'b': tensor(0.)}}})
     """
+    folder = Path(folder)
     if keep < 1:
         raise InputError(f"At least one checkpoint must be kept. Got keep = {keep} instead.")
+    content = {"format": FORMAT, "round": round, "files": {}, "extra": dict(extra or {})}
+    json.dumps(content)  # what cannot be written must fail before anything is changed
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        existing = _rounds(folder)
+        if since is None:
+            since = max((earlier for earlier in existing if earlier < round), default=0)
+        base = _manifest(folder, since) if since else None
+        clients, versions = _advance(_versions(folder, base), own, round)
+        for abandoned in (number for number in existing if number > since):
+            (folder / _name("round", abandoned)).unlink()
+        written = {_name("state", round): _write(folder / _name("state", round), state)}
+        if own:
+            trees = {str(client): groups for client, groups in own.items()}
+            written[_name("own", round)] = _write(folder / _name("own", round), trees)
+        if len(clients):
+            table = {"own": {"clients": torch.from_numpy(clients), "rounds": torch.from_numpy(versions)}}
+            written[_name("versions", round)] = _write(folder / _name("versions", round), table)
+        needed = [_name("own", int(number)) for number in np.unique(versions) if number != round]
+        content["files"] = {**{name: base["files"][name] for name in needed if base}, **written}
+        sealed = json.dumps({**content, "sha256": _seal(content)}, indent=1)
+        write_atomically(folder / _name("round", round), sealed.encode())
+        _tidy(folder, keep)
+    except _Damaged as why:
+        raise StoreError(
+            f"The checkpoint of round {since} in {folder} is damaged ({why}), and that of round {round} builds on it. "
+            "Run again to go on from an earlier one."
+        ) from why
+    except (OSError, SafetensorError) as error:
+        raise StoreError(f"The checkpoint of round {round} cannot be written to {folder}: {error}.") from error
+
+
+def load(folder: str | Path) -> Checkpoint | None:
+    """The newest checkpoint that is whole, with a note about each newer one that is not; None if there is none."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    base = next((manifest for manifest in _manifests(folder) if manifest["round"] < round), None)
-    versions = _advance(_versions(folder, base), own, round)
-    needed = {_own_name(int(number)) for number in np.unique(versions[1])}
-    files = {name: digest for name, digest in base["files"].items() if name in needed} if base else {}
-    json.dumps(extra)  # what cannot be written must fail before anything is
-    if own:
-        files[_own_name(round)] = _write_tensors(folder / _own_name(round), {str(c): groups for c, groups in own.items()})
-    clients, rounds = (torch.from_numpy(column) for column in versions)
-    name = f"state-{round:06d}.safetensors"
-    # names of leaves have a slash, so that these two cannot be taken for leaves
-    files[name] = _write_tensors(folder / name, state, own_clients=clients, own_rounds=rounds)
-    content = {"format": FORMAT, "round": round, "state": name, "files": files, "extra": extra or {}}
-    sealed = {**content, "sha256": _seal(content)}
-    write_atomically(folder / f"round-{round:06d}.json", json.dumps(sealed, indent=1).encode())
-    _tidy(folder, round, keep)
+    notes: list[str] = []
+    try:
+        for round in sorted(_rounds(folder), reverse=True):
+            try:
+                manifest = _manifest(folder, round)
+                return Checkpoint(_snapshot(folder, manifest), manifest["extra"], notes)
+            except _Damaged as why:
+                notes.append(f"The checkpoint of round {round} is damaged and was passed over: {why}.")
+    except OSError as error:
+        raise StoreError(f"The checkpoints in {folder} cannot be read: {error}.") from error
+    if notes:
+        raise StoreError(
+            f"No checkpoint in {folder} can be used. {' '.join(notes)} Delete the folder to start from the beginning."
+        )
+    return None
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file so that after a crash it is either the old one or the new one, whole."""
+    with _replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    temporary = path.with_name(f"{path.name}.part")
+    try:
+        yield temporary
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    if os.name == "posix":  # elsewhere a folder cannot be opened, and a rename is durable by itself
+        handle = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _name(kind: str, round: int) -> str:
+    return f"{kind}-{round:06d}.{'json' if kind == 'round' else 'safetensors'}"
+
+
+def _rounds(folder: Path) -> list[int]:
+    names = os.listdir(folder) if folder.is_dir() else []
+    return [int(found[1]) for found in map(_MANIFEST.fullmatch, names) if found]
+
+
+def _seal(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def _manifest(folder: Path, round: int) -> dict[str, Any]:
+    """The manifest of a round, if it is as it was written."""
+    name = _name("round", round)
+    try:
+        content = json.loads((folder / name).read_bytes())
+        seal, known = content.pop("sha256"), int(content["format"])
+    except FileNotFoundError:
+        raise _Damaged(f"{name} is missing") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise _Damaged(f"{name} cannot be read") from None
+    if seal != _seal(content):
+        raise _Damaged(f"the content of {name} does not have its SHA-256")
+    if known > FORMAT:
+        raise StoreError(
+            f"{folder / name} has format {known}, and this fedloom knows formats up to {FORMAT}. "
+            "A newer fedloom wrote it: update fedloom to use it."
+        )
+    return dict(content)
+
+
+def _snapshot(folder: Path, manifest: Mapping[str, Any]) -> Snapshot:
+    """What a manifest describes, if every file is as it was written."""
+    for name in manifest["files"]:
+        _verify(folder, manifest, name)
+    own: dict[int, Groups] = {}
+    clients, versions = _versions(folder, manifest)
+    for number in np.unique(versions):
+        wanted = {str(client) for client in clients[versions == number]}
+        for client, groups in _read(folder / _name("own", int(number)), depth=3, branches=wanted).items():
+            own[int(client)] = groups
+    round = int(manifest["round"])
+    return Snapshot(round, _read(folder / _name("state", round), depth=2), dict(sorted(own.items())))
+
+
+def _versions(folder: Path, manifest: Mapping[str, Any] | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The clients that keep something, and the round in which each one's state was saved."""
+    name = _name("versions", manifest["round"]) if manifest else ""
+    if manifest is None or name not in manifest["files"]:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    _verify(folder, manifest, name)
+    table = _read(folder / name, depth=2)["own"]
+    return table["clients"].numpy(), table["rounds"].numpy()
+
+
+def _advance(
+    table: tuple[NDArray[np.int64], NDArray[np.int64]], own: Collection[int], round: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The table of versions after a checkpoint in which some clients changed."""
+    changed = np.fromiter(own, np.int64, len(own))
+    same = ~np.isin(table[0], changed)
+    return np.append(table[0][same], changed), np.append(table[1][same], np.full(len(changed), round, np.int64))
+
+
+def _tidy(folder: Path, keep: int) -> None:
+    """Delete what no kept checkpoint needs, and what killed processes left behind."""
+    needed: set[str] = set()
+    for round in sorted(_rounds(folder), reverse=True):
+        try:
+            manifest = _manifest(folder, round)
+        except _Damaged:
+            continue
+        needed |= {_name("round", round), *manifest["files"]}
+        keep -= 1
+        if not keep:
+            break
+    surplus = [name for name in os.listdir(folder) if _OURS.fullmatch(name) and name not in needed]
+    for name in sorted(surplus, key=lambda name: not _MANIFEST.fullmatch(name)):  # no manifest may outlive its files
+        (folder / name).unlink()
+
+
+def _verify(folder: Path, manifest: Mapping[str, Any], name: str) -> None:
+    try:
+        if _digest(folder / name) != manifest["files"][name]:
+            raise _Damaged(f"{name} does not have its SHA-256")
+    except FileNotFoundError:
+        raise _Damaged(f"{name} is missing") from None
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _write(path: Path, branches: Mapping[str, Any]) -> str:
+    """Write nested trees and return the file's SHA-256. The order of leaves is kept: sums over them depend on it."""
+    leaves = dict(_flatten(branches))
+    tensors: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, leaf in leaves.items():
+        if leaf is not None:
+            leaf = leaf.detach().cpu()
+            # safetensors takes no two tensors from one piece of memory, such as rows of a stack
+            if leaf.untyped_storage().data_ptr() in storages or not leaf.is_contiguous():
+                leaf = leaf.clone(memory_format=torch.contiguous_format)
+            storages.add(leaf.untyped_storage().data_ptr())
+            tensors[name] = leaf
+    with _replacing(path) as temporary:
+        save_file(tensors, temporary, metadata={"order": json.dumps(list(leaves))})
+        return _digest(temporary)
+
+
+def _flatten(branches: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Tensor | None]]:
+    """Paths of all leaves; that of a branch without leaves ends in a slash."""
+    for name, value in branches.items():
+        if isinstance(value, Tensor):
+            yield above + name, value
+        elif "/" in name:
+            raise InputError(f"The name of a group of leaves must not have a slash. Got '{name}': rename it.")
+        elif value:
+            yield from _flatten(value, f"{above}{name}/")
+        else:
+            yield f"{above}{name}/", None
+
+
+def _read(path: Path, depth: int, branches: Collection[str] | None = None) -> dict[str, Any]:
+    """Nested trees as they were written; only some of the outermost branches, if asked."""
+    found: dict[str, Any] = {}
+    with safe_open(path, framework="pt") as file:
+        for name in json.loads(file.metadata()["order"]):
+            *above, leaf = name.split("/", depth - 1)
+            if branches is not None and above[0] not in branches:
+                continue
+            branch = found
+            for part in above:
+                branch = branch.setdefault(part, {})
+            if leaf:
+                # a copy of its own: mapped memory is aligned otherwise, which may change the bits of later arithmetic
+                branch[leaf] = file.get_tensor(name).clone()
+    return found

@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -234,7 +234,7 @@ class _Backends:
             known = {field.name for field in fields(Setup)}
             return Setup(**{name: value for name, value in recorded.items() if name in known})
         setup = choose_setup(facts, self.settings, self.cohort.size(federation.clients))
-        if facts.cannot_group and self.settings.group != 1 and self.settings.backend != "serial":
+        if self.settings.group not in ("auto", setup.group) and self.settings.backend == "vector":
             self.progress.note(f"Clients are trained one by one in each worker, because {facts.cannot_group}")
         self.store.set_fact("setup", asdict(setup))
         self.store.set_fact("machine", machine.facts())
@@ -335,13 +335,14 @@ class _Cell:
 
 def choose_setup(facts: Probe, settings: RunTable, cohort: int) -> Setup:
     """How clients are computed: what was asked for, or a rule on facts that are known before the first round."""
-    compiled = settings.compile is True and settings.backend == "vector" and not facts.cannot_group
+    compiled = settings.compile is True and settings.backend == "vector"
     if compiled and not machine.has_compiler():
         raise InputError("[run] compile = true needs a C++ compiler (g++ or clang++), and there is none on this machine.")
     group = facts.group(cohort, compiled) if settings.group == "auto" else settings.group
     if settings.backend == "serial":
         group = 1
-    return facts.setup(group, device=machine.device(settings.device), compile=compiled and group > 1)
+    setup = facts.setup(group, device=machine.device(settings.device))
+    return replace(setup, compile=compiled and setup.group > 1)
 
 
 def headline_values(record: RoundRecord, task: Task) -> dict[str, float]:

@@ -85,6 +85,14 @@ def test_the_table_has_clients_totals_and_warnings() -> None:
     ):
         assert words in text
     assert "more" not in text
+    assert "server" not in text
+
+
+def test_the_table_says_what_the_server_holds() -> None:
+    data = Dataset(torch.zeros(30, 1), torch.arange(30) % 2, classes=("a", "b"))
+    text = rendered(federate(data, clients=2, server={"test": 4, "validation": 6}))
+    assert "2 clients, 20 examples, 2 classes" in text
+    assert "The server holds 4 test examples and 6 validation examples" in text
 
 
 def test_the_table_is_cut_and_fits_eighty_columns() -> None:
