@@ -185,19 +185,19 @@ def _run(
     if as_json:
         print(json.dumps(result.json(), indent=2))
     else:
-        _print_table(result, experiment.evaluate.headline)
+        _print_table(result)
     metric = experiment.task.metrics[0] if experiment.task.metrics else "loss"
     picture = result.plot(metric)
     (_say if as_json else print)(f"Results: {folder}\nPicture: {picture}")
 
 
-def _print_table(result: Any, headline: str = "final") -> None:
+def _print_table(result: Any) -> None:
     from rich.console import Console
 
     from fedloom.experiment.summary import table
 
     width = Console().width if sys.stdout.isatty() else 100
-    Console(width=width).print(table(result, headline))
+    Console(width=width).print(table(result))
 
 
 @app.command()

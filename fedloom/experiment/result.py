@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ class CellResult:
     status: str
     rounds: int
     final: dict[str, float]
+    headline: dict[str, float]  # the same as `final`, or the best round, or the mean of the last rounds, as was asked for
     weights_sha256: str | None
     error: str | None = None
 
@@ -42,6 +44,7 @@ class Result:
     name: str
     status: str
     runs: tuple[CellResult, ...]
+    rule: str = "final"  # what the headline numbers are: final, best, or last:k
     tasks: Callable[[int], Task] | None = None
 
     @staticmethod
@@ -51,6 +54,8 @@ class Result:
             raise StoreError(f"{folder} is not a run folder: there is no run.db in it.")
         with Store(folder) as store:
             cells = store.cells()
+            rule = ((store.fact("description") or {}).get("evaluate") or {}).get("headline", "final")
+            lower = {row["metric"] for row in store.rows("metrics") if not row["higher_is_better"]}
             runs = tuple(
                 CellResult(
                     cell["label"],
@@ -58,12 +63,13 @@ class Result:
                     cell["status"],
                     cell["rounds_done"],
                     store.summary(cell["id"]),
+                    _headline(store, cell["id"], rule, lower),
                     cell["weights_sha256"],
                     cell["error"],
                 )
                 for cell in cells
             )
-        return Result(folder, folder.resolve().name, _overall([run.status for run in runs]), runs, tasks)
+        return Result(folder, folder.resolve().name, _overall([run.status for run in runs]), runs, rule, tasks)
 
     @property
     def weights_sha256(self) -> str | None:
@@ -78,6 +84,7 @@ class Result:
         return {
             "name": self.name,
             "folder": str(self.folder),
+            "headline": self.rule,
             "status": self.status,
             "weights_sha256": self.weights_sha256,
             "runs": [
@@ -87,6 +94,7 @@ class Result:
                     "status": run.status,
                     "rounds": run.rounds,
                     "final": run.final,
+                    **({"headline": run.headline} if self.rule != "final" else {}),
                     "weights_sha256": run.weights_sha256,
                     **({"error": run.error} if run.error else {}),
                 }
@@ -160,6 +168,28 @@ _STORED = {
     "participants": "participants",
     "history": "history",
 }
+
+
+def _headline(store: Store, cell: int, rule: str, lower: set[str]) -> dict[str, float]:
+    """The numbers that count: at the end, of the best round, or the mean of the last k measured rounds."""
+    if rule == "final":
+        return store.summary(cell)
+    series: dict[str, dict[int, list[float]]] = {}
+    for row in store.rows("client_metrics", cell):
+        if row["value"] is not None and row["phase"] in ("pre_fit", "post_fit"):
+            name = f"{row['phase']}_{row['split']}_{row['metric']}"
+            series.setdefault(name, {}).setdefault(row["round"], []).append(row["value"])
+    for row in store.rows("server_metrics", cell):
+        if row["value"] is not None:
+            series.setdefault(f"server_{row['split']}_{row['metric']}", {})[row["round"]] = [row["value"]]
+    chosen = {}
+    for name, rounds in series.items():
+        means = [statistics.fmean(values) for _, values in sorted(rounds.items())]
+        if rule == "best":
+            chosen[name] = (min if any(name.endswith(f"_{metric}") for metric in lower) else max)(means)
+        else:
+            chosen[name] = statistics.fmean(means[-int(rule.removeprefix("last:")) :])
+    return chosen
 
 
 def _overall(statuses: list[str]) -> str:

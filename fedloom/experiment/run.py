@@ -82,12 +82,15 @@ def run(
     told = progress or Silent()
     with _claimed(folder, fresh), Store(folder) as store:
         _same_experiment(store, folder, described, rounds, resolved)
+        todo = [
+            _Cell(folder, store, label, seed, algorithm, rounds, cohort, evaluation, settings, told)
+            for seed in seed_list
+            for label, algorithm in cells.items()
+        ]
         with _Backends(federations, tasks, settings, cohort, store, told) as backends:
-            for seed in seed_list:
-                for label, algorithm in cells.items():
-                    cell = _Cell(folder, store, label, seed, algorithm, rounds, cohort, evaluation, settings, told)
-                    if not cell.train(backends, should_stop):
-                        return Result.read(folder, tasks)
+            for cell in todo:
+                if not cell.train(backends, should_stop):
+                    break
     return Result.read(folder, tasks)
 
 
@@ -167,13 +170,13 @@ def _same_experiment(
     described = json.loads(json.dumps(description, default=str))
     if known is not None and known != described:
         changed = "\n  ".join(differences(known, described))
-        raise StoreError(
+        raise InputError(
             f"{folder} holds another experiment. What differs:\n  {changed}\n"
             "Use --fresh to start anew (the old folder is kept beside it), or --out for another folder."
         )
     earlier = store.fact("rounds") or 0
     if rounds < earlier:
-        raise StoreError(
+        raise InputError(
             f"{folder} was run for {earlier} rounds, more than the {rounds} asked for now. Use --fresh to start anew."
         )
     store.set_fact("description", described)
@@ -205,19 +208,16 @@ class _Backends:
             self._workers.close()
 
     def get(self, seed: int) -> tuple[Backend, Federation, Task]:
+        if self.settings.backend == "vector" and self._workers is None:
+            # first of all: they load torch while this process loads the data
+            self._workers = Workers(machine.cores() if self.settings.workers == "auto" else self.settings.workers)
         federation, task = self.federations(seed), self.tasks(seed)
         key = (id(federation), id(task))
         if key not in self._made:
-            for old, _, _ in self._made.values():
-                if isinstance(old, Serial):
-                    old.close()
             self._made = {key: (self._build(federation, task, seed), federation, task)}
         return self._made[key]
 
     def _build(self, federation: Federation, task: Task, seed: int) -> Backend:
-        if self.settings.backend == "vector" and self._workers is None:
-            wanted = machine.cores() if self.settings.workers == "auto" else self.settings.workers
-            self._workers = Workers(wanted)
         self.cohort.check(federation.clients)
         facts = probe(federation, task)
         setup = self._setup(facts, federation)
@@ -264,9 +264,11 @@ class _Cell:
     settings: RunTable
     progress: Progress
 
+    def __post_init__(self) -> None:
+        self.number = self.store.cell(self.label, self.seed)
+
     def train(self, backends: _Backends, should_stop: Callable[[], bool]) -> bool:
         """Run to the end, or from the last checkpoint to the end; false when asked to stop before that."""
-        self.number = self.store.cell(self.label, self.seed)
         self.checkpoints = self.folder / "cells" / f"{self.label}-{self.seed}"
         loaded = checkpoint.load(self.checkpoints)
         for note in loaded.notes if loaded else ():

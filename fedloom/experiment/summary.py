@@ -18,21 +18,21 @@ COLUMNS = {
 }
 
 
-def table(result: Result, headline: str = "final") -> Table:
+def table(result: Result) -> Table:
     """One row per algorithm, one column per way of measuring; mean over seeds."""
     metric = _metric(result)
     labels = list(dict.fromkeys(run.algorithm for run in result.runs))
-    shown = {key: title for key, title in COLUMNS.items() if any(f"{key}_{metric}" in run.final for run in result.runs)}
+    shown = {key: title for key, title in COLUMNS.items() if any(f"{key}_{metric}" in run.headline for run in result.runs)}
     seeds = len({run.seed for run in result.runs})
     title = f"{result.name}: {metric}" + (f", mean of {seeds} seeds" if seeds > 1 else "")
-    made = Table(title=title, caption=_caption(shown))
+    made = Table(title=title, caption=_caption(shown, result.rule))
     made.add_column("algorithm")
     made.add_column("rounds", justify="right")
     for column in shown.values():
         made.add_column(column, justify="right")
     for label in labels:
         runs = [run for run in result.runs if run.algorithm == label]
-        cells = [_number(metric, [run.final.get(f"{key}_{metric}") for run in runs]) for key in shown]
+        cells = [_number(metric, [run.headline.get(f"{key}_{metric}") for run in runs]) for key in shown]
         rounds = sorted({run.rounds for run in runs})
         text = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]}–{rounds[-1]}"
         unfinished = {run.status for run in runs} - {"done"}
@@ -53,5 +53,8 @@ def _number(metric: str, values: list[Any]) -> str:
     return f"{100 * mean:.2f} %" if metric == "accuracy" else f"{mean:.4g}"
 
 
-def _caption(shown: dict[str, str]) -> str:
-    return "Clients' columns are means over clients, each on its own test split." if set(shown) - {"server_test"} else ""
+def _caption(shown: dict[str, str], rule: str) -> str:
+    words = {"final": "", "best": " Best round of each column, chosen on the very data shown."}
+    when = words.get(rule, f" Mean of the last {rule.removeprefix('last:')} measured rounds.")
+    means = "Clients' columns are means over clients, each on its own test split." if set(shown) - {"server_test"} else ""
+    return (means + when).strip()

@@ -1,0 +1,175 @@
+"""Tiny federations and models, and worker processes that the whole session shares."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedloom import tree
+from fedloom.backends.vector import Vector, Workers
+from fedloom.data.federation import Federation
+from fedloom.data.split import Split
+from fedloom.engine import RoundRecord
+from fedloom.probe import probe
+from fedloom.task import Task
+
+FEATURES = 16
+CLASSES = 3
+ALL_TRAIN = Split(train=1.0, validation=0.0, test=0.0)
+
+
+def pytest_configure() -> None:
+    from hypothesis import settings  # not above: worker processes import this file for its models
+
+    # the clock decides nothing, and every run draws the same examples
+    settings.register_profile("fedloom", deadline=None, derandomize=True, database=None)
+    settings.load_profile("fedloom")
+
+
+def federation(sizes: Sequence[int], *, seed: int = 0, split: Split = Split(), **more: Any) -> Federation:
+    """Clients with so many examples each, of 16 features and 3 classes that a model can learn."""
+    draws = np.random.default_rng(seed)
+    y = draws.integers(0, CLASSES, sum(sizes))
+    x = draws.normal(size=(sum(sizes), FEATURES)) + y[:, None] * 0.5
+    offsets = np.cumsum([0, *sizes])
+    names = tuple(f"client-{number}" for number in range(len(sizes)))
+    given = {"split": split, "classes": ("a", "b", "c"), "names": names, **more}
+    return Federation(torch.from_numpy(x).float(), torch.from_numpy(y), offsets, **given)
+
+
+def numbers_federation(x: Sequence[Any], y: Sequence[Any], sizes: Sequence[int], split: Split = ALL_TRAIN) -> Federation:
+    """A regression with exactly these numbers."""
+    return Federation(
+        torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64), np.cumsum([0, *sizes]), split=split
+    )
+
+
+class Dense(nn.Module):
+    """Two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(FEATURES, 7)
+        self.out = nn.Linear(7, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.hidden(x)))
+
+
+class Normed(nn.Module):
+    """Batch normalisation over single values, and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(FEATURES, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.drop = nn.Dropout(0.3)
+        self.out = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.drop(torch.relu(self.norm(self.hidden(x)))))
+
+
+class Pictures(nn.Module):
+    """A convolution with batch normalisation over whole channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 3, 3, padding=1)
+        self.norm = nn.BatchNorm2d(3)
+        self.out = nn.Linear(3 * 4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = torch.relu(self.norm(self.conv(x.reshape(-1, 1, 4, 4))))
+        return self.out(nn.functional.max_pool2d(seen, 2).flatten(1))
+
+
+class Recurrent(nn.Module):
+    """Something that torch cannot vmap."""
+
+    def __init__(self, layers: int = 1, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 5, num_layers=layers, dropout=dropout, batch_first=True)
+        self.out = nn.Linear(5, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.lstm(x.reshape(-1, 4, 4))[0][:, -1])
+
+
+class Noisy(nn.Module):
+    """Draws from torch's global generator whenever it is called, in training and in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x + torch.rand_like(x))
+
+
+def last(records: Iterable[RoundRecord]) -> RoundRecord:
+    """The record of the last round."""
+    return list(records)[-1]
+
+
+def facts(record: RoundRecord) -> dict[str, Any]:
+    """All that a record says but the time it took: equal facts mean equal bits."""
+    return {
+        "round": record.round,
+        "cohort": record.cohort,
+        "complete": record.complete,
+        "state": {group: tree.sha256(leaves) for group, leaves in record.state.items()},
+        "own": {c: {group: tree.sha256(leaves) for group, leaves in own.items()} for c, own in record.own.items()},
+        "clients": record.clients,
+        "server": record.server,
+        "reports": record.reports,
+    }
+
+
+def assert_close(a: RoundRecord, b: RoundRecord, tolerance: float = 1e-9) -> None:
+    """Two records agree in every weight and every measurement."""
+    trees = [(a.state[group], b.state[group]) for group in a.state]
+    trees += [(a.own[client][group], b.own[client][group]) for client in a.own for group in a.own[client]]
+    for one, other in trees:
+        assert one.keys() == other.keys()
+        for name in one:
+            torch.testing.assert_close(one[name], other[name], rtol=tolerance, atol=tolerance)
+    assert a.clients.keys() == b.clients.keys()
+    for phase in a.clients:
+        for client, splits in a.clients[phase].items():
+            for split, measured in splits.items():
+                other = b.clients[phase][client][split]
+                assert measured.count == other.count
+                assert measured.sums == pytest.approx(other.sums, rel=tolerance, abs=tolerance)
+    for one, other in zip(a.reports, b.reports, strict=True):
+        assert [epoch.keys() for epoch in one.history] == [epoch.keys() for epoch in other.history]
+        for left, right in zip(one.history, other.history, strict=True):
+            assert left == pytest.approx(right, rel=tolerance, abs=tolerance)
+
+
+@pytest.fixture(scope="session")
+def pools() -> Iterator[Callable[[int], Workers]]:
+    """Worker processes by their number, started when first asked for and shared by all tests: starting takes seconds."""
+    started: dict[int, Workers] = {}
+
+    def pool(count: int) -> Workers:
+        if count not in started:
+            started[count] = Workers(count)
+        return started[count]
+
+    yield pool
+    for workers in started.values():
+        workers.close()
+
+
+@pytest.fixture
+def vector(pools: Callable[[int], Workers]) -> Callable[..., Vector]:
+    """Makes vector backends on the session's workers."""
+
+    def make(federation: Federation, task: Task, group: int = 1, workers: int = 2, **settings: Any) -> Vector:
+        return Vector(federation, task, probe(federation, task).setup(group=group, **settings), pools(workers))
+
+    return make

@@ -1,0 +1,252 @@
+"""A run: cells, resuming, extending, refusing, and what comes out of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedloom as fl
+from fedloom import tree
+from fedloom.errors import InputError, StoreError, TrainingError
+from fedloom.experiment.result import Result
+from fedloom.experiment.spec import EvaluateTable
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+@pytest.fixture
+def federation() -> fl.Federation:
+    random = np.random.default_rng(3)
+    x = random.normal(size=(60, 3)).astype("float32")
+    return fl.Federation.from_arrays(x, (x[:, 0] > 0).astype(int), client=np.repeat(["a", "b", "c"], 20))
+
+
+@pytest.fixture
+def task() -> fl.Task:
+    return fl.Task(Net)
+
+
+ALGORITHMS = {
+    "fedavg": fl.FedAvg(lr=0.2, batch_size=4),
+    "kept": fl.FedAvg(optimizer="adam", lr=0.01, optimizer_state="keep"),
+    "fedsgd": fl.FedSGD(lr=0.2),
+    "local": fl.LocalOnly(lr=0.2, batch_size=4),
+    "pooled": fl.Pooled(optimizer="adam", lr=0.01),
+}
+
+
+def run(federation: Any, task: Any, folder: Path, rounds: int = 4, **settings: Any) -> Result:
+    settings = {"algorithms": ALGORITHMS, "backend": "serial", **settings}
+    return fl.run(federation, task, rounds=rounds, out=folder, **settings)
+
+
+class StopAfter:
+    """Asks to stop after some rounds."""
+
+    def __init__(self, rounds: int) -> None:
+        self.left = rounds
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left <= 0
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
+    whole = run(federation, task, tmp_path / "whole", cohort=fl.Sampling(count=2))
+    for stop in (1, 3, 6, 3):
+        again = run(federation, task, tmp_path / "parts", cohort=fl.Sampling(count=2), should_stop=StopAfter(stop))
+    assert again.status == "stopped"
+    again = run(federation, task, tmp_path / "parts", cohort=fl.Sampling(count=2))
+    assert again.status == whole.status == "done"
+    assert [r.weights_sha256 for r in again.runs] == [r.weights_sha256 for r in whole.runs]
+    columns = ("algorithm", "seed", "round", "client", "phase", "split", "metric", "value")
+    assert [[row[c] for c in columns] for row in again.rows("clients")] == [[row[c] for c in columns] for row in whole.rows("clients")]
+
+
+def test_checkpoints_need_not_be_made_every_round(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
+    whole = run(federation, task, tmp_path / "whole", rounds=5)
+    run(federation, task, tmp_path / "parts", rounds=5, checkpoint_every=3, should_stop=StopAfter(2))
+    again = run(federation, task, tmp_path / "parts", rounds=5, checkpoint_every=3)
+    assert again.weights_sha256 == whole.weights_sha256
+
+
+def test_more_rounds_extend_a_run(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
+    whole = run(federation, task, tmp_path / "whole", rounds=5, evaluate=fl.Evaluation(universal=True))
+    run(federation, task, tmp_path / "short", rounds=2, evaluate=fl.Evaluation(universal=True))
+    longer = run(federation, task, tmp_path / "short", rounds=5, evaluate=fl.Evaluation(universal=True))
+    assert longer.weights_sha256 == whole.weights_sha256
+    assert [r.final for r in longer.runs] == [r.final for r in whole.runs]
+    assert {row["round"] for row in longer.rows("clients") if row["phase"] in ("final", "universal")} == {5}
+
+
+def test_a_finished_run_is_not_run_again(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
+    first = run(federation, task, tmp_path)
+    before = first.rows("rounds")
+    assert run(federation, task, tmp_path).rows("rounds") == before  # seconds would differ
+
+
+def test_another_experiment_is_refused_with_the_difference(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
+    run(federation, task, tmp_path / "r", algorithms={"fedavg": fl.FedAvg(lr=0.2)})
+    with pytest.raises(InputError, match=r"algorithm.fedavg.train.lr: 0.2 → 0.3"):
+        run(federation, task, tmp_path / "r", algorithms={"fedavg": fl.FedAvg(lr=0.3)})
+    with pytest.raises(InputError, match="more than the 2 asked for"):
+        run(federation, task, tmp_path / "r", rounds=2, algorithms={"fedavg": fl.FedAvg(lr=0.2)})
+    changed = run(federation, task, tmp_path / "r", algorithms={"fedavg": fl.FedAvg(lr=0.3)}, fresh=True)
+    assert changed.status == "done"
+    assert len(list(tmp_path.iterdir())) == 2  # the old results are beside the new ones
+
+
+def test_changed_data_is_refused(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
+    described = {"data": "by name only"}
+    run(federation, task, tmp_path, description=described, should_stop=StopAfter(1))
+    other = fl.Federation.from_arrays(federation.x + 1, federation.y, clients=3)
+    with pytest.raises(StoreError, match="data has changed"):
+        run(other, task, tmp_path, description=described)
+
+
+def test_one_folder_is_for_one_process(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
+    def nested() -> bool:
+        with pytest.raises(StoreError, match="Another process"):
+            run(federation, task, tmp_path)
+        return True
+
+    assert run(federation, task, tmp_path, should_stop=nested).status == "stopped"
+
+
+def test_every_cell_begins_with_the_same_weights_data_and_splits(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    result = run(federation, task, tmp_path, rounds=1, seeds=[1, 2])
+    rows = [row for row in result.rows("clients") if row["phase"] == "pre_fit"]
+    per_cell: dict[tuple[str, int], list[tuple[Any, ...]]] = {}
+    for row in rows:
+        values = (row["client"], row["metric"], row["value"], row["examples"])
+        per_cell.setdefault((row["algorithm"], row["seed"]), []).append(values)
+    assert len(per_cell) == 2 * len(ALGORITHMS)
+    assert all(values == next(iter(per_cell.values())) for values in per_cell.values())
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(task: fl.Task, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(40, 3)).astype("float32") * 100
+    federation = fl.Federation.from_arrays(x, random.normal(size=40).astype("float32"), clients=2)
+    linear = fl.Task(nn.Linear, args={"in_features": 3, "out_features": 1}, loss="mse", metrics=())
+    with pytest.raises(TrainingError, match=r"Round \d+, client '\d', local training, step \d+ of \d+: the loss is (inf|nan)"):
+        run(federation, linear, tmp_path, rounds=50, algorithms=fl.FedAvg(lr=0.001, batch_size="full"))
+    result = Result.read(tmp_path)
+    assert result.status == "failed"
+    assert "the loss is" in str(result.runs[0].error)
+    weights = result.weights()["model"]
+    assert result.runs[0].rounds >= 1
+    assert tree.is_finite(weights)
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    notes: list[str] = []
+
+    class Listening:
+        def begin(self, cell: str, done: int, rounds: int) -> None: ...
+        def step(self, round: int, values: dict[str, float], seconds: float) -> None: ...
+        def end(self) -> None: ...
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    only = {"algorithms": {"kept": ALGORITHMS["kept"]}}
+    whole = run(federation, task, tmp_path / "whole", **only)
+    run(federation, task, tmp_path / "parts", should_stop=StopAfter(3), **only)
+    newest = sorted((tmp_path / "parts" / "cells" / "kept-1").glob("state-*"))[-1]
+    newest.write_bytes(newest.read_bytes()[:-10])
+    again = run(federation, task, tmp_path / "parts", progress=Listening(), **only)
+    assert again.weights_sha256 == whole.weights_sha256
+    assert notes
+    assert "kept, seed 1" in notes[0]
+
+
+def test_stop_at_a_target(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "algorithms": {"fedavg": fl.FedAvg(lr=0.5, batch_size=4)},
+        "evaluate": EvaluateTable(target={"accuracy": 0.8}, stop="target"),
+    }
+    result = run(federation, task, tmp_path, rounds=60, **settings)
+    done = result.runs[0].rounds
+    assert result.status == "done"
+    assert 0 < done < 60
+    again = run(federation, task, tmp_path, rounds=60, **settings)
+    assert again.runs[0].rounds == done
+
+
+@pytest.mark.parametrize(("rule", "choose"), [("best", max), ("last:2", lambda curve: sum(curve[-2:]) / 2)])
+def test_the_headline_is_chosen_as_asked(federation: Any, task: Any, tmp_path: Path, rule: str, choose: Any) -> None:
+    result = run(federation, task, tmp_path, algorithms=ALGORITHMS["fedavg"], evaluate=EvaluateTable(headline=rule))
+    values: dict[int, list[float]] = {}
+    for row in result.rows("clients"):
+        if (row["phase"], row["metric"]) == ("post_fit", "accuracy"):
+            values.setdefault(row["round"], []).append(row["value"])
+    curve = [sum(values[r]) / len(values[r]) for r in sorted(values)]
+    assert result.runs[0].headline["post_fit_test_accuracy"] == pytest.approx(choose(curve))
+    assert result.json()["headline"] == rule
+
+
+def test_the_result_is_a_table_a_picture_and_a_model(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
+    result = run(federation, task, tmp_path)
+    frame = result.frame("clients")
+    assert list(frame.columns) == ["algorithm", "seed", "round", "client", "phase", "split", "metric", "value", "examples"]
+    assert set(frame["client"]) == {"a", "b", "c", "everyone"}
+    assert result.plot("accuracy").stat().st_size > 5_000
+    model = result.model("fedavg")
+    weights = {name: leaf.detach() for name, leaf in model.named_parameters()}
+    assert tree.sha256(weights) == next(r.weights_sha256 for r in result.runs if r.algorithm == "fedavg")
+    assert not model.training
+    personal = result.model("local", client=1)
+    assert not torch.equal(personal.layers[0].weight, result.model("local", client=2).layers[0].weight)  # type: ignore[union-attr]
+    with pytest.raises(InputError, match="no run of nothing"):
+        result.model("nothing")
+    with pytest.raises(InputError, match="no table 'client'"):
+        result.rows("client")
+    json.dumps(result.json())
+
+
+def test_a_run_without_a_name_has_a_folder_of_its_own(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = fl.run(federation, task, fl.FedAvg(lr=0.1), rounds=1, backend="serial")
+    two = fl.run(federation, task, fl.FedAvg(lr=0.2), rounds=1, backend="serial")
+    assert one.folder != two.folder
+    assert one.folder.parent == Path("runs")
+
+
+def test_seeds_may_redraw_data_and_weights(task: fl.Task, tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    x = random.normal(size=(60, 3)).astype("float32")
+
+    def drawn(seed: int) -> fl.Federation:
+        return fl.Federation.from_arrays(x, (x[:, 0] > 0).astype(int), clients=3, seed=seed)
+
+    result = run(drawn, lambda seed: fl.Task(Net, seed=seed), tmp_path, rounds=1, seeds=2, algorithms=fl.FedAvg())
+    values = {(row["seed"]): row["value"] for row in result.rows("clients") if (row["phase"], row["metric"]) == ("pre_fit", "loss")}
+    assert values[1] != values[2]
+
+
+def test_nothing_to_run_is_an_error(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="at least one algorithm"):
+        run(federation, task, tmp_path, algorithms={})
+    with pytest.raises(InputError, match=r"such as fedloom.FedAvg\(\)"):
+        run(federation, task, tmp_path, algorithms={"fedavg": "fedavg"})
+    with pytest.raises(InputError, match=r"cohort.count = 9, but there are only 3 clients"):
+        run(federation, task, tmp_path, cohort=fl.Sampling(count=9))

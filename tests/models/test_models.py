@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from fedloom import models
+from fedloom.errors import InputError
+from fedloom.models import MODELS, build, describe
+from fedloom.task import Task
+
+ARGS: dict[str, dict[str, Any]] = {
+    "mlp": {"features": 36, "hidden": [512, 128, 32], "classes": 5},
+    "logistic": {"features": 20, "classes": 3},
+}
+SHAPES = {"digits_mlp": (64,), "logistic": (20,), "mlp": (36,), "mnist_2nn": (28, 28), "mnist_cnn": (28, 28)}
+
+
+def parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("mnist_2nn", 199_210), ("mnist_cnn", 1_663_370), ("digits_mlp", 2_410), ("logistic", 63), ("mlp", 88_901)],
+)
+def test_models_have_exactly_as_many_parameters_as_the_papers_say(name: str, expected: int) -> None:
+    assert parameters(build(name, **ARGS.get(name, {}))) == expected
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_gives_one_logit_per_class_and_a_gradient_to_every_parameter(name: str) -> None:
+    model = build(name, **ARGS.get(name, {}))
+    output = model(torch.rand(4, *SHAPES[name]))
+    assert output.shape == (4, ARGS.get(name, {}).get("classes", 10))
+    output.square().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_can_be_stacked(name: str) -> None:
+    pair = [build(name, **ARGS.get(name, {})) for _ in range(2)]
+    x = torch.rand(2, 3, *SHAPES[name])
+    weights, buffers = stack_module_state(pair)
+    stacked = vmap(lambda w, b, x: functional_call(pair[0], (w, b), (x,)))(weights, buffers, x)
+    torch.testing.assert_close(stacked, torch.stack([model(rows) for model, rows in zip(pair, x, strict=True)]))
+
+
+@pytest.mark.parametrize("name", ["mnist_2nn", "mnist_cnn"])
+@pytest.mark.parametrize("shape", [(28, 28), (1, 28, 28), (784,)])
+def test_images_may_come_in_any_shape(name: str, shape: tuple[int, ...]) -> None:
+    model, x = build(name), torch.rand(2, 784)
+    assert torch.equal(model(x.reshape(2, *shape)), model(x))
+
+
+def test_an_mlp_computes_what_its_layers_say() -> None:
+    model = build("mlp", features=2, hidden=[2], classes=1)
+    with torch.no_grad():
+        for parameter, values in zip(model.parameters(), ([[1, -1], [2, 0]], [0, 1], [[1, 10]], [5]), strict=True):
+            parameter.copy_(torch.tensor(values))
+    assert model(torch.tensor([[1.0, 3.0]])).tolist() == [[35.0]]  # relu(-2) + 10 · relu(2 + 1) + 5
+
+
+def test_an_mlp_without_hidden_layers_is_linear() -> None:
+    assert parameters(build("mlp", features=4, hidden=[], classes=3)) == parameters(
+        build("logistic", features=4, classes=3)
+    )
+
+
+def test_a_dotted_path_is_imported() -> None:
+    assert isinstance(build("torch.nn:Linear", in_features=2, out_features=1), nn.Linear)
+    assert isinstance(build("fedloom.models.mnist_2nn:Mnist2NN"), MODELS["mnist_2nn"])
+
+
+def test_a_task_finds_models_by_name() -> None:
+    assert Task("mnist_2nn").parameters == 199_210
+    assert list(Task("logistic", args={"features": 2}).initial()) == ["out.weight", "out.bias"]
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        ("mnist_2n", {}, r"no model 'mnist_2n'\. Known: .*mnist_cnn.*Did you mean 'mnist_2nn'\?"),
+        ("mnist_2nn", {"classes": 3}, r"'mnist_2nn' cannot be built with classes: .*Its args are: none"),
+        ("mlp", {}, r"'mlp' cannot be built with no args: .*features.*Its args are: features: .*int"),
+        ("mlp", {"features": 0}, r"'features' parameter of mlp must be a whole number from 1\. Got 0"),
+        ("mlp", {"features": 2, "hidden": [3, 0.5]}, r"'hidden\[1\]' parameter of mlp .* Got 0\.5"),
+        ("mlp", {"features": 2, "hidden": 100}, r"'hidden' parameter of mlp must be a list .* Got 100"),
+        ("logistic", {"features": 2, "classes": True}, "'classes' parameter of logistic .* Got True"),
+        ("no_such_package.net:Net", {}, "no module 'no_such_package'"),
+        ("torch.nn:Liner", {}, "Did you mean 'Linear'"),
+        ("math:pi", {}, r"'math:pi' must be a class or a function\. Got float"),
+        ("pathlib:PurePosixPath", {}, r"must be a torch\.nn\.Module\. Got PurePosixPath"),
+    ],
+)
+def test_mistakes_are_explained(name: str, args: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build(name, **args)
+
+
+def test_every_model_has_a_line_and_a_file_of_its_own() -> None:
+    described = describe()
+    assert [name for name, _, _ in described] == list(MODELS)
+    assert {name: count for name, count, _ in described} == {
+        "digits_mlp": "2,410",
+        "logistic": "—",
+        "mlp": "—",
+        "mnist_2nn": "199,210",
+        "mnist_cnn": "1,663,370",
+    }
+    for name, model in MODELS.items():
+        assert (model.__doc__ or "").strip().count("\n") == 0
+        assert model.__module__ == f"fedloom.models.{name}"
+    folder = Path(str(models.__file__)).parent
+    assert {path.stem for path in folder.glob("*.py")} == {"__init__", *MODELS}
+
+
+def test_describing_draws_no_random_numbers() -> None:
+    before = torch.random.get_rng_state()
+    describe()
+    assert torch.equal(before, torch.random.get_rng_state())

@@ -1,0 +1,104 @@
+"""Losses and metrics."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.metrics import roc_auc_score
+from torch import nn
+
+from fedloom import metrics
+from fedloom.errors import InputError
+
+OUTPUT = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 3.0], [1.0, 0.0, 0.5], [0.1, 0.3, 0.2]])
+TARGET = torch.tensor([0, 1, 2, 1])
+
+
+def test_accuracy_is_the_share_of_examples_whose_largest_output_is_right() -> None:
+    assert metrics.metric("accuracy").values(OUTPUT, TARGET).tolist() == [1, 0, 0, 1]
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1)])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_accuracy_of_one_logit_asks_whether_it_is_positive(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    output = torch.tensor([1.5, -0.5, 0.2, -3.0]).reshape(shape)
+    target = torch.tensor([1, 1, 0, 0]).to(dtype)
+    assert metrics.metric("accuracy").values(output, target).tolist() == [1, 0, 0, 1]
+
+
+def test_top_k_asks_whether_the_label_is_among_the_k_largest() -> None:
+    assert metrics.metric("top_1").values(OUTPUT, TARGET).tolist() == [1, 0, 0, 1]
+    assert metrics.metric("top_2").values(OUTPUT, TARGET).tolist() == [1, 1, 1, 1]
+    assert metrics.metric("top_9").values(OUTPUT, TARGET).tolist() == [1, 1, 1, 1]
+
+
+def test_squared_and_absolute_errors_are_per_example() -> None:
+    output, target = torch.tensor([[1.0], [4.0]]), torch.tensor([3.0, 3.5])
+    assert metrics.metric("mse").values(output, target).tolist() == [4.0, 0.25]
+    assert metrics.metric("mae").values(output, target).tolist() == [2.0, 0.5]
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_auroc_ranks_the_scores_of_the_second_class(columns: int) -> None:
+    draws = np.random.default_rng(0)
+    target = draws.integers(0, 2, 50)
+    logit = torch.from_numpy(draws.normal(size=50) + target)
+    output = torch.stack([torch.zeros(50), logit], 1) if columns == 2 else logit.reshape(-1, 1)
+    auroc = metrics.metric("auroc")
+    found = auroc.summary(auroc.scores(output).numpy(), target)
+    assert found == pytest.approx(roc_auc_score(target, logit.numpy()))
+    assert not auroc.is_mean
+
+
+def test_auroc_of_one_class_is_not_a_number() -> None:
+    assert math.isnan(metrics.metric("auroc").summary(np.array([0.1, 0.2]), np.array([1, 1])))
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs", "output", "target"),
+    [
+        ("cross_entropy", F.cross_entropy, OUTPUT, TARGET),
+        ("mse", F.mse_loss, OUTPUT[:, 0], TARGET.float()),
+        ("mae", F.l1_loss, OUTPUT[:, 0], TARGET.float()),
+        ("bce", F.binary_cross_entropy_with_logits, OUTPUT[:, 0], TARGET.float().clamp(max=1)),
+    ],
+)
+def test_losses_are_torchs_per_example(name: str, theirs: object, output: torch.Tensor, target: torch.Tensor) -> None:
+    expected = theirs(output, target, reduction="none")
+    torch.testing.assert_close(metrics.loss(name)(output, target), expected)
+
+
+def test_a_column_of_outputs_meets_a_row_of_labels() -> None:
+    column, target = OUTPUT[:, :1], torch.tensor([0, 1, 1, 0])
+    for name in ("mse", "mae", "bce"):
+        assert metrics.loss(name)(column, target).shape == (4,)
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="sum"), F.cross_entropy])
+def test_a_loss_that_gives_one_number_is_asked_for_each_example(loss: object) -> None:
+    expected = F.cross_entropy(OUTPUT, TARGET, reduction="none")
+    torch.testing.assert_close(metrics.per_example(loss, OUTPUT, TARGET), expected)
+    torch.testing.assert_close(metrics.per_example(loss, OUTPUT[:1], TARGET[:1]), expected[:1])
+
+
+def test_a_loss_per_token_is_averaged_within_each_example() -> None:
+    values = metrics.per_example(lambda output, target: (output - target).abs(), OUTPUT, torch.zeros(4, 3))
+    torch.testing.assert_close(values, OUTPUT.mean(1))
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_known_one() -> None:
+    with pytest.raises(InputError, match=r"There is no loss 'cross_entrop'\. Known: .* Did you mean 'cross_entropy'\?"):
+        metrics.loss("cross_entrop")
+    with pytest.raises(InputError, match=r"There is no metric 'acuracy'\. Known: .* Did you mean 'accuracy'\?"):
+        metrics.metric("acuracy")
+    for wrong in ("top_0", "top_", "top_x"):
+        with pytest.raises(InputError, match=f"There is no metric '{wrong}'"):
+            metrics.metric(wrong)
+
+
+def test_metrics_know_which_way_is_better() -> None:
+    assert metrics.metric("accuracy").higher_is_better
+    assert metrics.metric("top_3").higher_is_better
+    assert not metrics.metric("mse").higher_is_better

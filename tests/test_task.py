@@ -1,0 +1,136 @@
+"""Model, loss and metrics."""
+
+from pathlib import Path
+
+import cloudpickle
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fedloom import tree
+from fedloom.errors import InputError
+from fedloom.task import Task, leaves
+from tests.conftest import Dense, Normed, Recurrent
+
+
+class Tied(nn.Module):
+    """One matrix under two names, a frozen parameter and a buffer that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3, bias=False)
+        self.second = nn.Linear(3, 3, bias=False)
+        self.second.weight = self.first.weight
+        self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+        self.register_buffer("saved", torch.zeros(1))
+        self.register_buffer("passing", torch.zeros(1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))
+
+
+def test_the_same_seed_gives_the_same_initial_weights_whatever_the_global_generator_is() -> None:
+    torch.manual_seed(1)
+    first = Task(Dense, seed=3).initial()
+    torch.manual_seed(2)
+    assert tree.sha256(Task(Dense, seed=3).initial()) == tree.sha256(first)
+    assert tree.sha256(Task(Dense, seed=4).initial()) != tree.sha256(first)
+
+
+@pytest.mark.parametrize("init", ["torch", "glorot"])
+def test_making_a_model_leaves_the_global_generator_alone(init: str) -> None:
+    before = torch.random.get_rng_state()
+    Task(Dense, init=init).initial()
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_module_brings_its_own_weights_and_stays_as_it_is() -> None:
+    module = Dense()
+    task = Task(module)
+    initial = task.initial()
+    for name, leaf in module.state_dict().items():
+        assert torch.equal(initial[name], leaf)
+    initial["out.bias"].fill_(7)
+    task.module.out.bias.data.fill_(8)
+    assert not (module.out.bias == 7).any()
+    assert not (module.out.bias == 8).any()
+
+
+def test_a_function_may_build_the_model_with_arguments() -> None:
+    def make(width: int) -> nn.Module:
+        return nn.Linear(width, 2)
+
+    assert Task(make, args={"width": 5}).initial()["weight"].shape == (2, 5)
+
+
+def test_what_is_not_a_module_is_refused() -> None:
+    with pytest.raises(InputError, match=r"The model must be a torch\.nn\.Module\. Got int instead\."):
+        Task(lambda: 3).build()
+
+
+def test_glorot_draws_matrices_within_their_bound_and_leaves_normalisation_as_it_was() -> None:
+    weights = Task(Normed, init="glorot").initial()
+    bound = (6 / (16 + 6)) ** 0.5
+    assert 0.8 * bound < weights["hidden.weight"].abs().max() <= bound
+    for name in ("hidden.bias", "norm.bias", "out.bias"):
+        assert torch.count_nonzero(weights[name]) == 0
+    assert torch.equal(weights["norm.weight"], torch.ones(6))
+    assert torch.count_nonzero(Task(Recurrent, init="glorot").initial()["lstm.bias_hh_l0"]) == 0
+    again = Task(Normed, init="glorot").initial()
+    assert tree.sha256(weights) == tree.sha256(again) != tree.sha256(Task(Normed, init="glorot", seed=1).initial())
+
+
+def test_weights_may_come_from_a_file(tmp_path: Path) -> None:
+    wanted = Task(Dense, seed=9).initial()
+    save_file(wanted, tmp_path / "weights.safetensors")
+    assert tree.sha256(Task(Dense, init=str(tmp_path / "weights.safetensors")).initial()) == tree.sha256(wanted)
+
+
+def test_a_file_of_weights_that_do_not_fit_is_refused_with_their_names(tmp_path: Path) -> None:
+    file = tmp_path / "weights.safetensors"
+    save_file({**tree.select(Task(Dense).initial(), ["out.weight", "out.bias"]), "other": torch.ones(1)}, file)
+    with pytest.raises(InputError, match=r"missing or of another shape: hidden\.weight, hidden\.bias; unknown: other\."):
+        Task(Dense, init=str(file)).initial()
+    with pytest.raises(InputError, match=r"must be torch, glorot or a safetensors file\. There is no file .*nowhere"):
+        Task(Dense, init=str(tmp_path / "nowhere")).initial()
+
+
+def test_the_precision_holds_for_all_floating_leaves() -> None:
+    weights = Task(Normed, dtype="float64").initial()
+    assert {leaf.dtype for name, leaf in weights.items() if name != "norm.num_batches_tracked"} == {torch.float64}
+    with pytest.raises(InputError, match=r"The 'dtype' of a task must be float32 or float64\. Got 'float16' instead\."):
+        Task(Dense, dtype="float16")
+
+
+def test_metrics_must_be_a_list_of_known_names() -> None:
+    with pytest.raises(InputError, match=r'The \'metrics\' of a task must be a list, such as \["accuracy"\]\.'):
+        Task(Dense, metrics="accuracy")
+    with pytest.raises(InputError, match="There is no metric 'acc'"):
+        Task(Dense, metrics=["acc"])
+    with pytest.raises(InputError, match="There is no loss 'nll'"):
+        Task(Dense, loss="nll")
+
+
+def test_leaves_are_parameters_and_saved_buffers_each_once() -> None:
+    task = Task(Tied)
+    assert list(task.initial()) == ["first.weight", "frozen", "saved"]
+    assert task.trainable == ("first.weight",)
+    assert task.parameters == 9 + 2
+
+
+def test_leaves_share_no_memory_with_the_module() -> None:
+    module = Dense()
+    leaves(module)["out.bias"].fill_(5)
+    assert not (module.out.bias == 5).any()
+
+
+def test_a_task_travels_without_the_module_it_has_built() -> None:
+    task = Task(Dense, loss=lambda output, target: (output[:, 0] - target) ** 2, metrics=["top_2"])
+    task.module.out.bias.data.fill_(float("nan"))
+    assert task.trainable
+    again = cloudpickle.loads(cloudpickle.dumps(task))
+    assert not {"module", "trainable"} & set(vars(again))
+    assert tree.sha256(again.initial()) == tree.sha256(task.initial())
+    assert again.losses(torch.tensor([[3.0]]), torch.tensor([1.0])).tolist() == [4.0]
+    assert again.measures[0].name == "top_2"
