@@ -38,8 +38,9 @@ class Update:
 class Algorithm(Record):
     """Base of all algorithms. A new one overrides `round` and a client method, or only `correct`.
 
-    `state` is what the server knows, `shared` what it sends, `own` what each client keeps between rounds; each is a dict
-    of named trees. Parameters of local training may be given flat: `FedAvg(lr=0.1)` is `FedAvg(train=Training(lr=0.1))`.
+    `state` is what the server knows, `shared` what it sends, `own` what each client keeps between rounds; each is a
+    dict of named trees. Parameters of local training may be given flat: `FedAvg(lr=0.1)` means
+    `FedAvg(train=Training(lr=0.1))`.
     """
 
     reference: ClassVar[str] = ""

@@ -31,7 +31,9 @@ app.add_typer(data_app, name="data")
 File = Annotated[Path, typer.Argument(help="The experiment file (TOML).", metavar="FILE")]
 Changes = Annotated[
     Optional[list[str]],  # noqa: UP045 (typer reads this at run time, also on Python 3.10)
-    typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change a key of the file; the value is TOML. May be repeated."),
+    typer.Option(
+        "--set", metavar="TABLE.KEY=VALUE", help="Change a key of the file; the value is TOML. May be repeated."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Folder = Annotated[Path, typer.Argument(help="A run's folder.", metavar="DIR")]
@@ -74,7 +76,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show versions.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show versions.")
+    ] = False,
 ) -> None:
     """Options of the command itself."""
 
@@ -132,7 +136,9 @@ def run(
     changes: Changes = None,
     workers: Annotated[Optional[int], typer.Option(help="Worker processes (default: one a core).")] = None,  # noqa: UP045
     out: Annotated[Optional[Path], typer.Option(help="The run's folder (default: runs/NAME).")] = None,  # noqa: UP045
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew; an old folder is kept beside the new one.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start anew; an old folder is kept beside the new one.")
+    ] = False,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Also say how it is computed.")] = False,
@@ -209,7 +215,9 @@ def init(
     if file.exists() and not force:
         raise InputError(f"{file} exists already. Choose another name, or use --force to overwrite it.")
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text((Path(__file__).parent / "experiment" / "files" / "template.toml").read_text(encoding="utf-8"), encoding="utf-8")
+    file.write_text(
+        (Path(__file__).parent / "experiment" / "files" / "template.toml").read_text(encoding="utf-8"), encoding="utf-8"
+    )
     print(f"Wrote {file}. Next: fedloom check {file}, then fedloom run {file}")
 
 
@@ -245,7 +253,8 @@ def show(folder: Folder, as_json: AsJson = False) -> None:
 
 @app.command("list")
 def list_runs(
-    folder: Annotated[Path, typer.Argument(help="Where runs are.", metavar="DIR")] = Path("runs"), as_json: AsJson = False
+    folder: Annotated[Path, typer.Argument(help="Where runs are.", metavar="DIR")] = Path("runs"),
+    as_json: AsJson = False,
 ) -> None:
     """List the runs in a folder."""
     from fedloom.experiment.result import Result
@@ -284,7 +293,7 @@ def export(
 def describe(
     file: File,
     changes: Changes = None,
-    picture: Annotated[Optional[Path], typer.Option(help="Where to draw it (default: FILE's name + -data.png).")] = None,  # noqa: UP045
+    picture: Annotated[Path | None, typer.Option(help="Where to draw it (default: FILE's name + -data.png).")] = None,
 ) -> None:
     """Show what each client got: a table and a picture of clients and labels."""
     from rich.console import Console

@@ -30,7 +30,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Clients:
-    """The clients of one call that are computed together. Every tensor that belongs to them has them as its first dimension."""
+    """The clients of one call that are computed together; tensors that belong to them have them as first dimension."""
 
     federation: Federation
     ids: tuple[int, ...]

@@ -32,8 +32,8 @@ class Backend(Protocol):
 class Sampling(Record):
     """Who takes part in a round.
 
-    `fraction` is C of the papers (0 means one client); `count` says it directly. Sampling is `fixed` (exactly so many, at
-    random), `poisson` (each client by itself with probability `fraction`) or `window` (moves by one client at a time).
+    `fraction` is C of the papers (0 means one client); `count` says it directly. Sampling is `fixed` (exactly so many,
+    at random), `poisson` (each client by itself with probability `fraction`) or `window` (moves by one at a time).
     """
 
     fraction: Share = 1.0
@@ -45,9 +45,11 @@ class Sampling(Record):
     @model_validator(mode="after")
     def _fits(self) -> Sampling:
         if self.count is not None and "fraction" in self.model_fields_set and self.fraction != 1.0:
-            raise InputError(f"A cohort takes either a count or a fraction. Got count = {self.count} and fraction = {self.fraction}.")
+            raise InputError(
+                f"A cohort takes either a count or a fraction. Got count = {self.count} and fraction = {self.fraction}."
+            )
         if self.sampling == "poisson" and self.count is not None:
-            raise InputError('Poisson sampling draws each client by itself: give cohort.fraction, not cohort.count.')
+            raise InputError("Poisson sampling draws each client by itself: give cohort.fraction, not cohort.count.")
         return self
 
     def size(self, population: int) -> int:
@@ -61,10 +63,13 @@ class Sampling(Record):
 
     def check(self, population: int) -> None:
         if self.count is not None and self.count > population:
-            raise InputError(f"cohort.count = {self.count}, but there are only {population} clients. Allowed: 1 to {population}.")
+            raise InputError(
+                f"cohort.count = {self.count}, but there are only {population} clients. Allowed: 1 to {population}."
+            )
         if self.needed(population) > self.size(population):
             raise InputError(
-                f"cohort.quorum = {self.quorum:g} can never be met: a round has {self.size(population)} of {population} clients."
+                f"cohort.quorum = {self.quorum:g} can never be met: a round has {self.size(population)} of "
+                f"{population} clients."
             )
 
     def draw(self, population: int, round: int, seed: int) -> tuple[int, ...]:
@@ -124,7 +129,7 @@ class OwnStates:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """What the server sees after `reduce`: means, the sums of the weights, and public numbers, but no client's leaves."""
+    """What the server sees after `reduce`: means, sums of weights and public numbers, but no client's leaves."""
 
     groups: Groups
     weights: dict[str, Tensor]
@@ -136,7 +141,7 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class Answers:
-    """What the server sees after `map` or `exchange`: each client's answer, stacked in the order of the cohort's ids."""
+    """What the server sees after `map` or `exchange`: each client's answer, stacked in the cohort's order."""
 
     groups: Groups
     weights: dict[str, Tensor]
@@ -174,8 +179,10 @@ class Cohort:
         """A key for the server's own random choices in this round."""
         return keys.key(self.seed, purpose, self.round, *parts)
 
-    def reduce(self, fn: ClientMethod, shared: Groups, rule: Rule | None = None, *, each: Groups | None = None) -> Aggregate:
-        """Every client runs `fn`; the server sees only the weighted mean of each group, or what another `rule` makes of them."""
+    def reduce(
+        self, fn: ClientMethod, shared: Groups, rule: Rule | None = None, *, each: Groups | None = None
+    ) -> Aggregate:
+        """Every client runs `fn`; the server sees only the mean of each group, or what a `rule` makes of it."""
         if rule is not None:
             answers = self.map(fn, shared, each=each)
             return Aggregate(
@@ -192,7 +199,7 @@ class Cohort:
         return Answers(outcome.stack, outcome.weights, outcome.public)
 
     def exchange(self, fn: ClientMethod, trees: Groups, graph: Tensor, *, shared: Groups | None = None) -> Answers:
-        """Every client receives the trees of its neighbours (`graph[i, j]`: i receives from j) and runs `fn` on them."""
+        """Every client receives its neighbours' trees (`graph[i, j]`: i receives from j) and runs `fn` on them."""
         outcome = self._ask(fn, shared or {}, "stack", peers=trees, graph=graph)
         return Answers(outcome.stack, outcome.weights, outcome.public)
 

@@ -1,4 +1,4 @@
-"""The only round loop: a generator of round records. Checkpoints, stopping and progress are code in the loop that reads it."""
+"""The only round loop: a generator of round records. Checkpoints and progress are code in the loop that reads it."""
 
 from __future__ import annotations
 
@@ -89,29 +89,54 @@ def fit(
         observed = tuple(range(federation.clients)) if algorithm.pooled or evaluation.clients == "all" else ids
         clients: dict[Phase, dict[int, dict[str, Measured]]] = {}
         if splits and observed:
-            clients["pre_fit"] = backend.run(Examination(algorithm, state, own.gather(observed), observed, splits, round))
-        cohort = Cohort(backend, algorithm, task, ids, federation.clients, round, seed, own, splits, evaluation.universal and round == rounds)
+            clients["pre_fit"] = backend.run(
+                Examination(algorithm, state, own.gather(observed), observed, splits, round)
+            )
+        cohort = Cohort(
+            backend,
+            algorithm,
+            task,
+            ids,
+            federation.clients,
+            round,
+            seed,
+            own,
+            splits,
+            evaluation.universal and round == rounds,
+        )
         complete = algorithm.pooled or len(ids) >= max(sampling.needed(federation.clients), 1)
         if complete:
             state = algorithm.round(state, cohort)
             for name, group in state.items():
                 if not tree.is_finite(group):
-                    raise TrainingError(f"Round {round}: the new {name} is not finite. A smaller lr or a clip may help.")
+                    raise TrainingError(
+                        f"Round {round}: the new {name} is not finite. A smaller lr or a clip may help."
+                    )
         for report in cohort.reports:
             if report.post_fit:
                 clients.setdefault("post_fit", {})[report.client] = report.post_fit
         if round == rounds and evaluation.splits and observed:
-            clients["final"] = backend.run(Examination(algorithm, state, own.gather(observed), observed, evaluation.splits, round))
+            clients["final"] = backend.run(
+                Examination(algorithm, state, own.gather(observed), observed, evaluation.splits, round)
+            )
         server = _examine_server(backend, federation, task, algorithm, state, evaluation) if measuring else {}
         yield RoundRecord(
-            round, state, ids, tuple(cohort.reports), clients, server, own.take_changed(), time.perf_counter() - began, complete
+            round,
+            state,
+            ids,
+            tuple(cohort.reports),
+            clients,
+            server,
+            own.take_changed(),
+            time.perf_counter() - began,
+            complete,
         )
 
 
 def _examine_server(
     backend: Backend, federation: Federation, task: Task, algorithm: Algorithm, state: Groups, evaluation: Evaluation
 ) -> dict[str, Measured]:
-    """The global model on what the server holds; `train` is the union of the clients' training splits (in simulation)."""
+    """The global model on what the server holds; `train` is the union of the clients' training splits."""
     weights = algorithm.server_model(task, state)
     if weights is None:
         return {}

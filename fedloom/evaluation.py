@@ -80,11 +80,12 @@ def measure(task: Task, weights: Tree, x: Tensor, y: Tensor) -> Measured:
 
 
 def batch(data: Clients, rows: Tensor, task: Task) -> tuple[Tensor, Tensor]:
-    """Examples as the model takes them: floating features in the task's precision, one-byte features scaled."""
+    """Examples of some rows: floating features in the task's precision, one-byte features scaled."""
     return prepare(data.federation.x[rows], data.federation.y[rows], data.federation.scale, task, data.setup.device)
 
 
 def prepare(x: Tensor, y: Tensor, scale: float, task: Task, device: str = "cpu") -> tuple[Tensor, Tensor]:
+    """Stored examples as the model takes them."""
     if x.is_floating_point():
         x = x.to(task.torch_dtype)
     elif scale != 1.0 or x.dtype == torch.uint8:
@@ -94,6 +95,6 @@ def prepare(x: Tensor, y: Tensor, scale: float, task: Task, device: str = "cpu")
 
 
 def passes(rows: Tensor, largest: int) -> Sequence[Tensor]:
-    """Rows cut into passes of at most `largest`, as equal as possible: their sizes depend on the number of rows alone."""
+    """Rows cut into passes of at most `largest`, as equal as possible: sizes depend on the number of rows alone."""
     count = -(-len(rows) // max(largest, 1))
     return torch.tensor_split(rows, count) if count > 1 else (rows,)

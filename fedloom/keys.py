@@ -36,6 +36,7 @@ def mix(values: Any) -> Any:
 
 
 def words(key: int) -> tuple[int, int]:
+    """The two 32-bit halves of a key."""
     return key & MASK, key >> 32
 
 
@@ -65,4 +66,5 @@ def uniform(key: Tensor, count: int, call: int) -> Tensor:
 
     counter = torch.arange(count, device=key.device) + key[0]
     drawn = mix(mix(counter & MASK) ^ ((key[1] + call * 0x9E3779B1) & MASK))
-    return (drawn >> 8).to(torch.float32) * 2.0**-24
+    scaled: Tensor = (drawn >> 8).to(torch.float32) * 2.0**-24
+    return scaled

@@ -12,8 +12,8 @@ from typing import Any
 def prepare_environment() -> None:
     """Fix MKL's code path: otherwise a client's bits depend on the lane it is in and on how its memory is aligned.
 
-    MKL reads this once, at its first product, so it is set when fedloom is imported. It costs nothing measurable. A value
-    that the user has set stays.
+    MKL reads this once, at its first product, so it is set when fedloom is imported. It costs nothing measurable. A
+    value that the user has set stays.
     """
     flags = ""
     if platform.machine() in ("x86_64", "AMD64") and Path("/proc/cpuinfo").exists():

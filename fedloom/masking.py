@@ -51,7 +51,9 @@ class Masked(TorchFunctionMode):
             shape = input.shape[: input.dim() - spatial] + (1,) * spatial
         else:
             shape = input.shape
-        drawn = keys.uniform(self.key, shape.numel() if isinstance(shape, torch.Size) else _product(shape), self.dropouts)
+        drawn = keys.uniform(
+            self.key, shape.numel() if isinstance(shape, torch.Size) else _product(shape), self.dropouts
+        )
         self.dropouts += 1
         keep = (drawn >= p).reshape(shape)
         if func in (F.alpha_dropout, F.feature_alpha_dropout):
@@ -112,7 +114,8 @@ def _alpha_dropout(input: Tensor, keep: Tensor, p: float) -> Tensor:
     floor = -1.7580993408473766
     a = ((1 - p) * (1 + p * floor**2)) ** -0.5
     b = -a * p * floor
-    return torch.where(keep, input, torch.full_like(input, floor)) * a + b
+    kept: Tensor = torch.where(keep, input, torch.full_like(input, floor)) * a + b
+    return kept
 
 
 def _product(shape: Iterable[int]) -> int:

@@ -1,7 +1,7 @@
 """Losses and metrics, and which of them may be averaged.
 
-A metric that is a mean over examples is kept as a sum, so that it can be added over batches and clients. One that is not
-(AUROC) is computed from all scores at once and never averaged silently.
+A metric that is a mean over examples is kept as a sum, so that it can be added over batches and clients. One that is
+not (AUROC) is computed from all scores at once and never averaged silently.
 """
 
 from __future__ import annotations
@@ -69,23 +69,32 @@ def _auroc(scores: np.ndarray, targets: np.ndarray) -> float:
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """For classes."""
     return F.cross_entropy(output, target, reduction="none")
 
 
 def mse(output: Tensor, target: Tensor) -> Tensor:
+    """Squared error, for a regression."""
     return (output.reshape(target.shape) - target.to(output.dtype)).square()
 
 
 def mae(output: Tensor, target: Tensor) -> Tensor:
+    """Absolute error, for a regression."""
     return (output.reshape(target.shape) - target.to(output.dtype)).abs()
 
 
 def bce(output: Tensor, target: Tensor) -> Tensor:
+    """For a yes or no, from one logit per example."""
     logits = output.reshape(target.shape)
     return F.binary_cross_entropy_with_logits(logits, target.to(logits.dtype), reduction="none")
 
 
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cross_entropy": cross_entropy, "mse": mse, "bce": bce, "mae": mae}
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross_entropy": cross_entropy,
+    "mse": mse,
+    "bce": bce,
+    "mae": mae,
+}
 METRICS = {
     "accuracy": Metric("accuracy", _accuracy),
     "mse": Metric("mse", mse, higher_is_better=False),
@@ -98,7 +107,8 @@ def loss(name: str) -> Callable[[Tensor, Tensor], Tensor]:
     """A loss by name; it returns one value per example."""
     if name not in LOSSES:
         raise InputError(
-            f"There is no loss '{name}'. Known: {', '.join(LOSSES)}, or your own as 'file.py:name'.{nearest(name, LOSSES)}"
+            f"There is no loss '{name}'. Known: {', '.join(LOSSES)}, or your own as 'file.py:name'."
+            f"{nearest(name, LOSSES)}"
         )
     return LOSSES[name]
 

@@ -1,12 +1,12 @@
 """Local optimisers on stacked parameters: the formulas of torch.optim, with one step count per lane.
 
-torch.optim keeps one step count for all, but lanes start and finish at different times; and it cannot be told to work in
-place on buffers that are reused from client to client. Every update here is in place.
+torch.optim keeps one step count for all, but lanes start and finish at different times; and it cannot be told to work
+in place on buffers that are reused from client to client. Every update here is in place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from fedloom.tree import Tree, per_client
 
 if TYPE_CHECKING:
-    from fedloom.local import Training
+    from fedloom.course import Training
 
 # the running averages each optimiser keeps per parameter, beside the step count
 SLOTS: dict[str, tuple[str, ...]] = {
@@ -29,16 +29,20 @@ EPSILON = {"adam": 1e-8, "adagrad": 1e-10, "adadelta": 1e-6}
 
 
 def slots(training: Training) -> tuple[str, ...]:
+    """Which running averages an optimiser keeps."""
     return SLOTS["momentum" if training.optimizer == "sgd" and training.momentum else training.optimizer]
 
 
-def initial_state(training: Training, weights: Tree, trainable: Sequence[str]) -> Tree:
+def initial_state(training: Training, weights: Tree, trainable: Sequence[str], lanes: int | None = None) -> Tree:
     """The state of an optimiser that has made no step: zeros, named `slot:parameter`, and the step count.
 
-    Keeps a leading client dimension if `weights` has one (the count then has it too, through broadcasting).
+    With `lanes`, the weights are stacked and each lane has a count of its own.
     """
     state = {f"{slot}:{name}": torch.zeros_like(weights[name]) for slot in slots(training) for name in trainable}
-    return {**state, "steps": torch.zeros((), dtype=torch.int64, device=weights[trainable[0]].device)} if state else {}
+    if not state:
+        return {}
+    count = torch.zeros(() if lanes is None else (lanes,), dtype=torch.int64, device=weights[trainable[0]].device)
+    return {**state, "steps": count}
 
 
 def update(
@@ -55,7 +59,9 @@ def update(
     _RULES[training.optimizer](training, parameters, gradients, state["steps"], *lists)
 
 
-def _momentum(training: Training, parameters: list[Tensor], gradients: list[Tensor], steps: Tensor, velocity: list[Tensor]) -> None:
+def _momentum(
+    training: Training, parameters: list[Tensor], gradients: list[Tensor], steps: Tensor, velocity: list[Tensor]
+) -> None:
     torch._foreach_mul_(velocity, training.momentum)
     torch._foreach_add_(velocity, gradients)
     torch._foreach_add_(parameters, velocity, alpha=-training.lr)
@@ -82,7 +88,9 @@ def _adam(
         parameter.sub_(mean / denominator * per_client(step_size, mean))
 
 
-def _adagrad(training: Training, parameters: list[Tensor], gradients: list[Tensor], steps: Tensor, total: list[Tensor]) -> None:
+def _adagrad(
+    training: Training, parameters: list[Tensor], gradients: list[Tensor], steps: Tensor, total: list[Tensor]
+) -> None:
     epsilon = training.epsilon if training.epsilon is not None else EPSILON["adagrad"]
     torch._foreach_addcmul_(total, gradients, gradients, 1.0)
     denominator = torch._foreach_sqrt(total)
@@ -112,4 +120,4 @@ def _adadelta(
     torch._foreach_add_(parameters, ratio, alpha=-training.lr)
 
 
-_RULES = {"sgd": _momentum, "adam": _adam, "adagrad": _adagrad, "adadelta": _adadelta}
+_RULES: dict[str, Callable[..., None]] = {"sgd": _momentum, "adam": _adam, "adagrad": _adagrad, "adadelta": _adadelta}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom import evaluation, local
+from fedloom import evaluation, lanes, local
 from fedloom.clients import Setup
 from fedloom.data.federation import Federation
 from fedloom.errors import FedloomError, InputError
@@ -35,7 +35,7 @@ class Probe:
 
     @cached_property
     def cannot_group(self) -> str:
-        """Why clients cannot be trained side by side; empty if they can. Tried only when asked: vmap loads for seconds."""
+        """Why clients cannot be trained side by side; empty if they can. Tried when asked: vmap loads for seconds."""
         if self.draws_globally:
             return "the model draws from torch's global generator"
         return _vmap_error(self.task, *self.examples, self.masked)
@@ -94,15 +94,15 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
             raise InputError('The labels are numbers, not classes: use loss = "mse" instead of "cross_entropy".')
         if output.dim() < 2 or output.shape[-1] < classes:
             raise InputError(
-                f"The model gives {output.shape[-1] if output.dim() > 1 else 1} outputs per example, but the labels have "
-                f"{classes} classes. Its last layer needs {classes} outputs."
+                f"The model gives {output.shape[-1] if output.dim() > 1 else 1} outputs per example, but the labels "
+                f"have {classes} classes. Its last layer needs {classes} outputs."
             )
     if task.loss == "bce" and classes > 2:
         raise InputError(f'loss = "bce" is for two classes, but the labels have {classes}. Use "cross_entropy".')
     if task.loss in ("bce", "mse", "mae") and output.numel() != y.numel():
         raise InputError(
-            f'With loss = "{task.loss}" the model must give one number per label. For labels of shape {tuple(y.shape)} it '
-            f"gave {tuple(output.shape)}."
+            f'With loss = "{task.loss}" the model must give one number per label. For labels of shape '
+            f"{tuple(y.shape)} it gave {tuple(output.shape)}."
         )
     for metric in task.measures:
         if metric.name == "auroc" and classes != 2:
@@ -115,7 +115,9 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
             f"{tuple(y.shape)}: {type(error).__name__}: {error}"
         ) from error
     if losses.shape != (len(y),):
-        raise InputError(f"The loss must give one value per example, or their mean. For 2 examples it gave {tuple(losses.shape)}.")
+        raise InputError(
+            f"The loss must give one value per example, or their mean. For 2 examples it gave {tuple(losses.shape)}."
+        )
 
 
 def _vmap_error(task: Task, x: Tensor, y: Tensor, masked: bool) -> str:
@@ -124,11 +126,21 @@ def _vmap_error(task: Task, x: Tensor, y: Tensor, masked: bool) -> str:
     parameters = {name: weights[name] for name in task.trainable}
     others = {name: leaf for name, leaf in weights.items() if name not in parameters}
     two = torch.zeros((2, 2), dtype=torch.int64)
-    step = local._lane_step(task, None, None, masked)
+    step = lanes.lane_step(task, None, None, masked)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            step(parameters, others, torch.stack([x, x]), torch.stack([y, y]), two.to(task.torch_dtype) + 1, two, {}, {}, {})
+            step(
+                parameters,
+                others,
+                torch.stack([x, x]),
+                torch.stack([y, y]),
+                two.to(task.torch_dtype) + 1,
+                two,
+                {},
+                {},
+                {},
+            )
     except Exception as error:
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
     return ""

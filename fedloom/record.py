@@ -1,4 +1,4 @@
-"""Frozen, validated records: hyper-parameters, partitions, sources and the tables of an experiment file are all of this kind."""
+"""Frozen, validated records: hyper-parameters, partitions, sources and the tables of an experiment file."""
 
 from __future__ import annotations
 

@@ -36,6 +36,7 @@ def code(name: str, base: Path) -> Any:
 
 
 def fingerprint(file: Path) -> str:
+    """A hash of a file's content."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 

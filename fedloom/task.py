@@ -24,8 +24,8 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 class Task:
     """Model + loss + metrics.
 
-    `model` is a module class (built with `args`), a function that returns a module, a module (whose weights are then the
-    initial ones), or the name of a shipped model. `loss` is a name or a function of outputs and labels.
+    `model` is a module class (built with `args`), a function that returns a module, a module (whose weights are then
+    the initial ones), or the name of a shipped model. `loss` is a name or a function of outputs and labels.
 
     >>> task = Task(nn.Linear, args={"in_features": 4, "out_features": 2})
     >>> {name: tuple(leaf.shape) for name, leaf in task.initial().items()}
@@ -47,8 +47,10 @@ class Task:
         if isinstance(self.loss, str):
             metrics.loss(self.loss)
         if isinstance(self.metrics, str):
-            raise InputError(f'The \'metrics\' of a task must be a list, such as ["{self.metrics}"].')
-        object.__setattr__(self, "measures", tuple(m if isinstance(m, Metric) else metrics.metric(m) for m in self.metrics))
+            raise InputError(f"The 'metrics' of a task must be a list, such as [\"{self.metrics}\"].")
+        object.__setattr__(
+            self, "measures", tuple(m if isinstance(m, Metric) else metrics.metric(m) for m in self.metrics)
+        )
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -126,7 +128,9 @@ def _load(path: Path, expected: Tree) -> Tree:
     from safetensors.torch import load_file
 
     if not path.is_file():
-        raise InputError(f"The 'init' of the task must be torch, glorot or a safetensors file. There is no file {path}.")
+        raise InputError(
+            f"The 'init' of the task must be torch, glorot or a safetensors file. There is no file {path}."
+        )
     loaded = load_file(path)
     wrong = [name for name in expected if name not in loaded or loaded[name].shape != expected[name].shape]
     if wrong or len(loaded) != len(expected):

@@ -49,6 +49,7 @@ def per_client(values: Tensor, leaf: Tensor) -> Tensor:
 
 
 def zeros_like(tree: Tree) -> Tree:
+    """A tree of zeros of the same shapes."""
     return map_leaves(torch.zeros_like, tree)
 
 
@@ -103,6 +104,7 @@ def select(tree: Tree, names: Iterable[str]) -> Tree:
 
 
 def clone(tree: Tree) -> Tree:
+    """A copy that shares no memory."""
     return map_leaves(lambda leaf: leaf.detach().clone(memory_format=torch.contiguous_format), tree)
 
 
@@ -117,6 +119,7 @@ def size(tree: Tree) -> int:
 
 
 def is_finite(tree: Tree) -> bool:
+    """Whether no leaf has a NaN or an infinity."""
     return all(bool(torch.isfinite(leaf).all()) for leaf in tree.values() if leaf.is_floating_point())
 
 

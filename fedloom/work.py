@@ -1,6 +1,6 @@
-"""Pieces of work that a backend carries out where the data lives. Each can be cut into ranges of clients and put together.
+"""Pieces of work that a backend carries out where the data lives. Each can be cut into ranges of clients and merged.
 
-Whatever a backend is (a loop, processes, a cluster, a network), it does no more than `merge(part.perform(place) for part)`.
+Whatever a backend is (a loop, processes, a cluster, a network), it does no more than perform parts and merge results.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class Examination:
 
     def perform(self, place: Place) -> dict[int, dict[str, Measured]]:
         data = Clients(place.federation, self.ids, setup=place.setup, round=self.round)
-        graded = {}
+        graded: dict[int, dict[str, Measured]] = {}
         for position, client in enumerate(self.ids):
             own = {group: tree.row(stacked, position) for group, stacked in self.own.items()}
             model = tree.to(self.algorithm.model(place.task, self.shared, own), place.setup.device)

@@ -8,4 +8,6 @@ from fedloom.algorithms.fedsgd import FedSGD
 from fedloom.algorithms.local_only import LocalOnly
 from fedloom.algorithms.pooled import Pooled
 
+__all__ = ["ALGORITHMS", "FedAvg", "FedSGD", "LocalOnly", "Pooled"]
+
 ALGORITHMS: dict[str, type[Algorithm]] = {"fedavg": FedAvg, "fedsgd": FedSGD, "local": LocalOnly, "pooled": Pooled}

@@ -31,8 +31,8 @@ class FedSGD(FedAvg):
         for name in ("optimizer", "momentum", "weight_decay", "clip", "patience"):
             if getattr(self.train, name) != type(self.train).model_fields[name].default:
                 raise InputError(
-                    f"FedSGD takes one plain gradient step a round: '{name}' has no meaning for it. Leave it out, or use "
-                    "fedavg with batch_size = \"full\"."
+                    f"FedSGD takes one plain gradient step a round: '{name}' has no meaning for it. "
+                    'Leave it out, or use fedavg with batch_size = "full".'
                 )
         return self
 

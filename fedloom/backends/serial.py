@@ -1,4 +1,4 @@
-"""The readable reference: one client after another, in this process, so that a debugger and an error point at the client."""
+"""The readable reference: one client after another, in this process, so that errors point at the client."""
 
 from __future__ import annotations
 

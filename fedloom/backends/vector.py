@@ -9,6 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -31,7 +32,9 @@ class Workers:
         for _ in range(count):
             ours, theirs = socket.socketpair()
             command = [sys.executable, "-m", "fedloom.backends.worker", str(theirs.fileno())]
-            self.processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL))
+            self.processes.append(
+                subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
+            )
             theirs.close()
             self.connections.append(Connection(ours.detach()))
 
@@ -65,7 +68,9 @@ class Workers:
     def _dead(self, number: int) -> FedloomError:
         code = self.processes[number].wait(timeout=10)
         why = f"signal {-code} (9 often means out of memory)" if code < 0 else f"exit code {code}"
-        return TrainingError(f"Worker process {number + 1} of {len(self)} ended: {why}. Fewer workers need less memory.")
+        return TrainingError(
+            f"Worker process {number + 1} of {len(self)} ended: {why}. Fewer workers need less memory."
+        )
 
     def close(self) -> None:
         for connection in self.connections:
@@ -97,7 +102,7 @@ class Vector:
         """Hand out ranges of clients; whoever is free takes the next."""
         borders = cut(work.costs(self.place), len(self.workers) * (1 if self.setup.group > 1 else 4))
         common = {name: getattr(work, name) for name in work.common}
-        waiting = deque(enumerate(zip(borders, borders[1:], strict=False)))
+        waiting = deque(enumerate(pairwise(borders)))
         results: dict[int, Any] = {}
         busy: dict[int, int] = {}
         told: set[int] = set()

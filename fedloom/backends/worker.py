@@ -1,7 +1,7 @@
 """A process that computes clients: `python -m fedloom.backends.worker FD`, talking over an inherited socket.
 
-It is started as a fresh interpreter, not forked and not through `multiprocessing`, so that a script without a `__main__`
-guard and a notebook work, and so that its environment is set before it multiplies anything.
+It is started as a fresh interpreter, not forked and not through `multiprocessing`, so that a script without a
+`__main__` guard and a notebook work, and so that its environment is set before it multiplies anything.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ def serve(connection: Connection) -> None:
 
 
 def main() -> None:
+    """Serve over the socket whose number is the argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent: it finishes the round, then hangs up
     try:
         serve(Connection(int(sys.argv[1])))

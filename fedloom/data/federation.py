@@ -55,7 +55,7 @@ class Federation:
 
     @property
     def everyone(self) -> int:
-        """The number of a client that does not exist: it owns the union of everybody's splits, for the pooled baseline."""
+        """The number of a client that does not exist: it owns the union of all splits, for the pooled baseline."""
         return self.clients
 
     def name(self, client: int) -> str:

@@ -41,7 +41,8 @@ class Estimate:
     def lines(self) -> list[str]:
         """The same in words."""
         return [
-            f"{self.clients:,} clients with {self.examples:,} examples: {self.smallest_client:,} to {self.largest_client:,} each",
+            f"{self.clients:,} clients with {self.examples:,} examples, "
+            f"{self.smallest_client:,} to {self.largest_client:,} each",
             f"{self.parameters:,} parameters; {self.cohort:,} clients a round; {self.cells} cells (algorithm × seed)",
             f"data {size(self.data_bytes)}, memory about {size(self.memory_bytes)}",
             f"a round of fedavg would send {size(self.bytes_up_a_round)} up and {size(self.bytes_down_a_round)} down",
@@ -59,7 +60,11 @@ def estimate(plan: Plan) -> Estimate:
     facts = probe(federation, task)
     cohort = experiment.cohort.size(federation.clients)
     group = choose_setup(facts, experiment.run, cohort).group
-    asked = "as asked" if experiment.run.group != "auto" else f"for a model of {size(facts.bytes)} and {cohort} clients a round"
+    asked = (
+        "as asked"
+        if experiment.run.group != "auto"
+        else f"for a model of {size(facts.bytes)} and {cohort} clients a round"
+    )
     reason = asked if group == experiment.run.group or experiment.run.group == "auto" else facts.cannot_group
     reason = "the serial backend" if experiment.run.backend == "serial" else reason
     workers = machine.cores() if experiment.run.workers == "auto" else experiment.run.workers

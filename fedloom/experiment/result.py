@@ -31,7 +31,9 @@ class CellResult:
     status: str
     rounds: int
     final: dict[str, float]
-    headline: dict[str, float]  # the same as `final`, or the best round, or the mean of the last rounds, as was asked for
+    headline: dict[
+        str, float
+    ]  # the same as `final`, or the best round, or the mean of the last rounds, as was asked for
     weights_sha256: str | None
     error: str | None = None
 
@@ -135,7 +137,9 @@ class Result:
             raise StoreError(f"{run.algorithm} (seed {run.seed}) has no checkpoint in {self.folder}.")
         if "model" in loaded.snapshot.state:
             return {"model": loaded.snapshot.state["model"]}
-        return {f"client-{client}": own["model"] for client, own in sorted(loaded.snapshot.own.items()) if "model" in own}
+        return {
+            f"client-{client}": own["model"] for client, own in sorted(loaded.snapshot.own.items()) if "model" in own
+        }
 
     def model(self, algorithm: str | None = None, seed: int | None = None, client: int | None = None) -> nn.Module:
         """A trained model, ready to use; without arguments, that of the first algorithm and seed."""

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -19,7 +17,6 @@ import tomli_w
 
 from fedloom import machine, tree
 from fedloom.algorithm import Algorithm
-from fedloom.algorithms import ALGORITHMS
 from fedloom.backends.serial import Serial
 from fedloom.backends.vector import Vector, Workers
 from fedloom.clients import Setup
@@ -27,7 +24,6 @@ from fedloom.cohort import Backend, Sampling
 from fedloom.data.federation import Federation
 from fedloom.engine import Evaluation, RoundRecord, Snapshot, fit
 from fedloom.errors import FedloomError, InputError, StoreError
-from fedloom.evaluation import Measured
 from fedloom.experiment import checkpoint
 from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.result import Result
@@ -65,8 +61,8 @@ def run(
 ) -> Result:
     """Train every algorithm with every seed and keep all that happened in a folder; go on where an earlier run stopped.
 
-    `federation` and `task` may be functions of the seed. The folder is `out`, or `runs/NAME`; without a name it is called
-    after the experiment's fingerprint, so that another experiment gets another folder.
+    `federation` and `task` may be functions of the seed. The folder is `out`, or `runs/NAME`; without a name it
+    is called after the experiment's fingerprint, so that another experiment gets another folder.
     """
     cells = _labelled(algorithms)
     seed_list = tuple(range(1, seeds + 1)) if isinstance(seeds, int) else tuple(seeds)
@@ -87,7 +83,7 @@ def run(
             for seed in seed_list
             for label, algorithm in cells.items()
         ]
-        with _Backends(federations, tasks, settings, cohort, store, told) as backends:
+        with _Backends(federations, tasks, settings, cohort, store, told, verbose) as backends:
             for cell in todo:
                 if not cell.train(backends, should_stop):
                     break
@@ -158,7 +154,9 @@ def _claimed(folder: Path, fresh: bool) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise StoreError(f"Another process is running in {folder}. Wait for it, or choose another folder with --out.") from None
+            raise StoreError(
+                f"Another process is running in {folder}. Wait for it, or choose another folder with --out."
+            ) from None
         yield
 
 
@@ -195,13 +193,14 @@ class _Backends:
     cohort: Sampling
     store: Store
     progress: Progress
+    verbose: bool
 
     def __enter__(self) -> _Backends:
         self._made: dict[tuple[int, int], tuple[Backend, Federation, Task]] = {}
         self._workers: Workers | None = None
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *failure: object) -> None:
         for backend, _, _ in self._made.values():
             backend.close()
         if self._workers is not None:
@@ -222,10 +221,18 @@ class _Backends:
         facts = probe(federation, task)
         setup = self._setup(facts, federation)
         self._same_data(federation, seed)
+        if self.verbose:
+            self._explain(federation, task, setup)
         if self._workers is None:
             machine.prepare_process()
             return Serial(federation, task, setup)
         return Vector(federation, task, setup, self._workers)
+
+    def _explain(self, federation: Federation, task: Task, setup: Setup) -> None:
+        workers = f"{len(self._workers)} worker processes" if self._workers else "this process"
+        self.progress.note(f"{federation}, a model of {task.parameters:,} parameters")
+        self.progress.note(f"computed in {workers}, {setup}")
+        self.progress.note(", ".join(f"{name} {value}" for name, value in machine.facts().items()))
 
     def _setup(self, facts: Probe, federation: Federation) -> Setup:
         """How to compute: as recorded when the run began, so that going on gives the same bits; else as asked."""
@@ -339,7 +346,9 @@ def choose_setup(facts: Probe, settings: RunTable, cohort: int) -> Setup:
     """How clients are computed: what was asked for, or a rule on facts that are known before the first round."""
     compiled = settings.compile is True and settings.backend == "vector"
     if compiled and not machine.has_compiler():
-        raise InputError("[run] compile = true needs a C++ compiler (g++ or clang++), and there is none on this machine.")
+        raise InputError(
+            "[run] compile = true needs a C++ compiler (g++ or clang++), and there is none on this machine."
+        )
     group = facts.group(cohort, compiled) if settings.group == "auto" else settings.group
     if settings.backend == "serial":
         group = 1
@@ -353,10 +362,12 @@ def headline_values(record: RoundRecord, task: Task) -> dict[str, float]:
         measured = record.server.get("test") or next(iter(record.server.values()))
         return measured.values(task)
     for phase in ("final", "post_fit", "pre_fit"):
-        graded = [next(iter(splits.values())) for splits in record.clients.get(phase, {}).values() if splits]  # type: ignore[call-overload]
+        graded = [next(iter(splits.values())) for splits in record.clients.get(phase, {}).values() if splits]
         values = [measured.values(task) for measured in graded if measured.count]
         if values:
-            means = [name for name in values[0] if name == "loss" or any(m.name == name and m.is_mean for m in task.measures)]
+            means = [
+                name for name in values[0] if name == "loss" or any(m.name == name and m.is_mean for m in task.measures)
+            ]
             return {name: sum(value[name] for value in values) / len(values) for name in means}
     return {}
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedloom import resolve
 from fedloom.algorithm import Algorithm
@@ -25,6 +25,8 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+__all__ = ["Experiment", "differences", "identity", "load", "parse", "tomllib"]
 
 R = TypeVar("R", bound=Record)
 Seed = Whole | Literal["run"]  # a number, or the seed of each run
@@ -45,7 +47,7 @@ class TaskTable(Record):
     """[task]: what is learnt."""
 
     model: str = "digits_mlp"
-    args: dict[str, Any] = {}
+    args: dict[str, Any] = Field(default_factory=dict)
     loss: str = "cross_entropy"
     metrics: tuple[str, ...] = ("accuracy",)
     init: str = "torch"
@@ -57,7 +59,7 @@ class EvaluateTable(Evaluation):
     """[evaluate]: what is measured, what counts in the end, and when that is enough."""
 
     headline: str = "final"
-    target: dict[str, Positive] = {}
+    target: dict[str, Positive] = Field(default_factory=dict)
     stop: Literal["never", "target"] = "never"
 
     @field_validator("headline")
@@ -66,7 +68,9 @@ class EvaluateTable(Evaluation):
         last = value.removeprefix("last:")
         if value in ("final", "best") or (value.startswith("last:") and last.isdigit() and int(last) > 0):
             return value
-        raise InputError(f"[evaluate] headline must be 'final', 'best' or 'last:k', such as 'last:10'. Got '{value}' instead.")
+        raise InputError(
+            f"[evaluate] headline must be 'final', 'best' or 'last:k', such as 'last:10'. Got '{value}' instead."
+        )
 
     @model_validator(mode="after")
     def _stop(self) -> EvaluateTable:
@@ -205,7 +209,10 @@ def parse(values: Mapping[str, Any], base: Path = Path(), default_name: str = "e
     """An experiment from the tables of a file."""
     for key, value in values.items():
         if key not in _TOP:
-            raise InputError(f"An experiment file has no table or key '{key}' (= {_short(value)}). Known: {', '.join(_TOP)}.{nearest(key, _TOP)}")
+            raise InputError(
+                f"An experiment file has no table or key '{key}' (= {_short(value)}). "
+                f"Known: {', '.join(_TOP)}.{nearest(key, _TOP)}"
+            )
         if key in (*TABLES, "algorithm") and not isinstance(value, Mapping):
             raise InputError(f"'{key}' must be a table: [{key}]. Got {_short(value)} instead.")
     data, source = _data(values.get("data", {}))
@@ -265,7 +272,7 @@ def _data(values: Mapping[str, Any]) -> tuple[DataTable, Source]:
         known = sorted({*DataTable.model_fields, *kind.model_fields})
         raise InputError(
             f"[data] has no key '{error.parameter}' (= {_short(own[error.parameter])}). "
-            f"Known for source = \"{name}\": {', '.join(known)}.{nearest(error.parameter, known)}"
+            f'Known for source = "{name}": {", ".join(known)}.{nearest(error.parameter, known)}'
         ) from None
     return read(DataTable, "data", common), loader
 
@@ -285,20 +292,25 @@ def algorithm_class(name: str, base: Path) -> type[Algorithm]:
         if entry.name == name:
             return entry.load()  # type: ignore[no-any-return]
     raise InputError(
-        f"There is no algorithm '{name}'. Known: {', '.join(ALGORITHMS)}, or your own as 'file.py:Class'.{nearest(name, ALGORITHMS)}"
+        f"There is no algorithm '{name}'. Known: {', '.join(ALGORITHMS)}, or your own as 'file.py:Class'."
+        f"{nearest(name, ALGORITHMS)}"
     )
 
 
 def _algorithm(label: str, fields: Any, train: Mapping[str, Any], base: Path) -> tuple[str, Algorithm]:
     table = f"algorithm.{label}"
     if not isinstance(fields, Mapping):
-        raise InputError(f"[{table}] must be a table, such as {label} = {{ name = \"fedavg\" }}. Got {_short(fields)} instead.")
+        raise InputError(
+            f'[{table}] must be a table, such as {label} = {{ name = "fedavg" }}. Got {_short(fields)} instead.'
+        )
     own = dict(fields)
     name = own.pop("name", label)
     if not isinstance(name, str):
         raise InputError(f"[{table}] name must be a string. Got {_short(name)} instead.")
     kind = algorithm_class(name, base)
-    overrides = {key: own.pop(key) for key in list(own) if key in Training.model_fields and key not in kind.model_fields}
+    overrides = {
+        key: own.pop(key) for key in list(own) if key in Training.model_fields and key not in kind.model_fields
+    }
     if isinstance(own.get("train"), Mapping):
         overrides = {**own.pop("train"), **overrides}
     try:

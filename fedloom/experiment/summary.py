@@ -22,7 +22,9 @@ def table(result: Result) -> Table:
     """One row per algorithm, one column per way of measuring; mean over seeds."""
     metric = _metric(result)
     labels = list(dict.fromkeys(run.algorithm for run in result.runs))
-    shown = {key: title for key, title in COLUMNS.items() if any(f"{key}_{metric}" in run.headline for run in result.runs)}
+    shown = {
+        key: title for key, title in COLUMNS.items() if any(f"{key}_{metric}" in run.headline for run in result.runs)
+    }
     seeds = len({run.seed for run in result.runs})
     title = f"{result.name}: {metric}" + (f", mean of {seeds} seeds" if seeds > 1 else "")
     made = Table(title=title, caption=_caption(shown, result.rule))
@@ -56,5 +58,7 @@ def _number(metric: str, values: list[Any]) -> str:
 def _caption(shown: dict[str, str], rule: str) -> str:
     words = {"final": "", "best": " Best round of each column, chosen on the very data shown."}
     when = words.get(rule, f" Mean of the last {rule.removeprefix('last:')} measured rounds.")
-    means = "Clients' columns are means over clients, each on its own test split." if set(shown) - {"server_test"} else ""
+    means = (
+        "Clients' columns are means over clients, each on its own test split." if set(shown) - {"server_test"} else ""
+    )
     return (means + when).strip()

@@ -64,7 +64,9 @@ class StopAfter:
         return self.left <= 0
 
 
-def test_a_run_that_was_stopped_goes_on_to_the_same_bits(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
     whole = run(federation, task, tmp_path / "whole", cohort=fl.Sampling(count=2))
     for stop in (1, 3, 6, 3):
         again = run(federation, task, tmp_path / "parts", cohort=fl.Sampling(count=2), should_stop=StopAfter(stop))
@@ -73,7 +75,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(federation: fl.Federati
     assert again.status == whole.status == "done"
     assert [r.weights_sha256 for r in again.runs] == [r.weights_sha256 for r in whole.runs]
     columns = ("algorithm", "seed", "round", "client", "phase", "split", "metric", "value")
-    assert [[row[c] for c in columns] for row in again.rows("clients")] == [[row[c] for c in columns] for row in whole.rows("clients")]
+    assert [[row[c] for c in columns] for row in again.rows("clients")] == [
+        [row[c] for c in columns] for row in whole.rows("clients")
+    ]
 
 
 def test_checkpoints_need_not_be_made_every_round(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
@@ -98,7 +102,9 @@ def test_a_finished_run_is_not_run_again(federation: fl.Federation, task: fl.Tas
     assert run(federation, task, tmp_path).rows("rounds") == before  # seconds would differ
 
 
-def test_another_experiment_is_refused_with_the_difference(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
+def test_another_experiment_is_refused_with_the_difference(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
     run(federation, task, tmp_path / "r", algorithms={"fedavg": fl.FedAvg(lr=0.2)})
     with pytest.raises(InputError, match=r"algorithm.fedavg.train.lr: 0.2 → 0.3"):
         run(federation, task, tmp_path / "r", algorithms={"fedavg": fl.FedAvg(lr=0.3)})
@@ -139,12 +145,16 @@ def test_every_cell_begins_with_the_same_weights_data_and_splits(
     assert all(values == next(iter(per_cell.values())) for values in per_cell.values())
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(task: fl.Task, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(
+    task: fl.Task, tmp_path: Path
+) -> None:
     random = np.random.default_rng(0)
     x = random.normal(size=(40, 3)).astype("float32") * 100
     federation = fl.Federation.from_arrays(x, random.normal(size=40).astype("float32"), clients=2)
     linear = fl.Task(nn.Linear, args={"in_features": 3, "out_features": 1}, loss="mse", metrics=())
-    with pytest.raises(TrainingError, match=r"Round \d+, client '\d', local training, step \d+ of \d+: the loss is (inf|nan)"):
+    with pytest.raises(
+        TrainingError, match=r"Round \d+, client '\d', local training, step \d+ of \d+: the loss is (inf|nan)"
+    ):
         run(federation, linear, tmp_path, rounds=50, algorithms=fl.FedAvg(lr=0.001, batch_size="full"))
     result = Result.read(tmp_path)
     assert result.status == "failed"
@@ -205,7 +215,17 @@ def test_the_headline_is_chosen_as_asked(federation: Any, task: Any, tmp_path: P
 def test_the_result_is_a_table_a_picture_and_a_model(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
     result = run(federation, task, tmp_path)
     frame = result.frame("clients")
-    assert list(frame.columns) == ["algorithm", "seed", "round", "client", "phase", "split", "metric", "value", "examples"]
+    assert list(frame.columns) == [
+        "algorithm",
+        "seed",
+        "round",
+        "client",
+        "phase",
+        "split",
+        "metric",
+        "value",
+        "examples",
+    ]
     assert set(frame["client"]) == {"a", "b", "c", "everyone"}
     assert result.plot("accuracy").stat().st_size > 5_000
     model = result.model("fedavg")
@@ -239,7 +259,11 @@ def test_seeds_may_redraw_data_and_weights(task: fl.Task, tmp_path: Path) -> Non
         return fl.Federation.from_arrays(x, (x[:, 0] > 0).astype(int), clients=3, seed=seed)
 
     result = run(drawn, lambda seed: fl.Task(Net, seed=seed), tmp_path, rounds=1, seeds=2, algorithms=fl.FedAvg())
-    values = {(row["seed"]): row["value"] for row in result.rows("clients") if (row["phase"], row["metric"]) == ("pre_fit", "loss")}
+    values = {
+        (row["seed"]): row["value"]
+        for row in result.rows("clients")
+        if (row["phase"], row["metric"]) == ("pre_fit", "loss")
+    }
     assert values[1] != values[2]
 
 

@@ -36,7 +36,7 @@ class Digits(Source):
 
 
 def _table() -> NDArray[np.uint8]:
-    """64 grey values and the label of every image. Importing scikit-learn takes two seconds, reading its file does not."""
+    """64 grey values and the label of every image. Importing scikit-learn takes seconds, reading its file does not."""
     package = find_spec("sklearn")
     file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz" if package and package.origin else None
     if file is not None and file.is_file():

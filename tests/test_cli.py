@@ -1,0 +1,234 @@
+"""Whole commands, as a user types them: real processes, exit codes, stdout and stderr apart."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXPERIMENT = """
+name = "small"
+rounds = 4
+[data]
+source = "digits"
+partition = { name = "affinity", clients = 10, probability = 0.7 }
+[train]
+lr = 0.3
+batch_size = 16
+[cohort]
+fraction = 0.5
+[algorithm]
+fedavg = {}
+local = {}
+[run]
+workers = 1
+"""
+
+
+def fedloom(
+    *arguments: str, folder: Path, code: int | None = 0, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "fedloom.cli", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env={**os.environ, "COLUMNS": "80", **environment},
+    )
+    assert code is None or done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "small.toml").write_text(EXPERIMENT)
+    return tmp_path
+
+
+def shas(text: str) -> list[str]:
+    result = json.loads(text)
+    assert result["status"] == "done"
+    return [result["weights_sha256"], *(run["weights_sha256"] for run in result["runs"])]
+
+
+def test_run_show_list_and_export(folder: Path) -> None:
+    done = fedloom("run", "small.toml", folder=folder)
+    assert "fedavg" in done.stdout
+    assert "Picture: runs/small/accuracy.png" in done.stdout
+    assert "round 4 of 4" in done.stderr
+    assert (folder / "runs/small/accuracy.png").is_file()
+    assert 'name = "small"' in (folder / "runs/small/experiment.toml").read_text()
+    shown = json.loads(fedloom("show", "runs/small", "--json", folder=folder).stdout)
+    assert shown["status"] == "done"
+    assert [(run["algorithm"], run["seed"], run["rounds"]) for run in shown["runs"]] == [
+        ("fedavg", 1, 4),
+        ("local", 1, 4),
+    ]
+    assert 0 < shown["runs"][0]["final"]["test_accuracy"] <= 1
+    assert "fedavg" in fedloom("show", "runs/small", folder=folder).stdout
+    assert "small" in fedloom("list", folder=folder).stdout
+    exported = fedloom("export", "runs/small", "--csv", "--model", folder=folder).stdout.split()
+    names = {Path(path).name for path in exported}
+    assert {"clients.csv", "fedavg-1.safetensors", "fedavg-1.pt", "local-1-client-0.safetensors"} <= names
+    assert all((folder / path).is_file() for path in exported)
+    header = (folder / "runs/small/export/clients.csv").read_text().splitlines()[0]
+    assert header == "algorithm,seed,round,client,phase,split,metric,value,examples"
+    import torch
+
+    loaded = torch.load(folder / "runs/small/export/fedavg-1.pt", weights_only=True)
+    from fedloom.models import build
+
+    build("digits_mlp").load_state_dict(loaded)
+
+
+def test_the_same_bits_with_other_workers_and_after_kill_9(folder: Path) -> None:
+    expected = shas(fedloom("run", "small.toml", "--json", "-q", "--out", "one", folder=folder).stdout)
+    assert (
+        shas(fedloom("run", "small.toml", "--json", "-q", "--workers", "2", "--out", "two", folder=folder).stdout)
+        == expected
+    )
+    serial = fedloom(
+        "run", "small.toml", "--json", "-q", "--set", "run.backend=serial", "--out", "three", folder=folder
+    )
+    assert shas(serial.stdout) == expected
+    command = [sys.executable, "-m", "fedloom.cli", "run", "small.toml", "--json", "-q", "--out", "killed"]
+    killed = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: list((folder / "killed").glob("cells/fedavg-1/round-000002.json")), killed)
+    killed.kill()
+    killed.wait()
+    assert shas(fedloom("run", "small.toml", "--json", "-q", "--out", "killed", folder=folder).stdout) == expected
+
+
+def wait_for(condition: Any, process: subprocess.Popen[Any]) -> None:
+    """Poll until something is on disk; the process that makes it must still be alive."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, "the process ended before it could be stopped"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_interrupting_stops_after_a_checkpoint_and_says_how_to_go_on(folder: Path) -> None:
+    expected = shas(
+        fedloom("run", "small.toml", "--json", "-q", "--out", "whole", "--set", "rounds=40", folder=folder).stdout
+    )
+    command = [sys.executable, "-m", "fedloom.cli", "run", "small.toml", "--out", "parts", "--set", "rounds=40"]
+    running = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: list((folder / "parts").glob("cells/fedavg-1/round-*.json")), running)
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "Go on with: fedloom run small.toml --out parts" in err
+    again = fedloom("run", "small.toml", "--json", "-q", "--out", "parts", "--set", "rounds=40", folder=folder)
+    assert shas(again.stdout) == expected
+
+
+def test_a_changed_experiment_is_refused_and_fresh_keeps_the_old_one(folder: Path) -> None:
+    fedloom("run", "small.toml", "-q", folder=folder)
+    refused = fedloom("run", "small.toml", "-q", "--set", "train.lr=0.2", folder=folder, code=2)
+    assert "train.lr: 0.3 → 0.2" in refused.stderr
+    assert refused.stdout == ""
+    fedloom("run", "small.toml", "-q", "--set", "train.lr=0.2", "--fresh", folder=folder)
+    assert len(list((folder / "runs").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "nothing.toml"], "no experiment file nothing.toml"),
+        (["run", "small.toml", "--set", "train.lrr=1"], "Did you mean 'lr'?"),
+        (["run", "small.toml", "--set", "train.lr"], "table.key=value"),
+        (["run", "small.toml", "--set", "train.lr=[1"], "not a valid TOML value"),
+        (["run", "small.toml", "--set", "cohort.count=11"], "only 10 clients"),
+        (["run", "small.toml", "--set", "cohort.quorum=50"], "can never be met"),
+        (["run", "small.toml", "--set", "task.model=digit_mlp"], "digits_mlp"),
+        (["run", "small.toml", "--set", "task.loss=mse"], "mse"),
+        (["run", "small.toml", "--set", "task.args={classes=5}"], "10 classes"),
+        (["run", "small.toml", "--set", "data.server=test"], "test"),
+        (["export", "small.toml"], "--csv"),
+        (["frobnicate"], "frobnicate"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(arguments: list[str], words: str, folder: Path) -> None:
+    done = fedloom(*arguments, folder=folder, code=2)
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_folder_that_is_no_run_is_an_error(folder: Path) -> None:
+    assert "not a run folder" in fedloom("show", ".", folder=folder, code=1).stderr
+
+
+def test_a_diverging_run_fails_with_exit_code_1(folder: Path) -> None:
+    done = fedloom("run", "small.toml", "-q", "--set", "train.lr=1e30", folder=folder, code=1)
+    assert re.search(r"Round \d+, client '\d+'.*the loss is (nan|inf)", done.stderr)
+    assert "Traceback" not in done.stderr
+
+
+def test_check_shows_the_resolved_file_and_the_cost_and_runs_nothing(folder: Path) -> None:
+    done = fedloom("check", "small.toml", folder=folder)
+    assert "optimizer_state" in done.stdout
+    assert "# 10 clients with 1,797 examples" in done.stdout
+    assert not (folder / "runs").exists()
+    (folder / "resolved.toml").write_text(done.stdout)
+    again = fedloom("check", "resolved.toml", "--json", folder=folder)
+    assert json.loads(again.stdout)["experiment"]["train"]["lr"] == 0.3
+
+
+def test_init_writes_a_file_that_checks_and_does_not_overwrite(folder: Path) -> None:
+    fedloom("init", "mine.toml", folder=folder)
+    fedloom("check", "mine.toml", folder=folder)
+    assert "--force" in fedloom("init", "mine.toml", folder=folder, code=2).stderr
+
+
+def test_the_template_shows_the_true_defaults() -> None:
+    import fedloom
+    from fedloom.experiment import spec
+
+    text = (Path(fedloom.__file__).parent / "experiment/files/template.toml").read_text()
+    shown = spec.parse(spec.tomllib.loads(text)).resolved()
+    plain = spec.parse(
+        {"data": {"partition": shown["data"]["partition"]}, "algorithm": {"fedavg": {}, "local": {}, "pooled": {}}}
+    )
+    defaults = plain.resolved()
+    assert {k: v for k, v in shown.items() if k not in ("name", "rounds")} == {
+        k: v for k, v in defaults.items() if k not in ("name", "rounds")
+    }
+
+
+def test_data_describe_draws_who_holds_what(folder: Path) -> None:
+    done = fedloom("data", "describe", "small.toml", folder=folder)
+    assert "Picture: small-data.png" in done.stdout
+    assert (folder / "small-data.png").is_file()
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+
+
+def test_data_get_offline_names_what_to_fetch_by_hand(folder: Path) -> None:
+    (folder / "bin").mkdir()
+    done = fedloom("data", "get", "nonsense", folder=folder, code=2)
+    assert "mnist" in done.stderr
+
+
+def test_help_and_version_do_not_load_torch() -> None:
+    script = "import sys\nfrom fedloom.cli import app\nassert 'torch' not in sys.modules\nassert 'pandas' not in sys.modules\nprint('light')"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "light"
+    version = subprocess.run(
+        [sys.executable, "-m", "fedloom.cli", "--version"], capture_output=True, text=True, check=True
+    )
+    assert re.match(r"fedloom \d+\.\d+\.\d+ \(torch 2\.", version.stdout)
+
+
+def test_no_colour_when_asked(folder: Path) -> None:
+    fedloom("run", "small.toml", "-q", folder=folder)
+    assert "\x1b[" not in fedloom("show", "runs/small", folder=folder, NO_COLOR="1", FORCE_COLOR="").stdout
