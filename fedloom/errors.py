@@ -59,5 +59,5 @@ def nearest(name: str, known: Iterable[str]) -> str:
     >>> nearest("momentun", ["lr", "momentum"])
     " Did you mean 'momentum'?"
     """
-    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return f" Did you mean '{close[0]}'?" if close else ""

@@ -26,7 +26,7 @@ class Record(BaseModel):
     ...     mu: float = 0.01
     >>> Prox(nu=1)
     Traceback (most recent call last):
-    fedloom.errors.InputError: Prox has no parameter 'nu'. Known: mu. Did you mean 'mu'?
+    fedloom.errors.ParameterError: Prox has no parameter 'nu'. Known: mu. Did you mean 'mu'?
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
