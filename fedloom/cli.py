@@ -42,7 +42,8 @@ Folder = Annotated[Path, typer.Argument(help="A run's folder.", metavar="DIR")]
 def main() -> None:
     """Entry point: turns fedloom's own errors into a message and an exit code."""
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
     except FedloomError as error:
         _say(f"error: {error}")
         sys.exit(error.exit_code)

@@ -198,9 +198,17 @@ class Cohort:
         outcome = self._ask(fn, shared, "stack", each=each)
         return Answers(outcome.stack, outcome.weights, outcome.public)
 
-    def exchange(self, fn: ClientMethod, trees: Groups, graph: Tensor, *, shared: Groups | None = None) -> Answers:
+    def exchange(
+        self,
+        fn: ClientMethod,
+        trees: Groups,
+        graph: Tensor,
+        *,
+        shared: Groups | None = None,
+        each: Groups | None = None,
+    ) -> Answers:
         """Every client receives its neighbours' trees (`graph[i, j]`: i receives from j) and runs `fn` on them."""
-        outcome = self._ask(fn, shared or {}, "stack", peers=trees, graph=graph)
+        outcome = self._ask(fn, shared or {}, "stack", each=each, peers=trees, graph=graph)
         return Answers(outcome.stack, outcome.weights, outcome.public)
 
     def _ask(
@@ -213,6 +221,11 @@ class Cohort:
         peers: Groups | None = None,
         graph: Tensor | None = None,
     ) -> Outcome:
+        if getattr(fn, "__func__", None) is not getattr(type(self.algorithm), fn.__name__, None):
+            raise InputError(
+                f"A verb takes a method of the algorithm, such as self.client, because clients look it up by its name. "
+                f"Got {fn!r} instead."
+            )
         work = ClientWork(
             self.algorithm,
             fn.__name__,

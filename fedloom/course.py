@@ -96,10 +96,12 @@ class Course:
         self._shuffle()
 
     def _shuffle(self) -> None:
-        epoch = self.steps // self.per_epoch
-        order = keys.permutation(self.job.data.key(self.position, "batches", epoch), len(self.rows))
-        self.order = self.rows[torch.from_numpy(order)]
         self.seen = 0  # examples since the epoch began
+        self.order = self.rows
+        if self.job.training.batch_size != "full":  # the order within a full batch means nothing
+            epoch = self.steps // self.per_epoch
+            order = keys.permutation(self.job.data.key(self.position, "batches", epoch), len(self.rows))
+            self.order = self.rows[torch.from_numpy(order)]
 
     def next_rows(self) -> Tensor:
         """The rows of the next batch; the last one of an epoch may be smaller."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -25,8 +26,8 @@ class Measured:
     targets: Tensor | None = None
 
     def __add__(self, other: Measured) -> Measured:
-        if not self.count:
-            return other
+        if not self.count or not other.count:
+            return self if self.count else other
         assert self.targets is None or other.targets is not None
         return Measured(
             self.count + other.count,
@@ -58,22 +59,26 @@ def evaluate_rows(task: Task, weights: Tree, data: Clients, rows: Tensor) -> Mea
     measured = Measured()
     if len(rows):
         for part in passes(rows, data.setup.evaluation_batch):
-            measured = measured + measure(task, weights, *batch(data, part, task))
+            measured = measured + measure(task, weights, *batch(data, part, task), data.setup.draws_globally)
     return measured
 
 
 @torch.no_grad()
-def measure(task: Task, weights: Tree, x: Tensor, y: Tensor) -> Measured:
-    """One model on one batch."""
+def measure(task: Task, weights: Tree, x: Tensor, y: Tensor, draws_globally: bool = False) -> Measured:
+    """One model on one batch; a model that draws from torch's global generator is lent one that always begins the same."""
     module = task.module
     training = module.training
-    output = functional_call(module.eval(), weights, (x,))
+    with torch.random.fork_rng(devices=[]) if draws_globally else nullcontext():
+        if draws_globally:
+            torch.manual_seed(0)
+        output = functional_call(module.eval(), weights, (x,))
     module.train(training)
     sums = {"loss": task.losses(output, y).sum(dtype=torch.float64).item()}
     scores = {}
     for metric in task.measures:
         if metric.values is not None:
-            sums[metric.name] = metric.values(output, y).sum(dtype=torch.float64).item()
+            values = metric.values(output, y).to(torch.float64)
+            sums[metric.name] = values.reshape(len(y), -1).mean(1).sum().item()
         elif metric.scores is not None:
             scores[metric.name] = metric.scores(output).cpu()
     return Measured(len(y), sums, scores, y.cpu() if scores else None)

@@ -24,7 +24,7 @@ def key(seed: int, *parts: int | str) -> int:
     >>> key(1, "batches", 3, 7) == key(1, "batches", 3, 7) != key(1, "batches", 7, 3)
     True
     """
-    text = repr((int(seed), *parts)).encode()
+    text = repr((int(seed), *(part if isinstance(part, str) else int(part) for part in parts))).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -129,11 +129,20 @@ def train_lanes(job: Job, size: int) -> None:
                 lanes.advance(lane, course)
 
 
-@lru_cache(maxsize=64)
 def lane_step(
     task: Task, clip_at: float | None, correct: Correct | None, masked: bool, compiled: bool = False
 ) -> Callable[..., Any]:
     """One training step of all lanes: gradients, losses and new buffers. Cached, because compiling it takes long."""
+    # two methods of equal algorithms are not equal, and every message brings another algorithm: look at the parts
+    owner, function = getattr(correct, "__self__", None), getattr(correct, "__func__", correct)
+    return _lane_step(task, clip_at, owner, function, masked, compiled)
+
+
+@lru_cache(maxsize=64)
+def _lane_step(
+    task: Task, clip_at: float | None, owner: Any, function: Any, masked: bool, compiled: bool
+) -> Callable[..., Any]:
+    correct: Correct | None = function if owner is None else partial(function, owner)
     module = task.module
 
     def loss_of(parameters: Tree, others: Tree, x: Tensor, y: Tensor, mask: Tensor, key: Tensor) -> tuple[Tensor, Any]:

@@ -90,7 +90,7 @@ def _train_plain(job: Job, position: int) -> None:
     task, data, training = job.task, job.data, job.training
     course = Course(job, position)
     module = task.module.train()
-    load(module, row(job.start, position))
+    load(module, {**task.transient, **row(job.start, position)})
     named = dict(module.named_parameters())
     parameters: Tree = {name: named[name] for name in task.trainable}
     begin = {name: job.start[name][position] for name in task.trainable}
@@ -104,20 +104,20 @@ def _train_plain(job: Job, position: int) -> None:
         return total
 
     done = False
-    with torch.random.fork_rng(devices=[]) if data.setup.draws_globally else nullcontext():
+    with _own_generator(data):
         while not done:
             place = f"local training, step {course.steps + 1} of {course.total}"
             try:
                 rows = course.next_rows()
                 key = course.step_key() if data.setup.masked else None
-                if data.setup.draws_globally:
-                    torch.manual_seed(data.key(position, "draws", course.steps) >> 1)
-                loss, gradient = _gradient(module, task, data, rows, key, parameters)
+                seed = data.key(position, "draws", course.steps)
+                buffers = clone(dict(module.named_buffers())) if job.correct else {}
+                loss, gradient = _gradient(module, task, data, rows, key, seed, parameters)
                 check_finite(loss)
                 losses += loss * len(rows)
                 if job.correct is not None:
                     params = {name: leaf.detach() for name, leaf in parameters.items()}
-                    step = Step(gradient, params, begin, _gradient_at(module, task, data, rows, key))
+                    step = Step(gradient, params, begin, _gradient_at(module, task, data, rows, key, seed, buffers))
                     gradient = job.correct(step, job.shared, own)
                 if training.clip is not None:
                     gradient = clip(gradient, training.clip)
@@ -130,22 +130,28 @@ def _train_plain(job: Job, position: int) -> None:
     course.finish(_unload(module), state)
 
 
+def _own_generator(data: Clients) -> AbstractContextManager[Any]:
+    """Models that draw from torch's global generator may seed it as they like in here: it is given back as it was."""
+    return torch.random.fork_rng(devices=[]) if data.setup.draws_globally else nullcontext()
+
+
 def _gradient(
     model: Callable[[Tensor], Any],
     task: Task,
     data: Clients,
     rows: Tensor,
     key: Tensor | None,
+    seed: int,
     at: Mapping[str, Tensor],
 ) -> tuple[float, Tree]:
     """Mean loss over some rows and its gradient, in passes of at most `micro_batch` rows, all of about one size."""
+    if data.setup.draws_globally:
+        torch.manual_seed(seed >> 1)
     total, leaves = 0.0, list(at.values())
     sums: list[Tensor] = []
-    for number, part in enumerate(
-        passes(rows, data.setup.micro_batch) if len(rows) > data.setup.micro_batch else (rows,)
-    ):
+    for number, part in enumerate(passes(rows, data.setup.micro_batch)):
         x, y = batch(data, part, task)
-        with _masked(key, number):
+        with nullcontext() if key is None else Masked(key + number):
             loss = task.losses(model(x), y).sum() / len(rows)
         found = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
         total += loss.item()
@@ -153,20 +159,15 @@ def _gradient(
     return total, dict(zip(at, sums, strict=True))
 
 
-def _masked(key: Tensor | None, number: int) -> AbstractContextManager[Any]:
-    return nullcontext() if key is None else Masked(key + number)
-
-
 def _gradient_at(
-    module: nn.Module, task: Task, data: Clients, rows: Tensor, key: Tensor | None
+    module: nn.Module, task: Task, data: Clients, rows: Tensor, key: Tensor | None, seed: int, buffers: Tree
 ) -> Callable[[Tree], Tree]:
-    """The gradient of the same batch, with the same dropout, at other weights."""
+    """The gradient of the same batch, with the same draws and buffers, at other weights."""
 
     def gradient_at(weights: Tree) -> Tree:
         at = {name: weights[name].detach().requires_grad_() for name in task.trainable}
-        # the buffers of this second pass are thrown away: only the real step may move running statistics
-        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        return _gradient(lambda x: functional_call(module, {**at, **buffers}, (x,)), task, data, rows, key, at)[1]
+        used = clone(buffers)  # whatever this second pass does to them is thrown away: only the real step counts
+        return _gradient(lambda x: functional_call(module, {**at, **used}, (x,)), task, data, rows, key, seed, at)[1]
 
     return gradient_at
 
@@ -185,19 +186,21 @@ def full_gradient(task: Task, data: Clients, weights: Tree) -> FullGradient:
     gradients, losses, buffers = [], [], []
     module = task.module.train()
     for position in range(len(data)):
-        load(module, row(weights, position))
+        load(module, {**task.transient, **row(weights, position)})
         named = dict(module.named_parameters())
+        at = {name: named[name] for name in task.trainable}
         rows = training_rows(data, position)
         key = key_tensor(data, position, 0) if data.setup.masked else None
         try:
-            loss, gradient = _gradient(module, task, data, rows, key, {name: named[name] for name in task.trainable})
+            with _own_generator(data):
+                loss, gradient = _gradient(module, task, data, rows, key, data.key(position, "draws", 0), at)
             check_finite(loss)
         except Exception as error:
             raise blame(error, "its full gradient", data, position) from error
         gradients.append(gradient)
         losses.append(loss)
         buffers.append({n: leaf.clone() for n, leaf in _unload(module).items() if n not in task.trainable})
-    return FullGradient(stack(gradients), torch.tensor(losses), stack(buffers))
+    return FullGradient(stack(gradients), torch.tensor(losses, dtype=task.torch_dtype), stack(buffers))
 
 
 @torch.no_grad()

@@ -16,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 from fedloom import keys
 
-# per dropout function: how many trailing dimensions share one decision (a whole channel for the feature variants)
-_CHANNEL_DROPOUT = {F.dropout1d: 1, F.dropout2d: 2, F.dropout3d: 3, F.feature_alpha_dropout: None}
+# these decide once per example and channel, which are always the first two dimensions
+_CHANNEL_DROPOUT = (F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout)
 
 
 class Masked(TorchFunctionMode):
@@ -45,20 +45,14 @@ class Masked(TorchFunctionMode):
     ) -> Tensor:
         if not training or p == 0.0 or self.key is None:
             return func(input, p, training, inplace)
+        shape = tuple(input.shape)
         if func in _CHANNEL_DROPOUT:
-            spatial = _CHANNEL_DROPOUT[func]
-            spatial = input.dim() - 2 if spatial is None else spatial
-            shape = input.shape[: input.dim() - spatial] + (1,) * spatial
-        else:
-            shape = input.shape
-        drawn = keys.uniform(
-            self.key, shape.numel() if isinstance(shape, torch.Size) else _product(shape), self.dropouts
-        )
+            shape = shape[:2] + (1,) * (input.dim() - 2)
+        keep = (keys.uniform(self.key, _product(shape), self.dropouts) >= p).reshape(shape)
         self.dropouts += 1
-        keep = (drawn >= p).reshape(shape)
         if func in (F.alpha_dropout, F.feature_alpha_dropout):
             return _alpha_dropout(input, keep, p)
-        return input * (keep / (1.0 - p)).to(input.dtype)
+        return input * (keep.to(input.dtype) / (1.0 - p if p < 1 else 1.0))
 
     def _batch_norm(
         self,
@@ -112,6 +106,8 @@ def _masked_batch_norm(
 def _alpha_dropout(input: Tensor, keep: Tensor, p: float) -> Tensor:
     # keeps mean and variance of a SELU network: dropped values become −scale·alpha of SELU, then an affine correction
     floor = -1.7580993408473766
+    if p == 1:
+        return torch.zeros_like(input)
     a = ((1 - p) * (1 + p * floor**2)) ** -0.5
     b = -a * p * floor
     kept: Tensor = torch.where(keep, input, torch.full_like(input, floor)) * a + b

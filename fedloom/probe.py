@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from fedloom import evaluation, lanes, local
 from fedloom.clients import Setup
@@ -16,6 +17,7 @@ from fedloom.data.federation import Federation
 from fedloom.errors import FedloomError, InputError
 from fedloom.masking import Masked
 from fedloom.task import Task
+from fedloom.tree import clone
 
 SMALL_MODEL = 256 * 1024  # bytes: above this, stacked weights leave the cache and vmapped steps gain nothing
 EAGER_GROUP = 10  # fewer lanes do not pay for vmap's own cost
@@ -38,6 +40,8 @@ class Probe:
         """Why clients cannot be trained side by side; empty if they can. Tried when asked: vmap loads for seconds."""
         if self.draws_globally:
             return "the model draws from torch's global generator"
+        if not _ignores_padding(self.task, *self.examples):
+            return "an example's output depends on the others in its batch, so that partial batches cannot be padded"
         return _vmap_error(self.task, *self.examples, self.masked)
 
     def group(self, cohort: int, compiled: bool = False) -> int:
@@ -120,6 +124,19 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
         )
 
 
+@torch.no_grad()
+def _ignores_padding(task: Task, x: Tensor, y: Tensor) -> bool:
+    """Whether two examples give the same with a masked third one behind them, in output and buffers."""
+    found = []
+    for rows, mask in ((x, [1.0, 1.0]), (torch.cat([x, x[:1]]), [1.0, 1.0, 0.0])):
+        weights = {**clone(task.transient), **task.initial()}
+        with Masked(torch.zeros(2, dtype=torch.int64), torch.tensor(mask, dtype=task.torch_dtype)):
+            output = functional_call(task.module.train(), weights, (rows,))
+        buffers = [leaf for name, leaf in weights.items() if name not in task.trainable and leaf.is_floating_point()]
+        found.append([output[:2], *buffers])
+    return all(torch.allclose(one, other, rtol=1e-4, atol=1e-5) for one, other in zip(*found, strict=True))
+
+
 def _vmap_error(task: Task, x: Tensor, y: Tensor, masked: bool) -> str:
     """Why a step cannot be vmapped over clients, or an empty string."""
     weights = {name: torch.stack([leaf, leaf]) for name, leaf in task.initial().items()}
@@ -128,8 +145,8 @@ def _vmap_error(task: Task, x: Tensor, y: Tensor, masked: bool) -> str:
     two = torch.zeros((2, 2), dtype=torch.int64)
     step = lanes.lane_step(task, None, None, masked)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
             step(
                 parameters,
                 others,
@@ -143,4 +160,5 @@ def _vmap_error(task: Task, x: Tensor, y: Tensor, masked: bool) -> str:
             )
     except Exception as error:
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
-    return ""
+    slow = [str(warning.message) for warning in said if "performance drop" in str(warning.message)]
+    return f"vmap would only loop over them: {slow[0].splitlines()[0]}" if slow else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, ConfigDict, Strict, ValidationError
+from pydantic import AllowInfNan, BaseModel, ConfigDict, Strict, ValidationError
 from pydantic_core import ErrorDetails
 
 from fedloom.errors import UNKNOWN, InputError, ParameterError, nearest
@@ -13,8 +13,8 @@ from fedloom.errors import UNKNOWN, InputError, ParameterError, nearest
 # numbers as fields: strict, so that "0.1" and true are errors and not numbers
 Count = Annotated[int, Strict(), Ge(1)]
 Whole = Annotated[int, Strict()]
-Positive = Annotated[float, Strict(), Gt(0)]
-NonNegative = Annotated[float, Strict(), Ge(0)]
+Positive = Annotated[float, Strict(), AllowInfNan(False), Gt(0)]
+NonNegative = Annotated[float, Strict(), AllowInfNan(False), Ge(0)]
 Share = Annotated[float, Strict(), Ge(0), Le(1)]
 Decay = Annotated[float, Strict(), Ge(0), Lt(1)]
 

@@ -7,7 +7,7 @@ process that holds a range of clients sends few partial sums instead of one tree
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -59,10 +59,10 @@ def weighted(stacked: Tree, weights: Tensor, index: int) -> Tree:
     return map_leaves(leaf, row(stacked, index))
 
 
-def finalise(total: Tree, weight: Tensor, whole: Collection[str]) -> Tree:
+def finalise(total: Tree, weight: Tensor, whole: Mapping[str, torch.dtype]) -> Tree:
     """A weighted sum divided by the sum of weights; leaves in `whole` (counters) are rounded to the nearest number."""
     means = {name: value / weight.to(value.dtype) for name, value in total.items()}
-    return {name: mean.round().to(torch.int64) if name in whole else mean for name, mean in means.items()}
+    return {name: mean.round().to(whole[name]) if name in whole else mean for name, mean in means.items()}
 
 
 def mean(stacked: Tree, weights: Tensor) -> Tree:
@@ -78,9 +78,9 @@ def mean(stacked: Tree, weights: Tensor) -> Tree:
     return finalise(total.total(), weight.total()[""], whole_leaves(stacked))
 
 
-def whole_leaves(tree: Tree) -> frozenset[str]:
-    """Names of the leaves that hold whole numbers, such as a batch counter."""
-    return frozenset(name for name, leaf in tree.items() if not leaf.is_floating_point())
+def whole_leaves(tree: Tree) -> dict[str, torch.dtype]:
+    """The leaves that hold whole numbers, such as a batch counter, and of which kind."""
+    return {name: leaf.dtype for name, leaf in tree.items() if not leaf.is_floating_point()}
 
 
 def mix(stacked: Tree, matrix: Tensor) -> Tree:

@@ -71,6 +71,13 @@ class Task:
         """Names of the leaves that gradients change; the others are buffers and frozen parameters."""
         return tuple(name for name, parameter in self.module.named_parameters() if parameter.requires_grad)
 
+    @cached_property
+    def transient(self) -> Tree:
+        """Buffers that are not saved with a model, as they are at first: every client starts with these."""
+        named = dict(self.build().named_buffers())
+        kept = self.module.state_dict().keys()
+        return {name: buffer for name, buffer in named.items() if name not in kept}
+
     @property
     def parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.module.parameters())
@@ -104,7 +111,9 @@ class Task:
 
     def __getstate__(self) -> dict[str, Any]:
         # worker processes rebuild the module: what it holds must not travel with the task
-        return {name: value for name, value in self.__dict__.items() if name not in ("module", "trainable")}
+        return {
+            name: value for name, value in self.__dict__.items() if name not in ("module", "trainable", "transient")
+        }
 
 
 def leaves(module: nn.Module) -> Tree:

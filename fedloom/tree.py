@@ -28,6 +28,8 @@ def add(a: Tree, b: Tree, scale: float | Tensor = 1.0) -> Tree:
     """
     if isinstance(scale, Tensor):
         return map_leaves(lambda x, y: x + y * per_client(scale, y), a, b)
+    if scale == 1:
+        return map_leaves(torch.add, a, b)
     return map_leaves(lambda x, y: torch.add(x, y, alpha=scale), a, b)
 
 

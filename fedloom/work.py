@@ -72,7 +72,9 @@ class Outcome:
     public: dict[str, Tensor] = field(default_factory=dict)
     own: Groups = field(default_factory=dict)
     reports: tuple[Report, ...] = ()
-    whole: dict[str, frozenset[str]] = field(default_factory=dict)  # per group, the leaves that hold whole numbers
+    whole: dict[str, dict[str, torch.dtype]] = field(
+        default_factory=dict
+    )  # per group, the leaves that hold whole numbers
 
 
 @dataclass(frozen=True)
@@ -135,9 +137,11 @@ class ClientWork:
         data = Clients(place.federation, self.ids, self.seed, self.round, self.call, place.setup)
         method = getattr(self.algorithm, self.method)
         device = place.setup.device
-        extra: tuple[Any, ...] = () if self.each is None else (_on(device, self.each),)
+        extra: list[Any] = []
         if self.peers is not None and self.graph is not None:
-            extra = (Inbox(_on(device, self.peers), self.graph),)
+            extra.append(Inbox(_on(device, self.peers), self.graph))
+        if self.each is not None:
+            extra.append(_on(device, self.each))
         update, own = method(place.task, _on(device, self.shared), _on(device, self.own), data, *extra)
         own = _on("cpu", own)
         update = replace(update, groups=_on("cpu", update.groups))
@@ -279,7 +283,8 @@ class ServerExamination:
         for number in self.pieces:
             rows = slice(number * self.piece, (number + 1) * self.piece)
             example = evaluation.prepare(x[rows], y[rows], place.federation.scale, place.task, place.setup.device)
-            measured.append(evaluation.measure(place.task, tree.to(self.weights, place.setup.device), *example))
+            weights = tree.to(self.weights, place.setup.device)
+            measured.append(evaluation.measure(place.task, weights, *example, place.setup.draws_globally))
         return measured
 
     def merge(self, results: Iterable[list[Measured]]) -> list[Measured]:

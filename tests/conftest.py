@@ -27,6 +27,7 @@ def pytest_configure() -> None:
     # the clock decides nothing, and every run draws the same examples
     settings.register_profile("fedloom", deadline=None, derandomize=True, database=None)
     settings.load_profile("fedloom")
+    torch.set_num_threads(1)  # as worker processes do; two threads on two busy cores wait for each other
 
 
 def federation(sizes: Sequence[int], *, seed: int = 0, split: Split = Split(), **more: Any) -> Federation:
@@ -87,8 +88,20 @@ class Pictures(nn.Module):
         return self.out(nn.functional.max_pool2d(seen, 2).flatten(1))
 
 
+class Cumulative(nn.Module):
+    """A plain mean of all batches' statistics: it reads its counter, so torch cannot vmap it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(FEATURES, momentum=None)
+        self.out = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.norm(x))
+
+
 class Recurrent(nn.Module):
-    """Something that torch cannot vmap."""
+    """Something that torch cannot vmap, or only by looping over the lanes."""
 
     def __init__(self, layers: int = 1, dropout: float = 0.0) -> None:
         super().__init__()

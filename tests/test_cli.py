@@ -24,7 +24,7 @@ partition = { name = "affinity", clients = 10, probability = 0.7 }
 lr = 0.3
 batch_size = 16
 [cohort]
-fraction = 0.5
+count = 5
 [algorithm]
 fedavg = {}
 local = {}
@@ -152,7 +152,7 @@ def test_a_changed_experiment_is_refused_and_fresh_keeps_the_old_one(folder: Pat
         (["run", "small.toml", "--set", "cohort.quorum=50"], "can never be met"),
         (["run", "small.toml", "--set", "task.model=digit_mlp"], "digits_mlp"),
         (["run", "small.toml", "--set", "task.loss=mse"], "mse"),
-        (["run", "small.toml", "--set", "task.args={classes=5}"], "10 classes"),
+        (["run", "small.toml", "--set", "task.args={classes=5}"], "classes"),
         (["run", "small.toml", "--set", "data.server=test"], "test"),
         (["export", "small.toml"], "--csv"),
         (["frobnicate"], "frobnicate"),

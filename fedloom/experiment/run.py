@@ -301,6 +301,7 @@ class _Cell:
         backend, federation, task = backends.get(self.seed)
         own: dict[int, Groups] = dict(begun.own) if begun else {}
         unsaved: dict[int, Groups] = {}
+        saved = begun.round if begun else 0
         records = fit(
             federation,
             task,
@@ -315,15 +316,17 @@ class _Cell:
         for record in records:
             own.update(record.own)
             unsaved.update(record.own)
-            self.store.save(self.number, record, task)
             values = headline_values(record, task)
             self.progress.step(record.round, values, record.seconds)
             reached = self._reached(values, task)
             last = record.round == self.rounds or reached
             stopping = not last and should_stop()
-            if last or stopping or record.round % self.settings.checkpoint_every == 0:
-                checkpoint.save(self.checkpoints, record.round, record.state, unsaved, {"reached": reached})
-                unsaved = {}
+            saving = last or stopping or record.round % self.settings.checkpoint_every == 0
+            self.store.save(self.number, record, task, durable=saving)
+            if saving:
+                extra = {"reached": reached}
+                checkpoint.save(self.checkpoints, record.round, record.state, unsaved, extra, since=saved)
+                unsaved, saved = {}, record.round
             if last:
                 weights = final_weights(self.algorithm, task, record.state, own)
                 self.store.set_status(self.number, "done", weights_sha256=tree.sha256(weights))
