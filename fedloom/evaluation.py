@@ -65,7 +65,7 @@ def evaluate_rows(task: Task, weights: Tree, data: Clients, rows: Tensor) -> Mea
 
 @torch.no_grad()
 def measure(task: Task, weights: Tree, x: Tensor, y: Tensor, draws_globally: bool = False) -> Measured:
-    """One model on one batch; a model that draws from torch's global generator is lent one that always begins the same."""
+    """One model on one batch; one that draws from torch's global generator is lent one that always begins the same."""
     module = task.module
     training = module.training
     with torch.random.fork_rng(devices=[]) if draws_globally else nullcontext():

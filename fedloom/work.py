@@ -204,12 +204,20 @@ def _join(stacks: list[Groups]) -> Groups:
     return {group: tree.concat([stack[group] for stack in stacks]) for group in stacks[0]} if stacks else {}
 
 
+SEPARATOR = "\0"  # stands in no name
+
+
+def _path(group: str, name: str) -> str:
+    """A leaf's name in a sum over all groups; the weights are in a group without a name."""
+    return f"{group}{SEPARATOR}{name}"
+
+
 def _flat(update: Update, weights: dict[str, Tensor], position: int) -> Tree:
     """One client's weighted leaves of all groups, and the weights themselves, as one tree to be summed."""
-    leaves = {f"weight:{group}": weight[position].to(torch.float64) for group, weight in weights.items()}
+    leaves = {_path("", group): weight[position].to(torch.float64) for group, weight in weights.items()}
     for group, stacked in update.groups.items():
         for name, leaf in rules.weighted(stacked, weights[group], position).items():
-            leaves[f"{group}:{name}"] = leaf
+            leaves[_path(group, name)] = leaf
     return leaves
 
 
@@ -218,11 +226,14 @@ def aggregate(outcome: Outcome) -> tuple[Groups, dict[str, Tensor]]:
     total = PairwiseSum()
     total.extend(outcome.sums)
     summed = total.total()
-    weights = {name.removeprefix("weight:"): leaf for name, leaf in summed.items() if name.startswith("weight:")}
-    means = {}
-    for group, weight in weights.items():
-        leaves = {n.removeprefix(f"{group}:"): leaf for n, leaf in summed.items() if n.startswith(f"{group}:")}
-        means[group] = rules.finalise(leaves, weight, outcome.whole[group])
+    groups: Groups = {}
+    for path, leaf in summed.items():
+        group, _, name = path.partition(SEPARATOR)
+        groups.setdefault(group, {})[name] = leaf
+    weights = groups.pop("", {})
+    means = {
+        group: rules.finalise(groups.get(group, {}), weight, outcome.whole[group]) for group, weight in weights.items()
+    }
     return means, weights
 
 
