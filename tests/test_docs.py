@@ -1,0 +1,88 @@
+"""What the documentation shows works as it is written."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedloom.experiment import spec
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+RUNNABLE = {"README.md", "python.md"}  # pages whose Python can be run from top to bottom
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    found = re.findall(rf"^( *)```{language}\n(.*?)^\1```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [re.sub(rf"^{indent}", "", text, flags=re.MULTILINE) for indent, text in found]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_experiment_files_in_the_documentation_are_valid(page: Path) -> None:
+    for text in blocks(page, "toml"):
+        values = spec.tomllib.loads(text)
+        tables = values if values.keys() & {"data", "rounds", "train", "algorithm", "task"} else {"data": values}
+        assert spec.parse(tables).rounds > 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_in_the_documentation_runs(page: Path, tmp_path: Path) -> None:
+    code = blocks(page, "python")
+    for text in code:
+        compile(text, str(page), "exec")
+    if page.name in RUNNABLE and code:
+        (tmp_path / "page.py").write_text("\n".join(code))
+        run([sys.executable, "page.py"], tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_in_the_documentation_run(page: Path, tmp_path: Path) -> None:
+    for text in blocks(page, "toml"):
+        named = re.match(r"# (\S+\.toml)\n", text)
+        if named:
+            (tmp_path / named[1]).write_text(text)
+    for text in blocks(page, "sh"):
+        for line in text.splitlines():
+            command = shlex.split(line, comments=True)
+            if command[:1] == ["fedloom"]:
+                run([sys.executable, "-m", "fedloom.cli", *command[1:]], tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "examples").rglob("*.toml")), ids=lambda file: file.stem)
+def test_examples_run(file: Path, tmp_path: Path) -> None:
+    spec.load(file)
+    if file.stem.startswith("mnist"):
+        pytest.skip("needs a download; tests marked `data` run it where the data is at hand")
+    command = [sys.executable, "-m", "fedloom.cli", "run", str(file), "-q", "--set", "rounds=2", "--workers", "1"]
+    run([*command, "--out", str(tmp_path / "out")], tmp_path)
+
+
+@pytest.mark.data
+def test_the_mnist_example_learns(tmp_path: Path) -> None:
+    folder = Path(os.environ.get("FEDLOOM_DATA", ROOT.parent / "shared" / "data")) / "mnist"
+    if not folder.is_dir():
+        pytest.skip(f"no MNIST in {folder}")
+    example = ROOT / "examples" / "mnist-fedavg.toml"
+    command = [sys.executable, "-m", "fedloom.cli", "run", str(example), "-q", "--json", "--set", "rounds=4"]
+    done = run([*command, "--set", f"data.path={folder}", "--out", str(tmp_path / "out")], tmp_path)
+    accuracy = re.search(r'"server_test_accuracy": ([\d.]+)', done)
+    assert accuracy is not None
+    assert float(accuracy[1]) > 0.8
+
+
+def run(command: list[str], folder: Path) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
