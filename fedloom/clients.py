@@ -25,7 +25,6 @@ class Setup:
     draws_globally: bool = False  # the model draws from torch's own generator, which is then seeded for every step
     masked: bool = False  # the model has dropout or batch normalisation, which must see keys and masks
     normalises_features: bool = False  # it has batch normalisation over single values, which a lone example breaks
-    history: bool = False  # evaluate the validation split after every local epoch
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,7 @@ class Clients:
     round: int = 0
     call: int = 0
     setup: Setup = Setup()
+    watch_epochs: bool = False  # evaluate the validation split after every local epoch
 
     def __len__(self) -> int:
         return len(self.ids)

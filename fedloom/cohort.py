@@ -169,6 +169,7 @@ class Cohort:
     own: OwnStates
     measure: tuple[SplitName, ...] = ()
     universal: bool = False
+    watch_epochs: bool = False
     calls: int = 0
     reports: list[Report] = field(default_factory=list)
 
@@ -241,6 +242,7 @@ class Cohort:
             None if graph is None else graph.to(torch.bool),
             self.measure,
             self.universal,
+            self.watch_epochs,
         )
         self.calls += 1
         outcome: Outcome = self.backend.run(work)

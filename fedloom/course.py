@@ -126,7 +126,7 @@ class Course:
         loss = loss_sum() / self.seen
         check_finite(loss)
         self.history.append({"loss": loss})
-        if self.job.data.setup.history or self.job.training.patience:
+        if self.job.data.watch_epochs or self.job.training.patience:
             done = self._validate(weights()) or done
         if not done:
             self._shuffle()

@@ -92,18 +92,9 @@ def fit(
             clients["pre_fit"] = backend.run(
                 Examination(algorithm, state, own.gather(observed), observed, splits, round)
             )
-        cohort = Cohort(
-            backend,
-            algorithm,
-            task,
-            ids,
-            federation.clients,
-            round,
-            seed,
-            own,
-            splits,
-            evaluation.universal and round == rounds,
-        )
+        cohort = Cohort(backend, algorithm, task, ids, federation.clients, round, seed, own)
+        cohort.measure, cohort.watch_epochs = splits, evaluation.epochs
+        cohort.universal = evaluation.universal and round == rounds
         complete = algorithm.pooled or len(ids) >= max(sampling.needed(federation.clients), 1)
         if complete:
             state = algorithm.round(state, cohort)

@@ -108,6 +108,7 @@ class ClientWork:
     graph: Tensor | None = None  # who receives from whom: one row per client of `ids`
     measure: tuple[SplitName, ...] = ()  # splits that a client evaluates its trained model on
     universal: bool = False  # and the union of all clients' test splits
+    watch_epochs: bool = False  # also evaluate the validation split after every local epoch
     first: int = 0  # the cohort position of ids[0]
 
     def costs(self, place: Place) -> Sequence[int]:
@@ -134,7 +135,7 @@ class ClientWork:
         return self.merge(piece._perform(place) for piece in pieces)
 
     def _perform(self, place: Place) -> Outcome:
-        data = Clients(place.federation, self.ids, self.seed, self.round, self.call, place.setup)
+        data = Clients(place.federation, self.ids, self.seed, self.round, self.call, place.setup, self.watch_epochs)
         method = getattr(self.algorithm, self.method)
         device = place.setup.device
         extra: list[Any] = []

@@ -41,7 +41,9 @@ def federation(sizes: Sequence[int], *, seed: int = 0, split: Split = Split(), *
     return Federation(torch.from_numpy(x).float(), torch.from_numpy(y), offsets, **given)
 
 
-def numbers_federation(x: Sequence[Any], y: Sequence[Any], sizes: Sequence[int], split: Split = ALL_TRAIN) -> Federation:
+def numbers_federation(
+    x: Sequence[Any], y: Sequence[Any], sizes: Sequence[int], split: Split = ALL_TRAIN
+) -> Federation:
     """A regression with exactly these numbers."""
     return Federation(
         torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64), np.cumsum([0, *sizes]), split=split
@@ -165,7 +167,7 @@ def assert_close(a: RoundRecord, b: RoundRecord, tolerance: float = 1e-9) -> Non
 
 @pytest.fixture(scope="session")
 def pools() -> Iterator[Callable[[int], Workers]]:
-    """Worker processes by their number, started when first asked for and shared by all tests: starting takes seconds."""
+    """Worker processes by their number, started when first asked for and shared: starting takes seconds."""
     started: dict[int, Workers] = {}
 
     def pool(count: int) -> Workers:

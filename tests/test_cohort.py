@@ -50,9 +50,20 @@ def test_a_client_never_takes_part_twice_in_a_round(
 
 @pytest.mark.parametrize(
     ("fraction", "population", "size"),
-    [(0.0, 100, 1), (0.1, 100, 10), (0.004, 100, 1), (0.016, 100, 2), (0.25, 10, 3), (0.5, 7, 4), (1.0, 7, 7), (0.0, 1, 1)],
+    [
+        (0.0, 100, 1),
+        (0.1, 100, 10),
+        (0.004, 100, 1),
+        (0.016, 100, 2),
+        (0.25, 10, 3),
+        (0.5, 7, 4),
+        (1.0, 7, 7),
+        (0.0, 1, 1),
+    ],
 )
-def test_a_round_has_the_rounded_fraction_of_clients_and_never_none(fraction: float, population: int, size: int) -> None:
+def test_a_round_has_the_rounded_fraction_of_clients_and_never_none(
+    fraction: float, population: int, size: int
+) -> None:
     assert Sampling(fraction=fraction).size(population) == size
     assert len(Sampling(fraction=fraction).draw(population, 1, 0)) == size
 
@@ -131,7 +142,9 @@ def test_fit_checks_the_cohort_before_it_trains() -> None:
 
 
 @pytest.mark.parametrize(
-    ("quorum", "needed"), [(0.0, 0), (0.5, 5), (0.51, 6), (1.0, 10), (3.0, 3)], ids=["none", "half", "more", "all", "three"]
+    ("quorum", "needed"),
+    [(0.0, 0), (0.5, 5), (0.51, 6), (1.0, 10), (3.0, 3)],
+    ids=["none", "half", "more", "all", "three"],
 )
 def test_a_quorum_is_a_share_of_the_cohort_or_a_number(quorum: float, needed: int) -> None:
     assert Sampling(count=10, quorum=quorum).needed(100) == needed
@@ -201,9 +214,7 @@ class Ring(Algorithm):
         trained = self.fit(task, own["model"], shared, own, data)
         return Update({"model": trained.model}, torch.ones(len(data)), trained=trained), {"model": trained.model}
 
-    def blend(
-        self, task: Task, shared: Groups, own: Groups, data: Clients, inbox: Inbox
-    ) -> tuple[Update, Groups]:
+    def blend(self, task: Task, shared: Groups, own: Groups, data: Clients, inbox: Inbox) -> tuple[Update, Groups]:
         mixed = []
         for position in range(len(data)):
             received = tree.rows(inbox.trees["model"], torch.tensor(inbox.senders(position)))
@@ -242,11 +253,10 @@ class Personal(FedAvg):
         assert tree.sha256(again) == tree.sha256(summed["model"])  # one implementation of averaging
         return {"model": summed["model"], "seen": {"examples": answers.public["examples"]}}
 
-    def shifted(
-        self, task: Task, shared: Groups, own: Groups, data: Clients, each: Groups
-    ) -> tuple[Update, Groups]:
+    def shifted(self, task: Task, shared: Groups, own: Groups, data: Clients, each: Groups) -> tuple[Update, Groups]:
         moved = tree.add(
-            tree.expand(shared["model"], len(data)), tree.expand(tree.map_leaves(torch.ones_like, shared["model"]), len(data)),
+            tree.expand(shared["model"], len(data)),
+            tree.expand(tree.map_leaves(torch.ones_like, shared["model"]), len(data)),
             scale=each["shift"]["by"],
         )
         return Update({"model": moved}, self.weigh(data), public={"examples": data.examples}), own

@@ -1,6 +1,7 @@
 """The round loop: what is measured when, what a record says, and how a run goes on."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ def test_before_the_first_round_every_client_measures_the_initial_model() -> Non
 def test_every_round_begins_with_the_model_that_the_last_one_left() -> None:
     task, data = Task(Normed, dtype="float64"), federation(SIZES)
     records = list(fit(data, task, FedAvg(**LIGHT), 3, evaluation=Evaluation(splits=("test", "validation"))))
-    for before, after in zip(records, records[1:], strict=False):
+    for before, after in pairwise(records):
         for client in range(4):
             for split in ("test", "validation"):
                 expected = by_hand(task, before.state["model"], data, data.indices(client, split))
@@ -198,7 +199,9 @@ def test_the_global_model_of_a_personal_algorithm_is_measured_without_a_client()
 
 
 def test_without_a_global_model_the_server_measures_nothing() -> None:
-    record = last(fit(with_server_data(7), Task(Dense), LocalOnly(**LIGHT), 1, evaluation=Evaluation(server=("train",))))
+    record = last(
+        fit(with_server_data(7), Task(Dense), LocalOnly(**LIGHT), 1, evaluation=Evaluation(server=("train",)))
+    )
     assert record.server == {}
 
 
@@ -329,7 +332,9 @@ def test_pooled_training_needs_no_cohort() -> None:
 
 def test_weights_that_are_not_finite_end_the_run() -> None:
     algorithm = FedAvg(lr=3e38, batch_size="full")
-    with pytest.raises(TrainingError, match=r"^Round 1: the new model is not finite\. A smaller lr or a clip may help\.$"):
+    with pytest.raises(
+        TrainingError, match=r"^Round 1: the new model is not finite\. A smaller lr or a clip may help\.$"
+    ):
         last(fit(federation(SIZES), Task(Dense), algorithm, 2, evaluation=Evaluation(splits=())))
 
 
@@ -338,7 +343,9 @@ def test_a_loss_that_is_not_finite_names_round_and_client() -> None:
     records = fit(data, Task(Dense), FedAvg(**LIGHT), 3)
     next(records)
     data.x[12:42] = torch.inf
-    with pytest.raises(TrainingError, match=r"^Round 2, client 'client-1', local training, step 1 of \d+: the loss is nan"):
+    with pytest.raises(
+        TrainingError, match=r"^Round 2, client 'client-1', local training, step 1 of \d+: the loss is nan"
+    ):
         next(records)
 
 

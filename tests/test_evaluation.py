@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
+from fedloom.algorithms import FedAvg
 from fedloom.clients import Clients, Setup
 from fedloom.data.federation import Federation
+from fedloom.engine import fit
 from fedloom.evaluation import Measured, evaluate, evaluate_rows, measure, passes, prepare
 from fedloom.task import Task
 from tests.conftest import FEATURES, Dense, Noisy, Normed, federation
@@ -121,7 +123,11 @@ def test_auroc_of_a_client_with_one_class_is_not_a_number_but_counts_in_the_unio
 
 def test_a_metric_over_several_outputs_is_the_mean_over_them_like_the_loss() -> None:
     task = Task(
-        nn.Linear, loss="mse", metrics=["mse", "mae"], args={"in_features": FEATURES, "out_features": 3}, dtype="float64"
+        nn.Linear,
+        loss="mse",
+        metrics=["mse", "mae"],
+        args={"in_features": FEATURES, "out_features": 3},
+        dtype="float64",
     )
     x, y = torch.ones(5, FEATURES, dtype=torch.float64), torch.arange(15, dtype=torch.float64).reshape(5, 3)
     found = measure(task, task.initial(), x, y).values(task)
@@ -138,6 +144,28 @@ def test_evaluating_a_model_that_draws_by_itself_is_reproducible_and_leaves_the_
         torch.manual_seed(seed)
         before = torch.random.get_rng_state()
         found.append(evaluate(task, task.initial(), clients(data, draws_globally=True), 0, "test").sums)
+        assert torch.equal(torch.random.get_rng_state(), before)
+    assert found[0] == found[1]
+
+
+class AlwaysDropped(nn.Module):
+    """Forgot to say `training=self.training`, as happens with the function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(FEATURES, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(F.dropout(x, 0.5))
+
+
+def test_dropout_that_is_never_switched_off_is_reproducible_and_leaves_the_generator_alone() -> None:
+    task, data = Task(AlwaysDropped), federation((30, 20))
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.random.get_rng_state()
+        found.append([record.clients for record in fit(data, task, FedAvg(), 2)])
         assert torch.equal(torch.random.get_rng_state(), before)
     assert found[0] == found[1]
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from fedloom import keys, lanes, local, tree
@@ -22,7 +23,17 @@ from fedloom.local import Groups, Step, Trained, Training
 from fedloom.probe import probe
 from fedloom.task import Task
 from fedloom.tree import Tree
-from tests.conftest import ALL_TRAIN, FEATURES, Dense, Noisy, Normed, Pictures, Recurrent, federation, numbers_federation
+from tests.conftest import (
+    ALL_TRAIN,
+    FEATURES,
+    Dense,
+    Noisy,
+    Normed,
+    Pictures,
+    Recurrent,
+    federation,
+    numbers_federation,
+)
 
 RAGGED = (4, 9, 33, 21, 60)
 MODELS = {"dense": Dense, "normed": Normed, "pictures": Pictures}
@@ -97,7 +108,7 @@ class Prox(FedAvg):
 
 
 class LookBack(FedAvg):
-    """Variance reduction: the gradient minus that of the same batch at the start, plus what the server and the client know."""
+    """Variance reduction: the gradient minus that at the start, plus what the server and the client know."""
 
     def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
         reduced = tree.sub(step.grad, step.grad_at(step.start))
@@ -148,13 +159,32 @@ def test_a_step_is_found_again_when_an_equal_algorithm_comes_from_another_proces
     assert lanes.lane_step(task, None, Prox(mu=0.7).correct, False) is not first
 
 
+class Chosen(FedAvg):
+    """A field that is a list."""
+
+    layers: list[str] = Field(default_factory=lambda: ["hidden.weight"])
+
+    def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
+        return {name: leaf * 0 if name in self.layers else leaf for name, leaf in step.grad.items()}
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_an_algorithm_with_a_correction_may_have_fields_of_any_kind(group: int) -> None:
+    task, data = Task(Dense), federation((9, 20))
+    trained = fit(task, data, Training(batch_size=8), group, correct=Chosen().correct)
+    assert torch.equal(trained.model["hidden.weight"][0], task.initial()["hidden.weight"])
+    assert not torch.equal(trained.model["out.weight"][0], task.initial()["out.weight"])
+
+
 def test_a_gradient_within_the_bound_is_not_clipped() -> None:
     gradient = {"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}
     assert torch.equal(clip(gradient, 10.0)["a"], gradient["a"])
     assert clip(gradient, 1.0)["b"].item() == pytest.approx(0.8, abs=1e-6)
 
 
-@pytest.mark.parametrize("training", [Training(batch_size=8, epochs=2), Training(batch_size=8, optimizer="adam", epochs=2)])
+@pytest.mark.parametrize(
+    "training", [Training(batch_size=8, epochs=2), Training(batch_size=8, optimizer="adam", epochs=2)]
+)
 @pytest.mark.parametrize("model", MODELS)
 def test_lanes_compute_what_a_client_computes_alone(model: str, training: Training) -> None:
     task, data = Task(MODELS[model], dtype="float64"), federation(RAGGED)
@@ -256,7 +286,9 @@ def test_the_gradient_at_the_present_weights_is_the_present_gradient(
 def test_weights_that_were_given_are_never_changed(group: int) -> None:
     task, data = Task(Normed), federation(RAGGED)
     shared = {"model": task.initial()}
-    own = {"optimizer": tree.expand(local.initial_optimizer(ADAM_KEEP, task, task.initial())["optimizer"], data.clients)}
+    own = {
+        "optimizer": tree.expand(local.initial_optimizer(ADAM_KEEP, task, task.initial())["optimizer"], data.clients)
+    }
     before = tree.sha256(shared["model"]), tree.sha256(own["optimizer"])
     start = tree.expand(shared["model"], data.clients)
     fit(task, data, ADAM_KEEP, group, start, correct=Prox().correct, shared=shared, own=own)
@@ -448,7 +480,9 @@ def test_the_full_gradient_of_a_model_that_draws_by_itself_is_reproducible_too(m
 
 def test_a_model_that_draws_by_itself_draws_anew_in_every_step_and_for_every_client() -> None:
     task, data = Task(Noisy), federation((8,), split=ALL_TRAIN)
-    twins = Federation(data.x.repeat(2, 1), data.y.repeat(2), np.array([0, 8, 16]), split=ALL_TRAIN, classes=data.classes)
+    twins = Federation(
+        data.x.repeat(2, 1), data.y.repeat(2), np.array([0, 8, 16]), split=ALL_TRAIN, classes=data.classes
+    )
     one_step = fit(task, twins, Training(batch_size="full"))
     assert not torch.equal(one_step.model["out.weight"][0], one_step.model["out.weight"][1])
     losses = [epoch["loss"] for epoch in fit(task, twins, Training(batch_size="full", lr=1e-12, epochs=3)).history[0]]
@@ -604,8 +638,8 @@ def test_a_full_gradient_without_training_examples_names_the_client() -> None:
 def test_batch_norm_of_one_example_names_the_client(group: int) -> None:
     data = federation((6, 1, 8), split=ALL_TRAIN)
     message = (
-        r"Client 'client-1' has one training example, but the model's batch normalisation needs at least two in a batch\. "
-        r"Leave such clients out, use a larger batch_size, or normalise with nn\.LayerNorm or nn\.GroupNorm\."
+        r"Client 'client-1' has one training example, but the model's batch normalisation needs at least two in a "
+        r"batch\. Leave such clients out, use a larger batch_size, or normalise with nn\.LayerNorm or nn\.GroupNorm\."
     )
     with pytest.raises(InputError, match=message):
         fit(Task(Normed), data, Training(), group)
@@ -690,7 +724,9 @@ def test_an_error_inside_a_correction_names_the_client() -> None:
     def broken(step: Step, shared: Groups, own: Groups) -> Tree:
         raise KeyError("control")
 
-    with pytest.raises(TrainingError, match=r"Round 3, client 'client-0', local training, step 1 of 1: KeyError: 'control'"):
+    with pytest.raises(
+        TrainingError, match=r"Round 3, client 'client-0', local training, step 1 of 1: KeyError: 'control'"
+    ):
         fit(Task(Dense), federation((8,), split=ALL_TRAIN), Training(batch_size=8), correct=broken)
 
 

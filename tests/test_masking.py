@@ -23,7 +23,9 @@ def dropped(input: Tensor, p: float = 0.5, key: Tensor = KEY, fn: Callable[..., 
 
 def padded(input: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """The same examples with rubbish below them, and the mask that says so."""
-    rubbish = 1000.0 + torch.arange(rows - len(input)).reshape(-1, *(1,) * (input.dim() - 1)).expand(-1, *input.shape[1:])
+    rubbish = 1000.0 + torch.arange(rows - len(input)).reshape(-1, *(1,) * (input.dim() - 1)).expand(
+        -1, *input.shape[1:]
+    )
     return torch.cat([input.detach(), rubbish.to(input.dtype)]), torch.arange(rows) < len(input)
 
 
@@ -39,7 +41,9 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("settings", [{}, {"momentum": 0.3}, {"affine": False}, {"track_running_stats": False}, {"eps": 0.1}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"momentum": 0.3}, {"affine": False}, {"track_running_stats": False}, {"eps": 0.1}]
+)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_batch_norm_of_masked_rows_is_torchs_on_the_rows_that_exist(kind: str, settings: dict[str, object]) -> None:
     layer, shape = LAYERS[kind]

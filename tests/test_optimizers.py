@@ -87,7 +87,9 @@ def test_lanes_at_different_step_counts_are_each_those_of_torch(case: str) -> No
             optimizers.update(training, NAMES, mine, gradients, own)
     for step in range(STEPS):
         gradients = [
-            torch.stack([gradient(lane, head_start[lane] + step, name, parameters[name][lane]) for lane in range(lanes)])
+            torch.stack(
+                [gradient(lane, head_start[lane] + step, name, parameters[name][lane]) for lane in range(lanes)]
+            )
             for name in NAMES
         ]
         optimizers.update(training, NAMES, list(parameters.values()), gradients, state)

@@ -54,7 +54,11 @@ def test_what_a_model_needs_is_found_by_trying_it(
     model: Any, masked: bool, normalises_features: bool, draws_globally: bool, groups: bool
 ) -> None:
     found = probe(federation((20,)), Task(model))
-    assert (found.masked, found.normalises_features, found.draws_globally) == (masked, normalises_features, draws_globally)
+    assert (found.masked, found.normalises_features, found.draws_globally) == (
+        masked,
+        normalises_features,
+        draws_globally,
+    )
     assert (found.cannot_group == "") == groups
     setup = found.setup(group=4, micro_batch=7)
     assert setup.group == (4 if groups else 1)
@@ -63,6 +67,54 @@ def test_what_a_model_needs_is_found_by_trying_it(
 
 def test_a_model_that_draws_by_itself_says_why_it_is_not_grouped() -> None:
     assert "global generator" in probe(federation((20,)), Task(Noisy)).cannot_group
+
+
+class OverTime(nn.Module):
+    """Normalises examples and moments together, so that rows are more than examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.out = nn.Linear(FEATURES, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.norm(x.reshape(-1, 4)).reshape(-1, FEATURES))
+
+
+class BatchMean(nn.Module):
+    """Examples see each other outside of batch normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(FEATURES, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x - x.mean(0))
+
+
+class TimeMajor(nn.Module):
+    """Dropout where examples are the second dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+        self.out = nn.Linear(1, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.drop(x.t().unsqueeze(-1))).mean(0)
+
+
+@pytest.mark.parametrize("first", ["different", "equal", "zero"])
+@pytest.mark.parametrize("model", [OverTime, BatchMean, TimeMajor])
+def test_a_model_that_padding_would_disturb_is_not_grouped_whatever_the_first_examples_are(
+    model: type[nn.Module], first: str
+) -> None:
+    data = federation((20,))
+    if first != "different":
+        data.x[:2] = data.x[2] if first == "equal" else 0.0
+    found = probe(data, Task(model))
+    assert found.cannot_group != ""
+    assert found.setup(group=4).group == 1
 
 
 def test_the_automatic_group_depends_on_the_model_and_the_cohort_alone() -> None:
@@ -87,13 +139,17 @@ def test_one_example_is_enough_to_probe() -> None:
 
 
 def test_a_model_for_other_data_is_refused_with_the_shape_of_an_example() -> None:
-    with pytest.raises(InputError, match=r"The model does not take the data: an example has the shape \(16,\), .*RuntimeError"):
+    with pytest.raises(
+        InputError, match=r"The model does not take the data: an example has the shape \(16,\), .*RuntimeError"
+    ):
         probe(federation((20,)), Task(lambda: nn.Linear(5, 3)))
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_too_few_outputs_for_the_classes_are_refused(outputs: int) -> None:
-    message = f"The model gives {outputs} outputs per example, but the labels have 3 classes. Its last layer needs 3 outputs."
+    message = (
+        f"The model gives {outputs} outputs per example, but the labels have 3 classes. Its last layer needs 3 outputs."
+    )
     with pytest.raises(InputError, match=message):
         probe(federation((20,)), Task(lambda: linear(outputs)))
 
@@ -117,9 +173,13 @@ def numbers() -> Federation:
 def test_classes_and_numbers_need_losses_of_their_kind() -> None:
     with pytest.raises(InputError, match='The labels are numbers, not classes: use loss = "mse"'):
         probe(numbers(), Task(Dense))
-    with pytest.raises(InputError, match=r'loss = "bce" is for two classes, but the labels have 3\. Use "cross_entropy"\.'):
+    with pytest.raises(
+        InputError, match=r'loss = "bce" is for two classes, but the labels have 3\. Use "cross_entropy"\.'
+    ):
         probe(federation((20,)), Task(lambda: linear(1), loss="bce"))
-    with pytest.raises(InputError, match=r'With loss = "mse" the model must give one number per label.*gave \(2, 3\)\.'):
+    with pytest.raises(
+        InputError, match=r'With loss = "mse" the model must give one number per label.*gave \(2, 3\)\.'
+    ):
         probe(numbers(), Task(Dense, loss="mse", metrics=[]))
 
 

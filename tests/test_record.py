@@ -113,7 +113,8 @@ def test_a_wrong_training_parameter_of_an_algorithm_is_named_as_such() -> None:
     assert message(FedAvg, lr=-1) == "The 'lr' parameter of Training must be more than 0.0. Got -1 instead."
     assert message(FedAvg, train={"lr": "x"}) == "The 'lr' parameter of Training must be a number. Got 'x' instead."
     assert message(FedAvg, batch_size="ful") == (
-        "The 'batch_size' parameter of Training must be a whole number or 'full'. Got 'ful' instead. Did you mean 'full'?"
+        "The 'batch_size' parameter of Training must be a whole number or 'full'. Got 'ful' instead. "
+        "Did you mean 'full'?"
     )
 
 
@@ -133,9 +134,9 @@ def test_training_parameters_of_an_algorithm_may_be_given_flat_or_as_a_table_or_
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
-        ({"optimizer": "adam", "momentum": 0.9}, "'momentum' is for optimizer = \"sgd\", not for \"adam\"."),
-        ({"beta1": 0.8}, "'beta1' is for optimizer = \"adam\", not for \"sgd\"."),
-        ({"optimizer": "adagrad", "rho": 0.5}, "'rho' is for optimizer = \"adadelta\", not for \"adagrad\"."),
+        ({"optimizer": "adam", "momentum": 0.9}, '\'momentum\' is for optimizer = "sgd", not for "adam".'),
+        ({"beta1": 0.8}, '\'beta1\' is for optimizer = "adam", not for "sgd".'),
+        ({"optimizer": "adagrad", "rho": 0.5}, '\'rho\' is for optimizer = "adadelta", not for "adagrad".'),
         ({"epsilon": 0.1}, "'epsilon' is for the optimizers adam, adagrad and adadelta, not for \"sgd\"."),
     ],
 )
@@ -145,8 +146,8 @@ def test_a_parameter_of_another_optimizer_is_refused(given: dict[str, object], m
 
 def test_fedsgd_refuses_what_has_no_meaning_for_it() -> None:
     assert message(FedSGD, momentum=0.9) == (
-        "FedSGD takes one plain gradient step a round: 'momentum' has no meaning for it. Leave it out, or use fedavg with "
-        'batch_size = "full".'
+        "FedSGD takes one plain gradient step a round: 'momentum' has no meaning for it. Leave it out, or use "
+        'fedavg with batch_size = "full".'
     )
 
 

@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ def test_the_bits_of_a_sum_do_not_depend_on_how_its_range_is_cut(
 ) -> None:
     borders = [0, *sorted(cuts), POSITIONS]
     parts = []
-    for begin, end in zip(borders, borders[1:], strict=False):
+    for begin, end in pairwise(borders):
         part = PairwiseSum()
         for position in chosen:
             if begin <= position < end:

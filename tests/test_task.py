@@ -90,7 +90,9 @@ def test_weights_may_come_from_a_file(tmp_path: Path) -> None:
 def test_a_file_of_weights_that_do_not_fit_is_refused_with_their_names(tmp_path: Path) -> None:
     file = tmp_path / "weights.safetensors"
     save_file({**tree.select(Task(Dense).initial(), ["out.weight", "out.bias"]), "other": torch.ones(1)}, file)
-    with pytest.raises(InputError, match=r"missing or of another shape: hidden\.weight, hidden\.bias; unknown: other\."):
+    with pytest.raises(
+        InputError, match=r"missing or of another shape: hidden\.weight, hidden\.bias; unknown: other\."
+    ):
         Task(Dense, init=str(file)).initial()
     with pytest.raises(InputError, match=r"must be torch, glorot or a safetensors file\. There is no file .*nowhere"):
         Task(Dense, init=str(tmp_path / "nowhere")).initial()

@@ -147,6 +147,11 @@ def test_the_fingerprint_depends_on_names_shapes_types_and_bits_alone() -> None:
 
 
 def test_leaves_of_any_kind_have_a_fingerprint() -> None:
-    kinds = {"flag": torch.tensor([True]), "count": torch.tensor(3), "half": torch.ones(2).half(), "none": torch.ones(0)}
+    kinds = {
+        "flag": torch.tensor([True]),
+        "count": torch.tensor(3),
+        "half": torch.ones(2).half(),
+        "none": torch.ones(0),
+    }
     changed = {**kinds, "flag": torch.tensor([False])}
     assert tree.sha256(kinds) != tree.sha256(changed)

@@ -164,6 +164,8 @@ def _same_experiment(
     store: Store, folder: Path, description: Mapping[str, Any], rounds: int, resolved: Mapping[str, Any] | None
 ) -> None:
     """Refuse to mix two experiments in one folder; note down what this one is."""
+    if not any(cell["rounds_done"] for cell in store.cells()):
+        store.forget_all()  # an attempt that failed before its first round does not claim the folder
     known = store.fact("description")
     described = json.loads(json.dumps(description, default=str))
     if known is not None and known != described:
@@ -239,10 +241,14 @@ class _Backends:
         recorded = self.store.fact("setup")
         if recorded is not None:
             known = {field.name for field in fields(Setup)}
-            return Setup(**{name: value for name, value in recorded.items() if name in known})
+            setup = Setup(**{name: value for name, value in recorded.items() if name in known})
+            if self.settings.group not in ("auto", setup.group):
+                self.progress.note(f"This run began with a group size of {setup.group}, and goes on with it.")
+            return setup
         setup = choose_setup(facts, self.settings, self.cohort.size(federation.clients))
-        if self.settings.group not in ("auto", setup.group) and self.settings.backend == "vector":
-            self.progress.note(f"Clients are trained one by one in each worker, because {facts.cannot_group}")
+        reason = facts.__dict__.get("cannot_group")  # known only where side by side was wanted
+        if reason:
+            self.progress.note(f"Clients are trained one by one in each worker, because {reason}")
         self.store.set_fact("setup", asdict(setup))
         self.store.set_fact("machine", machine.facts())
         if not self.store.rows("clients"):

@@ -182,6 +182,12 @@ class Store:
             for table in PER_ROUND:
                 database.execute(f"DELETE FROM {table} WHERE cell = ? AND round > ?", (cell, round))
 
+    def forget_all(self) -> None:
+        """Begin anew, as if nothing had been noted: for a run that never got to its first round."""
+        with self._transaction() as database:
+            for table in (*PER_ROUND, "cells", "clients", "metrics", "facts"):
+                database.execute(f"DELETE FROM {table}")
+
     def rounds(self, cell: int) -> list[Row]:
         """The rounds of one cell, in order."""
         return self.rows("rounds", cell)

@@ -1,6 +1,7 @@
 """Training alone, and training on everything in one place."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def test_alone_a_client_that_is_not_drawn_keeps_what_it_has() -> None:
         assert tuple(record.own) == record.cohort
     pauses = [
         (before, after)
-        for before, after in zip(records, records[1:], strict=False)
+        for before, after in pairwise(records)
         for client in range(3)
         if client not in before.cohort
         and before.clients["pre_fit"][client]["test"] != after.clients["pre_fit"][client]["test"]

@@ -23,7 +23,9 @@ def test_the_server_steps_along_the_mean_gradient(weights: str, shares: tuple[fl
             inputs = np.column_stack([X[rows], np.ones(len(rows))])
             gradients.append(2 * inputs.T @ (inputs @ w - Y[rows]) / len(rows))
         w = w - LR * (shares[0] * gradients[0] + shares[1] * gradients[1])
-    record = last(fit(two_clients(), linear_task(), FedSGD(lr=LR, weights=weights), 3, evaluation=Evaluation(splits=())))
+    record = last(
+        fit(two_clients(), linear_task(), FedSGD(lr=LR, weights=weights), 3, evaluation=Evaluation(splits=()))
+    )
     np.testing.assert_allclose(record.state["model"]["weight"].numpy().ravel(), w[:2], rtol=1e-14)
     np.testing.assert_allclose(record.state["model"]["bias"].item(), w[2], rtol=1e-14)
 

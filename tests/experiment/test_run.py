@@ -14,6 +14,7 @@ from torch import nn
 import fedloom as fl
 from fedloom import tree
 from fedloom.errors import InputError, StoreError, TrainingError
+from fedloom.experiment.progress import Silent
 from fedloom.experiment.result import Result
 from fedloom.experiment.spec import EvaluateTable
 
@@ -274,3 +275,44 @@ def test_nothing_to_run_is_an_error(federation: fl.Federation, task: fl.Task, tm
         run(federation, task, tmp_path, algorithms={"fedavg": "fedavg"})
     with pytest.raises(InputError, match=r"cohort.count = 9, but there are only 3 clients"):
         run(federation, task, tmp_path, cohort=fl.Sampling(count=9))
+
+
+def test_the_validation_split_can_be_watched_after_every_epoch(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    two = {"algorithms": fl.FedAvg(lr=0.2, epochs=2)}
+    plain = run(federation, task, tmp_path / "plain", rounds=1, **two)
+    watched = run(federation, task, tmp_path / "watched", rounds=1, evaluate=fl.Evaluation(epochs=True), **two)
+    assert {row["metric"] for row in plain.rows("history")} == {"loss"}
+    assert {row["metric"] for row in watched.rows("history")} == {"loss", "validation_loss", "validation_accuracy"}
+    assert {row["epoch"] for row in watched.rows("history")} == {1, 2}
+    assert watched.weights_sha256 == plain.weights_sha256
+
+
+def test_a_model_that_cannot_be_grouped_says_why(federation: fl.Federation, tmp_path: Path) -> None:
+    class Drawing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(x + torch.rand_like(x))
+
+    notes: list[str] = []
+
+    class Listening(Silent):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    settings = {"backend": "vector", "workers": 1, "group": 3, "progress": Listening(), "algorithms": fl.FedAvg()}
+    result = run(federation, fl.Task(Drawing), tmp_path, rounds=1, **settings)
+    assert result.status == "done"
+    assert any("one by one" in note and "global generator" in note for note in notes)
+
+
+def test_an_attempt_that_never_trained_does_not_claim_the_folder(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="only 3 clients"):
+        run(federation, task, tmp_path, cohort=fl.Sampling(count=9))
+    assert run(federation, task, tmp_path, cohort=fl.Sampling(count=2)).status == "done"

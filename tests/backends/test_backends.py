@@ -1,0 +1,454 @@
+"""Every backend computes the same: bit for bit, or tightly where clients are trained side by side."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedloom.algorithm import Algorithm, Update
+from fedloom.algorithms import ALGORITHMS, FedAvg, LocalOnly
+from fedloom.backends.serial import Serial
+from fedloom.backends.sharing import attach, share
+from fedloom.backends.vector import Vector, Workers, cut
+from fedloom.clients import Clients
+from fedloom.cohort import Sampling
+from fedloom.data.federation import Federation
+from fedloom.engine import Evaluation, RoundRecord, fit
+from fedloom.errors import InputError, TrainingError
+from fedloom.local import Groups
+from fedloom.probe import probe
+from fedloom.task import Task
+from tests.conftest import (
+    ALL_TRAIN,
+    FEATURES,
+    Cumulative,
+    Dense,
+    Noisy,
+    Normed,
+    Pictures,
+    Recurrent,
+    assert_close,
+    facts,
+    federation,
+    last,
+)
+
+MODELS: dict[str, Any] = {
+    "dense": Dense,
+    "normed": Normed,
+    "pictures": Pictures,
+    "cumulative": Cumulative,
+    "lstm": Recurrent,
+    "rand_like": Noisy,
+    "lstm dropout": lambda: Recurrent(layers=2, dropout=0.5),
+}
+LIGHT = {"lr": 0.05, "batch_size": 32}
+CASES: dict[str, Algorithm] = {
+    **{name: kind(**LIGHT) for name, kind in ALGORITHMS.items()},
+    "fedavg keeps adam": FedAvg(optimizer="adam", lr=0.01, batch_size=32, optimizer_state="keep", epochs=1.5),
+    "fedavg stops early": FedAvg(patience=1, epochs=4, clip=0.5, **LIGHT),
+    "local keeps momentum": LocalOnly(momentum=0.9, optimizer_state="keep", **LIGHT),
+}
+ROUNDS = 2
+MEASURE = Evaluation(splits=("train", "test"), universal=True)
+
+
+@lru_cache
+def ragged(model: str) -> Federation:
+    """Clients with 1 to 600 training examples; more than one where batch normalisation needs it."""
+    smallest = (4, 6) if model in ("normed", "cumulative") else (1, 4)
+    extra = federation((20,), seed=8)
+    return federation((33, *smallest, 1000, 9, 107), server={"test": (extra.x, extra.y)})
+
+
+@lru_cache
+def task(model: str, dtype: str) -> Task:
+    return Task(MODELS[model], dtype=dtype)
+
+
+def algorithms(model: str) -> list[str]:
+    """Early stopping needs validation examples, which a client with one example has not."""
+    return [case for case in CASES if case != "fedavg stops early" or model == "normed"]
+
+
+def run(model: str, case: str, dtype: str, backend: Any = None) -> list[RoundRecord]:
+    data = ragged(model)
+    return list(fit(data, task(model, dtype), CASES[case], ROUNDS, seed=6, evaluation=MEASURE, backend=backend))
+
+
+@lru_cache
+def serial(model: str, case: str, dtype: str) -> list[RoundRecord]:
+    return run(model, case, dtype, Serial(ragged(model), task(model, dtype)))
+
+
+VMAPPED = [(model, case) for model in ("dense", "normed", "pictures") for case in algorithms(model)]
+PLAIN = [("cumulative", "fedavg"), ("lstm", "fedavg"), ("lstm", "fedsgd")]
+DRAWING = [(model, case) for model in ("rand_like", "lstm dropout") for case in ("fedavg", "fedsgd", "pooled")]
+
+
+@pytest.mark.parametrize(("model", "case"), [*VMAPPED, *PLAIN, *DRAWING])
+def test_workers_compute_what_the_serial_backend_computes_bit_for_bit(
+    model: str, case: str, vector: Callable[..., Vector]
+) -> None:
+    found = run(model, case, "float32", vector(ragged(model), task(model, "float32"), group=1))
+    for one, other in zip(found, serial(model, case, "float32"), strict=True):
+        assert facts(one) == facts(other)
+
+
+@pytest.mark.parametrize(("model", "case"), VMAPPED)
+def test_clients_side_by_side_learn_what_they_learn_alone(model: str, case: str, vector: Callable[..., Vector]) -> None:
+    backend = vector(ragged(model), task(model, "float64"), group=4)
+    assert backend.setup.group == 4
+    for one, other in zip(run(model, case, "float64", backend), serial(model, case, "float64"), strict=True):
+        assert_close(one, other, tolerance=1e-7)
+
+
+@pytest.mark.parametrize(("model", "case"), PLAIN)
+def test_a_model_that_cannot_be_vmapped_runs_with_any_group_size(
+    model: str, case: str, vector: Callable[..., Vector]
+) -> None:
+    backend = vector(ragged(model), task(model, "float64"), group=4)
+    if model == "cumulative":
+        assert backend.setup.group == 1
+    assert_close(run(model, case, "float64", backend)[-1], serial(model, case, "float64")[-1], tolerance=1e-10)
+
+
+@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize("model", ["dense", "normed", "pictures"])
+@pytest.mark.parametrize("case", ["fedavg keeps adam", "local keeps momentum"])
+def test_one_two_and_three_workers_give_the_same_bits(
+    model: str, case: str, group: int, vector: Callable[..., Vector]
+) -> None:
+    data, learnt = ragged(model), task(model, "float32")
+    one, two, three = (
+        [facts(r) for r in run(model, case, "float32", vector(data, learnt, group=group, workers=count))]
+        for count in (1, 2, 3)
+    )
+    assert one == two == three
+
+
+def test_a_large_cohort_in_several_pieces_gives_the_same_bits(vector: Callable[..., Vector]) -> None:
+    data, learnt = federation([6] * 150), Task(Dense)
+    settings: dict[str, Any] = {"seed": 2, "sampling": Sampling(count=140), "evaluation": Evaluation(splits=())}
+    found = [
+        facts(last(fit(data, learnt, FedAvg(**LIGHT), 2, backend=backend, **settings)))
+        for backend in (Serial(data, learnt), vector(data, learnt, workers=2), vector(data, learnt, workers=3))
+    ]
+    assert found[0] == found[1] == found[2]
+    grouped = [
+        facts(last(fit(data, learnt, FedAvg(**LIGHT), 2, backend=vector(data, learnt, 10, workers), **settings)))
+        for workers in (1, 3)
+    ]
+    assert grouped[0] == grouped[1]
+
+
+class Memory(nn.Module):
+    """Keeps a running mean in a buffer that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(FEATURES, 3)
+        self.register_buffer("seen", torch.zeros(FEATURES), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen.mul_(0.5).add_(0.5 * x.detach().mean(0))
+        return self.out(x - self.seen)
+
+
+def test_a_model_with_a_memory_gives_the_same_weights_and_measurements_everywhere(
+    vector: Callable[..., Vector],
+) -> None:
+    data, learnt = federation((20, 30, 9, 14)), Task(Memory)
+    found = [
+        [facts(record) for record in fit(data, learnt, FedAvg(**LIGHT), 2, backend=backend)]
+        for backend in (Serial(data, learnt), vector(data, learnt, workers=2), vector(data, learnt, workers=3))
+    ]
+    assert found[0] == found[1] == found[2]
+
+
+def test_workers_leave_the_global_generator_of_the_parent_alone(vector: Callable[..., Vector]) -> None:
+    before = torch.random.get_rng_state()
+    run("rand_like", "fedavg", "float32", vector(ragged("rand_like"), task("rand_like", "float32")))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_backends_that_share_workers_do_not_mix_up_their_data(vector: Callable[..., Vector]) -> None:
+    learnt = Task(Dense)
+    first, second = federation((12, 30, 21)), federation((12, 30, 21), seed=5)
+    one = vector(first, learnt)
+    other = vector(second, learnt)
+    algorithm = FedAvg(**LIGHT)
+    for data, backend in ((first, one), (second, other), (first, one)):
+        expected = facts(last(fit(data, learnt, algorithm, 1)))
+        assert facts(last(fit(data, learnt, algorithm, 1, backend=backend))) == expected
+
+
+# what goes wrong
+
+
+@pytest.fixture
+def own_workers() -> Iterator[Workers]:
+    """Two processes that a test may break."""
+    workers = Workers(2)
+    yield workers
+    workers.close()
+
+
+def setup(data: Federation, learnt: Task, group: int = 1) -> Any:
+    return probe(data, learnt).setup(group=group)
+
+
+def test_after_an_error_the_same_workers_still_compute_what_they_are_asked(own_workers: Workers) -> None:
+    learnt, quiet = Task(Dense), Evaluation(splits=())
+    bad, good = federation((20, 30, 40, 25)), federation((20, 30, 40, 25))
+    bad.x[:] = torch.nan  # so that both workers fail, and one of them while nobody listens any more
+    backend = Vector(bad, learnt, setup(bad, learnt), own_workers)
+    with pytest.raises(TrainingError, match=r"client 'client-\d', local training, step 1 of 1: the loss is nan"):
+        last(fit(bad, learnt, FedAvg(), 1, backend=backend, evaluation=quiet))
+    backend = Vector(good, learnt, setup(good, learnt), own_workers)
+    for _ in range(2):
+        found = last(fit(good, learnt, FedAvg(), 2, backend=backend, evaluation=quiet))
+        assert facts(found) == facts(last(fit(good, learnt, FedAvg(), 2, evaluation=quiet)))
+
+
+class Suicidal(FedAvg):
+    """Kills every process but one."""
+
+    parent: int = 0
+
+    def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        if os.getpid() != self.parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().client(task, shared, own, data)
+
+
+def test_a_worker_that_is_killed_at_work_ends_the_run_with_an_error(own_workers: Workers) -> None:
+    data, learnt = federation((20, 30, 40)), Task(Dense)
+    backend = Vector(data, learnt, setup(data, learnt), own_workers)
+    with pytest.raises(
+        TrainingError, match=r"Worker process [12] of 2 ended: signal 9 \(9 often means out of memory\)"
+    ):
+        last(fit(data, learnt, Suicidal(parent=os.getpid()), 1, backend=backend))
+
+
+def test_a_worker_that_is_killed_while_it_waits_ends_the_run_with_an_error(own_workers: Workers) -> None:
+    data, learnt = federation((20, 30, 40)), Task(Dense)
+    backend = Vector(data, learnt, setup(data, learnt), own_workers)
+    records = fit(data, learnt, FedAvg(), 3, backend=backend)
+    next(records)
+    os.kill(own_workers.processes[1].pid, signal.SIGKILL)
+    own_workers.processes[1].wait()
+    with pytest.raises(TrainingError, match="Worker process 2 of 2 ended: signal 9"):
+        list(records)
+
+
+class Moody(nn.Module):
+    """Refuses batches of five."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(FEATURES, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] == 5:
+            raise RuntimeError("five is right out")
+        return self.out(x)
+
+
+def test_an_error_inside_the_model_comes_back_from_the_worker_with_client_and_step(
+    vector: Callable[..., Vector],
+) -> None:
+    data, learnt = federation((8, 13, 8), split=ALL_TRAIN), Task(Moody)
+    message = r"^Round 1, client 'client-1', local training, step 2 of 2: RuntimeError: five is right out$"
+    for backend in (Serial(data, learnt), vector(data, learnt, workers=1)):
+        with pytest.raises(TrainingError, match=message):
+            last(fit(data, learnt, FedAvg(batch_size=8), 1, backend=backend))
+
+
+def test_an_error_of_clients_side_by_side_comes_back_with_the_advice_to_run_serially(
+    vector: Callable[..., Vector],
+) -> None:
+    data, learnt = federation((8, 13), split=ALL_TRAIN), Task(Moody)
+    with pytest.raises(TrainingError, match=r'(?s)five is right out.*run\.backend = "serial"'):
+        last(fit(data, learnt, FedAvg(batch_size=5), 1, backend=vector(data, learnt, group=2, workers=1)))
+
+
+def test_a_model_that_a_worker_cannot_import_is_named(own_workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    ghost = ModuleType("ghost")
+    exec("from tests.conftest import Dense\nclass Net(Dense): pass", vars(ghost))
+    monkeypatch.setitem(sys.modules, "ghost", ghost)
+    data, learnt = federation((20, 30)), Task(ghost.Net)
+    with pytest.raises(TrainingError, match="ghost"):
+        last(fit(data, learnt, FedAvg(), 1, backend=Vector(data, learnt, setup(data, learnt), own_workers)))
+
+
+class Picky(nn.Module):
+    """Refuses to be evaluated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(FEATURES, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            raise RuntimeError("not in the mood")
+        return self.out(x)
+
+
+def test_an_error_in_an_evaluation_comes_back_from_the_worker(vector: Callable[..., Vector]) -> None:
+    data, learnt = federation((8, 13)), Task(Picky)
+    with pytest.raises(TrainingError, match=r"(?s)RuntimeError: not in the mood"):
+        last(fit(data, learnt, FedAvg(), 1, backend=vector(data, learnt, workers=1)))
+
+
+def test_bad_input_comes_back_from_the_worker_as_bad_input(vector: Callable[..., Vector]) -> None:
+    data, learnt = federation((8, 1, 13), split=ALL_TRAIN), Task(Normed)
+    with pytest.raises(InputError, match="Client 'client-1' has one training example") as caught:
+        last(fit(data, learnt, FedAvg(), 1, backend=vector(data, learnt, workers=1)))
+    assert caught.value.exit_code == 2
+
+
+# the parts of the vector backend
+
+
+@given(st.lists(st.integers(1, 100), max_size=50), st.integers(1, 12))
+def test_work_is_cut_into_ranges_of_about_equal_cost(costs: list[int], pieces: int) -> None:
+    borders = cut(costs, pieces)
+    assert borders[0] == 0
+    assert borders[-1] == len(costs)
+    assert borders == sorted(set(borders))
+    assert len(borders) - 1 <= pieces
+    loads = [sum(costs[begin:end]) for begin, end in pairwise(borders)]
+    if loads:
+        assert max(loads) <= sum(costs) / pieces + 2 * max(costs)
+
+
+def test_a_federation_is_shared_without_a_change() -> None:
+    extra = federation((5,), seed=2)
+    data = federation((12, 30), server={"test": (extra.x, extra.y)}, scale=0.5, seed=0)
+    data = replace(data, x=data.x[:, ::2], seed=17)  # not contiguous
+    handle = share(data)
+    again = attach(handle)
+    assert torch.equal(again.x, data.x)
+    assert torch.equal(again.y, data.y)
+    assert again.offsets.tolist() == data.offsets.tolist()
+    assert torch.equal(again.server["test"][0], extra.x)
+    assert (again.scale, again.seed, again.classes, again.split) == (0.5, 17, data.classes, data.split)
+    assert [again.name(client) for client in range(3)] == ["client-0", "client-1", "everyone"]
+    assert torch.equal(again.indices(1, "train"), data.indices(1, "train"))
+
+
+def test_what_one_process_writes_by_mistake_stays_there() -> None:
+    data = federation((12,))
+    handle = share(data)
+    attach(handle).x.zero_()
+    assert torch.equal(attach(handle).x, data.x)
+
+
+def test_shared_memory_is_given_back() -> None:
+    handle = share(federation((12,)))
+    path = Path(handle.path)
+    assert path.exists()
+    del handle
+    assert not path.exists()
+
+
+def test_a_client_without_examples_can_be_shared() -> None:
+    empty = Federation(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), np.array([0, 0]))
+    assert attach(share(empty)).x.shape == (0, 3)
+
+
+def test_workers_end_when_they_are_closed(own_workers: Workers) -> None:
+    processes = list(own_workers.processes)
+    own_workers.close()
+    assert [process.poll() for process in processes] == [0, 0]
+    own_workers.close()
+
+
+# scripts
+
+SCRIPT = """
+import numpy as np
+import torch
+from torch import nn
+
+import fedloom as fl
+from fedloom import tree
+from fedloom.backends.serial import Serial
+from fedloom.backends.vector import Vector
+from fedloom.probe import probe
+
+draws = np.random.default_rng(0)
+x, y = torch.from_numpy(draws.normal(size=(120, 5))).float(), torch.from_numpy(draws.integers(0, 2, 120))
+x[:, 4] = 0.0
+federation = fl.Federation(x, y, np.array([0, 30, 50, 120]), classes=("no", "yes"))
+smoothing = 0.1
+
+
+class Net(nn.Module):
+    def __init__(self, tiny=0.5):
+        super().__init__()
+        self.first = nn.Linear(5, 8)
+        self.last = nn.Linear(8, 2)
+        with torch.no_grad():
+            self.first.weight[:, 4] = tiny
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x)))
+
+
+def loss(output, target):
+    return nn.functional.cross_entropy(output, target, label_smoothing=smoothing, reduction="none")
+
+
+class Pull(fl.FedAvg):
+    mu: float = 0.1
+
+    def correct(self, step, shared, own):
+        return tree.add(step.grad, tree.sub(step.params, step.start), scale=self.mu)
+
+
+for tiny in (0.5, 1e-39):
+    task = fl.Task(Net, loss=loss, args={"tiny": tiny})
+    setup = probe(federation, task).setup(group=1)
+    for backend in (Serial(federation, task), Vector(federation, task, setup, workers=2)):
+        for record in fl.fit(federation, task, Pull(batch_size=16, mu=0.3), 2, backend=backend):
+            pass
+        print(tree.sha256(record.state["model"]))
+        backend.close()
+"""
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What a script prints that has no guard and defines everything inline."""
+    folder = tmp_path_factory.mktemp("script")
+    (folder / "mine.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, "mine.py"], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_a_script_without_a_guard_runs_on_two_workers(printed: list[str]) -> None:
+    assert len(printed) == 4
+    assert printed[0] == printed[1]
+
+
+def test_numbers_too_small_for_normal_precision_are_treated_alike_by_all_backends(printed: list[str]) -> None:
+    assert printed[2] == printed[3]
