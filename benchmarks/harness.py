@@ -30,7 +30,7 @@ class System:
 
     def __init__(self, name: str, command: Sequence[str], log: Path, environment: dict[str, str] | None = None) -> None:
         self.name, self.log = name, log
-        self.pids: set[int] = set()
+        self.started: dict[int, str] = {}  # every process below it that was ever seen, and when it began
         self.began = time.perf_counter()
         self._buffer = b""
         with open(log, "wb") as errors:
@@ -80,13 +80,14 @@ class System:
         return Failed(f"{self.name} ended with code {self.process.poll()}: {' '.join(lines[-1:])} (log: {self.log})")
 
     def tree(self) -> set[int]:
-        """The process and all that it started."""
-        self.pids |= descendants(self.process.pid)
-        return self.pids
+        """The process and all that it started, as far as they live."""
+        for pid in descendants(self.process.pid):
+            self.started.setdefault(pid, _birth(pid))
+        return {pid for pid, birth in self.started.items() if birth and _birth(pid) == birth}
 
     def close(self) -> None:
         """Ask it to end, and end what is left of it: some simulators leave daemons behind."""
-        started = self.tree()
+        self.tree()
         if self.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self.process.stdin.close()
@@ -95,7 +96,7 @@ class System:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        for pid in started - {self.process.pid}:
+        for pid in self.tree() - {self.process.pid}:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         if self.process.stdout is not None:
@@ -119,6 +120,14 @@ def descendants(root: int) -> set[int]:
 def _stat(folder: Path) -> list[str]:
     """The fields of /proc/PID/stat behind the command's name, which may hold anything."""
     return (folder / "stat").read_text().rpartition(")")[2].split()
+
+
+def _birth(pid: int) -> str:
+    """When a process began: numbers are used again, so a number alone names nobody."""
+    try:
+        return _stat(Path(f"/proc/{pid}"))[19]
+    except (OSError, IndexError):
+        return ""
 
 
 def cpu_seconds(pids: set[int]) -> float:

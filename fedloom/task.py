@@ -17,6 +17,13 @@ from fedloom.errors import InputError
 from fedloom.metrics import Metric
 from fedloom.tree import Tree
 
+NORMALIZATION = (
+    nn.modules.batchnorm._NormBase,  # all batch and instance normalisation
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+)
+CACHED = ("module", "trainable", "transient", "normalization")  # what each process finds out for itself
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -78,6 +85,12 @@ class Task:
         kept = self.module.state_dict().keys()
         return {name: buffer for name, buffer in named.items() if name not in kept}
 
+    @cached_property
+    def normalization(self) -> tuple[str, ...]:
+        """Names of the leaves that belong to normalisation layers, found by the layers' type, however deep they are."""
+        inside = [path for path, part in self.module.named_modules() if isinstance(part, NORMALIZATION)]
+        return tuple(name for name in leaves(self.module) if name.rpartition(".")[0] in inside)
+
     @property
     def parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.module.parameters())
@@ -111,9 +124,7 @@ class Task:
 
     def __getstate__(self) -> dict[str, Any]:
         # worker processes rebuild the module: what it holds must not travel with the task
-        return {
-            name: value for name, value in self.__dict__.items() if name not in ("module", "trainable", "transient")
-        }
+        return {name: value for name, value in self.__dict__.items() if name not in CACHED}
 
 
 def leaves(module: nn.Module) -> Tree:

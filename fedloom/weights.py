@@ -1,9 +1,20 @@
-"""How much each client counts: pure functions that make a row of weights."""
+"""How much each client counts: pure functions that make rows of a mixing matrix, and graphs of who hears whom."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from fedloom import keys
+from fedloom.errors import InputError
+
+SMALLEST_LOSS = 1e-6  # stands in for a loss of exactly zero, whose inverse would be infinite
+SMALLEST_SCORE = 1e-12  # stands in for a score of zero: nothing beside any other, but equal weights if all are zero
+
+
+def by_size(kind: str, examples: Tensor) -> Tensor:
+    """`examples` or `uniform` weights, from the numbers of training examples."""
+    return by_examples(examples) if kind == "examples" else uniform(examples)
 
 
 def by_examples(examples: Tensor) -> Tensor:
@@ -14,3 +25,96 @@ def by_examples(examples: Tensor) -> Tensor:
 def uniform(examples: Tensor) -> Tensor:
     """Every client the same."""
     return torch.ones(len(examples), dtype=torch.float64)
+
+
+def by_score(scores: Tensor, higher_is_better: bool = True) -> Tensor:
+    """In proportion to a score, or to the inverse of one that should be low; equal if all are zero.
+
+    Each client can compute its own weight, so the server need not see the scores.
+
+    >>> by_score(torch.tensor([0.5, 1.0]))
+    tensor([0.5000, 1.0000], dtype=torch.float64)
+    """
+    scores = scores.to(torch.float64)
+    if not higher_is_better:
+        return 1 / torch.where(scores == 0, SMALLEST_LOSS, scores)
+    return scores.clamp(min=SMALLEST_SCORE)
+
+
+def within_one_std(scores: Tensor, higher_is_better: bool = True) -> Tensor:
+    """Equal weights for those not more than one (population) standard deviation worse than the mean, none for others.
+
+    >>> within_one_std(torch.tensor([0.9, 0.9, 0.9, 0.1]))
+    tensor([1., 1., 1., 0.], dtype=torch.float64)
+    """
+    scores = scores.to(torch.float64)
+    mean, spread = scores.mean(), scores.std(correction=0)
+    # equal scores have a spread of zero, and rounding must not exclude everybody
+    slack = 1e-12 * (1 + mean.abs())
+    chosen = scores >= mean - spread - slack if higher_is_better else scores <= mean + spread + slack
+    return chosen.to(torch.float64)
+
+
+def metropolis(graph: Tensor) -> Tensor:
+    """A doubly stochastic matrix for a symmetric graph: 1 / (1 + the larger degree) on edges, the rest stays at home."""
+    edges = graph.bool() & ~torch.eye(len(graph), dtype=torch.bool)
+    degree = edges.sum(1)
+    matrix = edges / (1.0 + torch.maximum(degree[:, None], degree[None, :])).to(torch.float64)
+    return matrix + torch.diag(1 - matrix.sum(1))
+
+
+def topology(name: str, clients: int, key: int, degree: int = 2, probability: float = 0.5) -> Tensor:
+    """Who hears whom: a symmetric boolean matrix; everybody hears itself.
+
+    >>> topology("ring", 4, key=0).int().tolist()
+    [[1, 1, 0, 1], [1, 1, 1, 0], [0, 1, 1, 1], [1, 0, 1, 1]]
+    """
+    number = torch.arange(clients)
+    graph = torch.eye(clients, dtype=torch.bool)
+    if name == "full":
+        return torch.ones_like(graph)
+    if name == "star":
+        graph[0, :] = graph[:, 0] = True
+        return graph
+    if name == "ring":
+        graph[number, (number + 1) % clients] = True
+        return graph | graph.t()
+    if name == "torus":
+        rows = max(side for side in range(1, int(clients**0.5) + 1) if clients % side == 0)
+        columns = clients // rows
+        right = number // columns * columns + (number % columns + 1) % columns
+        graph[number, right] = True
+        graph[number, (number + columns) % clients] = True
+        return graph | graph.t()
+    if name == "erdos_renyi":
+        drawn = torch.from_numpy(keys.hashes(key, clients * clients)).reshape(clients, clients) < probability * 2**32
+        upper = torch.triu(drawn, diagonal=1)
+        return graph | upper | upper.t()
+    return graph | _regular(clients, degree, key)
+
+
+def _regular(clients: int, degree: int, key: int) -> Tensor:
+    """A random graph in which everybody has `degree` neighbours: stubs are paired until no edge is doubled."""
+    if degree >= clients or clients * degree % 2:
+        raise InputError(
+            f"There is no graph in which {clients} clients have {degree} neighbours each: the degree must be less than "
+            "the number of clients, and one of the two even."
+        )
+    stubs = torch.arange(clients).repeat_interleave(degree)
+    for attempt in range(10_000):
+        order = torch.from_numpy(keys.permutation(keys.key(key, "regular", attempt), len(stubs)))
+        pairs = stubs[order].reshape(-1, 2)
+        graph = torch.zeros((clients, clients), dtype=torch.bool)
+        graph[pairs[:, 0], pairs[:, 1]] = True
+        graph = graph | graph.t()
+        if not graph.diagonal().any() and bool((graph.sum(1) == degree).all()):
+            return graph
+    # dense graphs are rarely drawn without a double edge: a ring with longer and longer chords has them all
+    graph = torch.zeros((clients, clients), dtype=torch.bool)
+    order = torch.from_numpy(keys.permutation(key, clients))
+    number = torch.arange(clients)
+    for reach in range(1, degree // 2 + 1):
+        graph[order[number], order[(number + reach) % clients]] = True
+    if degree % 2:
+        graph[order[number], order[(number + clients // 2) % clients]] = True
+    return graph | graph.t()

@@ -132,6 +132,22 @@ def test_measuring_does_not_change_what_is_learnt() -> None:
     assert found[1].clients == {}
 
 
+def test_the_validation_split_may_be_watched_after_every_local_epoch() -> None:
+    task, data = Task(Dense, dtype="float64"), federation(SIZES)
+    algorithm = LocalOnly(epochs=3, **LIGHT)
+    watched = last(fit(data, task, algorithm, 1, evaluation=Evaluation(epochs=True, splits=())))
+    plain = last(fit(data, task, algorithm, 1, evaluation=Evaluation(splits=())))
+    assert facts(watched)["own"] == facts(plain)["own"]
+    for report, other in zip(watched.reports, plain.reports, strict=True):
+        assert [epoch["loss"] for epoch in report.history] == [epoch["loss"] for epoch in other.history]
+        assert all(set(epoch) == {"loss"} for epoch in other.history)
+        rows = data.indices(report.client, "validation")
+        expected = by_hand(task, watched.own[report.client]["model"], data, rows)
+        seen = {name: report.history[-1][f"validation_{name}"] for name in ("loss", "accuracy")}
+        assert len(report.history) == 3
+        assert seen == pytest.approx(expected)
+
+
 def test_the_universal_test_is_every_clients_model_on_the_union_of_all_test_splits() -> None:
     task, data = Task(Dense, dtype="float64"), federation(SIZES)
     records = list(fit(data, task, LocalOnly(**LIGHT), 2, evaluation=Evaluation(universal=True)))

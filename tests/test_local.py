@@ -447,12 +447,6 @@ def test_the_history_has_the_mean_training_loss_of_every_epoch(group: int) -> No
     assert len(history[1]) == 3
 
 
-def test_the_history_may_include_the_validation_split() -> None:
-    task, data = Task(Dense), federation((20, 30))
-    history = fit(task, data, Training(epochs=2), history=True).history
-    assert [set(epoch) for epoch in history[0]] == [{"loss", "validation_loss", "validation_accuracy"}] * 2
-
-
 @pytest.mark.parametrize("model", [Noisy, lambda: Recurrent(layers=2, dropout=0.5)], ids=["rand_like", "lstm dropout"])
 def test_a_model_that_draws_by_itself_is_reproducible_and_leaves_the_generator_alone(model: Any) -> None:
     task, data = Task(model), federation((9, 20))

@@ -4,70 +4,46 @@ from __future__ import annotations
 
 from protocol import Line
 
-LINE: Line | None = None
-if __name__ == "__main__":  # Ray's workers load this file too, and their stdout is Ray's
-    LINE = Line()
+LINE = Line()
 
 import os  # noqa: E402
-import time  # noqa: E402
-from functools import lru_cache  # noqa: E402
+import sys  # noqa: E402
+from collections.abc import Iterable  # noqa: E402
 from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+here = str(Path(__file__).resolve().parent)
+os.environ["PYTHONPATH"] = os.pathsep.join(path for path in (here, os.environ.get("PYTHONPATH")) if path)
 
 import torch  # noqa: E402
 import torch_models  # noqa: E402
 import work as works  # noqa: E402
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict  # noqa: E402
-from flwr.clientapp import ClientApp  # noqa: E402
+from flower_client import client_app  # noqa: E402
+from flwr.app import ArrayRecord, Context, Message  # noqa: E402
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 from flwr.serverapp.strategy import FedAvg  # noqa: E402
 from flwr.simulation import run_simulation  # noqa: E402
-from torch import Tensor  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
 
 
-@lru_cache(maxsize=1)
-def examples(folder: str, partition: str, clients: int) -> tuple[Tensor, Tensor]:
-    """All clients' examples, read once in each actor."""
-    torch.set_num_threads(1)
-    x, y = works.deal(*works.mnist(Path(folder)), partition, clients)
-    return torch.from_numpy(x), torch.from_numpy(y)
+class Strict(FedAvg):
+    """FedAvg that ends the process when a client fails: by itself it would go on, and be fast."""
 
+    expected = 0
 
-def train(model: torch.nn.Module, x: Tensor, y: Tensor, work: works.Work, lr: float) -> None:
-    """Plain SGD in shuffled batches."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    for _ in range(work.epochs):
-        for rows in torch.randperm(len(y)).split(work.batch):
-            loss = F.cross_entropy(model(x[rows]), y[rows])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-
-def client_app(name: str, folder: str, partition: str, lr: float) -> ClientApp:
-    """The clients' half."""
-    app = ClientApp()
-    work = works.WORKS[name]
-
-    @app.train()
-    def fit(message: Message, context: Context) -> Message:
-        x, y = examples(folder, partition, work.clients)
-        number = int(context.node_config["partition-id"])
-        model = torch_models.build(name)
-        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        train(model, x[number], y[number], work, lr)
-        answer = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": len(y[number])})}
-        return Message(content=RecordDict(answer), reply_to=message)
-
-    return app
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        replies = list(replies)
+        wrong = [reply.error.reason for reply in replies if reply.has_error()]
+        if wrong or len(replies) != self.expected:
+            print(f"{len(replies)} of {self.expected} clients answered. {' '.join(wrong[:1])}", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(1)
+        return super().aggregate_train(server_round, replies)
 
 
 def main() -> None:
     """Load everything, say so, and run until the parent has had enough."""
-    parser = works.arguments(__doc__)
-    options = parser.parse_args()
+    options = works.arguments(__doc__).parse_args()
     if options.work == "lstm":
         raise SystemExit("the LSTM is not written for Flower")
     work = works.WORKS[options.work]
@@ -89,17 +65,17 @@ def main() -> None:
         if round:
             LINE.done(**found)
         if not LINE.wait():
-            time.sleep(0.1)
             os._exit(0)  # a simulation cannot be told to stop; the parent ends what Ray has started
 
     @server.main()
     def serve(grid: Grid, context: Context) -> None:
-        strategy = FedAvg(
+        strategy = Strict(
             fraction_train=work.cohort / work.clients,
             fraction_evaluate=0.0,
             min_train_nodes=work.cohort,
             min_available_nodes=work.clients,
         )
+        strategy.expected = work.cohort
         LINE.ready(parameters=sum(leaf.numel() for leaf in model.parameters()))
         strategy.start(
             grid=grid,

@@ -1,4 +1,4 @@
-"""FedAvg rounds in pfl-research, on order. One process as its documentation begins, or several with torch.distributed."""
+"""FedAvg rounds in pfl-research, on order: in one process, or in several with torch.distributed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,38 @@ import socket  # noqa: E402
 import subprocess  # noqa: E402
 import sys  # noqa: E402
 
+import work as works  # noqa: E402
+
+PARSER = works.arguments(__doc__)
+PARSER.add_argument("--threads", type=int, default=1, help="torch threads of each process")
+PARSER.add_argument("--processes", type=int, default=1)
+PARSER.add_argument("--plain-cell", action="store_true", help="the LSTM step by step instead of torch's kernel")
+OPTIONS = PARSER.parse_args()
+
+
+def follow(processes: int) -> list[subprocess.Popen[bytes]]:
+    """Start the other processes, with what torchrun would tell them."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
+    os.environ.update(common, TORCHELASTIC_RUN_ID="benchmark", RANK="0", LOCAL_RANK="0")
+    return [
+        subprocess.Popen(
+            [sys.executable, *sys.argv],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(1, processes)
+    ]
+
+
+# pfl joins its process group when it is imported: the others must be under way by then
+FOLLOWERS = follow(OPTIONS.processes) if OPTIONS.processes > 1 and "RANK" not in os.environ else []
+RANK = int(os.environ.get("RANK", 0))
+
 import torch  # noqa: E402
 import torch_models  # noqa: E402
-import work as works  # noqa: E402
 from pfl.aggregate.simulate import SimulatedBackend  # noqa: E402
 from pfl.algorithm.base import NNAlgorithmParams  # noqa: E402
 from pfl.algorithm.federated_averaging import FederatedAveraging  # noqa: E402
@@ -52,13 +81,10 @@ class Trainable(nn.Module):
 class OnOrder(TrainingProcessCallback):
     """Reports each round and sleeps until the next is wanted; further processes follow the first."""
 
-    def __init__(self, rank: int, processes: int) -> None:
-        self.rank, self.processes = rank, processes
-
     def wanted(self) -> bool:
         """Whether there is to be another round."""
-        go = torch.tensor(int(LINE.wait()) if self.rank == 0 else 0)
-        if self.processes > 1:
+        go = torch.tensor(int(LINE.wait()) if RANK == 0 else 0)
+        if OPTIONS.processes > 1:
             torch.distributed.broadcast(go, 0)
         return bool(go)
 
@@ -66,36 +92,33 @@ class OnOrder(TrainingProcessCallback):
         self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
         found = {str(name): value.overall_value for name, value in aggregate_metrics if str(name) == ACCURACY}
-        if self.rank == 0:
+        if RANK == 0:
             LINE.done(**({"accuracy": found[ACCURACY]} if found else {}))
         return not self.wanted(), Metrics()
 
 
 def main() -> None:
     """Load everything, say so, and run until the parent has had enough."""
-    parser = works.arguments(__doc__)
-    parser.add_argument("--threads", type=int, default=1, help="torch threads of each process")
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--plain-cell", action="store_true", help="the LSTM step by step instead of torch's kernel")
-    options = parser.parse_args()
-    rank = int(os.environ.get("RANK", 0))
-    followers = follow(options.processes) if rank == 0 and options.processes > 1 else []
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(options.seed)
-    work = works.WORKS[options.work]
-    users = load(options)
-    net = Trainable(torch_models.build(options.work, fused=not options.plain_cell))
+    torch.set_num_threads(OPTIONS.threads)
+    torch.manual_seed(OPTIONS.seed)
+    work = works.WORKS[OPTIONS.work]
+    users = load()
+    net = Trainable(torch_models.build(OPTIONS.work, fused=not OPTIONS.plain_cell))
     model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))
     sampler = MinimizeReuseUserSampler(list(range(work.clients)))
     federation = FederatedDataset(lambda user: Dataset(raw_data=users[user], user_id=str(user)), sampler)
-    order = OnOrder(rank, options.processes)
+    order = OnOrder()
     callbacks: list[TrainingProcessCallback] = []
     evaluation = NNEvalHyperParams(local_batch_size=1000)
-    if options.evaluate:
-        test = [torch.from_numpy(part) for part in works.mnist(works.mnist_folder(options.data), "t10k")]
+    if OPTIONS.evaluate:
+        test = [torch.from_numpy(part) for part in works.mnist(works.mnist_folder(OPTIONS.data), "t10k")]
         callbacks.append(CentralEvaluationCallback(Dataset(raw_data=test), evaluation))
-    if rank == 0:
-        LINE.ready(parameters=sum(leaf.numel() for leaf in net.parameters()), threads=options.threads)
+    if RANK == 0:
+        LINE.ready(
+            parameters=sum(leaf.numel() for leaf in net.parameters()),
+            threads=OPTIONS.threads,
+            processes=OPTIONS.processes,
+        )
     if order.wanted():
         FederatedAveraging().run(
             algorithm_params=NNAlgorithmParams(
@@ -108,43 +131,26 @@ def main() -> None:
             model=model,
             model_train_params=NNTrainHyperParams(
                 local_num_epochs=work.epochs,
-                local_learning_rate=options.lr or work.lr,
+                local_learning_rate=OPTIONS.lr or work.lr,
                 local_batch_size=work.batch,
             ),
             model_eval_params=evaluation,
             callbacks=[*callbacks, order],  # evaluation comes first, so that it is part of the round
             send_metrics_to_platform=False,
         )
-    for follower in followers:
+    for follower in FOLLOWERS:
         follower.wait()
 
 
-def load(options: object) -> list[list[Tensor]]:
+def load() -> list[list[Tensor]]:
     """Every user's examples and labels."""
-    if options.work == "lstm":
+    if OPTIONS.work == "lstm":
         pairs = works.sequences()
     else:
-        images = works.mnist(works.mnist_folder(options.data))
-        clients = works.WORKS[options.work].clients
-        pairs = zip(*works.deal(*images, options.partition, clients), strict=True)
+        images = works.mnist(works.mnist_folder(OPTIONS.data))
+        clients = works.WORKS[OPTIONS.work].clients
+        pairs = zip(*works.deal(*images, OPTIONS.partition, clients), strict=True)
     return [[torch.from_numpy(x), torch.from_numpy(y)] for x, y in pairs]
-
-
-def follow(processes: int) -> list[subprocess.Popen[bytes]]:
-    """Start the other processes, with what torchrun would tell them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
-    os.environ.update(common, TORCHELASTIC_RUN_ID="benchmark", RANK="0", LOCAL_RANK="0")
-    return [
-        subprocess.Popen(
-            [sys.executable, *sys.argv],
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(1, processes)
-    ]
 
 
 if __name__ == "__main__":

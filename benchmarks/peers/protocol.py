@@ -1,7 +1,7 @@
 """How a benchmarked process talks to the one that measures: lines on stdin and stdout, standard library only.
 
-The parent writes `go N`; the process computes N rounds and answers with one JSON object per round. Between two orders it
-sleeps in a read, so that whoever is measured meanwhile has the machine to himself.
+The parent writes `go N`; the process computes N rounds and answers with one JSON object per round. Between two orders
+it sleeps in a read, so that whoever is measured meanwhile has the machine to himself.
 """
 
 from __future__ import annotations

@@ -1,22 +1,30 @@
-"""Federated averaging."""
+"""Federated averaging, with all the ways to weigh clients that the server can compute."""
 
 from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+import torch
+from pydantic import field_serializer, field_validator
 from torch import Tensor
 
-from fedloom import weights
+from fedloom import evaluation, rules, weights
 from fedloom.algorithm import Algorithm, Update
 from fedloom.clients import Clients
-from fedloom.cohort import Cohort
-from fedloom.local import Groups
+from fedloom.cohort import Answers, Cohort
+from fedloom.errors import InputError
+from fedloom.local import Groups, Trained
+from fedloom.robust import AnyRule, robust
 from fedloom.task import Task
-from fedloom.tree import expand
+from fedloom.tree import Tree, expand, row, select, sub
 
 
 class FedAvg(Algorithm):
-    """Clients train on their own data, the server averages their weights: w ← Σ n_k w_k / Σ n_k.
+    """Clients train on their own data, the server averages their weights: w ← Σ p_k w_k.
+
+    p_k is in proportion to the number of examples, equal, in proportion to each client's own evaluation on its
+    validation split (`score`; a loss counts by its inverse), or equal for clients that are at most one standard
+    deviation worse than the mean (`within_std`).
 
     >>> FedAvg(lr=0.1, epochs=5, batch_size=10).train.epochs
     5.0
@@ -24,16 +32,84 @@ class FedAvg(Algorithm):
 
     reference: ClassVar[str] = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017"
 
-    weights: Literal["examples", "uniform"] = "examples"
+    weights: Literal["examples", "uniform", "score", "within_std"] = "examples"
+    metric: str = "accuracy"  # what scores are made of
+    scores: Literal["post", "pre"] = "post"  # after or before local training
+    share: Literal["weights", "deltas"] = "weights"  # what clients send
+    rule: AnyRule | None = None  # a robust rule instead of the mean
+
+    @field_validator("rule", mode="before")
+    @classmethod
+    def _named_rule(cls, value: object) -> object:
+        return robust(value)
+
+    @field_serializer("rule")
+    def _rule_table(self, rule: AnyRule | None) -> object:
+        return None if rule is None else {"name": rule.name, **rule.model_dump()}
+
+    @property
+    def needs_answers(self) -> bool:
+        """Whether the server must see each client's answer instead of their sum."""
+        return self.weights == "within_std" or self.rule is not None
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
-        mean = cohort.reduce(self.client, state)
-        return {**state, "model": mean["model"]}
+        return {**state, "model": self.average(state["model"], cohort, state)}
+
+    def average(self, model: Tree, cohort: Cohort, shared: Groups) -> Tree:
+        """Local training of the cohort, and the new weights."""
+        if self.needs_answers:
+            mean = self.combine(model, cohort.map(self.client, shared), cohort.task)
+        else:
+            mean = cohort.reduce(self.client, shared)["model"]
+        return _moved(model, mean) if self.share == "deltas" else mean
+
+    def combine(self, model: Tree, answers: Answers, task: Task) -> Tree:
+        """What to make of each client's answer: a robust rule on the changes, or a mean over those chosen."""
+        stacked, weigh = answers["model"], answers.weights["model"]
+        if self.weights == "within_std":
+            weigh = weights.within_one_std(answers.public["score"], self._higher_is_better(task))
+        if self.rule is None:
+            return rules.mean(stacked, weigh)
+        if self.share == "deltas":
+            return self.rule(stacked, weigh)
+        return _moved(model, self.rule(sub(stacked, model), weigh))
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         trained = self.fit(task, expand(shared["model"], len(data)), shared, own, data)
-        return Update({"model": trained.model}, self.weigh(data), trained=trained), trained.own
+        return self.answer(task, shared, own, trained, data), trained.own
 
-    def weigh(self, data: Clients) -> Tensor:
-        """How much each client counts."""
-        return weights.by_examples(data.examples) if self.weights == "examples" else weights.uniform(data.examples)
+    def answer(self, task: Task, shared: Groups, own: Groups, trained: Trained, data: Clients) -> Update:
+        """What clients send after training: the shared leaves or what changed in them, and how much they count."""
+        public = {}
+        if self.weights in ("score", "within_std"):
+            public["score"] = self._scores(task, shared, own, trained, data)
+        if self.weights == "score":
+            weigh = weights.by_score(public["score"], self._higher_is_better(task))
+        else:
+            weigh = weights.by_size(self.weights, data.examples)
+        sent = select(trained.model, shared["model"])
+        if self.share == "deltas":
+            sent = sub(sent, shared["model"])
+        return Update({"model": sent}, weigh, public, trained)
+
+    def _scores(self, task: Task, shared: Groups, own: Groups, trained: Trained, data: Clients) -> Tensor:
+        """Each client's own evaluation on its validation split."""
+        found = []
+        for position in range(len(data)):
+            kept = {group: row(stacked, position) for group, stacked in own.items()}
+            judged = row(trained.model, position) if self.scores == "post" else self.model(task, shared, kept)
+            values = evaluation.evaluate(task, judged, data, position, "validation").values(task)
+            if self.metric not in values:
+                known = ", ".join(["loss", *(metric.name for metric in task.measures)])
+                why = f"the task measures {known}" if values else "there are no validation examples"
+                raise InputError(f"Client '{data.name(position)}' has no {self.metric} to be weighted by: {why}.")
+            found.append(values[self.metric])
+        return torch.tensor(found, dtype=torch.float64)
+
+    def _higher_is_better(self, task: Task) -> bool:
+        return self.metric != "loss" and all(m.higher_is_better for m in task.measures if m.name == self.metric)
+
+
+def _moved(model: Tree, change: Tree) -> Tree:
+    """The model after a change; counters are moved by whole numbers."""
+    return {name: (leaf + change[name]).to(leaf.dtype) for name, leaf in model.items()}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from fedloom import local
-from fedloom.algorithm import Update
-from fedloom.algorithms.fedavg import FedAvg
+from fedloom import local, weights
+from fedloom.algorithm import Algorithm, Update
 from fedloom.clients import Clients
 from fedloom.cohort import Cohort
 from fedloom.errors import InputError
@@ -17,7 +16,7 @@ from fedloom.task import Task
 from fedloom.tree import add, expand, select
 
 
-class FedSGD(FedAvg):
+class FedSGD(Algorithm):
     """Clients send the gradient over all their examples, the server takes the step: w ← w − lr · Σ n_k g_k / Σ n_k.
 
     Equal to FedAvg with one epoch of one full batch, and the baseline that FedAvg is measured against: of the training
@@ -25,6 +24,8 @@ class FedSGD(FedAvg):
     """
 
     reference: ClassVar[str] = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017"
+
+    weights: Literal["examples", "uniform"] = "examples"
 
     @model_validator(mode="after")
     def _plain_steps(self) -> FedSGD:
@@ -43,4 +44,6 @@ class FedSGD(FedAvg):
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         full = local.full_gradient(task, data, expand(shared["model"], len(data)))
-        return Update({"gradient": full.gradient, "buffers": full.buffers}, self.weigh(data)), own
+        return Update(
+            {"gradient": full.gradient, "buffers": full.buffers}, weights.by_size(self.weights, data.examples)
+        ), own

@@ -1,0 +1,47 @@
+"""Ditto."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fedloom import local
+from fedloom.algorithm import Update
+from fedloom.algorithms.fedavg import FedAvg
+from fedloom.clients import Clients
+from fedloom.local import Groups, Step
+from fedloom.record import NonNegative
+from fedloom.task import Task
+from fedloom.tree import Tree, add, select, sub
+
+
+class Ditto(FedAvg):
+    """A global model by FedAvg, and beside it a model of its own for each client, pulled towards the global one.
+
+    The client's own model is trained with g + lam (v − w). For fairness and robustness through personalisation.
+    """
+
+    reference: ClassVar[str] = "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021"
+
+    lam: NonNegative = 0.1
+
+    def init_own(self, task: Task, model: Tree) -> Groups:
+        kept = super().init_own(task, model)
+        beside = {f"personal_{group}": tree for group, tree in kept.items()}  # an optimiser of its own, if it is kept
+        return {**kept, **beside, "personal": model}
+
+    def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        update, kept = super().client(task, shared, own, data)
+        optimizer = {"optimizer": own["personal_optimizer"]} if "personal_optimizer" in own else {}
+        personal = local.train(
+            task, data, own["personal"], self.train, correct=self.towards_global, shared=shared, own=optimizer
+        )
+        beside = {f"personal_{group}": tree for group, tree in personal.own.items()}
+        update = Update(update.groups, update.weight, update.public, personal)
+        return update, {**kept, **beside, "personal": personal.model}
+
+    def towards_global(self, step: Step, shared: Groups, own: Groups) -> Tree:
+        """The gradient of the client's own model."""
+        return add(step.grad, sub(step.params, select(shared["model"], step.params)), scale=self.lam)
+
+    def model(self, task: Task, shared: Groups, own: Groups) -> Tree:
+        return own["personal"] if own else shared["model"]

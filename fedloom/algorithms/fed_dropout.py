@@ -1,0 +1,78 @@
+"""Federated dropout."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from annotated_types import Ge, Lt
+from pydantic import Strict
+from torch import Tensor, nn
+
+from fedloom import keys, weights
+from fedloom.algorithm import Algorithm, Update
+from fedloom.clients import Clients
+from fedloom.cohort import Cohort
+from fedloom.local import Groups, Step
+from fedloom.task import Task
+from fedloom.tree import Tree, expand, map_leaves, stack
+
+
+class FederatedDropout(Algorithm):
+    """Each client trains a smaller model: a random share of the hidden units is left out, and not sent.
+
+    Every weight is averaged over the clients that had it. Units of linear and convolutional layers are left out by
+    leaving out what leads into them, so activations must map zero to zero, as ReLU does. For devices that are weak.
+    """
+
+    reference: ClassVar[str] = (
+        "Caldas et al., Expanding the Reach of Federated Learning by Reducing Client Resources, 2018"
+    )
+
+    weights: Literal["examples", "uniform"] = "examples"
+    rate: Annotated[float, Strict(), Ge(0), Lt(1)] = 0.25
+
+    def round(self, state: Groups, cohort: Cohort) -> Groups:
+        found = cohort.reduce(self.client, state)
+        had = found["had"]
+
+        def leaf(old: Tensor, mean: Tensor, share: Tensor) -> Tensor:
+            return torch.where(share > 0, mean / share.clamp(min=1e-12), old).to(old.dtype)
+
+        return {"model": {**found["buffers"], **map_leaves(leaf, _only(state["model"], had), found["model"], had)}}
+
+    def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        masks = stack([self.masks(task, shared["model"], data.key(p, "sub-model")) for p in range(len(data))])
+        start = expand(shared["model"], len(data))
+        start = {**start, **map_leaves(torch.mul, _only(start, masks), masks)}
+        trained = self.fit(task, start, shared, {**own, "mask": masks}, data)
+        buffers = {name: leaf for name, leaf in trained.model.items() if name not in masks}
+        groups = {"model": _only(trained.model, masks), "had": masks, "buffers": buffers}
+        kept = {group: tree for group, tree in trained.own.items() if group != "mask"}
+        return Update(groups, weights.by_size(self.weights, data.examples), trained=trained), kept
+
+    def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
+        return map_leaves(torch.mul, step.grad, own["mask"])
+
+    def masks(self, task: Task, model: Tree, key: int) -> Tree:
+        """Ones for the weights of one client's sub-model, zeros for the others."""
+        masks = {name: torch.ones_like(model[name]) for name in task.trainable}
+        layers = [
+            path for path, part in task.module.named_modules() if isinstance(part, (nn.Linear, nn.modules.conv._ConvNd))
+        ]
+        for path in layers[:-1]:
+            weight, bias = f"{path}.weight" if path else "weight", f"{path}.bias" if path else "bias"
+            if weight not in masks:
+                continue
+            units = len(model[weight])
+            order = keys.permutation(keys.key(key, path), units)
+            left_out = torch.from_numpy(order[: int(self.rate * units)])
+            for name in (weight, bias):
+                if name in masks:
+                    masks[name][left_out] = 0
+        return masks
+
+
+def _only(model: Tree, names: Tree) -> Tree:
+    """The leaves that `names` has, in its order."""
+    return {name: model[name] for name in names}

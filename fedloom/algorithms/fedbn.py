@@ -1,0 +1,38 @@
+"""FedBN."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fedloom.algorithm import Update
+from fedloom.algorithms.fedavg import FedAvg
+from fedloom.clients import Clients
+from fedloom.cohort import Cohort
+from fedloom.local import Groups
+from fedloom.task import Task
+from fedloom.tree import Tree, expand, select
+
+
+class FedBN(FedAvg):
+    """FedAvg whose normalisation layers stay with each client: everything else is averaged.
+
+    For clients whose features are distributed differently. Layers are found by their type, however deep they are.
+    """
+
+    reference: ClassVar[str] = "Li et al., FedBN: Federated Learning on Non-IID Features, ICLR 2021"
+
+    def init_own(self, task: Task, model: Tree) -> Groups:
+        return {**super().init_own(task, model), "norm": select(model, task.normalization)}
+
+    def average(self, model: Tree, cohort: Cohort, shared: Groups) -> Tree:
+        sent = {name: leaf for name, leaf in model.items() if name not in cohort.task.normalization}
+        return {**model, **super().average(sent, cohort, {**shared, "model": sent})}
+
+    def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        start = {**expand(shared["model"], len(data)), **own["norm"]}
+        trained = self.fit(task, start, shared, own, data)
+        update = self.answer(task, shared, own, trained, data)
+        return update, {**trained.own, "norm": select(trained.model, task.normalization)}
+
+    def model(self, task: Task, shared: Groups, own: Groups) -> Tree:
+        return {**shared["model"], **own["norm"]} if own else shared["model"]

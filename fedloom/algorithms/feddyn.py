@@ -1,0 +1,50 @@
+"""FedDyn."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from fedloom.algorithm import Algorithm, Update
+from fedloom.clients import Clients
+from fedloom.cohort import Cohort
+from fedloom.local import Groups, Step
+from fedloom.record import Positive
+from fedloom.task import Task
+from fedloom.tree import Tree, add, expand, select, sub, zeros_like
+
+
+class FedDyn(Algorithm):
+    """Each client's loss is bent so that the clients' optima agree: g − g_k + α (w − w_global).
+
+    g_k ← g_k − α (w_k − w), h ← h − α (1/K) Σ (w_k − w), w ← (1/m) Σ w_k − h / α. For many local steps on data that
+    differ.
+    """
+
+    reference: ClassVar[str] = "Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021"
+
+    alpha: Positive = 0.1
+
+    def init(self, task: Task, model: Tree) -> Groups:
+        return {"model": model, "bend": zeros_like(select(model, task.trainable))}
+
+    def init_own(self, task: Task, model: Tree) -> Groups:
+        return {**super().init_own(task, model), "gradient": zeros_like(select(model, task.trainable))}
+
+    def round(self, state: Groups, cohort: Cohort) -> Groups:
+        mean = cohort.reduce(self.client, {"model": state["model"]})["model"]
+        before = select(state["model"], state["bend"])
+        trained = select(mean, before)
+        share = len(cohort) / cohort.population
+        bend = add(state["bend"], sub(trained, before), scale=-self.alpha * share)
+        return {"model": {**mean, **add(trained, bend, scale=-1 / self.alpha)}, "bend": bend}
+
+    def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        trained = self.fit(task, expand(shared["model"], len(data)), shared, own, data)
+        change = sub(select(trained.model, task.trainable), select(shared["model"], task.trainable))
+        update = Update({"model": trained.model}, torch.ones(len(data)), trained=trained)
+        return update, {**trained.own, "gradient": add(own["gradient"], change, scale=-self.alpha)}
+
+    def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
+        return add(sub(step.grad, own["gradient"]), sub(step.params, step.start), scale=self.alpha)

@@ -1,0 +1,52 @@
+"""FedNova."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import model_validator
+
+from fedloom import weights
+from fedloom.algorithm import Algorithm, Update
+from fedloom.clients import Clients
+from fedloom.cohort import Cohort
+from fedloom.errors import InputError
+from fedloom.local import Groups
+from fedloom.task import Task
+from fedloom.tree import add, expand, scale, select, sub
+
+
+class FedNova(Algorithm):
+    """Averages what clients changed per step, so that those who took more steps do not count for more.
+
+    w ← w − (Σ p_k a_k) Σ p_k (w − w_k) / a_k, with a_k the effective number of local steps. For clients with different
+    amounts of data or work.
+    """
+
+    reference: ClassVar[str] = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"
+
+    weights: Literal["examples", "uniform"] = "examples"
+
+    @model_validator(mode="after")
+    def _counts_steps(self) -> FedNova:
+        if self.train.optimizer != "sgd":
+            raise InputError(
+                f'FedNova counts steps of optimizer = "sgd", with or without momentum, not "{self.train.optimizer}".'
+            )
+        return self
+
+    def round(self, state: Groups, cohort: Cohort) -> Groups:
+        mean = cohort.reduce(self.client, state)
+        before = select(state["model"], mean["direction"])
+        moved = add(before, mean["direction"], scale=mean["steps"]["effective"])
+        return {"model": {**state["model"], **mean["buffers"], **moved}}
+
+    def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        trained = self.fit(task, expand(shared["model"], len(data)), shared, own, data)
+        steps, momentum = trained.steps.to(torch.float64), self.train.momentum
+        effective = (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+        change = sub(select(trained.model, task.trainable), select(shared["model"], task.trainable))
+        buffers = {name: leaf for name, leaf in trained.model.items() if name not in task.trainable}
+        groups = {"direction": scale(change, 1 / effective), "steps": {"effective": effective}, "buffers": buffers}
+        return Update(groups, weights.by_size(self.weights, data.examples), trained=trained), trained.own

@@ -1,0 +1,105 @@
+"""Adaptive optimisers on the server: FedAvgM, FedAdagrad, FedAdam, FedYogi."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+
+from fedloom.algorithms.fedavg import FedAvg
+from fedloom.cohort import Cohort
+from fedloom.local import Groups
+from fedloom.record import Decay, Positive
+from fedloom.task import Task
+from fedloom.tree import Tree, add, map_leaves, select, sub, zeros_like
+
+
+class FedAvgM(FedAvg):
+    """FedAvg with momentum on the server: v ← β v + Δ, w ← w + η v, with Δ the clients' mean change.
+
+    For rounds whose clients disagree: the momentum remembers the others.
+    """
+
+    reference: ClassVar[str] = "Hsu et al., Measuring the Effects of Non-Identical Data Distribution, 2019"
+
+    server_lr: Positive = 1.0
+    server_momentum: Decay = 0.9
+
+    def init(self, task: Task, model: Tree) -> Groups:
+        return {"model": model, "velocity": zeros_like(select(model, task.trainable))}
+
+    def round(self, state: Groups, cohort: Cohort) -> Groups:
+        mean = self.average(state["model"], cohort, {"model": state["model"]})
+        before = select(state["model"], state["velocity"])
+        velocity = add(sub(select(mean, before), before), state["velocity"], scale=self.server_momentum)
+        return {"model": {**mean, **add(before, velocity, scale=self.server_lr)}, "velocity": velocity}
+
+
+class FedAdagrad(FedAvg):
+    """An adaptive step on the server: m ← β1 m + (1 − β1) Δ, v ← v + Δ², w ← w + η m / (√v + τ).
+
+    For sparse updates; Δ is the clients' mean change.
+    """
+
+    reference: ClassVar[str] = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
+
+    weights: Literal["examples", "uniform", "score", "within_std"] = "uniform"
+    server_lr: Positive = 0.01
+    beta1: Decay = 0.9
+    tau: Positive = 1e-9
+
+    def init(self, task: Task, model: Tree) -> Groups:
+        nothing = zeros_like(select(model, task.trainable))
+        return {"model": model, "first": nothing, "second": nothing}
+
+    def round(self, state: Groups, cohort: Cohort) -> Groups:
+        mean = self.average(state["model"], cohort, {"model": state["model"]})
+        before = select(state["model"], state["first"])
+        change = sub(select(mean, before), before)
+        first = map_leaves(lambda m, d: self.beta1 * m + (1 - self.beta1) * d, state["first"], change)
+        second = self.accumulate(state["second"], change)
+        rate = self.rate(cohort.round)
+        after = map_leaves(lambda w, m, v: w + rate * m / (v.sqrt() + self.tau), before, first, second)
+        return {"model": {**mean, **after}, "first": first, "second": second}
+
+    def accumulate(self, second: Tree, change: Tree) -> Tree:
+        """The running sum of squares."""
+        return map_leaves(lambda v, d: v + d.square(), second, change)
+
+    def rate(self, round: int) -> float:
+        """The server's learning rate in a round."""
+        return self.server_lr
+
+
+class FedAdam(FedAdagrad):
+    """An adaptive step on the server that forgets: v ← β2 v + (1 − β2) Δ², otherwise as FedAdagrad.
+
+    For tasks where plain averaging is slow; `bias_correction` as in Flower.
+    """
+
+    beta2: Decay = 0.99
+    bias_correction: bool = False
+
+    def accumulate(self, second: Tree, change: Tree) -> Tree:
+        return map_leaves(lambda v, d: self.beta2 * v + (1 - self.beta2) * d.square(), second, change)
+
+    def rate(self, round: int) -> float:
+        if not self.bias_correction:
+            return self.server_lr
+        return float(self.server_lr * (1 - self.beta2**round) ** 0.5 / (1 - self.beta1**round))
+
+
+class FedYogi(FedAdagrad):
+    """An adaptive step on the server that forgets slowly: v ← v − (1 − β2) Δ² sign(v − Δ²), otherwise as FedAdagrad.
+
+    For tasks where FedAdam's steps vary too much.
+    """
+
+    beta2: Decay = 0.99
+
+    def accumulate(self, second: Tree, change: Tree) -> Tree:
+        def leaf(v: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+            square = d.square()
+            return v - (1 - self.beta2) * square * torch.sign(v - square)
+
+        return map_leaves(leaf, second, change)

@@ -1,0 +1,24 @@
+"""FedProx."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fedloom.algorithms.fedavg import FedAvg
+from fedloom.local import Groups, Step
+from fedloom.record import NonNegative
+from fedloom.tree import Tree, add, sub
+
+
+class FedProx(FedAvg):
+    """FedAvg with a pull towards the global model: adds mu/2 · ‖w − w_global‖² to each client's loss.
+
+    For clients whose data or amount of work differ much.
+    """
+
+    reference: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
+
+    mu: NonNegative = 0.01
+
+    def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
+        return add(step.grad, sub(step.params, step.start), scale=self.mu)

@@ -1,0 +1,114 @@
+"""FSVRG, and SVRG on pooled data as its reference."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import model_validator
+from torch import Tensor, nn
+
+from fedloom import local, weights
+from fedloom.algorithm import Algorithm, Update
+from fedloom.clients import Clients
+from fedloom.cohort import Cohort
+from fedloom.errors import InputError
+from fedloom.evaluation import batch
+from fedloom.local import Groups, Step
+from fedloom.task import Task
+from fedloom.tree import Tree, add, expand, map_leaves, scale, select, sub
+
+
+class FSVRG(Algorithm):
+    """Variance-reduced steps that account for features which only some clients have.
+
+    With ∇f(w) gathered first, each client walks one random permutation of its examples with step h / n_k:
+    w_k ← w_k − h_k (S_k [∇f_i(w_k) − ∇f_i(w)] + ∇f(w)); then w ← w + A Σ (n_k/n) (w_k − w). S_k = φ_j / φ_kj and
+    A = K / ω_j for a single linear layer, both 1 for other models. For sparse, unbalanced problems. `lr` is h.
+    """
+
+    reference: ClassVar[str] = "Konečný et al., Federated Optimization for On-Device Intelligence, 2016"
+
+    scaling: Literal["auto", "identity"] = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_example_a_step(cls, values: Any) -> Any:
+        # what the method itself fixes is not for the [train] table to say
+        train = values.get("train", {}) if isinstance(values, dict) else {}
+        given = train.model_dump(exclude_unset=True) if isinstance(train, local.Training) else dict(train)
+        return {**values, "train": {**given, "batch_size": 1, "epochs": 1.0}} if isinstance(values, dict) else values
+
+    @model_validator(mode="after")
+    def _plain_steps(self) -> FSVRG:
+        if self.train.optimizer != "sgd" or self.train.momentum:
+            raise InputError('FSVRG takes plain steps: use optimizer = "sgd" without momentum.')
+        return self
+
+    def round(self, state: Groups, cohort: Cohort) -> Groups:
+        mean = cohort.reduce(self.gradient, state)
+        shared = {**state, "gradient": mean["gradient"]}
+        scaled = self.scaling == "auto" and is_linear(cohort.task)
+        if scaled:
+            counts = cohort.reduce(self.features, state)
+            shared["frequency"] = {"phi": counts["frequency"]["phi"]}
+        moved = cohort.reduce(self.client, shared)
+        change = moved["change"]
+        if scaled:
+            present = counts["present"]["share"]  # ω_j / K
+            factor = torch.where(present > 0, 1 / present, 1.0)
+            change = map_leaves(lambda leaf: leaf * factor.to(leaf.dtype) if leaf.dim() == 2 else leaf, change)
+        before = select(state["model"], change)
+        return {"model": {**state["model"], **moved["buffers"], **add(before, change)}}
+
+    def gradient(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        """Every client's full gradient, weighted by its examples."""
+        full = local.full_gradient(task, data, expand(shared["model"], len(data)))
+        return Update({"gradient": full.gradient}, weights.by_examples(data.examples)), own
+
+    def features(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        """How often each feature is not zero, and who has it at all."""
+        phi = torch.stack([frequency(task, data, position) for position in range(len(data))])
+        groups = {"frequency": {"phi": phi}, "present": {"share": (phi > 0).to(phi.dtype)}}
+        each = {"frequency": weights.by_examples(data.examples), "present": weights.uniform(data.examples)}
+        return Update(groups, each), own
+
+    def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        pace = {"size": {"examples": data.examples.to(task.torch_dtype)}}
+        if "frequency" in shared:
+            mine = torch.stack([frequency(task, data, position) for position in range(len(data))])
+            ratio = torch.where(mine > 0, shared["frequency"]["phi"] / mine, 1.0)
+            pace["scaling"] = {"features": ratio.to(task.torch_dtype)}
+        trained = self.fit(task, expand(shared["model"], len(data)), shared, {**own, **pace}, data)
+        change = sub(select(trained.model, task.trainable), select(shared["model"], task.trainable))
+        buffers = {name: leaf for name, leaf in trained.model.items() if name not in task.trainable}
+        update = Update({"change": change, "buffers": buffers}, weights.by_examples(data.examples), trained=trained)
+        return update, {group: tree for group, tree in trained.own.items() if group not in pace}
+
+    def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
+        difference = sub(step.grad, step.grad_at(step.start))
+        if "scaling" in own:
+            factor = own["scaling"]["features"]
+            difference = {n: leaf * factor if leaf.dim() == 2 else leaf for n, leaf in difference.items()}
+        return scale(add(difference, shared["gradient"]), 1 / own["size"]["examples"])
+
+
+class SVRG(FSVRG):
+    """The same on pooled data, where nothing needs to be scaled: what FSVRG is measured against."""
+
+    reference: ClassVar[str] = "Johnson & Zhang, Accelerating SGD Using Predictive Variance Reduction, NIPS 2013"
+    pooled: ClassVar[bool] = True
+
+    scaling: Literal["identity"] = "identity"
+
+
+def is_linear(task: Task) -> bool:
+    """Whether the model is a single linear layer on flat features."""
+    parts = [part for part in task.module.modules() if next(part.parameters(recurse=False), None) is not None]
+    return len(parts) == 1 and isinstance(parts[0], nn.Linear)
+
+
+def frequency(task: Task, data: Clients, position: int) -> Tensor:
+    """The share of one client's training examples in which each feature is not zero."""
+    x, _ = batch(data, data.rows(position, "train"), task)
+    return (x.flatten(1) != 0).to(torch.float64).mean(0)

@@ -1,0 +1,64 @@
+"""IFCA."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+
+from fedloom import evaluation, weights
+from fedloom.algorithm import Algorithm, Update
+from fedloom.clients import Clients
+from fedloom.cohort import Cohort
+from fedloom.local import Groups
+from fedloom.record import Count
+from fedloom.task import Task
+from fedloom.tree import Tree, concat
+
+
+class IFCA(Algorithm):
+    """Several global models; each client takes the one that fits its training data best, and trains it.
+
+    Each model is the average of the clients that chose it; one that nobody chose stays. For populations that fall into
+    groups.
+    """
+
+    reference: ClassVar[str] = "Ghosh et al., An Efficient Framework for Clustered Federated Learning, NeurIPS 2020"
+
+    weights: Literal["examples", "uniform"] = "examples"
+    clusters: Count = 2
+
+    def init(self, task: Task, model: Tree) -> Groups:
+        others = (replace(task, seed=task.seed + number).initial() for number in range(1, self.clusters))
+        return {"model0": model, **{f"model{number}": tree for number, tree in enumerate(others, 1)}}
+
+    def init_own(self, task: Task, model: Tree) -> Groups:
+        return {**super().init_own(task, model), "cluster": {"number": torch.zeros((), dtype=torch.int64)}}
+
+    def round(self, state: Groups, cohort: Cohort) -> Groups:
+        mean = cohort.reduce(self.client, state)
+        return {name: mean[name] if mean.weights[name] > 0 else tree for name, tree in state.items()}
+
+    def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        names = list(shared)
+        losses = [
+            [evaluation.evaluate(task, shared[name], data, position, "train").values(task)["loss"] for name in names]
+            for position in range(len(data))
+        ]
+        chosen = torch.tensor(losses, dtype=torch.float64).argmin(1)
+        start = concat([{n: leaf[None] for n, leaf in shared[names[int(choice)]].items()} for choice in chosen])
+        trained = self.fit(task, start, shared, own, data)
+        weigh = weights.by_size(self.weights, data.examples)
+        update = Update(
+            dict.fromkeys(names, trained.model),
+            {name: torch.where(chosen == number, weigh, 0.0) for number, name in enumerate(names)},
+            trained=trained,
+        )
+        return update, {**trained.own, "cluster": {"number": chosen}}
+
+    def model(self, task: Task, shared: Groups, own: Groups) -> Tree:
+        return shared[f"model{int(own['cluster']['number'])}"] if own else shared["model0"]
+
+    def server_model(self, task: Task, state: Groups) -> Tree | None:
+        return state["model0"] if self.clusters == 1 else None

@@ -1,0 +1,95 @@
+"""Peer-to-peer learning: no server, every client makes its own average."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedloom import evaluation, rules, weights
+from fedloom.algorithm import Algorithm, Update
+from fedloom.clients import Clients
+from fedloom.cohort import Cohort
+from fedloom.errors import InputError
+from fedloom.keys import key
+from fedloom.local import Groups
+from fedloom.record import Count, Share
+from fedloom.task import Task
+from fedloom.tree import Tree, row, rows, stack
+from fedloom.work import Inbox
+
+
+class Peer(Algorithm):
+    """Every client receives its neighbours' weights and keeps its own average of them: W ← A W, one row per client.
+
+    A row is uniform, Metropolis, or made from how well each neighbour's weights do on the client's own validation split
+    (`score`, `within_std`). For federations without a server that everybody trusts.
+    """
+
+    reference: ClassVar[str] = "Samani, Federated Machine Learning, UCC 2020; Lian et al., NeurIPS 2017 (gossip)"
+    linear: ClassVar[bool] = False
+
+    weights: Literal["uniform", "score", "within_std", "metropolis"] = "uniform"
+    metric: str = "accuracy"
+    topology: Literal["full", "ring", "torus", "star", "k_regular", "erdos_renyi"] = "full"
+    degree: Count = 2  # neighbours in a k_regular topology
+    probability: Share = 0.5  # of an edge in an erdos_renyi topology
+    redraw: bool = False  # random topologies: another one every round
+
+    def init(self, task: Task, model: Tree) -> Groups:
+        return {}
+
+    def init_own(self, task: Task, model: Tree) -> Groups:
+        return {**super().init_own(task, model), "model": model}
+
+    def graph(self, clients: int, seed: int, round: int = 0) -> Tensor:
+        """Who hears whom."""
+        drawn = key(seed, "topology", round if self.redraw else 0)
+        return weights.topology(self.topology, clients, drawn, self.degree, self.probability)
+
+    def round(self, state: Groups, cohort: Cohort) -> Groups:
+        sent = cohort.map(self.client, state)
+        graph = self.graph(len(cohort), cohort.seed, cohort.round)
+        each = {"row": {"weights": weights.metropolis(graph)}} if self.weights == "metropolis" else None
+        cohort.exchange(self.mix, {"model": sent["model"]}, graph, each=each)
+        return state
+
+    def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        trained = self.fit(task, own["model"], shared, own, data)
+        return Update({"model": trained.model}, torch.ones(len(data)), trained=trained), trained.own
+
+    def mix(
+        self, task: Task, shared: Groups, own: Groups, data: Clients, inbox: Inbox, each: Groups | None = None
+    ) -> tuple[Update, Groups]:
+        """Each client's own average of what it received; the scores it gave are reported, the weights are not."""
+        averages, scores = [], torch.full((len(data), inbox.neighbours.shape[1]), torch.nan, dtype=torch.float64)
+        for position in range(len(data)):
+            senders = inbox.senders(position)
+            received = rows(inbox.trees["model"], torch.tensor(senders))
+            if self.weights in ("score", "within_std"):
+                scores[position, senders] = self._judge(task, data, position, received, len(senders))
+            weigh = self._row(task, scores[position, senders])
+            if each is not None:
+                weigh = each["row"]["weights"][position][senders]
+            averages.append(rules.mean(received, weigh))
+        public = {"scores": scores} if self.weights in ("score", "within_std") else {}
+        return Update({}, torch.ones(len(data)), public), {**own, "model": stack(averages)}
+
+    def _judge(self, task: Task, data: Clients, position: int, received: Tree, count: int) -> Tensor:
+        found = []
+        for sender in range(count):
+            values = evaluation.evaluate(task, row(received, sender), data, position, "validation").values(task)
+            if self.metric not in values:
+                raise InputError(f"Client '{data.name(position)}' has no {self.metric} on its validation split.")
+            found.append(values[self.metric])
+        return torch.tensor(found, dtype=torch.float64)
+
+    def _row(self, task: Task, scores: Tensor) -> Tensor:
+        higher = self.metric != "loss" and all(m.higher_is_better for m in task.measures if m.name == self.metric)
+        if self.weights == "score":
+            return weights.by_score(scores, higher)
+        return weights.within_one_std(scores, higher) if self.weights == "within_std" else weights.uniform(scores)
+
+    def model(self, task: Task, shared: Groups, own: Groups) -> Tree:
+        return own["model"]

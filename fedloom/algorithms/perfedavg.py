@@ -1,0 +1,24 @@
+"""Per-FedAvg."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fedloom.algorithms.fedavg import FedAvg
+from fedloom.local import Groups, Step
+from fedloom.record import NonNegative
+from fedloom.tree import Tree, add
+
+
+class PerFedAvg(FedAvg):
+    """Learns a model that becomes good after one step on a client's own data: g is taken at w − alpha ∇f(w).
+
+    The first-order variant, with the same batch for both gradients. For clients who will adapt the model themselves.
+    """
+
+    reference: ClassVar[str] = "Fallah et al., Personalized Federated Learning: A Meta-Learning Approach, NeurIPS 2020"
+
+    alpha: NonNegative = 0.01
+
+    def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
+        return step.grad_at(add(step.params, step.grad, scale=-self.alpha))

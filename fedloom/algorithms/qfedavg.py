@@ -1,0 +1,50 @@
+"""q-FedAvg."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from fedloom import evaluation
+from fedloom.algorithm import Algorithm, Update
+from fedloom.clients import Clients
+from fedloom.cohort import Cohort
+from fedloom.local import Groups
+from fedloom.record import NonNegative
+from fedloom.task import Task
+from fedloom.tree import add, expand, scale, select, sub
+
+
+class QFedAvg(Algorithm):
+    """Clients with a larger loss count for more, by the power q: fairer, at some cost to the average.
+
+    With L = 1 / lr and F_k the loss of client k at w:
+    w ← w − Σ F_k^q L (w − w_k) / Σ (q F_k^(q−1) ‖L (w − w_k)‖² + L F_k^q). q = 0 is FedAvg with equal weights.
+    """
+
+    reference: ClassVar[str] = "Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020"
+
+    q: NonNegative = 1.0
+
+    def round(self, state: Groups, cohort: Cohort) -> Groups:
+        mean = cohort.reduce(self.client, state)
+        # Σ Δ_k / Σ h_k, written as a step towards the mean that is weighted by F_k^q: with q = 0 it is that mean
+        pace = mean["pace"]["numerator"] / mean["pace"]["denominator"]
+        before, trained = (select(model, cohort.task.trainable) for model in (state["model"], mean["model"]))
+        return {"model": {**mean["model"], **add(scale(before, 1 - pace), scale(trained, pace))}}
+
+    def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        trained = self.fit(task, expand(shared["model"], len(data)), shared, own, data)
+        losses = []
+        for position in range(len(data)):
+            losses.append(evaluation.evaluate(task, shared["model"], data, position, "train").values(task)["loss"])
+        loss = torch.tensor(losses, dtype=torch.float64).clamp(min=1e-10)
+        steepness = 1 / self.train.lr
+        change = sub(select(trained.model, task.trainable), select(shared["model"], task.trainable))
+        squares = sum(leaf.to(torch.float64).flatten(1).square().sum(1) for leaf in change.values())
+        weight = loss**self.q
+        numerator = steepness * weight
+        denominator = self.q * loss ** (self.q - 1) * steepness**2 * squares + numerator
+        groups = {"model": trained.model, "pace": {"numerator": numerator, "denominator": denominator}}
+        return Update(groups, {"model": weight, "pace": torch.ones(len(data))}, trained=trained), trained.own

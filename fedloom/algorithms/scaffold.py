@@ -1,0 +1,68 @@
+"""SCAFFOLD."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import model_validator
+
+from fedloom import weights
+from fedloom.algorithm import Algorithm, Update
+from fedloom.clients import Clients
+from fedloom.cohort import Cohort
+from fedloom.errors import InputError
+from fedloom.local import Groups, Step
+from fedloom.record import Positive
+from fedloom.task import Task
+from fedloom.tree import Tree, add, expand, scale, select, sub, zeros_like
+
+
+class Scaffold(Algorithm):
+    """Control variates remove what makes clients drift apart: each local step uses g − c_k + c.
+
+    c_k ← c_k − c + (w − w_k) / (steps · lr), w ← w + η Σ p_k (w_k − w), c ← c + (1/K) Σ (c_k⁺ − c_k). For clients whose
+    data differ and who take many local steps.
+    """
+
+    reference: ClassVar[str] = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, ICML 2020 (option II)"
+
+    weights: Literal["examples", "uniform"] = "uniform"
+    server_lr: Positive = 1.0
+
+    @model_validator(mode="after")
+    def _plain_steps(self) -> Scaffold:
+        if self.train.optimizer != "sgd" or self.train.momentum:
+            raise InputError(
+                "Scaffold's control variates are made from plain gradient steps: "
+                'use optimizer = "sgd" without momentum.'
+            )
+        return self
+
+    def init(self, task: Task, model: Tree) -> Groups:
+        return {"model": model, "control": zeros_like(select(model, task.trainable))}
+
+    def init_own(self, task: Task, model: Tree) -> Groups:
+        return {**super().init_own(task, model), "control": zeros_like(select(model, task.trainable))}
+
+    def round(self, state: Groups, cohort: Cohort) -> Groups:
+        mean = cohort.reduce(self.client, state)
+        before = select(state["model"], state["control"])
+        moved = add(before, sub(select(mean["model"], before), before), scale=self.server_lr)
+        control = add(state["control"], mean["control"], scale=len(cohort) / cohort.population)
+        return {"model": {**mean["model"], **moved}, "control": control}
+
+    def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        trained = self.fit(task, expand(shared["model"], len(data)), shared, own, data)
+        drift = sub(select(shared["model"], task.trainable), select(trained.model, task.trainable))
+        pace = 1 / (trained.steps * self.train.lr)
+        change = sub(scale(drift, pace.to(torch.float64)), shared["control"])
+        update = Update(
+            {"model": trained.model, "control": change},
+            {"model": weights.by_size(self.weights, data.examples), "control": weights.uniform(data.examples)},
+            trained=trained,
+        )
+        return update, {**trained.own, "control": add(own["control"], change)}
+
+    def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
+        return add(sub(step.grad, own["control"]), shared["control"])

@@ -1,0 +1,206 @@
+"""Aggregation that survives some wrong clients. A rule sees what each client changed, and says what all changed.
+
+`rule = "median"` or `rule = { name = "krum", byzantine = 1 }` in the table of any central algorithm. The server then
+sees each client's change, so none of this goes together with secure aggregation.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from pydantic import SerializeAsAny
+from torch import Tensor
+
+from fedloom import rules
+from fedloom.errors import InputError, ParameterError, nearest
+from fedloom.record import Count, Positive, Record, Whole
+from fedloom.tree import Tree
+
+
+class Robust(Record):
+    """Base of robust rules: works on one long vector per client; counters are averaged."""
+
+    name: ClassVar[str] = ""
+
+    def __call__(self, stacked: Tree, weights: Tensor) -> Tree:
+        floating = {name: leaf for name, leaf in stacked.items() if leaf.is_floating_point()}
+        counters = {name: leaf for name, leaf in stacked.items() if name not in floating}
+        self.check(len(weights))
+        flat = torch.cat([leaf.reshape(len(weights), -1) for leaf in floating.values()], dim=1)
+        found = self.combine(flat, weights.to(flat.dtype))
+        sizes = [leaf[0].numel() for leaf in floating.values()]
+        parts = dict(zip(floating, torch.split(found, sizes), strict=True))
+        result = {name: part.reshape(floating[name].shape[1:]) for name, part in parts.items()}
+        return {**result, **(rules.mean(counters, weights) if counters else {})}
+
+    def check(self, clients: int) -> None:
+        """Whether the rule means anything for so many clients."""
+
+    def combine(self, changes: Tensor, weights: Tensor) -> Tensor:
+        """One vector from one row per client."""
+        raise NotImplementedError(f"{type(self).__name__} is abstract")
+
+    def _need(self, clients: int, least: int, why: str) -> None:
+        if clients < least:
+            raise InputError(
+                f"The rule {self.name} needs at least {least} clients a round ({why}). Got {clients} instead."
+            )
+
+
+class Median(Robust):
+    """The median of every coordinate: half of the clients may be wrong (Yin et al. 2018)."""
+
+    name: ClassVar[str] = "median"
+
+    def combine(self, changes: Tensor, weights: Tensor) -> Tensor:
+        return changes.quantile(0.5, dim=0) if len(changes) % 2 == 0 else changes.median(dim=0).values
+
+
+class TrimmedMean(Robust):
+    """The mean of every coordinate without its `trim` largest and smallest values (Yin et al. 2018)."""
+
+    name: ClassVar[str] = "trimmed_mean"
+    trim: Whole = 1
+
+    def check(self, clients: int) -> None:
+        if self.trim < 0:
+            raise InputError(f"The 'trim' parameter of TrimmedMean must be at least 0. Got {self.trim} instead.")
+        self._need(clients, 2 * self.trim + 1, f"trim = {self.trim} at each end")
+
+    def combine(self, changes: Tensor, weights: Tensor) -> Tensor:
+        return changes.sort(dim=0).values[self.trim : len(changes) - self.trim].mean(dim=0)
+
+
+class Krum(Robust):
+    """The one change that is nearest to its neighbours (Blanchard et al. 2017)."""
+
+    name: ClassVar[str] = "krum"
+    byzantine: Count = 1
+
+    def check(self, clients: int) -> None:
+        self._need(clients, 2 * self.byzantine + 3, f"2f + 3 for f = {self.byzantine} wrong ones")
+
+    def combine(self, changes: Tensor, weights: Tensor) -> Tensor:
+        return changes[int(krum_scores(distances(changes), self.byzantine).argmin())]
+
+
+class MultiKrum(Krum):
+    """The mean of the `keep` changes that are nearest to their neighbours (Blanchard et al. 2017)."""
+
+    name: ClassVar[str] = "multi_krum"
+    keep: Count | None = None  # all but the wrong ones
+
+    def combine(self, changes: Tensor, weights: Tensor) -> Tensor:
+        keep = len(changes) - self.byzantine if self.keep is None else min(self.keep, len(changes))
+        best = krum_scores(distances(changes), self.byzantine).argsort(stable=True)[:keep]
+        return changes[best.sort().values].mean(dim=0)
+
+
+class Bulyan(Robust):
+    """Krum chooses, then a mean of the values around each coordinate's median (El Mhamdi et al. 2018)."""
+
+    name: ClassVar[str] = "bulyan"
+    byzantine: Count = 1
+
+    def check(self, clients: int) -> None:
+        self._need(clients, 4 * self.byzantine + 3, f"4f + 3 for f = {self.byzantine} wrong ones")
+
+    def combine(self, changes: Tensor, weights: Tensor) -> Tensor:
+        all_distances = distances(changes)
+        left = list(range(len(changes)))
+        chosen: list[int] = []
+        for _ in range(len(changes) - 2 * self.byzantine):
+            scores = krum_scores(all_distances[left][:, left], self.byzantine)
+            chosen.append(left.pop(int(scores.argmin())))
+        selected = changes[sorted(chosen)]
+        median = Median().combine(selected, weights)
+        keep = len(chosen) - 2 * self.byzantine
+        nearest_values = (selected - median).abs().argsort(dim=0, stable=True)[:keep]
+        return selected.gather(0, nearest_values).mean(dim=0)
+
+
+class GeometricMedian(Robust):
+    """The point with the smallest weighted sum of distances to all changes (Pillutla et al. 2022)."""
+
+    name: ClassVar[str] = "geometric_median"
+    iterations: Count = 100
+    tolerance: Positive = 1e-6
+
+    def combine(self, changes: Tensor, weights: Tensor) -> Tensor:
+        shares = weights / weights.sum()
+        point = shares @ changes
+        for _ in range(self.iterations):
+            # smoothed: a point that is one of the changes must not divide by zero
+            pull = shares / (changes - point).norm(dim=1).clamp(min=self.tolerance)
+            moved = (pull / pull.sum()) @ changes
+            done = bool((moved - point).norm() <= self.tolerance * (1 + point.norm()))
+            point = moved
+            if done:
+                break
+        return point
+
+
+class CentredClipping(Robust):
+    """Repeated means of changes clipped around the last mean (Karimireddy et al. 2021)."""
+
+    name: ClassVar[str] = "centred_clipping"
+    radius: Positive = 1.0
+    iterations: Count = 3
+
+    def combine(self, changes: Tensor, weights: Tensor) -> Tensor:
+        shares = weights / weights.sum()
+        centre = torch.zeros_like(changes[0])
+        for _ in range(self.iterations):
+            offset = changes - centre
+            centre = centre + shares @ (offset * shrink(offset, self.radius))
+        return centre
+
+
+class NormBounding(Robust):
+    """The mean of changes that are no longer than `bound` (Sun et al. 2019)."""
+
+    name: ClassVar[str] = "norm_bounding"
+    bound: Positive = 1.0
+
+    def combine(self, changes: Tensor, weights: Tensor) -> Tensor:
+        return (weights / weights.sum()) @ (changes * shrink(changes, self.bound))
+
+
+def shrink(rows: Tensor, longest: float) -> Tensor:
+    """A factor per row that makes it no longer than this."""
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp(min=1e-30)
+    return (longest / lengths).clamp(max=1.0)
+
+
+def distances(rows: Tensor) -> Tensor:
+    """Squared distances between all rows, computed from differences, which are exact where rows are close."""
+    return torch.stack([(rows - row).square().sum(dim=1) for row in rows])
+
+
+def krum_scores(squared: Tensor, byzantine: int) -> Tensor:
+    """For each row the sum of its n − f − 2 smallest distances to others."""
+    others = squared + torch.diag(torch.full((len(squared),), torch.inf, dtype=squared.dtype))
+    return others.sort(dim=1).values[:, : max(len(squared) - byzantine - 2, 1)].sum(dim=1)
+
+
+RULES: dict[str, type[Robust]] = {
+    kind.name: kind
+    for kind in (Median, TrimmedMean, Krum, MultiKrum, Bulyan, GeometricMedian, CentredClipping, NormBounding)
+}
+
+AnyRule = SerializeAsAny[Robust]
+
+
+def robust(value: Any) -> Any:
+    """A rule from its name, or from a table with its name and fields."""
+    if value is None or isinstance(value, Robust):
+        return value
+    fields = {"name": value} if isinstance(value, str) else dict(value)
+    name = fields.pop("name", None)
+    if name not in RULES:
+        raise InputError(f"There is no rule '{name}'. Known: {', '.join(RULES)}.{nearest(str(name), RULES)}")
+    try:
+        return RULES[name](**fields)
+    except ParameterError as error:
+        raise InputError(str(error)) from None
