@@ -174,7 +174,8 @@ class Watch:
         began, busy, stolen, own = self._before
         now_busy, now_stolen = busy_seconds()
         cores = (time.perf_counter() - began) * (os.cpu_count() or 1)
-        self.own = (cpu_seconds(self.pids) - own) / cores
+        self.cpu = cpu_seconds(self.pids) - own
+        self.own = self.cpu / cores
         self.others = max((now_busy - busy) / cores - self.own, 0.0)
         self.stolen = (now_stolen - stolen) / cores
 

@@ -3,8 +3,8 @@
     python benchmarks/profile_round.py --data FOLDER --work 2nn --group 5 --compile true
 
 The profiler makes Python calls dearer than they are, and kernels not: the seconds without it stand beside. A worker is
-profiled by its processor time, which other processes on the machine disturb less than the clock; the parent by the clock,
-because it mostly waits. `--ops` adds torch's own profile of the kernels.
+profiled by its processor time, which other processes on the machine disturb less than the clock; the parent by the
+clock, because it mostly waits. `--ops` adds torch's own profile of the kernels.
 """
 
 from __future__ import annotations

@@ -271,6 +271,63 @@ def list_runs(
 
 
 @app.command()
+def algorithms(
+    name: Annotated[Optional[str], typer.Argument(help="One algorithm.", metavar="NAME")] = None,  # noqa: UP045
+    as_json: AsJson = False,
+) -> None:
+    """List the algorithms, or show all about one."""
+    from dataclasses import asdict
+
+    from fedloom import catalogue
+
+    if name is None:
+        found = catalogue.entries()
+        if as_json:
+            print(json.dumps([asdict(entry) for entry in found], indent=2))
+        for entry in found if not as_json else ():
+            print(f"{entry.name:<12} {entry.summary}")
+        return
+    entry = catalogue.entry(name)
+    if as_json:
+        print(json.dumps(asdict(entry), indent=2))
+        return
+    print(f"{entry.name}: {entry.summary}\n")
+    if entry.details:
+        print(f"{entry.details}\n")
+    for key, (kind, default) in entry.fields.items():
+        print(f"  {key:<16} {kind} (default {default})")
+    print(f"\nAlso any key of [train]. Secure aggregation: {entry.secure}. On a network: {entry.network}.")
+    if entry.reference:
+        print(f"Reference: {entry.reference}.")
+
+
+@app.command()
+def graph(
+    file: File,
+    changes: Changes = None,
+    picture: Annotated[
+        Optional[Path], typer.Option(help="Where to draw it (default: FILE's name + -graph.png).")
+    ] = None,  # noqa: UP045
+) -> None:
+    """Draw who hears whom in the peer-to-peer algorithms of a file."""
+    from fedloom.algorithms import Peer
+    from fedloom.experiment.graph import draw
+    from fedloom.experiment.plan import Plan
+
+    experiment = _load(file, changes)
+    peers = {label: one for label, one in experiment.algorithm.items() if isinstance(one, Peer)}
+    if not peers:
+        raise InputError(
+            f'{file} has no peer-to-peer algorithm: add one, such as [algorithm] ring = {{ name = "peer" }}.'
+        )
+    federation = Plan(experiment).federation(experiment.seeds[0])
+    count = experiment.cohort.size(federation.clients)
+    path = picture or Path(f"{file.stem}-graph.png")
+    draw({label: peer.graph(count, experiment.seeds[0], 1) for label, peer in peers.items()}, path)
+    print(f"Picture: {path}")
+
+
+@app.command()
 def export(
     folder: Folder,
     csv: Annotated[bool, typer.Option("--csv", help="All tables as CSV files.")] = False,

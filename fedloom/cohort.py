@@ -172,6 +172,7 @@ class Cohort:
     watch_epochs: bool = False
     calls: int = 0
     reports: list[Report] = field(default_factory=list)
+    public: dict[str, Tensor] = field(default_factory=dict)  # numbers that clients made public, by name
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -248,4 +249,5 @@ class Cohort:
         outcome: Outcome = self.backend.run(work)
         self.own.put(self.ids, outcome.own)
         self.reports.extend(outcome.reports)
+        self.public.update(outcome.public)
         return outcome

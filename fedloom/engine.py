@@ -19,6 +19,7 @@ from fedloom.record import Count, Record
 from fedloom.task import Task
 from fedloom.work import Examination, Report, ServerExamination
 
+Public = tuple[int, str, int, float]  # client, name, about (another client, or the number's place), value
 Phase = Literal["pre_fit", "post_fit", "final"]
 
 
@@ -53,6 +54,7 @@ class RoundRecord:
     clients: dict[Phase, dict[int, dict[str, Measured]]]  # phase → client → split
     server: dict[str, Measured]  # the new global model, per split
     own: dict[int, Groups]  # the states of clients that changed
+    public: tuple[Public, ...]  # numbers that clients made public, such as scores they gave each other
     seconds: float
     complete: bool = True  # false when too few took part: the state is then the old one
 
@@ -119,6 +121,7 @@ def fit(
             clients,
             server,
             own.take_changed(),
+            tuple(_public(cohort)),
             time.perf_counter() - began,
             complete,
         )
@@ -142,3 +145,11 @@ def _examine_server(
             graded = backend.run(Examination(algorithm, {**state, "model": weights}, {}, everyone, (split,)))
             measured[split] = sum((graded[client][split] for client in everyone), Measured())
     return measured
+
+
+def _public(cohort: Cohort) -> Iterator[Public]:
+    """What clients made public in a round; a row with one number per client of the cohort is about those clients."""
+    for name, values in cohort.public.items():
+        for client, row in zip(cohort.ids, values.reshape(len(cohort), -1).tolist(), strict=True):
+            about = cohort.ids if len(row) == len(cohort) > 1 else range(len(row))
+            yield from ((client, name, other, value) for other, value in zip(about, row, strict=True) if value == value)

@@ -56,7 +56,7 @@ def within_one_std(scores: Tensor, higher_is_better: bool = True) -> Tensor:
 
 
 def metropolis(graph: Tensor) -> Tensor:
-    """A doubly stochastic matrix for a symmetric graph: 1 / (1 + the larger degree) on edges, the rest stays at home."""
+    """A doubly stochastic matrix for a symmetric graph: 1 / (1 + the larger degree) on edges, the rest for itself."""
     edges = graph.bool() & ~torch.eye(len(graph), dtype=torch.bool)
     degree = edges.sum(1)
     matrix = edges / (1.0 + torch.maximum(degree[:, None], degree[None, :])).to(torch.float64)

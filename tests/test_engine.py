@@ -197,7 +197,7 @@ class PersonalHead(FedAvg):
         trained = self.fit(task, start, shared, {}, data)
         from fedloom.algorithm import Update
 
-        return Update({"model": trained.model}, self.weigh(data), trained=trained), {
+        return Update({"model": trained.model}, data.examples.double(), trained=trained), {
             "head": tree.select(trained.model, ["out.weight", "out.bias"])
         }
 

@@ -19,7 +19,7 @@ MODULES = sorted(
 LAYERS = [
     ["fedloom", "errors", "machine"],
     ["keys", "tree", "record", "resolve"],
-    ["rules", "weights", "optimizers", "masking", "metrics", "data", "models"],
+    ["rules", "weights", "robust", "optimizers", "masking", "metrics", "data", "models"],
     ["task"],
     ["clients", "evaluation", "course", "lanes", "local"],
     ["algorithm", "probe"],

@@ -51,7 +51,7 @@ class CoCoA(Algorithm):
         return {"dual": {"alpha": torch.zeros(self.capacity, dtype=torch.float64)}}
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
-        total = int(cohort.map(self.count, {}).groups["size"]["examples"].sum())
+        total = round(float(cohort.reduce(self.count, {})["size"]["examples"]) * len(cohort))
         size = {"examples": torch.tensor(total), "clients": torch.tensor(len(cohort))}
         found = cohort.reduce(self.client, {**state, "size": size})
         # the clients' changes are added: their mean times their number, times γ
@@ -60,7 +60,7 @@ class CoCoA(Algorithm):
 
     def count(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         """How many examples each client has: the dual problem is scaled by their sum."""
-        return Update({"size": {"examples": data.examples}}, torch.ones(len(data))), own
+        return Update({"size": {"examples": data.examples.to(torch.float64)}}, torch.ones(len(data))), own
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         changes, duals = [], []
@@ -114,7 +114,7 @@ def _ridge(alpha: float, y: float, margin: float, curvature: float) -> float:
 
 
 def _logistic(alpha: float, y: float, margin: float, curvature: float) -> float:
-    """The maximum over one dual variable for the logistic loss, by bisection; with labels ±1, alpha · y is in (0, 1)."""
+    """The maximum over one dual variable for the logistic loss, by bisection; alpha · y is in (0, 1) for labels ±1."""
     sign = 1.0 if y > 0.5 else -1.0
     low, high = 1e-12, 1 - 1e-12
     for _ in range(60):

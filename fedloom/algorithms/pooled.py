@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from pydantic import model_validator
 
-from fedloom.algorithms.fedavg import FedAvg
+from fedloom.algorithm import Algorithm, Update
+from fedloom.clients import Clients
+from fedloom.cohort import Cohort
+from fedloom.local import Groups
+from fedloom.task import Task
+from fedloom.tree import expand
 
 
-class Pooled(FedAvg):
+class Pooled(Algorithm):
     """One model on the union of all clients' training splits, for rounds × epochs, with one optimiser throughout."""
 
     pooled: ClassVar[bool] = True
@@ -19,3 +25,10 @@ class Pooled(FedAvg):
         if self.train.optimizer_state == "reset":
             object.__setattr__(self, "train", self.train.replace(optimizer_state="keep"))
         return self
+
+    def round(self, state: Groups, cohort: Cohort) -> Groups:
+        return {"model": cohort.reduce(self.client, state)["model"]}
+
+    def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        trained = self.fit(task, expand(shared["model"], len(data)), shared, own, data)
+        return Update({"model": trained.model}, torch.ones(len(data)), trained=trained), trained.own

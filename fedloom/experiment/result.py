@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedloom.task import Task
     from fedloom.tree import Tree
 
-TABLES = ("clients", "server", "rounds", "participants", "history", "pooled")
+TABLES = ("clients", "server", "rounds", "participants", "history", "pooled", "public")
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Result:
             return store.rows(_STORED[table])
 
     def frame(self, table: str = "clients") -> pandas.DataFrame:
-        """One of the run's tables (clients, server, rounds, participants, history, pooled) as a pandas table."""
+        """One of the run's tables (clients, server, rounds, participants, history, pooled, public) as a pandas table."""
         try:
             import pandas
         except ImportError as error:
@@ -171,6 +171,7 @@ _STORED = {
     "rounds": "rounds",
     "participants": "participants",
     "history": "history",
+    "public": "public_numbers",
 }
 
 

@@ -54,6 +54,10 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE TABLE metrics (metric TEXT PRIMARY KEY, is_mean INTEGER NOT NULL, higher_is_better INTEGER NOT NULL)",
         "CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
     ),
+    (
+        """CREATE TABLE public_numbers (cell INTEGER REFERENCES cells, round INTEGER, client INTEGER, name TEXT,
+           about INTEGER, value REAL, PRIMARY KEY (cell, round, client, name, about)) WITHOUT ROWID""",
+    ),
 )
 # What a round writes besides its cell; the columns in KEY, with the cell, make the primary key.
 PER_ROUND = {
@@ -63,8 +67,9 @@ PER_ROUND = {
     "pooled_metrics": ("round", "phase", "split", "metric", "value", "examples"),
     "server_metrics": ("round", "split", "metric", "value", "examples"),
     "history": ("round", "client", "epoch", "metric", "value"),
+    "public_numbers": ("round", "client", "name", "about", "value"),
 }
-KEY = ("round", "client", "epoch", "phase", "split", "metric")
+KEY = ("round", "client", "epoch", "phase", "split", "metric", "name", "about")
 TABLES = (*PER_ROUND, "cells", "clients", "metrics", "facts")
 # The pooled baseline trains a client that does not exist, numbered after the last one that does.
 CLIENT_NAME = """coalesce(clients.name, CASE t.client WHEN (SELECT max(client) + 1 FROM clients) THEN 'everyone'
@@ -325,6 +330,7 @@ def tabulate(record: RoundRecord, task: Task) -> dict[str, list[tuple[Any, ...]]
             (record.round, split, *row) for split, m in record.server.items() for row in _values(m, task)
         ],
         "history": history,
+        "public_numbers": [(record.round, *row) for row in record.public],
     }
 
 

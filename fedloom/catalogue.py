@@ -1,0 +1,138 @@
+"""What fedloom knows about its algorithms, in words: for `fedloom algorithms` and the documentation, from one source."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+
+from pydantic_core import PydanticUndefined
+
+from fedloom.algorithm import Algorithm
+from fedloom.algorithms import ALGORITHMS
+from fedloom.errors import InputError, nearest
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One algorithm."""
+
+    name: str
+    summary: str  # the first line of its docstring
+    details: str
+    reference: str
+    fields: dict[str, tuple[str, str]]  # name → type and default
+    secure: str  # whether it goes together with secure aggregation, in words
+    network: str
+
+
+def entry(name: str) -> Entry:
+    """All about one algorithm.
+
+    >>> entry("fedprox").fields["mu"]
+    ('number, at least 0', '0.01')
+    """
+    if name not in ALGORITHMS:
+        raise InputError(f"There is no algorithm '{name}'. Known: {', '.join(ALGORITHMS)}.{nearest(name, ALGORITHMS)}")
+    kind = ALGORITHMS[name]
+    text = inspect.cleandoc(kind.__doc__ or "").split("\n>>>")[0].strip()
+    summary, _, details = text.partition("\n")
+    schema = kind.model_json_schema()["properties"]
+    fields = {}
+    for field, info in kind.model_fields.items():
+        if field != "train":
+            default = "" if info.default is PydanticUndefined else repr(info.default).replace("'", '"')
+            fields[field] = (_words(schema[field]), default)
+    return Entry(name, summary, details.strip(), kind.reference, fields, _secure(kind), _network(kind))
+
+
+def entries() -> list[Entry]:
+    """All algorithms."""
+    return [entry(name) for name in ALGORITHMS]
+
+
+def _secure(kind: type[Algorithm]) -> str:
+    if kind.pooled:
+        return "not federated"
+    if not kind.linear:
+        return "no: clients see each other's weights"
+    if "rule" in kind.model_fields:
+        return "yes: the server needs only sums (not with a rule or within_std)"
+    return "yes: the server needs only sums"
+
+
+def _network(kind: type[Algorithm]) -> str:
+    return "no: it needs all data in one place" if kind.pooled else "yes"
+
+
+def _words(schema: dict[str, object]) -> str:
+    """A field's type in words."""
+    kinds = {
+        "number": "number",
+        "integer": "whole number",
+        "string": "text",
+        "boolean": "true or false",
+        "array": "list",
+    }
+    if "enum" in schema:
+        return " | ".join(str(choice) for choice in schema["enum"])  # type: ignore[attr-defined]
+    if "const" in schema:
+        return str(schema["const"])
+    if "anyOf" in schema:
+        return " or ".join(_words(choice) for choice in schema["anyOf"] if choice.get("type") != "null")  # type: ignore[attr-defined]
+    word = kinds.get(str(schema.get("type")), "table")
+    bounds = {
+        "minimum": "at least",
+        "exclusiveMinimum": "more than",
+        "maximum": "at most",
+        "exclusiveMaximum": "less than",
+    }
+    limits = [f"{words} {schema[bound]:g}" for bound, words in bounds.items() if bound in schema]
+    return ", ".join([word, *limits])
+
+
+def markdown() -> str:
+    """The page docs/algorithms.md."""
+    lines = [
+        "# Algorithms",
+        "",
+        "<!-- made by `python -m fedloom.catalogue > docs/algorithms.md`; a test holds that it is up to date -->",
+        "",
+        "A name stands in an experiment file's `[algorithm]` table. Any key of `[train]` may stand beside an algorithm's own",
+        "keys. Write your own in ten minutes: see [Contributing](../CONTRIBUTING.md).",
+        "",
+        "| name | what it is for | secure aggregation |",
+        "| --- | --- | --- |",
+    ]
+    lines += [f"| [`{e.name}`](#{e.name}) | {e.summary} | {e.secure.split(':')[0]} |" for e in entries()]
+    for e in entries():
+        lines += ["", f"## {e.name}", "", e.summary, ""]
+        if e.details:
+            lines += [e.details, ""]
+        if e.fields:
+            lines += ["| key | | default |", "| --- | --- | --- |"]
+            lines += [
+                f"| `{key}` | {kind.replace('|', '·')} | `{default}` |" for key, (kind, default) in e.fields.items()
+            ]
+            lines += [""]
+        facts = [f"Secure aggregation: {e.secure}.", f"On a network: {e.network}."]
+        lines += [" ".join([*facts, f"Reference: {e.reference}." if e.reference else ""]).strip()]
+    lines += [
+        "",
+        "## Robust rules",
+        "",
+        '`rule = "median"` or `rule = { name = "krum", byzantine = 1 }` in any algorithm that',
+        "has the key `rule`.",
+        "",
+        "| name | |",
+        "| --- | --- |",
+    ]
+    from fedloom.robust import RULES
+
+    for name, rule in RULES.items():
+        keys = ", ".join(f"`{key}` ({info.default})" for key, info in rule.model_fields.items())
+        lines.append(f"| `{name}` | {(rule.__doc__ or '').strip()} {'Keys: ' + keys + '.' if keys else ''} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")
