@@ -1,4 +1,4 @@
-"""What fedloom knows about its algorithms, in words: for `fedloom algorithms` and the documentation, from one source."""
+"""What fedloom knows about its algorithms, in words: for `fedloom algorithms` and the documentation alike."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def markdown() -> str:
         "",
         "<!-- made by `python -m fedloom.catalogue > docs/algorithms.md`; a test holds that it is up to date -->",
         "",
-        "A name stands in an experiment file's `[algorithm]` table. Any key of `[train]` may stand beside an algorithm's own",
-        "keys. Write your own in ten minutes: see [Contributing](../CONTRIBUTING.md).",
+        "A name stands in an experiment file's `[algorithm]` table. Any key of `[train]` may stand beside an",
+        "algorithm's own keys. Write your own in ten minutes: see [Contributing](../CONTRIBUTING.md).",
         "",
         "| name | what it is for | secure aggregation |",
         "| --- | --- | --- |",

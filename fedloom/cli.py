@@ -305,9 +305,7 @@ def algorithms(
 def graph(
     file: File,
     changes: Changes = None,
-    picture: Annotated[
-        Optional[Path], typer.Option(help="Where to draw it (default: FILE's name + -graph.png).")
-    ] = None,  # noqa: UP045
+    picture: Annotated[Path | None, typer.Option(help="Where to draw it (default: FILE's name + -graph.png).")] = None,
 ) -> None:
     """Draw who hears whom in the peer-to-peer algorithms of a file."""
     from fedloom.algorithms import Peer

@@ -26,7 +26,8 @@ def draw(graphs: Mapping[str, Tensor], path: Path) -> None:
             ends = zip(places[i], places[j], strict=True)
             axes.plot(*ends, color="#0072B2", linewidth=0.8, alpha=max(0.15, min(1.0, 60 / len(edges))), zorder=1)
         size = max(10.0, min(260.0, 4000 / clients))
-        axes.scatter(*zip(*places, strict=True), s=size, color="white", edgecolor="#0072B2", zorder=2)
+        across, up = zip(*places, strict=True)
+        axes.scatter(across, up, s=size, color="white", edgecolor="#0072B2", zorder=2)
         if clients <= 40:
             for i, (x, y) in enumerate(places):
                 axes.text(x, y, str(i), ha="center", va="center", fontsize=7, zorder=3)

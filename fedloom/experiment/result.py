@@ -112,7 +112,7 @@ class Result:
             return store.rows(_STORED[table])
 
     def frame(self, table: str = "clients") -> pandas.DataFrame:
-        """One of the run's tables (clients, server, rounds, participants, history, pooled, public) as a pandas table."""
+        """One of the run's tables (clients, server, rounds, participants, history, pooled, public) as pandas has it."""
         try:
             import pandas
         except ImportError as error:
