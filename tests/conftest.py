@@ -1,6 +1,7 @@
 """Tiny federations and models, and worker processes that the whole session shares."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,22 @@ class Noisy(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(x + torch.rand_like(x))
+
+
+class Logit(nn.Module):
+    """A linear model with one number for two classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(FEATURES, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x).squeeze(-1)
+
+
+def two_classes(data: Federation) -> Federation:
+    """The same examples with the first class against the others."""
+    return replace(data, y=(data.y > 0).long(), classes=("no", "yes"))
 
 
 def last(records: Iterable[RoundRecord]) -> RoundRecord:

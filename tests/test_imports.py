@@ -26,8 +26,8 @@ LAYERS = [
     ["work", "cohort"],
     ["algorithms", "backends"],
     ["engine"],
-    ["experiment"],
-    ["demo", "cli"],
+    ["catalogue", "experiment"],
+    ["cli"],
 ]
 
 

@@ -1,0 +1,29 @@
+"""The catalogue of algorithms, on screen and in the documentation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedloom import catalogue
+from fedloom.algorithms import ALGORITHMS
+from fedloom.errors import InputError
+
+
+def test_the_page_is_what_the_code_says() -> None:
+    page = Path(__file__).parent.parent / "docs" / "algorithms.md"
+    assert page.read_text(encoding="utf-8") == catalogue.markdown(), "run: python -m fedloom.catalogue > docs/algorithms.md"
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_says_what_it_is_for_and_what_its_keys_are(name: str) -> None:
+    entry = catalogue.entry(name)
+    assert entry.summary.endswith(".")
+    assert set(entry.fields) == set(ALGORITHMS[name].model_fields) - {"train"}
+    assert all(kind and default for kind, default in entry.fields.values())
+
+
+def test_an_unknown_algorithm_is_an_error_with_a_hint() -> None:
+    with pytest.raises(InputError, match="Did you mean 'fedprox'"):
+        catalogue.entry("fedprx")
