@@ -27,7 +27,7 @@ from fedloom.errors import FedloomError, InputError, StoreError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.result import Result
-from fedloom.experiment.spec import EvaluateTable, RunTable, differences, identity
+from fedloom.experiment.spec import EvaluateTable, RunTable, check_label, differences, identity
 from fedloom.experiment.store import Store
 from fedloom.local import Groups
 from fedloom.probe import Probe, probe
@@ -94,8 +94,13 @@ def _labelled(algorithms: Mapping[str, Algorithm] | Sequence[Algorithm] | Algori
     if isinstance(algorithms, Algorithm):
         algorithms = [algorithms]
     if not isinstance(algorithms, Mapping):
-        algorithms = {type(algorithm).__name__.lower(): algorithm for algorithm in algorithms}
+        names = [type(algorithm).__name__.lower() for algorithm in algorithms]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice:
+            raise InputError(f"Two algorithms are called {twice}: give them labels, as in {{'a': …, 'b': …}}.")
+        algorithms = dict(zip(names, algorithms, strict=True))
     for label, algorithm in algorithms.items():
+        check_label(label)
         if not isinstance(algorithm, Algorithm):
             raise InputError(f"'{label}' must be an algorithm, such as fedloom.FedAvg(). Got {algorithm!r} instead.")
     if not algorithms:
@@ -164,7 +169,12 @@ def _same_experiment(
     store: Store, folder: Path, description: Mapping[str, Any], rounds: int, resolved: Mapping[str, Any] | None
 ) -> None:
     """Refuse to mix two experiments in one folder; note down what this one is."""
-    if not any(cell["rounds_done"] for cell in store.cells()):
+    done = max((cell["rounds_done"] for cell in store.cells()), default=0)
+    if not done:
+        if any((folder / "cells").glob("*/round-*.json")):
+            raise StoreError(
+                f"{folder} has checkpoints, but its run.db knows nothing of them. Use --fresh to start anew."
+            )
         store.forget_all()  # an attempt that failed before its first round does not claim the folder
     known = store.fact("description")
     described = json.loads(json.dumps(description, default=str))
@@ -174,13 +184,11 @@ def _same_experiment(
             f"{folder} holds another experiment. What differs:\n  {changed}\n"
             "Use --fresh to start anew (the old folder is kept beside it), or --out for another folder."
         )
-    earlier = store.fact("rounds") or 0
-    if rounds < earlier:
+    if rounds < done:
         raise InputError(
-            f"{folder} was run for {earlier} rounds, more than the {rounds} asked for now. Use --fresh to start anew."
+            f"{folder} was run for {done} rounds, more than the {rounds} asked for now. Use --fresh to start anew."
         )
     store.set_fact("description", described)
-    store.set_fact("rounds", rounds)
     if resolved is not None:
         checkpoint.write_atomically(folder / "experiment.toml", tomli_w.dumps(dict(resolved)).encode())
 
@@ -288,6 +296,8 @@ class _Cell:
             self.progress.note(f"{self.label}, seed {self.seed}: {note}")
         begun = loaded.snapshot if loaded else None
         if loaded is not None and (loaded.snapshot.round >= self.rounds or loaded.extra.get("reached")):
+            # a kill may have come after the last checkpoint and before the store was told
+            self.store.set_status(self.number, "done", weights_sha256=loaded.extra.get("weights_sha256"))
             return True
         self.store.forget_after(self.number, begun.round if begun else 0)
         self.store.set_status(self.number, "running")
@@ -300,7 +310,8 @@ class _Cell:
             raise
         finally:
             self.progress.end()
-        self.store.set_status(self.number, "done" if finished else "stopped")
+        if not finished:
+            self.store.set_status(self.number, "stopped")
         return finished
 
     def _rounds(self, backends: _Backends, begun: Snapshot | None, should_stop: Callable[[], bool]) -> bool:
@@ -329,13 +340,13 @@ class _Cell:
             stopping = not last and should_stop()
             saving = last or stopping or record.round % self.settings.checkpoint_every == 0
             self.store.save(self.number, record, task, durable=saving)
+            sha = tree.sha256(final_weights(self.algorithm, task, record.state, own)) if last else None
             if saving:
-                extra = {"reached": reached}
+                extra = {"reached": reached, "weights_sha256": sha}
                 checkpoint.save(self.checkpoints, record.round, record.state, unsaved, extra, since=saved)
                 unsaved, saved = {}, record.round
             if last:
-                weights = final_weights(self.algorithm, task, record.state, own)
-                self.store.set_status(self.number, "done", weights_sha256=tree.sha256(weights))
+                self.store.set_status(self.number, "done", weights_sha256=sha)
                 return True
             if stopping:
                 return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +27,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Experiment", "differences", "identity", "load", "parse", "tomllib"]
+__all__ = ["Experiment", "check_label", "differences", "identity", "load", "parse", "tomllib"]
 
 R = TypeVar("R", bound=Record)
 Seed = Whole | Literal["run"]  # a number, or the seed of each run
@@ -297,7 +298,16 @@ def algorithm_class(name: str, base: Path) -> type[Algorithm]:
     )
 
 
+def check_label(label: object) -> None:
+    """Labels name folders and columns."""
+    if not isinstance(label, str) or not re.fullmatch(r"[^\W_][\w.+-]*( [\w.+-]+)*", label):
+        raise InputError(
+            f"An algorithm's label must be made of letters, digits, and . _ + - between them. Got {label!r} instead."
+        )
+
+
 def _algorithm(label: str, fields: Any, train: Mapping[str, Any], base: Path) -> tuple[str, Algorithm]:
+    check_label(label)
     table = f"algorithm.{label}"
     if not isinstance(fields, Mapping):
         raise InputError(

@@ -17,6 +17,7 @@ from fedloom.errors import InputError, StoreError, TrainingError
 from fedloom.experiment.progress import Silent
 from fedloom.experiment.result import Result
 from fedloom.experiment.spec import EvaluateTable
+from fedloom.experiment.store import Store
 
 
 class Net(nn.Module):
@@ -266,6 +267,35 @@ def test_seeds_may_redraw_data_and_weights(task: fl.Task, tmp_path: Path) -> Non
         if (row["phase"], row["metric"]) == ("pre_fit", "loss")
     }
     assert values[1] != values[2]
+
+
+def test_a_kill_after_the_last_checkpoint_loses_nothing(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    whole = run(federation, task, tmp_path)
+    with Store(tmp_path) as store:  # as if the process had died before it could note that it was done
+        for cell in store.cells():
+            store.set_status(cell["id"], "running")
+    assert Result.read(tmp_path).weights_sha256 is None
+    assert run(federation, task, tmp_path).json() == whole.json()
+
+
+def test_checkpoints_without_a_database_are_not_mistaken_for_this_run(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    run(federation, task, tmp_path)
+    for file in tmp_path.glob("run.db*"):
+        file.unlink()
+    with pytest.raises(StoreError, match="knows nothing of them"):
+        run(federation, task, tmp_path)
+
+
+def test_labels_must_be_able_to_name_a_folder(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
+    for label in ("a/b", "../up", "", ".hidden"):
+        with pytest.raises(InputError, match="label"):
+            run(federation, task, tmp_path, algorithms={label: fl.FedAvg()})
+    with pytest.raises(InputError, match="Two algorithms are called fedavg"):
+        run(federation, task, tmp_path, algorithms=[fl.FedAvg(), fl.FedAvg(lr=0.2)])
 
 
 def test_nothing_to_run_is_an_error(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
