@@ -42,7 +42,10 @@ def parse(text: str, base: Path = Path()) -> spec.Experiment:
         ("[algorithm]\nfedavgg = {}", ["fedavgg", "Did you mean 'fedavg'?"]),
         ("[algorithm]\nfedavg = { lrr = 1 }", ["[algorithm.fedavg]", "lrr", "Did you mean 'lr'?"]),
         ("[algorithm]\nfedavg = { lr = 0 }", ["[algorithm.fedavg] lr", "more than 0"]),
-        ('[algorithm]\nfedavg = { weights = "example" }', ["[algorithm.fedavg] weights", "'examples' or 'uniform'"]),
+        (
+            '[algorithm]\nfedavg = { weights = "example" }',
+            ["[algorithm.fedavg] weights", "'examples', 'uniform', 'score' or 'within_std'"],
+        ),
         ("[algorithm]\nfedavg = 3", ["[algorithm.fedavg]", "must be a table"]),
         ("[algorithm]\nfedsgd = { momentum = 0.5 }", ["[algorithm.fedsgd]", "'momentum' has no meaning"]),
         ('[data]\nsource = "digitz"', ["digitz", "Did you mean 'digits'?"]),
