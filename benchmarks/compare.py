@@ -34,10 +34,10 @@ BARS = {  # how many times faster fedloom means to be, at least
 }
 NOTES = """\
 Medians, quartiles in brackets. A ratio is the system's median over that of the first fedloom; its quartiles are over
-turns, each block against fedloom's block of the same turn. CPU is processor time a round over all processes of a system,
-which a busy machine disturbs less than the clock. Start-up is from the start of the process to the end of the first round,
-with nothing compiled in a cache. Memory adds up the peaks of a system's processes, shared pages counted in each. Other
-load is the share of the machine that unrelated processes used during a system's blocks."""
+turns, each block against fedloom's block of the same turn. CPU is processor time a round over all processes of a
+system, which a busy machine disturbs less than the clock. Start-up is from the start of the process to the end of the
+first round, with nothing compiled in a cache. Memory adds up the peaks of a system's processes, shared pages counted in
+each. Other load is the share of the machine that unrelated processes used during a system's blocks."""
 
 
 def main() -> None:
@@ -54,6 +54,7 @@ def main() -> None:
         result["failed"].update({name: why for name, why in broken.items() if work in DOES[name]})
         facts["works"][work] = result
         write("compare", report(facts), facts, options.out)  # after each work: a later one may be interrupted
+    print(report(facts))
 
 
 def arguments() -> argparse.Namespace:

@@ -21,6 +21,8 @@ def main() -> None:
     from fedloom.machine import cores
 
     parser = works.arguments(__doc__)
+    parser.add_argument("--cohort", type=int, help="clients a round, instead of the work's")
+    parser.add_argument("--hidden", type=int, help="a net of two hidden layers of this width instead of the work's")
     add_settings(parser)
     options = parser.parse_args()
     if options.evaluate:
@@ -37,7 +39,9 @@ def rounds(line: Line, options: Namespace, workers: object) -> None:
     from fedloom.backends.vector import Vector
 
     chosen = settings(options)
-    work = reference(options.work, options.data, options.partition, options.lr)
+    work = reference(
+        options.work, options.data, options.partition, options.lr, cohort=options.cohort, hidden=options.hidden
+    )
     setup = setup_for(work, chosen["group"], chosen["compile"])
     backend = Vector(work.federation, work.task, setup, workers)
     records = fl.fit(

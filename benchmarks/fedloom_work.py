@@ -34,8 +34,15 @@ class Reference:
     sampling: fl.Sampling
 
 
-def reference(name: str, data: str | None = None, partition: str = "iid", lr: float | None = None) -> Reference:
-    """One of the works that the peers do too."""
+def reference(
+    name: str,
+    data: str | None = None,
+    partition: str = "iid",
+    lr: float | None = None,
+    cohort: int | None = None,
+    hidden: int | None = None,
+) -> Reference:
+    """One of the works that the peers do too; `cohort` and `hidden` change its size for scaling."""
     work = works.WORKS[name]
     if name == "lstm":
         from torch_models import NextWord  # fedloom has no language model yet
@@ -44,8 +51,10 @@ def reference(name: str, data: str | None = None, partition: str = "iid", lr: fl
     else:
         federation = mnist(data, partition, work.clients)
         task = fl.Task({"2nn": "mnist_2nn", "cnn": "mnist_cnn"}[name])
+        if hidden is not None:
+            task = fl.Task("mlp", args={"features": 784, "hidden": [hidden, hidden], "classes": 10})
     algorithm = fl.FedAvg(lr=lr or work.lr, batch_size=work.batch, epochs=work.epochs)
-    return Reference(federation, task, algorithm, fl.Sampling(count=work.cohort))
+    return Reference(federation, task, algorithm, fl.Sampling(count=cohort or work.cohort))
 
 
 def mnist(

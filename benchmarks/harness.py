@@ -180,7 +180,7 @@ class Watch:
         self.stolen = (now_stolen - stolen) / cores
 
 
-def wait_for_calm(share: float | None, patience: float = 120) -> None:
+def wait_for_calm(share: float | None, patience: float = 60) -> None:
     """Wait until other processes use at most this share of the machine, but not forever."""
     limit = time.monotonic() + patience
     while share is not None and time.monotonic() < limit:
@@ -247,12 +247,11 @@ def short(seconds: float) -> str:
 
 
 def write(name: str, text: str, facts: dict[str, Any], out: Path) -> None:
-    """Print a result, and keep it as Markdown and JSON."""
+    """Keep a result as Markdown and JSON."""
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{name}.md").write_text(text + "\n")
     (out / f"{name}.json").write_text(json.dumps(facts, indent=1) + "\n")
-    print(text)
-    print(f"\nwritten: {out / name}.md and .json", file=sys.stderr)
+    print(f"written: {out / name}.md and .json", file=sys.stderr)
 
 
 class Ticker:

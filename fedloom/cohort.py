@@ -50,6 +50,10 @@ class Sampling(Record):
             )
         if self.sampling == "poisson" and self.count is not None:
             raise InputError("Poisson sampling draws each client by itself: give cohort.fraction, not cohort.count.")
+        if self.sampling == "poisson" and self.fraction == 0:
+            raise InputError(
+                "Poisson sampling with cohort.fraction = 0 would never draw anybody. Use a larger fraction."
+            )
         return self
 
     def size(self, population: int) -> int:
@@ -59,7 +63,7 @@ class Sampling(Record):
     def needed(self, population: int) -> int:
         """The fewest clients for a round to count."""
         size = self.size(population)
-        return int(np.ceil(self.quorum * size)) if self.quorum <= 1 else int(self.quorum)
+        return int(np.ceil(self.quorum * size if self.quorum <= 1 else self.quorum))
 
     def check(self, population: int) -> None:
         if self.count is not None and self.count > population:
@@ -115,8 +119,11 @@ class OwnStates:
         return {group: tree.stack([state[group] for state in found]) for group in self.initial} if found else {}
 
     def put(self, ids: Iterable[int], own: Groups) -> None:
-        if not self.initial:
-            return
+        if own.keys() != self.initial.keys():
+            raise InputError(
+                f"A client method must return all that clients keep ({', '.join(self.initial) or 'nothing'}), and nothing "
+                f"else. Got {', '.join(own) or 'nothing'} instead: see init_own."
+            )
         for position, client in enumerate(ids):
             self.states[client] = {group: tree.clone(tree.row(stacked, position)) for group, stacked in own.items()}
             self.changed.add(client)

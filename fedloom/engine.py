@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedloom import tree
+import torch
+
 from fedloom.algorithm import Algorithm
 from fedloom.cohort import Backend, Cohort, OwnStates, Sampling
 from fedloom.data.federation import Federation
@@ -99,12 +100,7 @@ def fit(
         cohort.universal = evaluation.universal and round == rounds
         complete = algorithm.pooled or len(ids) >= max(sampling.needed(federation.clients), 1)
         if complete:
-            state = algorithm.round(state, cohort)
-            for name, group in state.items():
-                if not tree.is_finite(group):
-                    raise TrainingError(
-                        f"Round {round}: the new {name} is not finite. A smaller lr or a clip may help."
-                    )
+            state = _checked(algorithm.round(state, cohort), state, task, round)
         for report in cohort.reports:
             if report.post_fit:
                 clients.setdefault("post_fit", {})[report.client] = report.post_fit
@@ -127,6 +123,22 @@ def fit(
         )
 
 
+def _checked(state: Groups, before: Groups, task: Task, round: int) -> Groups:
+    """The new state, if it is sound: what is learnt must be finite (a buffer may hold infinities, as masks do)."""
+    for name, group in state.items():
+        for leaf, value in group.items():
+            wrong = ~torch.isfinite(value) if leaf in task.trainable else torch.isnan(value)
+            if bool(wrong.any()):
+                raise TrainingError(f"Round {round}: the new {name} is not finite. A smaller lr or a clip may help.")
+    # averaging equal numbers may change their last bits, and frozen parameters must not drift
+    return {
+        name: {**group, **{leaf: before[name][leaf] for leaf in task.frozen if leaf in group and leaf in before[name]}}
+        if name in before
+        else group
+        for name, group in state.items()
+    }
+
+
 def _examine_server(
     backend: Backend, federation: Federation, task: Task, algorithm: Algorithm, state: Groups, evaluation: Evaluation
 ) -> dict[str, Measured]:
@@ -142,7 +154,7 @@ def _examine_server(
             measured[split] = sum(backend.run(work), Measured())
         elif evaluation.server is not None:
             everyone = tuple(range(federation.clients))
-            graded = backend.run(Examination(algorithm, {**state, "model": weights}, {}, everyone, (split,)))
+            graded = backend.run(Examination(algorithm, {}, {}, everyone, (split,), model=weights))
             measured[split] = sum((graded[client][split] for client in everyone), Measured())
     return measured
 

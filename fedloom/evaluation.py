@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fedloom.clients import Clients
+from fedloom.clients import Clients, Setup
 from fedloom.data.split import SplitName
+from fedloom.masking import Masked
 from fedloom.task import Task
-from fedloom.tree import Tree
+from fedloom.tree import Tree, clone
 
 
 @dataclass(frozen=True)
@@ -59,19 +60,20 @@ def evaluate_rows(task: Task, weights: Tree, data: Clients, rows: Tensor) -> Mea
     measured = Measured()
     if len(rows):
         for part in passes(rows, data.setup.evaluation_batch):
-            measured = measured + measure(task, weights, *batch(data, part, task), data.setup.draws_globally)
+            measured = measured + measure(task, weights, *batch(data, part, task), data.setup)
     return measured
 
 
 @torch.no_grad()
-def measure(task: Task, weights: Tree, x: Tensor, y: Tensor, draws_globally: bool = False) -> Measured:
-    """One model on one batch; one that draws from torch's global generator is lent one that always begins the same."""
+def measure(task: Task, weights: Tree, x: Tensor, y: Tensor, setup: Setup = Setup()) -> Measured:
+    """One model on one batch. Whatever it draws, it draws the same every time, and from no generator of the user's."""
     module = task.module
     training = module.training
-    with torch.random.fork_rng(devices=[]) if draws_globally else nullcontext():
-        if draws_globally:
+    keyed = Masked(torch.zeros(2, dtype=torch.int64, device=x.device)) if setup.masked else nullcontext()
+    with torch.random.fork_rng(devices=[]) if setup.draws_globally else nullcontext(), keyed:
+        if setup.draws_globally:
             torch.manual_seed(0)
-        output = functional_call(module.eval(), weights, (x,))
+        output = functional_call(module.eval(), {**clone(task.transient), **weights}, (x,))
     module.train(training)
     sums = {"loss": task.losses(output, y).sum(dtype=torch.float64).item()}
     scores = {}

@@ -135,10 +135,12 @@ def lane_step(
     """One training step of all lanes: gradients, losses and new buffers. Cached, because compiling it takes long."""
     # two methods of equal algorithms are not equal, and every message brings another algorithm: look at the parts
     owner, function = getattr(correct, "__self__", None), getattr(correct, "__func__", correct)
-    return _lane_step(task, clip_at, owner, function, masked, compiled)
+    try:
+        return _cached_step(task, clip_at, owner, function, masked, compiled)
+    except TypeError:  # an algorithm with a list or dict among its fields cannot be looked up
+        return _lane_step(task, clip_at, owner, function, masked, compiled)
 
 
-@lru_cache(maxsize=64)
 def _lane_step(
     task: Task, clip_at: float | None, owner: Any, function: Any, masked: bool, compiled: bool
 ) -> Callable[..., Any]:
@@ -179,3 +181,6 @@ def _lane_step(
 
     lanes = torch.func.vmap(step, in_dims=(0, 0, 0, 0, 0, 0, 0, None, 0))
     return torch.compile(lanes) if compiled else lanes
+
+
+_cached_step = lru_cache(maxsize=64)(_lane_step)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,25 @@ def prepare_environment() -> None:
 
 
 def prepare_process() -> None:
-    """One torch thread and no denormal numbers, for a process that computes clients."""
+    """One torch thread and no denormal numbers, for a process that does nothing but compute clients."""
     import torch
 
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
+
+
+@contextmanager
+def computing() -> Iterator[None]:
+    """The same for a while, in a process that has other things to do."""
+    import torch
+
+    threads = torch.get_num_threads()
+    prepare_process()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(False)
 
 
 def cores() -> int:

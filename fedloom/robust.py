@@ -6,15 +6,16 @@ sees each client's change, so none of this goes together with secure aggregation
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
-from pydantic import SerializeAsAny
+from annotated_types import Ge
+from pydantic import SerializeAsAny, Strict
 from torch import Tensor
 
 from fedloom import rules
 from fedloom.errors import InputError, ParameterError, nearest
-from fedloom.record import Count, Positive, Record, Whole
+from fedloom.record import Count, Positive, Record
 from fedloom.tree import Tree
 
 
@@ -61,11 +62,9 @@ class TrimmedMean(Robust):
     """The mean of every coordinate without its `trim` largest and smallest values (Yin et al. 2018)."""
 
     name: ClassVar[str] = "trimmed_mean"
-    trim: Whole = 1
+    trim: Annotated[int, Strict(), Ge(0)] = 1
 
     def check(self, clients: int) -> None:
-        if self.trim < 0:
-            raise InputError(f"The 'trim' parameter of TrimmedMean must be at least 0. Got {self.trim} instead.")
         self._need(clients, 2 * self.trim + 1, f"trim = {self.trim} at each end")
 
     def combine(self, changes: Tensor, weights: Tensor) -> Tensor:
@@ -91,8 +90,12 @@ class MultiKrum(Krum):
     name: ClassVar[str] = "multi_krum"
     keep: Count | None = None  # all but the wrong ones
 
+    def check(self, clients: int) -> None:
+        super().check(clients)
+        self._need(clients, self.keep or 0, f"keep = {self.keep}")
+
     def combine(self, changes: Tensor, weights: Tensor) -> Tensor:
-        keep = len(changes) - self.byzantine if self.keep is None else min(self.keep, len(changes))
+        keep = len(changes) - self.byzantine if self.keep is None else self.keep
         best = krum_scores(distances(changes), self.byzantine).argsort(stable=True)[:keep]
         return changes[best.sort().values].mean(dim=0)
 
@@ -149,11 +152,10 @@ class CentredClipping(Robust):
     iterations: Count = 3
 
     def combine(self, changes: Tensor, weights: Tensor) -> Tensor:
-        shares = weights / weights.sum()
-        centre = torch.zeros_like(changes[0])
+        centre = torch.zeros_like(changes[0])  # every client counts the same: weights are what attackers lie about
         for _ in range(self.iterations):
             offset = changes - centre
-            centre = centre + shares @ (offset * shrink(offset, self.radius))
+            centre = centre + (offset * shrink(offset, self.radius)).mean(dim=0)
         return centre
 
 

@@ -23,7 +23,7 @@ NORMALIZATION = (
     nn.GroupNorm,
     nn.RMSNorm,
 )
-CACHED = ("module", "trainable", "transient", "normalization")  # what each process finds out for itself
+CACHED = ("module", "trainable", "frozen", "transient", "normalization")  # what each process finds out for itself
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -77,6 +77,11 @@ class Task:
     def trainable(self) -> tuple[str, ...]:
         """Names of the leaves that gradients change; the others are buffers and frozen parameters."""
         return tuple(name for name, parameter in self.module.named_parameters() if parameter.requires_grad)
+
+    @cached_property
+    def frozen(self) -> tuple[str, ...]:
+        """Names of parameters that are not trained: they stay as they are, bit for bit."""
+        return tuple(name for name, parameter in self.module.named_parameters() if not parameter.requires_grad)
 
     @cached_property
     def transient(self) -> Tree:

@@ -129,7 +129,8 @@ class ClientWork:
 
     def perform(self, place: Place) -> Outcome:
         """All clients of this part, a bounded number at a time: a stack costs clients × model in memory."""
-        model = sum(tree.size(group) for group in self.shared.values()) or 1
+        own = sum(tree.size(group) for group in self.own.values()) // max(len(self.ids), 1)
+        model = sum(tree.size(group) for group in self.shared.values()) + own + 1
         together = max(place.setup.group, min(64, 256_000_000 // model))
         pieces = (self.part(begin, begin + together) for begin in range(0, len(self.ids), together))
         return self.merge(piece._perform(place) for piece in pieces)
@@ -242,7 +243,7 @@ def aggregate(outcome: Outcome) -> tuple[Groups, dict[str, Tensor]]:
 class Examination:
     """Every client evaluates its own model (`algorithm.model`) on its own splits."""
 
-    common: ClassVar[tuple[str, ...]] = ("algorithm", "shared")
+    common: ClassVar[tuple[str, ...]] = ("algorithm", "shared", "model")
 
     algorithm: Algorithm
     shared: Groups
@@ -250,6 +251,7 @@ class Examination:
     ids: tuple[int, ...]
     splits: tuple[SplitName, ...]
     round: int = 0
+    model: Tree | None = None  # evaluate this one instead
 
     def costs(self, place: Place) -> Sequence[int]:
         counts = sum(place.federation.counts(self.ids, split) for split in self.splits)
@@ -264,7 +266,8 @@ class Examination:
         graded: dict[int, dict[str, Measured]] = {}
         for position, client in enumerate(self.ids):
             own = {group: tree.row(stacked, position) for group, stacked in self.own.items()}
-            model = tree.to(self.algorithm.model(place.task, self.shared, own), place.setup.device)
+            model = self.model or self.algorithm.model(place.task, self.shared, own)
+            model = tree.to(model, place.setup.device)
             graded[client] = {s: evaluation.evaluate(place.task, model, data, position, s) for s in self.splits}
         return graded
 
@@ -296,7 +299,7 @@ class ServerExamination:
             rows = slice(number * self.piece, (number + 1) * self.piece)
             example = evaluation.prepare(x[rows], y[rows], place.federation.scale, place.task, place.setup.device)
             weights = tree.to(self.weights, place.setup.device)
-            measured.append(evaluation.measure(place.task, weights, *example, place.setup.draws_globally))
+            measured.append(evaluation.measure(place.task, weights, *example, place.setup))
         return measured
 
     def merge(self, results: Iterable[list[Measured]]) -> list[Measured]:

@@ -51,12 +51,16 @@ class CoCoA(Algorithm):
         return {"dual": {"alpha": torch.zeros(self.capacity, dtype=torch.float64)}}
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
-        total = round(float(cohort.reduce(self.count, {})["size"]["examples"]) * len(cohort))
-        size = {"examples": torch.tensor(total), "clients": torch.tensor(len(cohort))}
-        found = cohort.reduce(self.client, {**state, "size": size})
+        mean = cohort.reduce(self.count, {})["size"]["examples"]
+        if "problem" not in state:
+            # the dual problem has one size for good: that of all clients, known from the first cohort
+            state = {**state, "problem": {"examples": torch.round(mean * cohort.population).to(torch.int64)}}
+        size = {**state["problem"], "clients": torch.tensor(len(cohort))}
+        found = cohort.reduce(self.client, {"model": state["model"], "size": size})
         # the clients' changes are added: their mean times their number, times γ
         factor = len(cohort) * (1.0 if self.aggregation == "adding" else 1 / len(cohort))
-        return {"model": map_leaves(lambda w, d: w + factor * d.to(w.dtype), state["model"], found["change"])}
+        moved = map_leaves(lambda w, d: w + factor * d.to(w.dtype), state["model"], found["change"])
+        return {**state, "model": moved}
 
     def count(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         """How many examples each client has: the dual problem is scaled by their sum."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -60,16 +61,19 @@ class FederatedDropout(Algorithm):
         layers = [
             path for path, part in task.module.named_modules() if isinstance(part, (nn.Linear, nn.modules.conv._ConvNd))
         ]
-        for path in layers[:-1]:
-            weight, bias = f"{path}.weight" if path else "weight", f"{path}.bias" if path else "bias"
-            if weight not in masks:
-                continue
-            units = len(model[weight])
-            order = keys.permutation(keys.key(key, path), units)
-            left_out = torch.from_numpy(order[: int(self.rate * units)])
-            for name in (weight, bias):
+        for path, following in pairwise(layers):
+            units = len(model[f"{path}.weight"])
+            left_out = torch.zeros(units, dtype=torch.bool)
+            left_out[torch.from_numpy(keys.permutation(keys.key(key, path), units)[: int(self.rate * units + 0.5)])] = (
+                True
+            )
+            for name in (f"{path}.weight", f"{path}.bias"):
                 if name in masks:
                     masks[name][left_out] = 0
+            # what leads out of a missing unit is missing too; a flattened channel has several inputs in the next layer
+            inputs = model[f"{following}.weight"].shape[1]
+            if inputs % units == 0 and f"{following}.weight" in masks:
+                masks[f"{following}.weight"][:, left_out.repeat_interleave(inputs // units)] = 0
         return masks
 
 

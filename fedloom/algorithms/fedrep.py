@@ -33,7 +33,8 @@ class FedRep(FedAvg):
     def head_leaves(self, task: Task, model: Tree) -> list[str]:
         """Names of the leaves that stay with the client."""
         prefixes = self.head or (task.trainable[-1].rpartition(".")[0],)
-        named = [name for name in model if any(name == p or name.startswith(f"{p}.") or p == "" for p in prefixes)]
+        starts = [prefix.rstrip(".") for prefix in prefixes]
+        named = [name for name in model if any(name == p or name.startswith(f"{p}.") for p in starts)]
         if not named or len(named) == len(model):
             raise InputError(
                 f"The 'head' parameter of FedRep must name some of the model's leaves, but not all. "

@@ -55,8 +55,8 @@ class Scaffold(Algorithm):
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         trained = self.fit(task, expand(shared["model"], len(data)), shared, own, data)
         drift = sub(select(shared["model"], task.trainable), select(trained.model, task.trainable))
-        pace = 1 / (trained.steps * self.train.lr)
-        change = sub(scale(drift, pace.to(torch.float64)), shared["control"])
+        pace = 1 / (trained.steps.to(torch.float64) * self.train.lr)
+        change = sub(scale(drift, pace), shared["control"])
         update = Update(
             {"model": trained.model, "control": change},
             {"model": weights.by_size(self.weights, data.examples), "control": weights.uniform(data.examples)},

@@ -6,6 +6,7 @@ from typing import Any
 
 from fedloom.clients import Setup
 from fedloom.data.federation import Federation
+from fedloom.machine import computing
 from fedloom.task import Task
 from fedloom.work import Place, Work
 
@@ -21,7 +22,8 @@ class Serial:
 
     def run(self, work: Work) -> Any:
         units = len(work.costs(self.place))
-        return work.merge(work.part(unit, unit + 1).perform(self.place) for unit in range(units))
+        with computing():
+            return work.merge(work.part(unit, unit + 1).perform(self.place) for unit in range(units))
 
     def close(self) -> None:
         """Nothing to give back."""

@@ -26,6 +26,8 @@ class Workers:
     def __init__(self, count: int) -> None:
         if os.name != "posix":
             raise InputError('The vector backend needs Linux or macOS. Use run.backend = "serial".')
+        self.place: object = None  # whose data and task the workers have at the moment
+        self.tickets = 0
         self.processes: list[subprocess.Popen[bytes]] = []
         self.connections: list[Connection] = []
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -41,24 +43,30 @@ class Workers:
     def __len__(self) -> int:
         return len(self.connections)
 
-    def tell(self, kind: str, payload: Any, only: int | None = None) -> None:
+    def tell(self, kind: str, payload: Any, only: int | None = None, ticket: int = 0) -> None:
         """Send one message, pickled once, to all workers or to one."""
         import cloudpickle
 
-        message = cloudpickle.dumps((kind, payload))
+        message = cloudpickle.dumps(payload)
         for number in range(len(self)) if only is None else (only,):
             try:
+                self.connections[number].send((kind, ticket))
                 self.connections[number].send_bytes(message)
             except (BrokenPipeError, ConnectionError):
                 raise self._dead(number) from None
 
-    def answer(self, number: int) -> Any:
+    def answer(self, number: int, ticket: int) -> Any:
+        """A worker's answer to the part with this ticket; others are dropped, nobody waits for them."""
         import cloudpickle
 
-        try:
-            kind, payload = cloudpickle.loads(self.connections[number].recv_bytes())
-        except (EOFError, ConnectionError):
-            raise self._dead(number) from None
+        found = None
+        while found != ticket:
+            try:
+                found = self.connections[number].recv()
+                message = self.connections[number].recv_bytes()
+            except (EOFError, ConnectionError):
+                raise self._dead(number) from None
+        kind, payload = cloudpickle.loads(message)
         if kind == "failed":
             raise payload
         if kind == "crashed":
@@ -92,19 +100,27 @@ class Vector:
         from fedloom.backends.sharing import share
 
         self.workers = Workers(workers) if isinstance(workers, int) else workers
+        self._closes_workers = isinstance(workers, int)
         self.place = Place(federation, task, setup)
         self.setup = setup
         self._handle = share(federation)  # kept: the memory is given back with it
-        self.workers.tell("path", sys.path)
-        self.workers.tell("place", (self._handle, task, setup))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Workers may be shared: they must have this backend's data and task before they get its work."""
+        if self.workers.place is not self:
+            self.workers.tell("path", sys.path)
+            self.workers.tell("place", (self._handle, self.place.task, self.setup))
+            self.workers.place = self
 
     def run(self, work: Work) -> Any:
         """Hand out ranges of clients; whoever is free takes the next."""
+        self._settle()
         borders = cut(work.costs(self.place), len(self.workers) * (1 if self.setup.group > 1 else 4))
         common = {name: getattr(work, name) for name in work.common}
         waiting = deque(enumerate(pairwise(borders)))
         results: dict[int, Any] = {}
-        busy: dict[int, int] = {}
+        busy: dict[int, tuple[int, int]] = {}  # worker → part and ticket
         told: set[int] = set()
         idle = list(range(len(self.workers)))
         while waiting or busy:
@@ -114,16 +130,19 @@ class Vector:
                     self.workers.tell("common", common, only=number)
                     told.add(number)
                 light = replace(work.part(begin, end), **dict.fromkeys(work.common))  # type: ignore[type-var]
-                self.workers.tell("part", light, only=number)
-                busy[number] = part
+                self.workers.tickets += 1
+                busy[number] = (part, self.workers.tickets)
+                self.workers.tell("part", light, only=number, ticket=self.workers.tickets)
             ready = {id(connection) for connection in wait([self.workers.connections[number] for number in busy])}
             for number in [n for n in busy if id(self.workers.connections[n]) in ready]:
-                results[busy.pop(number)] = self.workers.answer(number)
+                part, ticket = busy.pop(number)
+                results[part] = self.workers.answer(number, ticket)
                 idle.append(number)
         return work.merge(results[part] for part in sorted(results))
 
     def close(self) -> None:
-        self.workers.close()
+        if self._closes_workers:
+            self.workers.close()
 
 
 def cut(costs: Sequence[int], pieces: int) -> list[int]:

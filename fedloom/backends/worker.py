@@ -29,26 +29,31 @@ def serve(connection: Connection) -> None:
     torch.set_grad_enabled(True)
     place: Place | None = None
     common: dict[str, Any] = {}
+    broken = ""  # why something that parts need could not be loaded
     while True:
-        kind, payload = cloudpickle.loads(connection.recv_bytes())
+        kind, ticket = connection.recv()
+        message = connection.recv_bytes()
+        answer: tuple[str, Any] | None = None
         try:
+            payload = cloudpickle.loads(message)
             if kind == "path":
                 sys.path[:] = payload
             elif kind == "place":
                 handle, task, setup = payload
-                place = Place(attach(handle), task, setup)
+                place, broken = Place(attach(handle), task, setup), ""
             elif kind == "common":
-                common = payload
+                common, broken = payload, ""
             else:
-                answer = ("done", replace(payload, **common).perform(place))
-                connection.send_bytes(cloudpickle.dumps(answer))
+                answer = ("crashed", broken) if broken else ("done", replace(payload, **common).perform(place))
         except FedloomError as error:
-            connection.send_bytes(cloudpickle.dumps(("failed", error)))
-        except (EOFError, ConnectionError):
-            raise
+            answer = ("failed", error)
         except BaseException as error:  # whatever a user's model raises belongs on the parent's screen
-            text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
-            connection.send_bytes(cloudpickle.dumps(("crashed", text)))
+            answer = ("crashed", f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+        if kind == "part":
+            connection.send(ticket)
+            connection.send_bytes(cloudpickle.dumps(answer))
+        elif answer is not None:
+            broken = str(answer[1])  # told when it is asked for, not before
 
 
 def main() -> None:

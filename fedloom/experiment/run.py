@@ -234,7 +234,6 @@ class _Backends:
         if self.verbose:
             self._explain(federation, task, setup)
         if self._workers is None:
-            machine.prepare_process()
             return Serial(federation, task, setup)
         return Vector(federation, task, setup, self._workers)
 

@@ -48,7 +48,9 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, int]]:
     return drawn
 
 
-def rounds(world: World, algorithm: Algorithm, resume: Snapshot | None = None) -> tuple[list[RoundRecord], dict[int, Groups]]:
+def rounds(
+    world: World, algorithm: Algorithm, resume: Snapshot | None = None
+) -> tuple[list[RoundRecord], dict[int, Groups]]:
     """All records, and what every client keeps in the end."""
     own = {client: algorithm.init_own(world.task, world.task.initial()) for client in range(world.population)}
     own.update(resume.own if resume else {})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from fedloom import keys
 from fedloom.cohort import Sampling
 from fedloom.data.federation import Federation
-from fedloom.data.split import Split
 from fedloom.task import Task
 
 Vector = NDArray[np.float64]
@@ -34,7 +33,7 @@ EVERYONE_BUT_ONE = ((0, 1, 2), (0, 2), (0, 1, 2))  # who takes part in rounds 1,
 class Softmax:
     """A linear classifier: cross-entropy of softmax(W x + b)."""
 
-    leaves: dict[str, tuple[int, ...]] = {"weight": (CLASSES, FEATURES), "bias": (CLASSES,)}
+    leaves: ClassVar[dict[str, tuple[int, ...]]] = {"weight": (CLASSES, FEATURES), "bias": (CLASSES,)}
     buffers: tuple[str, ...] = ()
 
     def torch(self) -> nn.Module:
@@ -88,7 +87,12 @@ class TwoLayers(Softmax):
     """A body with tanh and a linear head."""
 
     hidden = 4
-    leaves = {"body.weight": (4, FEATURES), "body.bias": (4,), "head.weight": (CLASSES, 4), "head.bias": (CLASSES,)}
+    leaves: ClassVar[dict[str, tuple[int, ...]]] = {
+        "body.weight": (4, FEATURES),
+        "body.bias": (4,),
+        "head.weight": (CLASSES, 4),
+        "head.bias": (CLASSES,),
+    }
 
     def torch(self) -> nn.Module:
         return TwoLayerNet()
@@ -126,7 +130,7 @@ class TwoLayerNet(nn.Module):
 class Normed(Softmax):
     """Batch normalisation of the inputs, then a linear classifier."""
 
-    leaves = {
+    leaves: ClassVar[dict[str, tuple[int, ...]]] = {
         "norm.weight": (FEATURES,),
         "norm.bias": (FEATURES,),
         "out.weight": (CLASSES, FEATURES),
@@ -180,7 +184,7 @@ class NormedNet(nn.Module):
 class Line(Softmax):
     """A linear regression with squared errors; it starts at zero."""
 
-    leaves = {"weight": (1, FEATURES), "bias": (1,)}
+    leaves: ClassVar[dict[str, tuple[int, ...]]] = {"weight": (1, FEATURES), "bias": (1,)}
 
     def torch(self) -> nn.Module:
         model = nn.Linear(FEATURES, 1)
@@ -415,7 +419,9 @@ def scored_shares(scores: Sequence[float], rule: str, higher_is_better: bool) ->
     return inside / inside.sum()
 
 
-def fedavg(world: World, weights: str = "examples", metric: str = "accuracy", scores: str = "post", **_: Any) -> Expected:
+def fedavg(
+    world: World, weights: str = "examples", metric: str = "accuracy", scores: str = "post", **_: Any
+) -> Expected:
     """McMahan et al. 2017, Algorithm 1; the shares of Samani 2020 where asked."""
     w = world.start()
     for round, cohort in enumerate(world.rounds, 1):
@@ -492,7 +498,7 @@ def fedbn(world: World) -> Expected:
     """Li et al. 2021, Algorithm 1: every layer is averaged but normalisation, which each client keeps."""
     local = world.model.where("norm.")
     w = world.start()
-    kept = {k: w[local] for k in range(world.population)}
+    kept = dict.fromkeys(range(world.population), w[local])
     for round, cohort in enumerate(world.rounds, 1):
         trained = []
         for k in cohort:
@@ -625,7 +631,9 @@ def coordinate_step(loss: str, a: float, z: float, y: float, curvature: float) -
     """The step that maximises −ℓ*(−(a + step)) − z·step − curvature/2·step², ℓ* the loss's conjugate."""
     if loss == "mse":  # ℓ(z) = ½ (z − y)², ℓ*(−a) = a²/2 − a y
         return (y - z - a) / (1 + curvature)
-    sign = 2.0 * y - 1.0  # ℓ(z) = log(1 + exp(−sign z)), ℓ*(−a) = b log b + (1 − b) log(1 − b) with b = sign·a in [0, 1]
+    sign = (
+        2.0 * y - 1.0
+    )  # ℓ(z) = log(1 + exp(−sign z)), ℓ*(−a) = b log b + (1 − b) log(1 − b) with b = sign·a in [0, 1]
     b, low, high = sign * a, 0.0, 1.0
 
     def slope(p: float) -> float:
@@ -725,7 +733,7 @@ def fedrep(world: World, head_epochs: float = 1.0, head: tuple[str, ...] = ()) -
     """Collins et al. 2021, Algorithm 1: first the head against the received body, then the body against that head."""
     is_head = world.model.where(*(head or ("head.",)))
     w = world.start()
-    heads = {k: w[is_head] for k in range(world.population)}
+    heads = dict.fromkeys(range(world.population), w[is_head])
     for round, cohort in enumerate(world.rounds, 1):
         trained = []
         for k in cohort:
@@ -757,7 +765,9 @@ def ifca(world: World, clusters: int = 2) -> Expected:
     return Expected(None, {k: models[j] for k, j in last.items()})
 
 
-def peer(world: World, weights: str = "uniform", metric: str = "accuracy", topology: str = "full", **_: Any) -> Expected:
+def peer(
+    world: World, weights: str = "uniform", metric: str = "accuracy", topology: str = "full", **_: Any
+) -> Expected:
     """Samani 2020, peer to peer: everybody judges everybody's weights on its own validation split."""
     models = {k: world.start() for k in range(world.population)}
     for round, cohort in enumerate(world.rounds, 1):
@@ -912,7 +922,11 @@ CASES = [
     Case("ifca", ifca, world=two_kinds),
     Case("ifca", ifca, {"clusters": 3}, two_kinds),
     Case("peer", peer),
-    *(Case("peer", peer, {"weights": weights, **metric}) for weights in ("score", "within_std") for metric in ({}, LOSS)),
+    *(
+        Case("peer", peer, {"weights": weights, **metric})
+        for weights in ("score", "within_std")
+        for metric in ({}, LOSS)
+    ),
     Case("peer", peer, {"weights": "metropolis"}),
     *(
         Case("peer", peer, {"weights": weights, "topology": topology}, five_clients)

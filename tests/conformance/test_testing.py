@@ -1,0 +1,212 @@
+"""The suite for outsiders finds what it is there to find."""
+
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from pydantic import model_validator
+
+from fedloom.algorithm import Update
+from fedloom.algorithms import FedAvg
+from fedloom.clients import Clients
+from fedloom.cohort import Cohort
+from fedloom.local import Groups, Step
+from fedloom.record import NonNegative
+from fedloom.task import Task
+from fedloom.testing import check_algorithm
+from fedloom.tree import Tree, add, clone, expand, scale, sub
+
+
+class Mine(FedAvg):
+    """A pull towards the global model, written by somebody else."""
+
+    pull: NonNegative = 0.1
+
+    def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
+        return add(step.grad, sub(step.params, step.start), scale=self.pull)
+
+
+class ChangesShared(FedAvg):
+    """The client half works on what it was lent."""
+
+    def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        answer = super().client(task, shared, own, data)
+        shared["model"][task.trainable[0]].mul_(0.5)
+        return answer
+
+
+class ChangesState(FedAvg):
+    """The server half writes the new weights over the old ones."""
+
+    def round(self, state: Groups, cohort: Cohort) -> Groups:
+        for name, leaf in super().round(state, cohort)["model"].items():
+            state["model"][name].copy_(leaf)
+        return state
+
+
+class DependsOnItsRange(FedAvg):
+    """Every client is told how many others are computed with it."""
+
+    def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        update, own = super().client(task, shared, own, data)
+        return Update({"model": scale(update.groups["model"], 1 + 0.1 * len(data))}, update.weight), own
+
+
+class CentresItsGroup(FedAvg):
+    """Clients trained side by side see each other's weights."""
+
+    def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        update, own = super().client(task, shared, own, data)
+        mixed = {
+            name: leaf + (0.1 if data.setup.group > 1 else 0.0) * leaf.mean(0)
+            for name, leaf in update.groups["model"].items()
+        }
+        return Update({"model": mixed}, update.weight), own
+
+
+class Draws(FedAvg):
+    """The server adds noise that nobody can repeat."""
+
+    def round(self, state: Groups, cohort: Cohort) -> Groups:
+        new = super().round(state, cohort)
+        return {"model": {name: leaf + 0.01 * torch.rand(leaf.shape) for name, leaf in new["model"].items()}}
+
+
+class DrawsInNumpy(FedAvg):
+    """The server adds noise that nobody can repeat, with numpy."""
+
+    def round(self, state: Groups, cohort: Cohort) -> Groups:
+        noise = np.random.normal()
+        return {"model": scale(super().round(state, cohort)["model"], 1 + 0.01 * noise)}
+
+
+MEMORY: dict[int, Tree] = {}
+
+
+class Remembers(FedAvg):
+    """The server keeps something outside of its state, which no checkpoint holds."""
+
+    def round(self, state: Groups, cohort: Cohort) -> Groups:
+        new = super().round(state, cohort)["model"]
+        last = MEMORY.get(cohort.round - 1, new) if cohort.calls and cohort.round > 1 else new
+        MEMORY.clear()
+        MEMORY[cohort.round] = clone(new)
+        return {"model": add(scale(new, 0.5), last, scale=0.5)}
+
+
+class Grows(FedAvg):
+    """The server's state has a new leaf after the first round."""
+
+    def round(self, state: Groups, cohort: Cohort) -> Groups:
+        return {**super().round(state, cohort), "last": state["model"]}
+
+
+class SeesEverybody(FedAvg):
+    """The server looks at every client's weights, and says that it does not."""
+
+    def round(self, state: Groups, cohort: Cohort) -> Groups:
+        stacked = cohort.map(self.client, state)["model"]
+        return {"model": {name: leaf.to(torch.float64).mean(0).to(leaf.dtype) for name, leaf in stacked.items()}}
+
+
+class Unbounded(FedAvg):
+    """A field with a bound that a validator undoes."""
+
+    pull: NonNegative = 0.1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _forgive(cls, values: Any) -> Any:
+        return {**values, "pull": 0.0} if isinstance(values.get("pull"), float | int | str) else values
+
+
+class Angry(FedAvg):
+    """Refuses wrong values in its own way."""
+
+    kind: Literal["one", "two"] = "one"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, values: Any) -> Any:
+        if values.get("kind", "one") not in ("one", "two"):
+            raise KeyError("no")
+        return values
+
+
+class Fails(FedAvg):
+    """Works for models whose first leaf is a matrix."""
+
+    def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        if next(iter(shared["model"].values())).dim() != 2:
+            from fedloom.errors import TrainingError
+
+            raise TrainingError("a matrix was expected")
+        return super().client(task, shared, own, data)
+
+
+class KeepsForAbsent(FedAvg):
+    """What a client keeps is a part of what it does, as it should be."""
+
+    def init_own(self, task: Task, model: Tree) -> Groups:
+        return {**super().init_own(task, model), "last": model}
+
+    def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        middle = {
+            name: torch.lerp(leaf, own["last"][name], 0.5) if leaf.is_floating_point() else leaf
+            for name, leaf in expand(shared["model"], len(data)).items()
+        }
+        trained = self.fit(task, middle, shared, own, data)
+        return Update({"model": trained.model}, self.weigh(data)), {**trained.own, "last": trained.model}
+
+    def weigh(self, data: Clients) -> torch.Tensor:
+        return data.examples.to(torch.float64)
+
+
+def test_a_good_algorithm_passes() -> None:
+    check_algorithm(Mine)
+    check_algorithm(Mine(lr=0.1, batch_size=5, pull=0.0))
+    check_algorithm(Mine, settings={"pull": 0.5, "batch_size": "full"})
+    check_algorithm(KeepsForAbsent)
+
+
+@pytest.mark.parametrize(
+    ("broken", "sentence"),
+    [
+        (ChangesShared, "changes shared in place"),
+        (ChangesState, "was changed in place later"),
+        (DependsOnItsRange, "all clients computed together, round 1 is another one"),
+        (CentresItsGroup, "2 clients side by side, the server's state is .* off after round 1"),
+        (Draws, "draws from a global generator"),
+        (DrawsInNumpy, "draws from a global generator"),
+        (Remembers, "going on after round 1, round 2 is another one"),
+        (Grows, "the server's state must have the same leaves in every round"),
+        (SeesEverybody, "must say linear = False"),
+        (Unbounded, "takes pull = -1.0"),
+        (Angry, "must refuse wrong parameters with an InputError, not with KeyError"),
+        (Fails, "Fails on a CNN with batch normalisation does not run: .*a matrix was expected"),
+    ],
+)
+def test_a_broken_promise_is_named(broken: type[FedAvg], sentence: str) -> None:
+    with pytest.raises(AssertionError, match=sentence):
+        check_algorithm(broken)
+
+
+@pytest.mark.parametrize(
+    ("docstring", "sentence"),
+    [
+        (None, "has no docstring"),
+        ("averages.", "without a capital letter"),
+        ("Averages the weights of all clients", "a whole sentence"),
+        ("It averages.", "too little"),
+        ("Averages `weights` of all clients.", "plain words"),
+    ],
+)
+def test_a_docstring_must_begin_with_a_plain_sentence(docstring: str | None, sentence: str) -> None:
+    with pytest.raises(AssertionError, match=sentence):
+        check_algorithm(type("Undescribed", (FedAvg,), {"__doc__": docstring, "__module__": __name__}))
+
+
+def test_what_is_no_algorithm_is_refused() -> None:
+    with pytest.raises(TypeError, match="takes an Algorithm"):
+        check_algorithm(dict)  # type: ignore[arg-type]
