@@ -121,8 +121,8 @@ class OwnStates:
     def put(self, ids: Iterable[int], own: Groups) -> None:
         if own.keys() != self.initial.keys():
             raise InputError(
-                f"A client method must return all that clients keep ({', '.join(self.initial) or 'nothing'}), and nothing "
-                f"else. Got {', '.join(own) or 'nothing'} instead: see init_own."
+                f"A client method must return all that clients keep: {', '.join(self.initial) or 'nothing'}. "
+                f"Got {', '.join(own) or 'nothing'} instead (see init_own)."
             )
         for position, client in enumerate(ids):
             self.states[client] = {group: tree.clone(tree.row(stacked, position)) for group, stacked in own.items()}

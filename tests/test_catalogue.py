@@ -13,7 +13,8 @@ from fedloom.errors import InputError
 
 def test_the_page_is_what_the_code_says() -> None:
     page = Path(__file__).parent.parent / "docs" / "algorithms.md"
-    assert page.read_text(encoding="utf-8") == catalogue.markdown(), "run: python -m fedloom.catalogue > docs/algorithms.md"
+    said = page.read_text(encoding="utf-8")
+    assert said == catalogue.markdown(), "run: python -m fedloom.catalogue > docs/algorithms.md"
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

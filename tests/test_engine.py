@@ -335,7 +335,7 @@ def test_a_round_below_its_quorum_does_not_count() -> None:
 
 def test_pooled_training_needs_no_cohort() -> None:
     data = federation(SIZES)
-    record = last(fit(data, Task(Dense), Pooled(**LIGHT), 1, sampling=Sampling(fraction=0.0, sampling="poisson")))
+    record = last(fit(data, Task(Dense), Pooled(**LIGHT), 1, sampling=Sampling(fraction=1e-9, sampling="poisson")))
     assert record.cohort == (data.everyone,)
     assert record.complete
     assert sorted(record.clients["final"]) == [0, 1, 2, 3]

@@ -64,9 +64,8 @@ class FederatedDropout(Algorithm):
         for path, following in pairwise(layers):
             units = len(model[f"{path}.weight"])
             left_out = torch.zeros(units, dtype=torch.bool)
-            left_out[torch.from_numpy(keys.permutation(keys.key(key, path), units)[: int(self.rate * units + 0.5)])] = (
-                True
-            )
+            order = torch.from_numpy(keys.permutation(keys.key(key, path), units))
+            left_out[order[: int(self.rate * units + 0.5)]] = True
             for name in (f"{path}.weight", f"{path}.bias"):
                 if name in masks:
                     masks[name][left_out] = 0

@@ -29,22 +29,24 @@ def serve(connection: Connection) -> None:
     torch.set_grad_enabled(True)
     place: Place | None = None
     common: dict[str, Any] = {}
-    broken = ""  # why something that parts need could not be loaded
+    broken: dict[str, str] = {}  # what parts need and could not be loaded, and why
     while True:
         kind, ticket = connection.recv()
         message = connection.recv_bytes()
         answer: tuple[str, Any] | None = None
+        broken.pop(kind, None)
         try:
             payload = cloudpickle.loads(message)
             if kind == "path":
                 sys.path[:] = payload
             elif kind == "place":
                 handle, task, setup = payload
-                place, broken = Place(attach(handle), task, setup), ""
+                place = Place(attach(handle), task, setup)
             elif kind == "common":
-                common, broken = payload, ""
+                common = payload
             else:
-                answer = ("crashed", broken) if broken else ("done", replace(payload, **common).perform(place))
+                why = next(iter(broken.values()), "")
+                answer = ("crashed", why) if why else ("done", replace(payload, **common).perform(place))
         except FedloomError as error:
             answer = ("failed", error)
         except BaseException as error:  # whatever a user's model raises belongs on the parent's screen
@@ -53,7 +55,7 @@ def serve(connection: Connection) -> None:
             connection.send(ticket)
             connection.send_bytes(cloudpickle.dumps(answer))
         elif answer is not None:
-            broken = str(answer[1])  # told when it is asked for, not before
+            broken[kind] = str(answer[1])  # told when it is asked for, not before
 
 
 def main() -> None:
