@@ -54,7 +54,8 @@ def main() -> None:
         sys.exit(130)
     except Exception as error:
         if hasattr(error, "format_message"):  # click's usage errors
-            _say(f"error: {error.format_message()}")
+            if error.format_message():
+                _say(f"error: {error.format_message()}")
             sys.exit(getattr(error, "exit_code", 2))
         raise
 
@@ -193,9 +194,12 @@ def _run(
         print(json.dumps(result.json(), indent=2))
     else:
         _print_table(result)
-    metric = experiment.task.metrics[0] if experiment.task.metrics else "loss"
-    picture = result.plot(metric)
-    (_say if as_json else print)(f"Results: {folder}\nPicture: {picture}")
+    say = _say if as_json else print
+    say(f"Results: {folder}")
+    try:
+        say(f"Picture: {result.plot(experiment.task.metrics[0] if experiment.task.metrics else 'loss')}")
+    except FedloomError as error:  # the results are there, whether or not they can be drawn
+        _say(f"No picture: {error}")
 
 
 def _print_table(result: Any) -> None:
@@ -260,7 +264,12 @@ def list_runs(
     """List the runs in a folder."""
     from fedloom.experiment.result import Result
 
-    found = [Result.read(path.parent) for path in sorted(folder.glob("*/run.db"))]
+    found = []
+    for path in sorted(folder.glob("*/run.db")):
+        try:
+            found.append(Result.read(path.parent))
+        except FedloomError as error:
+            _say(f"{path.parent}: {error}")
     if as_json:
         print(json.dumps([result.json() for result in found], indent=2))
     elif not found:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -55,9 +55,10 @@ class RoundRecord:
     clients: dict[Phase, dict[int, dict[str, Measured]]]  # phase → client → split
     server: dict[str, Measured]  # the new global model, per split
     own: dict[int, Groups]  # the states of clients that changed
-    public: tuple[Public, ...]  # numbers that clients made public, such as scores they gave each other
-    seconds: float
+    public: tuple[Public, ...] = ()  # numbers that clients made public, such as scores they gave each other
+    seconds: float = 0.0
     complete: bool = True  # false when too few took part: the state is then the old one
+    reached: bool = False  # what the run was to stop at
 
 
 def fit(
@@ -71,6 +72,7 @@ def fit(
     evaluation: Evaluation = Evaluation(),
     backend: Backend | None = None,
     resume: Snapshot | None = None,
+    until: Callable[[RoundRecord], bool] | None = None,
 ) -> Iterator[RoundRecord]:
     """Train for `rounds` rounds in all and yield a record after each; `resume` continues after the snapshot's round.
 
@@ -97,30 +99,26 @@ def fit(
             )
         cohort = Cohort(backend, algorithm, task, ids, federation.clients, round, seed, own)
         cohort.measure, cohort.watch_epochs = splits, evaluation.epochs
-        cohort.universal = evaluation.universal and round == rounds
+        # whoever may stop at any round must be ready for its end in every round
+        cohort.universal = evaluation.universal and (round == rounds or until is not None)
         complete = algorithm.pooled or len(ids) >= max(sampling.needed(federation.clients), 1)
         if complete:
             state = _checked(algorithm.round(state, cohort), state, task, round)
         for report in cohort.reports:
             if report.post_fit:
                 clients.setdefault("post_fit", {})[report.client] = report.post_fit
-        if round == rounds and evaluation.splits and observed:
-            clients["final"] = backend.run(
-                Examination(algorithm, state, own.gather(observed), observed, evaluation.splits, round)
-            )
         server = _examine_server(backend, federation, task, algorithm, state, evaluation) if measuring else {}
-        yield RoundRecord(
-            round,
-            state,
-            ids,
-            tuple(cohort.reports),
-            clients,
-            server,
-            own.take_changed(),
-            tuple(_public(cohort)),
-            time.perf_counter() - began,
-            complete,
+        changed, public = own.take_changed(), tuple(_public(cohort))
+        record = RoundRecord(
+            round, state, ids, tuple(cohort.reports), clients, server, changed, public, complete=complete
         )
+        reached = until is not None and until(record)
+        if (round == rounds or reached) and evaluation.splits and observed:
+            final = Examination(algorithm, state, own.gather(observed), observed, evaluation.splits, round)
+            clients["final"] = backend.run(final)
+        yield replace(record, seconds=time.perf_counter() - began, reached=reached)
+        if reached:
+            return
 
 
 def _checked(state: Groups, before: Groups, task: Task, round: int) -> Groups:

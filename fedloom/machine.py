@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fedloom.errors import InputError
+
 
 def prepare_environment() -> None:
     """Fix MKL's code path: otherwise a client's bits depend on the lane it is in and on how its memory is aligned.
@@ -54,9 +56,13 @@ def device(wanted: str) -> str:
     """`auto` is a GPU where there is one."""
     import torch
 
-    if wanted != "auto":
-        return wanted
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=wanted)
+    except Exception as error:
+        raise InputError(f'[run] device = "{wanted}" cannot be used here: {str(error).splitlines()[0]}') from None
+    return wanted
 
 
 def has_compiler() -> bool:

@@ -64,8 +64,7 @@ class Probe:
 
 def probe(federation: Federation, task: Task) -> Probe:
     """Run the model on two examples; whatever does not fit is reported here, before anything is trained."""
-    rows = torch.arange(min(2, len(federation.y))).repeat(2)[:2]
-    x, y = evaluation.prepare(federation.x[rows], federation.y[rows], federation.scale, task)
+    x, y = _two(federation, task)
     module = task.module.train()
     local.load(module, task.initial())
     mode = Masked(torch.zeros(2, dtype=torch.int64))
@@ -86,6 +85,12 @@ def probe(federation: Federation, task: Task) -> Probe:
     masked = mode.dropouts > 0 or bool(mode.norms)
     size = sum(leaf.numel() * leaf.element_size() for leaf in task.initial().values())
     return Probe(masked, 1 in mode.norms, draws_globally, size, task, (x, y))
+
+
+def _two(federation: Federation, task: Task) -> tuple[Tensor, Tensor]:
+    """Two examples, as the model takes them."""
+    rows = torch.arange(min(2, len(federation.y))).repeat(2)[:2]
+    return evaluation.prepare(federation.x[rows], federation.y[rows], federation.scale, task)
 
 
 def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) -> None:
@@ -117,6 +122,13 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
         raise InputError(
             f"The loss does not take the model's output of shape {tuple(output.shape)} with labels of shape "
             f"{tuple(y.shape)}: {type(error).__name__}: {error}"
+        ) from error
+    try:
+        evaluation.measure(task, task.initial(), *_two(federation, task), Setup(masked=True, draws_globally=True))
+    except Exception as error:
+        names = ", ".join(metric.name for metric in task.measures)
+        raise InputError(
+            f"The metrics ({names}) do not fit the model's output {tuple(output.shape)}: {error}"
         ) from error
     if losses.shape != (len(y),):
         raise InputError(

@@ -26,7 +26,7 @@ class Record(BaseModel):
     ...     mu: float = 0.01
     >>> Prox(nu=1)
     Traceback (most recent call last):
-    fedloom.errors.ParameterError: Prox has no parameter 'nu'. Known: mu. Did you mean 'mu'?
+    fedloom.errors.ParameterError: Prox has no parameter 'nu'. Got 1 for it. Known: mu. Did you mean 'mu'?
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -58,7 +58,8 @@ def explain(record: type[BaseModel], error: ValidationError) -> InputError:
     name = ".".join(str(part) for part in place)
     if first["type"] == "extra_forbidden":
         known = record.known() if issubclass(record, Record) else sorted(record.model_fields)
-        return ParameterError(record.__name__, name, UNKNOWN, f" Known: {', '.join(known)}.{nearest(name, known)}")
+        advice = f" Got {first['input']!r} for it. Known: {', '.join(known)}.{nearest(name, known)}"
+        return ParameterError(record.__name__, name, UNKNOWN, advice)
     # a field that may be of several kinds has an error for each: name them all
     alternatives = [_problem(detail) for detail in details if detail["loc"][0] == first["loc"][0]]
     problems = list(dict.fromkeys(problem.removeprefix("must be ") for problem, _ in alternatives))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +28,8 @@ def code_file(name: str, base: Path) -> Path | None:
 def code(name: str, base: Path) -> Any:
     """The object that `file.py:Name` (relative to `base`) or `package.module:Name` stands for."""
     where, _, what = name.rpartition(":")
+    if not where or not what:
+        raise InputError(f"'{name}' names no code: write file.py:Name or package.module:Name.")
     file = code_file(name, base)
     module = _load_file(file) if file is not None else _import(where, name)
     if not hasattr(module, what):
@@ -38,6 +41,23 @@ def code(name: str, base: Path) -> Any:
 def fingerprint(file: Path) -> str:
     """A hash of a file's content."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def code_fingerprint(thing: Any) -> str:
+    """A hash of the code of a class, function or object: edited code is another experiment.
+
+    Source text where Python has it, else the code itself, by value. Code that fedloom or torch ships has versions.
+    """
+    kind = thing if isinstance(thing, type) or (callable(thing) and hasattr(thing, "__code__")) else type(thing)
+    if kind.__module__.split(".")[0] in ("fedloom", "torch", "builtins"):
+        return f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        text = inspect.getsource(kind).encode()
+    except (OSError, TypeError):
+        import cloudpickle
+
+        text = cloudpickle.dumps(kind)
+    return hashlib.sha256(text).hexdigest()
 
 
 def _load_file(file: Path) -> ModuleType:

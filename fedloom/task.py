@@ -23,7 +23,14 @@ NORMALIZATION = (
     nn.GroupNorm,
     nn.RMSNorm,
 )
-CACHED = ("module", "trainable", "frozen", "transient", "normalization")  # what each process finds out for itself
+CACHED = (
+    "_loss",
+    "module",
+    "trainable",
+    "frozen",
+    "transient",
+    "normalization",
+)  # what each process finds out for itself
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -65,8 +72,18 @@ class Task:
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
         """One loss per example."""
-        loss = metrics.loss(self.loss) if isinstance(self.loss, str) else self.loss
-        return metrics.per_example(loss, output, target)
+        return metrics.per_example(self._loss, output, target)
+
+    @cached_property
+    def _loss(self) -> Callable[[Tensor, Tensor], Tensor]:
+        if isinstance(self.loss, str):
+            return metrics.loss(self.loss)
+        if isinstance(self.loss, nn.Module) and getattr(self.loss, "reduction", "") == "mean":
+            # asked for each example instead of the mean, so that class weights keep their meaning
+            loss = copy.deepcopy(self.loss)
+            loss.reduction = "none"  # type: ignore[assignment]
+            return loss
+        return self.loss
 
     @cached_property
     def module(self) -> nn.Module:
@@ -156,7 +173,10 @@ def _load(path: Path, expected: Tree) -> Tree:
         raise InputError(
             f"The 'init' of the task must be torch, glorot or a safetensors file. There is no file {path}."
         )
-    loaded = load_file(path)
+    try:
+        loaded = load_file(path)
+    except Exception as error:
+        raise InputError(f"The 'init' file {path} cannot be read as safetensors: {error}") from error
     wrong = [name for name in expected if name not in loaded or loaded[name].shape != expected[name].shape]
     if wrong or len(loaded) != len(expected):
         extra = sorted(set(loaded) - set(expected))

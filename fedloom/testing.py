@@ -67,12 +67,18 @@ def check_algorithm(
     _check_docstring(type(checked))
     _check_parameters(checked, settings or {})
     crew = Workers(workers) if workers else None
+    seen: set[str] = set()
     try:
         for name, build, loss in _LINEAR if getattr(checked, "needs", "") == "linear" else _NETS:
-            _Trial(checked, name, _federation(loss), Task(build, loss=loss, metrics=[], dtype="float64")).check(crew)
+            task = Task(build, loss=loss, metrics=[], dtype="float64")
+            seen |= _Trial(checked, name, _federation(loss), task).check(crew)
     finally:
         if crew is not None:
             crew.close()
+    assert not (checked.linear and seen), (
+        f"{type(checked).__name__}: the server sees each client's answer to {' and '.join(sorted(seen))}, so it must "
+        "say linear = False, or use reduce without a rule."
+    )
 
 
 def _with_settings(algorithm: type[Algorithm] | Algorithm, settings: dict[str, Any]) -> Algorithm:
@@ -191,11 +197,13 @@ class _Trial:
     def who(self) -> str:
         return f"{type(self.algorithm).__name__} on {self.net}"
 
-    def check(self, crew: Workers | None) -> None:
+    def check(self, crew: Workers | None) -> set[str]:
+        """Check everything; returns the methods whose answers the server sees one by one."""
         found = probe(self.federation, self.task)
         alone = found.setup(group=1)
         with self._drawing_only_from_keys():
-            reference = self._run(_Watching(Serial(self.federation, self.task, alone), self))
+            watching = _Watching(Serial(self.federation, self.task, alone), self.who)
+            reference = self._run(watching)
         self._check_structure(reference)
         self._check_bits(reference, "all clients computed together", self._together(alone))
         self._check_bits(reference, "the cohort cut after its first client", self._together(alone, cuts=(1,)))
@@ -212,6 +220,7 @@ class _Trial:
             if grouped.group > 1:
                 workers = Vector(self.federation, self.task, grouped, crew)
                 self._check_bits(beside, f"{len(crew)} processes with pairs of clients side by side", workers)
+        return watching.seen
 
     def _together(self, setup: Setup, cuts: tuple[int, ...] = ()) -> _InProcess:
         return _InProcess(Place(self.federation, self.task, setup), cuts)
@@ -238,8 +247,11 @@ class _Trial:
                 handed.append((f"the state after round {record.round}", record.state, _bits(record.state)))
                 for client, own in record.own.items():
                     handed.append((f"what client {client} kept after round {record.round}", own, _bits(own)))
-        except FedloomError as error:
-            raise AssertionError(f"{self.who} does not run: {error}") from error
+        except AssertionError:
+            raise
+        except Exception as error:
+            what = str(error) if isinstance(error, FedloomError) else f"{type(error).__name__}: {error}"
+            raise AssertionError(f"{self.who} does not run: {what}") from error
         for what, groups, bits in handed:
             assert _bits(groups) == bits, f"{self.who}: {what} was changed in place later."
         return records
@@ -254,16 +266,21 @@ class _Trial:
         )
 
     def _check_structure(self, records: list[RoundRecord]) -> None:
-        """Names, shapes and kinds of all leaves are the same in every round."""
+        """Leaves keep their names, shapes and kinds; only the server may learn new ones in a round."""
         initial = self.task.initial()
-        states = [self.algorithm.init(self.task, initial), *(record.state for record in records)]
-        kept = [self.algorithm.init_own(self.task, initial)]
-        kept += [own for record in records for own in record.own.values()]
-        for what, found in (("the server's state", states), ("what a client keeps", kept)):
-            for groups in found[1:]:
-                assert _shapes(groups) == _shapes(found[0]), (
-                    f"{self.who}: {what} must have the same leaves in every round, as init gives them. It began as "
-                    f"{_shapes(found[0])} and became {_shapes(groups)}."
+        server = _shapes(self.algorithm.init(self.task, initial))
+        client = _shapes(self.algorithm.init_own(self.task, initial))
+        for record in records:
+            state = _shapes(record.state)
+            known = {group: {name: state.get(group, {}).get(name) for name in server[group]} for group in server}
+            assert known == server, (
+                f"{self.who}: the leaves of the server's state must stay as init gives them. They began as {server} "
+                f"and became {known} in round {record.round}."
+            )
+            for own in record.own.values():
+                assert _shapes(own) == client, (
+                    f"{self.who}: what a client keeps must always have the leaves that init_own gives it. They began "
+                    f"as {client} and became {_shapes(own)} in round {record.round}."
                 )
 
     def _check_bits(self, reference: list[RoundRecord], how: str, backend: Backend) -> None:
@@ -335,23 +352,21 @@ class _InProcess:
 
 
 class _Watching:
-    """Looks at what a backend is given, before and after."""
+    """Looks at what a backend is given, before and after, and at what the server gets to see."""
 
-    def __init__(self, backend: Backend, trial: _Trial) -> None:
-        self.backend, self.trial = backend, trial
+    def __init__(self, backend: Backend, who: str) -> None:
+        self.backend, self.who = backend, who
+        self.seen: set[str] = set()  # methods whose answers the server sees one by one
 
     def run(self, work: Work) -> Any:
         given = _given(work)
         before = {what: _bits(groups) for what, groups in given.items()}
         outcome = self.backend.run(work)
-        who = self.trial.who
+        method = f"'{work.method}'" if isinstance(work, ClientWork) else "'model'"
         for what, groups in given.items():
-            assert _bits(groups) == before[what], f"{who}: {_method(work)} changes {what} in place: return a new tree."
-        if isinstance(work, ClientWork):
-            assert not (self.trial.algorithm.linear and work.keep == "stack"), (
-                f"{who}: the server sees each client's answer to {_method(work)}, so it must say linear = False, "
-                "or use reduce without a rule."
-            )
+            assert _bits(groups) == before[what], f"{self.who}: {method} changes {what} in place: return a new tree."
+        if isinstance(work, ClientWork) and work.keep == "stack":
+            self.seen.add(method)
         return outcome
 
     def close(self) -> None:
@@ -362,10 +377,6 @@ def _given(work: Work) -> dict[str, Groups]:
     if isinstance(work, ClientWork):
         return {"shared": work.shared, "own": work.own, "each": work.each or {}, "peers": work.peers or {}}
     return {"shared": work.shared, "own": work.own} if isinstance(work, Examination) else {}
-
-
-def _method(work: Work) -> str:
-    return f"'{work.method}'" if isinstance(work, ClientWork) else "'model'"
 
 
 def _bits(groups: Groups) -> dict[str, str]:

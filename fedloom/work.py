@@ -16,6 +16,7 @@ from torch import Tensor
 from fedloom import evaluation, rules, tree
 from fedloom.algorithm import Algorithm, Update
 from fedloom.clients import Clients, Setup
+from fedloom.course import blame
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
 from fedloom.evaluation import Measured
@@ -268,7 +269,10 @@ class Examination:
             own = {group: tree.row(stacked, position) for group, stacked in self.own.items()}
             model = self.model or self.algorithm.model(place.task, self.shared, own)
             model = tree.to(model, place.setup.device)
-            graded[client] = {s: evaluation.evaluate(place.task, model, data, position, s) for s in self.splits}
+            try:
+                graded[client] = {s: evaluation.evaluate(place.task, model, data, position, s) for s in self.splits}
+            except Exception as error:
+                raise blame(error, "evaluation", data, position) from error
         return graded
 
     def merge(self, results: Iterable[dict[int, dict[str, Measured]]]) -> dict[int, dict[str, Measured]]:

@@ -175,6 +175,21 @@ def test_a_diverging_run_fails_with_exit_code_1(folder: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_run_without_anything_to_draw_is_still_a_success(folder: Path) -> None:
+    done = fedloom("run", "small.toml", "--set", "data.split=[1.0,0.0,0.0]", "--set", "rounds=1", folder=folder)
+    assert "No picture" in done.stderr
+    assert "Results: runs/small" in done.stdout
+
+
+def test_a_damaged_run_does_not_hide_the_others(folder: Path) -> None:
+    fedloom("run", "small.toml", "-q", "--set", "rounds=1", folder=folder)
+    (folder / "runs/broken").mkdir()
+    (folder / "runs/broken/run.db").write_text("no database")
+    done = fedloom("list", folder=folder)
+    assert "small" in done.stdout
+    assert "broken" in done.stderr
+
+
 def test_check_shows_the_resolved_file_and_the_cost_and_runs_nothing(folder: Path) -> None:
     done = fedloom("check", "small.toml", folder=folder)
     assert "optimizer_state" in done.stdout

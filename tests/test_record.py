@@ -57,10 +57,11 @@ def message(record: type[Record], **values: object) -> str:
 
 def test_an_unknown_parameter_is_named_with_the_nearest_known_one() -> None:
     assert message(Training, momentun=0.9) == (
-        "Training has no parameter 'momentun'. Known: batch_size, beta1, beta2, clip, epochs, epsilon, lr, momentum, "
+        "Training has no parameter 'momentun'. Got 0.9 for it. "
+        "Known: batch_size, beta1, beta2, clip, epochs, epsilon, lr, momentum, "
         "optimizer, optimizer_state, patience, rho, weight_decay. Did you mean 'momentum'?"
     )
-    assert message(Needy, path="x", zzz=1) == "Needy has no parameter 'zzz'. Known: path."
+    assert message(Needy, path="x", zzz=1) == "Needy has no parameter 'zzz'. Got 1 for it. Known: path."
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_a_wrong_training_parameter_of_an_algorithm_is_named_as_such() -> None:
 
 def test_an_algorithm_knows_its_own_and_the_training_parameters() -> None:
     text = message(FedAvg, epoch=2)
-    assert text.startswith("FedAvg has no parameter 'epoch'. Known: batch_size, ")
+    assert text.startswith("FedAvg has no parameter 'epoch'. Got 2 for it. Known: batch_size, ")
     assert "weights" in text
     assert text.endswith("Did you mean 'epochs'?")
 

@@ -136,3 +136,11 @@ def test_a_task_travels_without_the_module_it_has_built() -> None:
     assert tree.sha256(again.initial()) == tree.sha256(task.initial())
     assert again.losses(torch.tensor([[3.0]]), torch.tensor([1.0])).tolist() == [4.0]
     assert again.measures[0].name == "top_2"
+
+
+def test_class_weights_of_a_mean_loss_count() -> None:
+    weight = torch.tensor([1.0, 5.0])
+    output, target = torch.tensor([[0.3, -0.2], [0.1, 0.4]]), torch.tensor([0, 1])
+    found = Task(nn.Linear, args={"in_features": 2, "out_features": 2}, loss=nn.CrossEntropyLoss(weight=weight))
+    expected = torch.nn.functional.cross_entropy(output, target, weight=weight, reduction="none")
+    assert torch.equal(found.losses(output, target), expected)

@@ -75,7 +75,8 @@ def estimate(plan: Plan) -> Estimate:
     forward = sum(federation.sizes(split).sum() for split in experiment.evaluate.splits)
     tested = sum(len(y) for _, y in federation.server.values())
     evaluated = (forward * 2 + tested) / experiment.evaluate.every * step_seconds / rows / 3
-    seconds = (steps * step_seconds + evaluated) / min(workers, cohort) + 0.005
+    handled = (cohort * 3 + federation.clients * len(experiment.evaluate.splits)) * 3e-4  # what a client costs anyway
+    seconds = (steps * step_seconds + evaluated + handled) / min(workers, cohort) + 0.01
     cells = len(experiment.algorithm) * len(experiment.seeds)
     data = sum(tree.size({"x": x, "y": y}) for x, y in [(federation.x, federation.y), *federation.server.values()])
     model = facts.bytes

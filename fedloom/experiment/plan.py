@@ -8,6 +8,7 @@ from typing import Any
 from fedloom import resolve
 from fedloom.data.build import federate
 from fedloom.data.federation import Federation
+from fedloom.errors import InputError, ParameterError
 from fedloom.experiment.spec import Experiment
 from fedloom.task import Task
 
@@ -33,14 +34,17 @@ class Plan:
 
     def _federate(self, seed: int | str) -> Federation:
         data = self.experiment.data
-        return federate(
-            self._dataset(),
-            partition=data.partition,
-            split=data.split,
-            seed=int(seed),
-            normalize=data.normalize,
-            server=data.server,
-        )
+        try:
+            return federate(
+                self._dataset(),
+                partition=data.partition,
+                split=data.split,
+                seed=int(seed),
+                normalize=data.normalize,
+                server=data.server,
+            )
+        except ParameterError as error:
+            raise InputError(error.at("data.partition")) from None
 
     def _make_task(self, seed: int | str) -> Task:
         table, base = self.experiment.task, self.experiment.base

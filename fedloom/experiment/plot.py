@@ -245,6 +245,7 @@ def _name_lines(
 
     width, height = figure.get_size_inches()
     axes, last = figure.axes[-1], list(panels.values())[-1]
+    axes.get_ylim()  # limits are settled when they are asked for, and the places below depend on them
     to_share = axes.transData + axes.transAxes.inverted()
     ends: dict[str, float] = {}
     for drawn in panels.values():

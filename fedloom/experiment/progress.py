@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from typing import Any, Protocol
@@ -26,12 +27,14 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Says nothing."""
+    """No progress; what the user should know goes to the log."""
 
     def begin(self, cell: str, done: int, rounds: int) -> None: ...
     def step(self, round: int, values: dict[str, float], seconds: float) -> None: ...
-    def note(self, text: str) -> None: ...
     def end(self) -> None: ...
+
+    def note(self, text: str) -> None:
+        logging.getLogger("fedloom").warning(text)
 
 
 class Lines:
@@ -45,7 +48,8 @@ class Lines:
         self.cell, self.rounds, self.last, self.text = cell, rounds, time.monotonic(), ""
 
     def step(self, round: int, values: dict[str, float], seconds: float) -> None:
-        self.text = f"{self.cell}: round {round} of {self.rounds}, {describe(values)}, {seconds:.2g} s a round"
+        words = [f"{self.cell}: round {round} of {self.rounds}", describe(values), f"{seconds:.2g} s a round"]
+        self.text = ", ".join(word for word in words if word)
         if time.monotonic() - self.last >= SECONDS_BETWEEN_LINES:
             self.note(self.text)
             self.last, self.text = time.monotonic(), ""

@@ -47,6 +47,7 @@ class Result:
     status: str
     runs: tuple[CellResult, ...]
     rule: str = "final"  # what the headline numbers are: final, best, or last:k
+    metrics: tuple[str, ...] = ()  # in the order in which they were asked for
     tasks: Callable[[int], Task] | None = None
 
     @staticmethod
@@ -54,10 +55,13 @@ class Result:
         """The results in a run folder, finished or not."""
         if not (folder / "run.db").is_file():
             raise StoreError(f"{folder} is not a run folder: there is no run.db in it.")
-        with Store(folder) as store:
+        with Store(folder, read_only=True) as store:
             cells = store.cells()
-            rule = ((store.fact("description") or {}).get("evaluate") or {}).get("headline", "final")
+            described = store.fact("description") or {}
+            rule = (described.get("evaluate") or {}).get("headline", "final")
+            metrics = described.get("metrics") or (described.get("task") or {}).get("metrics") or ()
             lower = {row["metric"] for row in store.rows("metrics") if not row["higher_is_better"]}
+            means = {row["metric"] for row in store.rows("metrics") if row["is_mean"]}
             runs = tuple(
                 CellResult(
                     cell["label"],
@@ -65,13 +69,15 @@ class Result:
                     cell["status"],
                     cell["rounds_done"],
                     store.summary(cell["id"]),
-                    _headline(store, cell["id"], rule, lower),
+                    _headline(store, cell["id"], rule, lower, means),
                     cell["weights_sha256"],
                     cell["error"],
                 )
                 for cell in cells
             )
-        return Result(folder, folder.resolve().name, _overall([run.status for run in runs]), runs, rule, tasks)
+        return Result(
+            folder, folder.resolve().name, _overall([run.status for run in runs]), runs, rule, tuple(metrics), tasks
+        )
 
     @property
     def weights_sha256(self) -> str | None:
@@ -108,7 +114,7 @@ class Result:
         """One of the run's tables as plain rows."""
         if table not in TABLES:
             raise InputError(f"There is no table '{table}'. Known: {', '.join(TABLES)}.")
-        with Store(self.folder) as store:
+        with Store(self.folder, read_only=True) as store:
             return store.rows(_STORED[table])
 
     def frame(self, table: str = "clients") -> pandas.DataFrame:
@@ -124,7 +130,13 @@ class Result:
         from fedloom.experiment.plot import curves
 
         target = Path(path) if path is not None else self.folder / f"{metric}.png"
-        curves(self.rows("clients"), self.rows("server"), target, metric)
+        clients, server = self.rows("clients"), self.rows("server")
+        with Store(self.folder, read_only=True) as store:
+            no_mean = {row["metric"] for row in store.rows("metrics") if not row["is_mean"]}
+        if metric in no_mean:  # one value from everybody's scores, instead of a mean that means nothing
+            clients = [{**row, "client": "all"} for row in self.rows("pooled")]
+        splits = dict.fromkeys(row["split"] for row in (*server, *clients) if row["metric"] == metric)
+        curves(clients, server, target, metric, "test" if "test" in splits or not splits else next(iter(splits)))
         return target
 
     def weights(self, algorithm: str | None = None, seed: int | None = None) -> dict[str, Tree]:
@@ -175,13 +187,13 @@ _STORED = {
 }
 
 
-def _headline(store: Store, cell: int, rule: str, lower: set[str]) -> dict[str, float]:
+def _headline(store: Store, cell: int, rule: str, lower: set[str], means: set[str]) -> dict[str, float]:
     """The numbers that count: at the end, of the best round, or the mean of the last k measured rounds."""
     if rule == "final":
         return store.summary(cell)
     series: dict[str, dict[int, list[float]]] = {}
     for row in store.rows("client_metrics", cell):
-        if row["value"] is not None and row["phase"] in ("pre_fit", "post_fit"):
+        if row["value"] is not None and row["phase"] in ("pre_fit", "post_fit") and row["metric"] in means:
             name = f"{row['phase']}_{row['split']}_{row['metric']}"
             series.setdefault(name, {}).setdefault(row["round"], []).append(row["value"])
     for row in store.rows("server_metrics", cell):
@@ -189,11 +201,11 @@ def _headline(store: Store, cell: int, rule: str, lower: set[str]) -> dict[str, 
             series.setdefault(f"server_{row['split']}_{row['metric']}", {})[row["round"]] = [row["value"]]
     chosen = {}
     for name, rounds in series.items():
-        means = [statistics.fmean(values) for _, values in sorted(rounds.items())]
+        curve = [statistics.fmean(values) for _, values in sorted(rounds.items())]
         if rule == "best":
-            chosen[name] = (min if any(name.endswith(f"_{metric}") for metric in lower) else max)(means)
+            chosen[name] = (min if any(name.endswith(f"_{metric}") for metric in lower) else max)(curve)
         else:
-            chosen[name] = statistics.fmean(means[-int(rule.removeprefix("last:")) :])
+            chosen[name] = statistics.fmean(curve[-int(rule.removeprefix("last:")) :])
     return chosen
 
 

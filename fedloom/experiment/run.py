@@ -23,14 +23,16 @@ from fedloom.clients import Setup
 from fedloom.cohort import Backend, Sampling
 from fedloom.data.federation import Federation
 from fedloom.engine import Evaluation, RoundRecord, Snapshot, fit
-from fedloom.errors import FedloomError, InputError, StoreError
+from fedloom.errors import FedloomError, InputError, QuorumError, StoreError
+from fedloom.evaluation import Measured
 from fedloom.experiment import checkpoint
 from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.result import Result
-from fedloom.experiment.spec import EvaluateTable, RunTable, check_label, differences, identity
+from fedloom.experiment.spec import EvaluateTable, RunTable, check_label, check_top, differences, identity
 from fedloom.experiment.store import Store
 from fedloom.local import Groups
 from fedloom.probe import Probe, probe
+from fedloom.resolve import code_fingerprint
 from fedloom.task import Task
 from fedloom.tree import Tree
 
@@ -66,10 +68,14 @@ def run(
     """
     cells = _labelled(algorithms)
     seed_list = tuple(range(1, seeds + 1)) if isinstance(seeds, int) else tuple(seeds)
+    for given, kind, what in ((cohort, Sampling, "cohort"), (evaluate, Evaluation, "evaluate")):
+        if not isinstance(given, kind):
+            raise InputError(f"'{what}' must be a fedloom.{kind.__name__}(…). Got {given!r} instead.")
     evaluation = evaluate if isinstance(evaluate, EvaluateTable) else EvaluateTable(**_fields(evaluate))
     settings = RunTable(
         backend=backend, workers=workers, group=group, compile=compile, device=device, checkpoint_every=checkpoint_every
     )
+    _check_numbers(rounds, seed_list, name)
     federations = federation if callable(federation) else lambda seed: federation
     tasks = task if callable(task) and not isinstance(task, Task) else lambda seed: task
     described = dict(description or _describe(federations, tasks, cells, seed_list, cohort, evaluation))
@@ -88,6 +94,12 @@ def run(
                 if not cell.train(backends, should_stop):
                     break
     return Result.read(folder, tasks)
+
+
+def _check_numbers(rounds: object, seeds: Sequence[object], name: object) -> None:
+    if type(rounds) is not int or rounds < 1:
+        raise InputError(f"rounds must be a whole number, at least 1. Got {rounds!r} instead.")
+    check_top({"seeds": list(seeds), **({"name": name} if name is not None else {})})
 
 
 def _labelled(algorithms: Mapping[str, Algorithm] | Sequence[Algorithm] | Algorithm) -> dict[str, Algorithm]:
@@ -118,9 +130,12 @@ def _describe(
 ) -> dict[str, Any]:
     """What decides the result of a run that was started from Python."""
     task = tasks(seeds[0])
+    parts = {type(part) for part in task.module.modules()}
+    code = {code_fingerprint(part) for part in (*parts, task.model, task.loss, *algorithms.values(), *task.measures)}
     return {
         "data": federations(seeds[0]).fingerprint,
         "task": {"model": str(task.module), "loss": _name(task.loss), "init": tree.sha256(task.initial())},
+        "code": sorted(code),
         "metrics": [metric.name for metric in task.measures],
         "seeds": list(seeds),
         "cohort": cohort.model_dump(mode="json", exclude_none=True),
@@ -140,22 +155,38 @@ def _fields(evaluation: Evaluation) -> dict[str, Any]:
 @contextlib.contextmanager
 def _claimed(folder: Path, fresh: bool) -> Iterator[None]:
     """The run folder, for this process alone; `fresh` moves an old one aside, because results are never thrown away."""
+    if folder.exists() and not folder.is_dir():
+        raise StoreError(f"{folder} is a file: a run needs a folder. Choose another with --out.")
     if fresh and folder.exists() and any(folder.iterdir()):
+        with _locked(folder):  # nobody may be at work in there
+            pass
         aside = folder.with_name(f"{folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
         number = 1
         while aside.exists():
             number += 1
             aside = aside.with_name(f"{folder.name}.{time.strftime('%Y%m%d-%H%M%S')}-{number}")
         folder.rename(aside)
-    if folder.exists() and not folder.is_dir():
-        raise StoreError(f"{folder} is a file: a run needs a folder. Choose another with --out.")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"The run's folder {folder} cannot be made: {error}.") from error
+    with _locked(folder):
+        yield
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a folder for this process alone."""
     try:
         import fcntl
     except ImportError:  # no such lock on this system: two runs in one folder are then the user's own risk
         yield
         return
-    with open(folder / ".lock", "w") as lock:
+    try:
+        lock = open(folder / ".lock", "w")  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise StoreError(f"Nothing can be written to {folder}: {error}.") from error
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -328,13 +359,16 @@ class _Cell:
             evaluation=self.evaluation,
             backend=backend,
             resume=begun,
+            until=self._target(task),
         )
+        complete = False
         for record in records:
+            complete = complete or record.complete
             own.update(record.own)
             unsaved.update(record.own)
             values = headline_values(record, task)
             self.progress.step(record.round, values, record.seconds)
-            reached = self._reached(values, task)
+            reached = record.reached
             last = record.round == self.rounds or reached
             stopping = not last and should_stop()
             saving = last or stopping or record.round % self.settings.checkpoint_every == 0
@@ -345,20 +379,29 @@ class _Cell:
                 checkpoint.save(self.checkpoints, record.round, record.state, unsaved, extra, since=saved)
                 unsaved, saved = {}, record.round
             if last:
+                if not complete and begun is None:
+                    raise QuorumError(f"No round of {self.label} had enough clients: nothing was learnt.")
                 self.store.set_status(self.number, "done", weights_sha256=sha)
                 return True
             if stopping:
                 return False
         return True
 
-    def _reached(self, values: dict[str, float], task: Task) -> bool:
+    def _target(self, task: Task) -> Callable[[RoundRecord], bool] | None:
+        """Whether a round reaches what the run should stop at."""
         if self.evaluation.stop != "target":
-            return False
+            return None
         (metric, target), *_ = self.evaluation.target.items()
-        if metric not in values:
-            return False
+        known = ["loss", *(measure.name for measure in task.measures)]
+        if metric not in known:
+            raise InputError(f"[evaluate] target must be about one of {', '.join(known)}. Got '{metric}' instead.")
         lower = metric == "loss" or any(m.name == metric and not m.higher_is_better for m in task.measures)
-        return values[metric] <= target if lower else values[metric] >= target
+
+        def reached(record: RoundRecord) -> bool:
+            value = headline_values(record, task).get(metric)
+            return value is not None and (value <= target if lower else value >= target)
+
+        return reached
 
 
 def choose_setup(facts: Probe, settings: RunTable, cohort: int) -> Setup:
@@ -382,12 +425,14 @@ def headline_values(record: RoundRecord, task: Task) -> dict[str, float]:
         return measured.values(task)
     for phase in ("final", "post_fit", "pre_fit"):
         graded = [next(iter(splits.values())) for splits in record.clients.get(phase, {}).values() if splits]
-        values = [measured.values(task) for measured in graded if measured.count]
-        if values:
-            means = [
-                name for name in values[0] if name == "loss" or any(m.name == name and m.is_mean for m in task.measures)
-            ]
-            return {name: sum(value[name] for value in values) / len(values) for name in means}
+        graded = [measured for measured in graded if measured.count]
+        if graded:
+            means = ["loss", *(measure.name for measure in task.measures if measure.is_mean)]
+            values = [measured.values(task) for measured in graded]
+            found = {name: sum(value[name] for value in values) / len(values) for name in means}
+            if len(means) <= len(task.measures):  # what is no mean is made from everybody's scores together
+                found = {**sum(graded, Measured()).values(task), **found}
+            return found
     return {}
 
 

@@ -8,9 +8,10 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, field_validator, model_validator
+from annotated_types import Ge, Le
+from pydantic import Field, Strict, field_validator, model_validator
 
 from fedloom import resolve
 from fedloom.algorithm import Algorithm
@@ -66,8 +67,7 @@ class EvaluateTable(Evaluation):
     @field_validator("headline")
     @classmethod
     def _headline(cls, value: str) -> str:
-        last = value.removeprefix("last:")
-        if value in ("final", "best") or (value.startswith("last:") and last.isdigit() and int(last) > 0):
+        if value in ("final", "best") or re.fullmatch(r"last:[1-9][0-9]*", value):
             return value
         raise InputError(
             f"[evaluate] headline must be 'final', 'best' or 'last:k', such as 'last:10'. Got '{value}' instead."
@@ -86,7 +86,7 @@ class RunTable(Record):
     """[run]: how, never what."""
 
     backend: Literal["vector", "serial"] = "vector"
-    workers: Count | Literal["auto"] = "auto"
+    workers: Annotated[int, Strict(), Ge(1), Le(1024)] | Literal["auto"] = "auto"
     device: str = "auto"
     group: Count | Literal["auto"] = "auto"
     compile: bool | Literal["auto"] = "auto"
@@ -224,29 +224,27 @@ def parse(values: Mapping[str, Any], base: Path = Path(), default_name: str = "e
         names[label], algorithms[label] = _algorithm(label, fields, values.get("train", {}), base)
     tables = {name: read(TABLES[name], name, values.get(name, {})) for name in ("task", "cohort", "evaluate", "run")}
     top = {key: values[key] for key in ("format", "name", "rounds", "seeds") if key in values}
-    _check_top(top)
-    return Experiment(
-        **{"name": default_name, **top},
-        data=data,
-        source=source,
-        train=train,
-        algorithm=algorithms,
-        names=names,
-        base=base,
-        **tables,
-    )
+    check_top(top)
+    rest = {"data": data, "source": source, "train": train, "algorithm": algorithms, "names": names, "base": base}
+    try:
+        return Experiment(**{"name": default_name, **top}, **rest, **tables)
+    except ParameterError as error:
+        raise InputError(f"{error.parameter} {error.problem}.{error.advice}") from None
 
 
-def _check_top(top: Mapping[str, Any]) -> None:
+def check_top(top: Mapping[str, Any]) -> None:
+    """The keys that stand above all tables."""
     if top.get("format", 1) != 1:
         raise InputError(f"format = {top['format']} is not known: this fedloom reads format = 1.")
     seeds = top.get("seeds", [1])
     if not isinstance(seeds, (list, tuple)) or not seeds or any(type(seed) is not int for seed in seeds):
         raise InputError(f"seeds must be a list of whole numbers, such as [1, 2, 3]. Got {_short(seeds)} instead.")
+    if any(abs(seed) >= 2**62 for seed in seeds):
+        raise InputError(f"seeds must be smaller than 2^62. Got {_short(seeds)} instead.")
     if len(set(seeds)) != len(seeds):
         raise InputError(f"seeds has a number twice: {list(seeds)}. Every seed is a run of its own.")
     name = top.get("name", "")
-    if not isinstance(name, str) or "/" in name or name.startswith("."):
+    if not isinstance(name, str) or "/" in name or "\0" in name or name.startswith("."):
         raise InputError(f"name must be a word that can be a folder's name. Got {_short(name)} instead.")
 
 
@@ -321,8 +319,11 @@ def _algorithm(label: str, fields: Any, train: Mapping[str, Any], base: Path) ->
     overrides = {
         key: own.pop(key) for key in list(own) if key in Training.model_fields and key not in kind.model_fields
     }
-    if isinstance(own.get("train"), Mapping):
-        overrides = {**own.pop("train"), **overrides}
+    if "train" in own:
+        inner = own.pop("train")
+        if not isinstance(inner, Mapping):
+            raise InputError(f"[{table}] train must be a table. Got {_short(inner)} instead.")
+        overrides = {**inner, **overrides}
     try:
         return name, kind(**own, train={**train, **overrides})
     except ParameterError as error:

@@ -14,6 +14,7 @@ COLUMNS = {
     "pre_fit_test": "before training",
     "post_fit_test": "after training",
     "test": "final model",
+    "pooled_test": "all tests together",
     "universal": "on all clients' tests",
 }
 
@@ -25,6 +26,8 @@ def table(result: Result) -> Table:
     shown = {
         key: title for key, title in COLUMNS.items() if any(f"{key}_{metric}" in run.headline for run in result.runs)
     }
+    if "test" in shown:
+        shown.pop("pooled_test", None)  # for metrics that have no mean over clients
     seeds = len({run.seed for run in result.runs})
     title = f"{result.name}: {metric}" + (f", mean of {seeds} seeds" if seeds > 1 else "")
     made = Table(title=title, caption=_caption(shown, result.rule))
@@ -43,8 +46,12 @@ def table(result: Result) -> Table:
 
 
 def _metric(result: Result) -> str:
-    names = [name for run in result.runs for name in run.final]
-    return "accuracy" if any(name.endswith("accuracy") for name in names) else "loss"
+    """The first metric that was asked for and has numbers to show."""
+    shown = {name for run in result.runs for name in run.headline}
+    for metric in (*result.metrics, "loss"):
+        if any(f"{column}_{metric}" in shown for column in COLUMNS):
+            return metric
+    return "loss"
 
 
 def _number(metric: str, values: list[Any]) -> str:
@@ -52,7 +59,7 @@ def _number(metric: str, values: list[Any]) -> str:
     if not known:
         return "–"
     mean = statistics.fmean(known)
-    return f"{100 * mean:.2f} %" if metric == "accuracy" else f"{mean:.4g}"
+    return f"{100 * mean:.2f} %" if metric == "accuracy" or metric.startswith("top_") else f"{mean:.4g}"
 
 
 def _caption(shown: dict[str, str], rule: str) -> str:

@@ -95,11 +95,29 @@ class Remembers(FedAvg):
         return {"model": add(scale(new, 0.5), last, scale=0.5)}
 
 
-class Grows(FedAvg):
-    """The server's state has a new leaf after the first round."""
+class Learns(FedAvg):
+    """The server's state has a new leaf after the first round, which is allowed."""
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
         return {**super().round(state, cohort), "last": state["model"]}
+
+
+class Forgets(FedAvg):
+    """The server's state has other numbers after the first round."""
+
+    def round(self, state: Groups, cohort: Cohort) -> Groups:
+        return {"model": {n: leaf.to(torch.float32) for n, leaf in super().round(state, cohort)["model"].items()}}
+
+
+class Grows(FedAvg):
+    """Clients keep more than they said they would."""
+
+    def init_own(self, task: Task, model: Tree) -> Groups:
+        return {"last": {}}
+
+    def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        update, _ = super().client(task, shared, {}, data)
+        return update, {"last": update.groups["model"]}
 
 
 class SeesEverybody(FedAvg):
@@ -168,6 +186,7 @@ def test_a_good_algorithm_passes() -> None:
     check_algorithm(Mine(lr=0.1, batch_size=5, pull=0.0))
     check_algorithm(Mine, settings={"pull": 0.5, "batch_size": "full"})
     check_algorithm(KeepsForAbsent)
+    check_algorithm(Learns)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +199,8 @@ def test_a_good_algorithm_passes() -> None:
         (Draws, "draws from a global generator"),
         (DrawsInNumpy, "draws from a global generator"),
         (Remembers, "going on after round 1, round 2 is another one"),
-        (Grows, "the server's state must have the same leaves in every round"),
+        (Forgets, "the leaves of the server's state must stay as init gives them|does not run"),
+        (Grows, "must always have the leaves that init_own gives it|does not run"),
         (SeesEverybody, "must say linear = False"),
         (Unbounded, "takes pull = -1.0"),
         (Angry, "must refuse wrong parameters with an InputError, not with KeyError"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import linecache
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import torch
 from torch import nn
 
 import fedloom as fl
-from fedloom import tree
-from fedloom.errors import InputError, StoreError, TrainingError
+from fedloom import resolve, tree
+from fedloom.errors import InputError, QuorumError, StoreError, TrainingError
 from fedloom.experiment.progress import Silent
 from fedloom.experiment.result import Result
 from fedloom.experiment.spec import EvaluateTable
@@ -346,3 +347,70 @@ def test_an_attempt_that_never_trained_does_not_claim_the_folder(
     with pytest.raises(InputError, match="only 3 clients"):
         run(federation, task, tmp_path, cohort=fl.Sampling(count=9))
     assert run(federation, task, tmp_path, cohort=fl.Sampling(count=2)).status == "done"
+
+
+def test_edited_code_is_another_experiment(federation: fl.Federation, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def folder_of(factor: str) -> Path:
+        (tmp_path / "mine.py").write_text(
+            "import torch.nn.functional as F\n"
+            "import fedloom as fl\n"
+            "from fedloom.tree import scale\n"
+            f"def loss(output, target):\n    return {factor} * F.cross_entropy(output, target, reduction='none')\n"
+        )
+        loss = resolve.code("mine.py:loss", tmp_path)
+        linecache.checkcache()
+        return fl.run(federation, fl.Task(Net, loss=loss), fl.FedAvg(), rounds=1, backend="serial").folder
+
+    first = folder_of("1.0")
+    assert folder_of("1.0") == first
+    assert folder_of("2.0") != first
+
+
+def test_starting_anew_does_not_take_the_folder_from_a_running_process(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    def nested() -> bool:
+        with pytest.raises(StoreError, match="Another process"):
+            run(federation, task, tmp_path / "r", fresh=True)
+        return True
+
+    assert run(federation, task, tmp_path / "r", should_stop=nested).status == "stopped"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_run_that_stops_at_its_target_has_final_numbers(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    at_once = EvaluateTable(target={"accuracy": 0.01}, stop="target", universal=True)
+    result = run(federation, task, tmp_path, rounds=9, algorithms=ALGORITHMS["fedavg"], evaluate=at_once)
+    assert result.runs[0].rounds == 1
+    assert {"test_accuracy", "universal_accuracy"} <= result.runs[0].final.keys()
+    with pytest.raises(InputError, match="target must be about one of loss, accuracy"):
+        run(federation, task, tmp_path / "x", evaluate=EvaluateTable(target={"auroc": 0.5}, stop="target"))
+
+
+def test_a_metric_that_is_no_mean_is_never_averaged_over_clients(federation: fl.Federation, tmp_path: Path) -> None:
+    ranking = fl.Task(Net, metrics=["auroc"])
+    only = {"algorithms": ALGORITHMS["fedavg"], "evaluate": EvaluateTable(headline="best")}
+    result = run(federation, ranking, tmp_path, **only)
+    assert not any(name.endswith("auroc") for name in result.runs[0].headline)
+    assert "pooled_test_auroc" in result.runs[0].final
+    assert result.plot("auroc").is_file()
+
+
+def test_a_round_that_never_has_enough_clients_is_an_error(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    nobody = fl.Sampling(sampling="poisson", fraction=1e-9)
+    with pytest.raises(QuorumError, match="nothing was learnt"):
+        run(federation, task, tmp_path, cohort=nobody, algorithms=ALGORITHMS["fedavg"])
+
+
+def test_numbers_and_tables_of_a_call_are_checked(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
+    for wrong in ({"rounds": 0}, {"rounds": 2.5}, {"seeds": [1, 1]}, {"seeds": 0}, {"seeds": "12"}, {"name": "a/b"}):
+        with pytest.raises(InputError):
+            run(federation, task, tmp_path, **wrong)
+    with pytest.raises(InputError, match=r"fedloom.Sampling"):
+        run(federation, task, tmp_path, cohort={"count": 2})
