@@ -44,7 +44,6 @@ class Algorithm(Record):
     """
 
     reference: ClassVar[str] = ""
-    linear: ClassVar[bool] = True  # the server sees only sums, so secure aggregation is possible
     pooled: ClassVar[bool] = False  # trains on the union of all clients' data: a baseline, not federated
 
     train: Training = Training()
@@ -64,6 +63,11 @@ class Algorithm(Record):
         train = values.get("train", {})
         given = train.model_dump(exclude_unset=True) if isinstance(train, Training) else dict(train)
         return {**{k: v for k, v in values.items() if k not in flat}, "train": {**given, **flat}}
+
+    @property
+    def linear(self) -> bool:
+        """Whether the server sees only sums, so that secure aggregation is possible."""
+        return True
 
     def init(self, task: Task, model: Tree) -> Groups:
         """The server's state before the first round."""

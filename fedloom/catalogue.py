@@ -53,7 +53,7 @@ def entries() -> list[Entry]:
 def _secure(kind: type[Algorithm]) -> str:
     if kind.pooled:
         return "not federated"
-    if not kind.linear:
+    if not kind().linear:
         return "no: clients see each other's weights"
     if "rule" in kind.model_fields:
         return "yes: the server needs only sums (not with a rule or within_std)"

@@ -124,6 +124,8 @@ class OwnStates:
                 f"A client method must return all that clients keep: {', '.join(self.initial) or 'nothing'}. "
                 f"Got {', '.join(own) or 'nothing'} instead (see init_own)."
             )
+        if not self.initial:
+            return
         for position, client in enumerate(ids):
             self.states[client] = {group: tree.clone(tree.row(stacked, position)) for group, stacked in own.items()}
             self.changed.add(client)

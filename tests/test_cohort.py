@@ -105,7 +105,9 @@ def test_poisson_draws_each_client_by_itself_at_the_rate() -> None:
     assert np.mean(sizes) == pytest.approx(50, abs=1.5)
     assert np.var(sizes) == pytest.approx(45, rel=0.35)
     assert Sampling(fraction=1.0, sampling="poisson").draw(50, 1, 0) == tuple(range(50))
-    assert Sampling(fraction=0.0, sampling="poisson").draw(50, 1, 0) == ()
+    assert Sampling(fraction=1e-9, sampling="poisson").draw(50, 1, 0) == ()
+    with pytest.raises(InputError, match="never draw anybody"):
+        Sampling(fraction=0.0, sampling="poisson")
 
 
 def test_a_window_moves_by_one_client_and_comes_round_again() -> None:

@@ -27,6 +27,7 @@ LAYERS = [
     ["algorithms", "backends"],
     ["engine"],
     ["catalogue", "experiment"],
+    ["testing"],
     ["cli"],
 ]
 

@@ -48,19 +48,18 @@ class FedAvg(Algorithm):
         return None if rule is None else {"name": rule.name, **rule.model_dump()}
 
     @property
-    def needs_answers(self) -> bool:
-        """Whether the server must see each client's answer instead of their sum."""
-        return self.weights == "within_std" or self.rule is not None
+    def linear(self) -> bool:
+        return self.weights != "within_std" and self.rule is None
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
         return {**state, "model": self.average(state["model"], cohort, state)}
 
     def average(self, model: Tree, cohort: Cohort, shared: Groups) -> Tree:
         """Local training of the cohort, and the new weights."""
-        if self.needs_answers:
-            mean = self.combine(model, cohort.map(self.client, shared), cohort.task)
-        else:
+        if self.linear:
             mean = cohort.reduce(self.client, shared)["model"]
+        else:
+            mean = self.combine(model, cohort.map(self.client, shared), cohort.task)
         return _moved(model, mean) if self.share == "deltas" else mean
 
     def combine(self, model: Tree, answers: Answers, task: Task) -> Tree:

@@ -28,7 +28,6 @@ class Peer(Algorithm):
     """
 
     reference: ClassVar[str] = "Samani, Federated Machine Learning, UCC 2020; Lian et al., NeurIPS 2017 (gossip)"
-    linear: ClassVar[bool] = False
 
     weights: Literal["uniform", "score", "within_std", "metropolis"] = "uniform"
     metric: str = "accuracy"
@@ -36,6 +35,10 @@ class Peer(Algorithm):
     degree: Count = 2  # neighbours in a k_regular topology
     probability: Share = 0.5  # of an edge in an erdos_renyi topology
     redraw: bool = False  # random topologies: another one every round
+
+    @property
+    def linear(self) -> bool:
+        return False
 
     def init(self, task: Task, model: Tree) -> Groups:
         return {}

@@ -21,8 +21,11 @@ from fedloom.cohort import Sampling
 from fedloom.data.federation import Federation
 from fedloom.engine import Evaluation, fit
 from fedloom.local import Groups
+from fedloom.probe import probe
 from fedloom.task import Task
+from fedloom.testing import _InProcess
 from fedloom.tree import Tree
+from fedloom.work import Place
 from tests.conformance.test_robust import as_given
 from tests.conformance.transcriptions import Attendance, Line, Softmax, TwoLayers, World, three_clients
 from tests.conftest import ALL_TRAIN, CLASSES, FEATURES, Dense, Normed, Pictures, federation
@@ -31,6 +34,7 @@ QUIET = Evaluation(splits=())
 SIZES = (14, 30, 21)
 ATTENDANCE = Attendance(rounds=((0, 1, 2), (0, 2), (0, 1, 2)))
 SMALL = {"lr": 0.1, "batch_size": 4, "epochs": 2.0}
+FULL = {"lr": 0.1, "batch_size": "full", "epochs": 1.0}
 
 
 def make(name: str, **settings: Any) -> Algorithm:
@@ -173,6 +177,28 @@ def test_ditto_without_a_pull_is_training_alone() -> None:
         assert_close(ditto.model(task, state, own[client]), alone.model(task, nothing, kept[client]))
 
 
+# --- clients' numbers mean nothing
+
+DRAWN = {"fed_dropout", "fsvrg", "svrg", "cocoa"}  # a client's number decides what it draws, even with full batches
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS.keys() - DRAWN))
+def test_it_does_not_matter_which_client_has_which_number(name: str) -> None:
+    task, algorithm = Task(Dense, dtype="float64"), make(name, **FULL)
+    data, order = federation(SIZES, split=ALL_TRAIN), (2, 0, 1)
+    rows = torch.cat([data.indices(client, "train") for client in order])
+    offsets = np.cumsum([0, *(SIZES[client] for client in order)])
+    other = replace(data, x=data.x[rows], y=data.y[rows], offsets=offsets, names=None)
+    (state, own), (renamed, kept) = (after(algorithm, task, given, sampling=Sampling()) for given in (data, other))
+    server = algorithm.server_model(task, state)
+    if server is not None:
+        again = algorithm.server_model(task, renamed)
+        assert again is not None
+        assert_close(server, again)
+    for number, client in enumerate(order):
+        assert_close(algorithm.model(task, state, own[client]), algorithm.model(task, renamed, kept[number]))
+
+
 # --- selective inclusion: a client may be exactly one standard deviation below the mean, and rounding must not decide
 
 
@@ -190,14 +216,11 @@ def test_who_is_within_one_standard_deviation_is_decided_exactly(counts: list[tu
 
 # --- SCAFFOLD with one local step
 
-FULL = {"lr": 0.1, "batch_size": "full", "epochs": 1.0}
-
 
 def test_scaffold_with_one_local_step_is_gradient_descent_because_the_controls_cancel() -> None:
     task, everybody = Task(Dense, dtype="float64"), Sampling()
-    for weights in ("uniform",):
-        one = model_after(make("scaffold", **FULL, weights=weights), task, sampling=everybody, rounds=5)
-        assert_close(one, model_after(make("fedsgd", lr=0.1, weights=weights), task, sampling=everybody, rounds=5))
+    one = model_after(make("scaffold", **FULL, weights="uniform"), task, sampling=everybody, rounds=5)
+    assert_close(one, model_after(make("fedsgd", lr=0.1, weights="uniform"), task, sampling=everybody, rounds=5))
 
 
 def test_scaffold_begins_as_fedavg() -> None:
@@ -398,7 +421,10 @@ class Sparse:
         """The suboptimality before the first round and after each."""
         best = self.optimum
         found = [self.loss(np.zeros(self.x.shape[1] + 1)) - best]
-        for record in fit(self.federation, self.task, algorithm, rounds, evaluation=QUIET):
+        # side by side, because steps on single examples are many
+        place = Place(self.federation, self.task, probe(self.federation, self.task).setup(group=5))
+        backend = _InProcess(place, ())
+        for record in fit(self.federation, self.task, algorithm, rounds, evaluation=QUIET, backend=backend):
             found.append(self.loss(flat(record.state["model"])) - best)
         return np.array(found)
 

@@ -320,7 +320,7 @@ class World:
             g = self.gradient(w, rows)
             if change is not None:
                 g = change(g, w, rows)
-            velocity = self.momentum * velocity + g
+            velocity = self.momentum * velocity + g * self.model.trainable
             w = self.model.seen(w - self.lr * velocity, self.examples(rows)[0])
             steps += 1
         return w, steps
@@ -442,6 +442,11 @@ def whole(world: World, w: Vector) -> Vector:
     return np.where(counter, np.rint(w), w)
 
 
+def with_buffers(world: World, w: Vector, trained: Sequence[Vector], shares: Vector) -> Vector:
+    """Whatever a server does to parameters, it averages buffers."""
+    return whole(world, np.where(world.model.trainable, w, mean(trained, shares)))
+
+
 def fedavg_keeping_momentum(world: World, momentum: float, **_: Any) -> Expected:
     """Clients whose optimiser is never reset: an absent client's velocity waits for it."""
     w = world.start()
@@ -462,7 +467,10 @@ def fedsgd(world: World) -> Expected:
     """McMahan et al. 2017, section 2: w ← w − η Σ (n_k/n) ∇F_k(w)."""
     w = world.start()
     for cohort in world.rounds:
-        w = w - world.lr * mean([world.full_gradient(w, k) for k in cohort], world.shares(cohort, "examples"))
+        shares = world.shares(cohort, "examples")
+        seen = [world.model.seen(w, world.examples(world.rows(k))[0]) for k in cohort]
+        stepped = w - world.lr * mean([world.full_gradient(w, k) for k in cohort], shares)
+        w = with_buffers(world, stepped, seen, shares)
     return Expected(w)
 
 
@@ -490,7 +498,7 @@ def fedprox(world: World, mu: float) -> Expected:
     for round, cohort in enumerate(world.rounds, 1):
         start = w
         trained = [world.descend(w, k, round, lambda g, v, _, s=start: g + mu * (v - s))[0] for k in cohort]
-        w = mean(trained, world.shares(cohort, "examples"))
+        w = whole(world, mean(trained, world.shares(cohort, "examples")))
     return Expected(w)
 
 
@@ -518,9 +526,9 @@ def fedavgm(world: World, server_lr: float, server_momentum: float) -> Expected:
     w = world.start()
     v = np.zeros_like(w)
     for round, cohort in enumerate(world.rounds, 1):
-        change = mean([world.descend(w, k, round)[0] for k in cohort], world.shares(cohort, "examples")) - w
-        v = server_momentum * v + change
-        w = w + server_lr * v
+        shares, trained = world.shares(cohort, "examples"), [world.descend(w, k, round)[0] for k in cohort]
+        v = server_momentum * v + mean(trained, shares) - w
+        w = with_buffers(world, w + server_lr * v, trained, shares)
     return Expected(w)
 
 
@@ -650,14 +658,16 @@ def scaffold(world: World, server_lr: float = 1.0, weights: str = "uniform") -> 
     x = world.start()
     c, own = np.zeros_like(x), {k: np.zeros_like(x) for k in range(world.population)}
     for round, cohort in enumerate(world.rounds, 1):
-        models, controls = [], []
+        models, controls, trained = [], [], []
         for k in cohort:
             y, steps = world.descend(x, k, round, lambda g, _w, _r, k=k, c=c: g - own[k] + c)
             plus = own[k] - c + (x - y) / (steps * world.lr)
             models.append(y - x)
+            trained.append(y)
             controls.append(plus - own[k])
             own[k] = plus
-        x = x + server_lr * mean(models, world.shares(cohort, weights))
+        shares = world.shares(cohort, weights)
+        x = with_buffers(world, x + server_lr * mean(models, shares), trained, shares)
         c = c + len(cohort) / world.population * np.mean(controls, axis=0)
     return Expected(x)
 
@@ -666,14 +676,16 @@ def fednova(world: World, **_: Any) -> Expected:
     """Wang et al. 2020, equations 3, 4 and 6: a_i from how often each gradient entered the local change."""
     w = world.start()
     for round, cohort in enumerate(world.rounds, 1):
-        shares, norms, directions = world.shares(cohort, "examples"), [], []
+        shares, norms, directions, trained = world.shares(cohort, "examples"), [], [], []
         for k in cohort:
             local, steps = world.descend(w, k, round)
             # the gradient of step s entered every velocity from s on, each time discounted once more
             a = [sum(world.momentum**later for later in range(steps - s)) for s in range(steps)]
             norms.append(sum(a))
             directions.append((w - local) / sum(a))
-        w = w - float(shares @ np.array(norms)) * mean(directions, shares)
+            trained.append(local)
+        new = w - float(shares @ np.array(norms)) * mean(directions, shares)
+        w = with_buffers(world, new, trained, shares)
     return Expected(w)
 
 
@@ -688,7 +700,7 @@ def feddyn(world: World, alpha: float = 0.1) -> Expected:
             last[k] = last[k] - alpha * (local - w)
             models.append(local)
         h = h - alpha / world.population * np.sum([local - w for local in models], axis=0)
-        w = np.mean(models, axis=0) - h / alpha
+        w = with_buffers(world, np.mean(models, axis=0) - h / alpha, models, world.shares(cohort, "uniform"))
     return Expected(w)
 
 
@@ -714,7 +726,7 @@ def ditto(world: World, lam: float) -> Expected:
         trained = [world.descend(w, k, round)[0] for k in cohort]
         for k in cohort:
             own[k] = world.descend(own[k], k, round, lambda g, v, _r, w=w: g + lam * (v - w), stage=1)[0]
-        w = mean(trained, world.shares(cohort, "examples"))
+        w = whole(world, mean(trained, world.shares(cohort, "examples")))
     return Expected(w, own)
 
 
@@ -725,7 +737,7 @@ def perfedavg(world: World, alpha: float) -> Expected:
         trained = [
             world.descend(w, k, round, lambda g, v, rows: world.gradient(v - alpha * g, rows))[0] for k in cohort
         ]
-        w = mean(trained, world.shares(cohort, "examples"))
+        w = whole(world, mean(trained, world.shares(cohort, "examples")))
     return Expected(w)
 
 
@@ -789,7 +801,7 @@ def peer(
             else:
                 found = [world.score(trained[j], k, metric) for j in heard]
                 row = scored_shares(found, weights, metric == "accuracy")
-            models[k] = mean([trained[j] for j in heard], row)
+            models[k] = whole(world, mean([trained[j] for j in heard], row))
     return Expected(None, models)
 
 
@@ -933,6 +945,17 @@ CASES = [
         for weights in ("uniform", "metropolis", "score")
         for topology in ("ring", "star")
     ),
+    # batch normalisation's buffers
+    Case("fedsgd", fedsgd, world=NORMED),
+    Case("fedprox", fedprox, {"mu": 0.3}, NORMED),
+    Case("fedavgm", fedavgm, {"server_lr": 0.7, "server_momentum": 0.6}, NORMED),
+    Case("scaffold", scaffold, world=NORMED),
+    Case("scaffold", scaffold, {"server_lr": 0.6}, NORMED),
+    Case("fednova", fednova, world=NORMED),
+    Case("feddyn", feddyn, world=NORMED),
+    Case("ditto", ditto, {"lam": 0.3}, NORMED),
+    Case("perfedavg", perfedavg, {"alpha": 0.2}, NORMED),
+    Case("peer", peer, world=NORMED),
     Case("staged", staged),
     Case("staged", staged, {"groups": 3, "weights": "uniform"}),
 ]
