@@ -121,16 +121,16 @@ def wait_for(condition: Any, process: subprocess.Popen[Any]) -> None:
 
 def test_interrupting_stops_after_a_checkpoint_and_says_how_to_go_on(folder: Path) -> None:
     expected = shas(
-        fedloom("run", "small.toml", "--json", "-q", "--out", "whole", "--set", "rounds=40", folder=folder).stdout
+        fedloom("run", "small.toml", "--json", "-q", "--out", "whole", "--set", "rounds=15", folder=folder).stdout
     )
-    command = [sys.executable, "-m", "fedloom.cli", "run", "small.toml", "--out", "parts", "--set", "rounds=40"]
+    command = [sys.executable, "-m", "fedloom.cli", "run", "small.toml", "--out", "parts", "--set", "rounds=15"]
     running = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: list((folder / "parts").glob("cells/fedavg-1/round-*.json")), running)
     running.send_signal(signal.SIGINT)
     _, err = running.communicate(timeout=60)
     assert running.returncode == 130
     assert "Go on with: fedloom run small.toml --out parts" in err
-    again = fedloom("run", "small.toml", "--json", "-q", "--out", "parts", "--set", "rounds=40", folder=folder)
+    again = fedloom("run", "small.toml", "--json", "-q", "--out", "parts", "--set", "rounds=15", folder=folder)
     assert shas(again.stdout) == expected
 
 
