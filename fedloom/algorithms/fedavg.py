@@ -60,7 +60,7 @@ class FedAvg(Algorithm):
             mean = cohort.reduce(self.client, shared)["model"]
         else:
             mean = self.combine(model, cohort.map(self.client, shared), cohort.task)
-        return _moved(model, mean) if self.share == "deltas" else mean
+        return moved(model, mean) if self.share == "deltas" else mean
 
     def combine(self, model: Tree, answers: Answers, task: Task) -> Tree:
         """What to make of each client's answer: a robust rule on the changes, or a mean over those chosen."""
@@ -71,7 +71,7 @@ class FedAvg(Algorithm):
             return rules.mean(stacked, weigh)
         if self.share == "deltas":
             return self.rule(stacked, weigh)
-        return _moved(model, self.rule(sub(stacked, model), weigh))
+        return moved(model, self.rule(sub(stacked, model), weigh))
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         trained = self.fit(task, expand(shared["model"], len(data)), shared, own, data)
@@ -109,6 +109,6 @@ class FedAvg(Algorithm):
         return self.metric != "loss" and all(m.higher_is_better for m in task.measures if m.name == self.metric)
 
 
-def _moved(model: Tree, change: Tree) -> Tree:
+def moved(model: Tree, change: Tree) -> Tree:
     """The model after a change; counters are moved by whole numbers."""
     return {name: (leaf + change[name]).to(leaf.dtype) for name, leaf in model.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import model_validator
@@ -24,25 +24,21 @@ class FSVRG(Algorithm):
 
     With ∇f(w) gathered first, each client walks one random permutation of its examples with step h / n_k:
     w_k ← w_k − h_k (S_k [∇f_i(w_k) − ∇f_i(w)] + ∇f(w)); then w ← w + A Σ (n_k/n) (w_k − w). S_k = φ_j / φ_kj and
-    A = K / ω_j for a single linear layer, both 1 for other models. For sparse, unbalanced problems. `lr` is h.
+    A = K / ω_j for a single linear layer, both 1 for other models. For sparse, unbalanced problems. `lr` is h;
+    there is always one example a step and one epoch.
     """
 
     reference: ClassVar[str] = "Konečný et al., Federated Optimization for On-Device Intelligence, 2016"
 
     scaling: Literal["auto", "identity"] = "auto"
 
-    @model_validator(mode="before")
-    @classmethod
-    def _one_example_a_step(cls, values: Any) -> Any:
-        # what the method itself fixes is not for the [train] table to say
-        train = values.get("train", {}) if isinstance(values, dict) else {}
-        given = train.model_dump(exclude_unset=True) if isinstance(train, local.Training) else dict(train)
-        return {**values, "train": {**given, "batch_size": 1, "epochs": 1.0}} if isinstance(values, dict) else values
-
     @model_validator(mode="after")
-    def _plain_steps(self) -> FSVRG:
+    def _one_example_a_step(self) -> FSVRG:
         if self.train.optimizer != "sgd" or self.train.momentum:
             raise InputError('FSVRG takes plain steps: use optimizer = "sgd" without momentum.')
+        # what the method itself fixes is not for the [train] table to say
+        if (self.train.batch_size, self.train.epochs) != (1, 1.0):
+            object.__setattr__(self, "train", self.train.replace(batch_size=1, epochs=1.0))
         return self
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import torch
+from pydantic import model_validator
 
 from fedloom.algorithm import Update
-from fedloom.algorithms.fedavg import FedAvg
+from fedloom.algorithms.fedavg import FedAvg, moved
 from fedloom.clients import Clients
 from fedloom.cohort import Cohort
+from fedloom.errors import InputError
 from fedloom.local import Groups
 from fedloom.record import Count
 from fedloom.rules import mean
@@ -23,16 +25,28 @@ class Staged(FedAvg):
 
     groups: Count = 2
 
+    @model_validator(mode="after")
+    def _only_sums(self) -> Staged:
+        if not self.linear:
+            raise InputError("Staged adds sums of sums, so it goes neither with a rule nor with within_std.")
+        return self
+
     def average(self, model: Tree, cohort: Cohort, shared: Groups) -> Tree:
         place = torch.arange(len(cohort)) % self.groups
         found = cohort.reduce(self.member, shared, each={"group": {"number": place}})
         present = [name for name, weight in found.weights.items() if weight > 0]
-        return mean(stack([found[name] for name in present]), torch.stack([found.weights[name] for name in present]))
+        flat = mean(stack([found[name] for name in present]), torch.stack([found.weights[name] for name in present]))
+        rounded = {name: leaf if model[name].is_floating_point() else leaf.round() for name, leaf in flat.items()}
+        if self.share == "deltas":
+            return moved(model, rounded)
+        return {name: leaf.to(model[name].dtype) for name, leaf in rounded.items()}
 
     def member(self, task: Task, shared: Groups, own: Groups, data: Clients, each: Groups) -> tuple[Update, Groups]:
         """A client's answer to its own group; to the others it sends nothing of weight."""
         update, kept = self.client(task, shared, own, data)
         weigh, number = update.weights("model"), each["group"]["number"]
+        # counters are rounded once, at the end
+        sent = {n: x if x.is_floating_point() else x.to(torch.float64) for n, x in update.groups["model"].items()}
         names = [f"group{group}" for group in range(self.groups)]
         split = {name: torch.where(number == group, weigh, 0.0) for group, name in enumerate(names)}
-        return Update(dict.fromkeys(names, update.groups["model"]), split, update.public, update.trained), kept
+        return Update(dict.fromkeys(names, sent), split, update.public, update.trained), kept

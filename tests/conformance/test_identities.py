@@ -20,6 +20,7 @@ from fedloom.algorithms import ALGORITHMS
 from fedloom.cohort import Sampling
 from fedloom.data.federation import Federation
 from fedloom.engine import Evaluation, fit
+from fedloom.errors import InputError
 from fedloom.local import Groups
 from fedloom.probe import probe
 from fedloom.task import Task
@@ -514,3 +515,11 @@ def test_cocoa_approaches_the_optimum_of_logistic_regression() -> None:
     assert min(gaps) > -1e-9, "better than the optimum"
     assert gaps[-1] < 5e-3, gaps[::5]
     assert gaps[-1] < gaps[8] < gaps[2], gaps[::5]
+
+
+def test_staged_averaging_of_deltas_equals_flat_averaging() -> None:
+    task = Task(Dense, dtype="float64")
+    staged = model_after(make("staged", lr=0.1, batch_size=4, share="deltas"), task, sampling=Sampling())
+    assert_close(staged, model_after(make("fedavg", lr=0.1, batch_size=4), task, sampling=Sampling()))
+    with pytest.raises(InputError, match="sums of sums"):
+        make("staged", rule="median")

@@ -1,6 +1,6 @@
 """Robust rules against brute force: written again from the papers, with loops instead of tensor operations."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import combinations
 from typing import Any
 
@@ -91,15 +91,33 @@ def multi_krum(x: Vectors, byzantine: int, keep: int | None = None) -> Vectors:
 
 def bulyan(x: Vectors, byzantine: int) -> Vectors:
     rest, chosen = list(range(len(x))), []
-    theta = len(x) - 2 * byzantine
-    while len(chosen) < theta:
+    while len(chosen) < len(x) - 2 * byzantine:
         chosen.append(rest.pop(int(np.argmin(krum_scores(x[rest], byzantine)))))
+    return bulyan_of(x, chosen, byzantine)
+
+
+def bulyan_of(x: Vectors, chosen: Iterable[int], byzantine: int) -> Vectors:
+    """Bulyan's second half: for each coordinate the mean of the θ − 2f chosen values nearest to their median."""
     columns = []
-    for column in x[chosen].T:
+    for column in x[list(chosen)].T:
         centre = middle(list(column))
-        nearest = sorted(column, key=lambda value, centre=centre: abs(value - centre))[: theta - 2 * byzantine]
+        nearest = sorted(column, key=lambda value, centre=centre: abs(value - centre))
+        nearest = nearest[: len(nearest) - 2 * byzantine]
         columns.append(sum(nearest) / len(nearest))
     return np.array(columns)
+
+
+def chosen_by_bulyan(x: Vectors, byzantine: int) -> set[frozenset[int]]:
+    """All that Bulyan's first half may choose, if ties are broken in any way."""
+    found = {frozenset[int]()}
+    for _ in range(len(x) - 2 * byzantine):
+        longer = set()
+        for chosen in found:
+            rest = [i for i in range(len(x)) if i not in chosen]
+            scores = krum_scores(x[rest], byzantine)
+            longer |= {chosen | {i} for i, score in zip(rest, scores, strict=True) if score <= min(scores) + 1e-12}
+        found = longer
+    return found
 
 
 def shortened(row: Vectors, longest: float) -> Vectors:
@@ -294,29 +312,26 @@ def test_no_rule_is_forgotten() -> None:
     assert EVERY_RULE.keys() == robust.RULES.keys()
 
 
-@pytest.mark.parametrize("name", EVERY_RULE)
+@pytest.mark.parametrize("name", sorted(EVERY_RULE.keys() - {"bulyan"}))
 @given(seed=seeds, clients=st.integers(7, 9))
 @settings(max_examples=25)
 def test_the_order_of_clients_does_not_matter(name: str, seed: int, clients: int) -> None:
     x, weights = drawn(seed, clients), drawn_weights(seed, clients)
-    if name == "bulyan" and tied(x):
-        return
     order = np.random.default_rng(seed).permutation(clients)
     one = apply(name, x, weights, **EVERY_RULE[name])
     other = apply(name, x[order], weights[order], **EVERY_RULE[name])
     np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-8)
 
 
-def tied(x: Vectors) -> bool:
-    """Bulyan's last choice is between two changes that are each other's nearest: any order decides for one of them."""
-    rest = list(range(len(x)))
-    for _ in range(len(x) - 2):
-        scores = krum_scores(x[rest], 1)
-        best = sorted(scores)
-        if best[1] - best[0] < 1e-9:
-            return True
-        rest.pop(int(np.argmin(scores)))
-    return False
+@given(seed=seeds, clients=st.integers(7, 9))
+@settings(max_examples=25)
+def test_the_order_of_clients_decides_ties_in_bulyan_and_nothing_else(seed: int, clients: int) -> None:
+    # where one neighbour is left to count, two changes that are each other's nearest always have the same score
+    x = drawn(seed, clients)
+    order = np.random.default_rng(seed).permutation(clients)
+    found = apply("bulyan", x[order], byzantine=1)
+    allowed = [bulyan_of(x, chosen, 1) for chosen in chosen_by_bulyan(x, 1)]
+    assert any(np.allclose(found, outcome, rtol=1e-9, atol=1e-12) for outcome in allowed)
 
 
 @pytest.mark.parametrize("name", sorted(EVERY_RULE.keys() - CENTRED))
@@ -324,8 +339,6 @@ def tied(x: Vectors) -> bool:
 @settings(max_examples=25)
 def test_a_common_shift_is_kept(name: str, seed: int, clients: int) -> None:
     x, shift = drawn(seed, clients), drawn(seed + 1, 1, 3.0)[0]
-    if name == "bulyan" and tied(x):
-        return
     one = apply(name, x + shift, **EVERY_RULE[name])
     np.testing.assert_allclose(one, apply(name, x, **EVERY_RULE[name]) + shift, rtol=1e-6, atol=1e-7)
 
@@ -404,4 +417,4 @@ def test_counters_are_averaged_whatever_the_rule() -> None:
     for name, parameters in EVERY_RULE.items():
         found = rule(name, **parameters)(stacked, torch.ones(7, dtype=torch.float64))
         assert found["steps"].dtype == torch.int64
-        assert 1 <= int(found["steps"]) <= 7
+        assert int(found["steps"]) == 4
