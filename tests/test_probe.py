@@ -204,3 +204,8 @@ def test_a_loss_that_does_not_fit_is_refused() -> None:
 def test_losses_of_torch_and_of_ones_own_are_welcome() -> None:
     for loss in (nn.CrossEntropyLoss(), lambda output, target: output.square().sum(1)):
         assert probe(federation((20,)), Task(Dense, loss=loss)).cannot_group == ""
+
+
+def test_a_metric_that_does_not_fit_the_output_is_named() -> None:
+    with pytest.raises(InputError, match="The metric mse does not fit the model's output"):
+        probe(federation((20,)), Task(Dense, metrics=["mse"]))
