@@ -5,15 +5,10 @@ The command line and Python call the same function, `run`.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
-
-import tomli_w
 
 from fedloom import machine, tree
 from fedloom.algorithm import Algorithm
@@ -26,9 +21,10 @@ from fedloom.engine import Evaluation, RoundRecord, Snapshot, fit
 from fedloom.errors import FedloomError, InputError, QuorumError, StoreError
 from fedloom.evaluation import Measured
 from fedloom.experiment import checkpoint
+from fedloom.experiment.folder import claimed, same_experiment
 from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.result import Result
-from fedloom.experiment.spec import EvaluateTable, RunTable, check_label, check_top, differences, identity
+from fedloom.experiment.spec import EvaluateTable, RunTable, check_label, check_top, identity
 from fedloom.experiment.store import Store
 from fedloom.local import Groups
 from fedloom.probe import Probe, probe
@@ -82,8 +78,8 @@ def run(
     title = name or f"run-{identity(described)[:8]}"
     folder = Path(out) if out is not None else Path("runs") / title
     told = progress or Silent()
-    with _claimed(folder, fresh), Store(folder) as store:
-        _same_experiment(store, folder, described, rounds, resolved)
+    with claimed(folder, fresh), Store(folder) as store:
+        same_experiment(store, folder, described, rounds, resolved)
         todo = [
             _Cell(folder, store, label, seed, algorithm, rounds, cohort, evaluation, settings, told)
             for seed in seed_list
@@ -150,78 +146,6 @@ def _name(thing: Any) -> str:
 
 def _fields(evaluation: Evaluation) -> dict[str, Any]:
     return {name: getattr(evaluation, name) for name in Evaluation.model_fields}
-
-
-@contextlib.contextmanager
-def _claimed(folder: Path, fresh: bool) -> Iterator[None]:
-    """The run folder, for this process alone; `fresh` moves an old one aside, because results are never thrown away."""
-    if folder.exists() and not folder.is_dir():
-        raise StoreError(f"{folder} is a file: a run needs a folder. Choose another with --out.")
-    if fresh and folder.exists() and any(folder.iterdir()):
-        with _locked(folder):  # nobody may be at work in there
-            pass
-        aside = folder.with_name(f"{folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
-        number = 1
-        while aside.exists():
-            number += 1
-            aside = aside.with_name(f"{folder.name}.{time.strftime('%Y%m%d-%H%M%S')}-{number}")
-        folder.rename(aside)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"The run's folder {folder} cannot be made: {error}.") from error
-    with _locked(folder):
-        yield
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold a folder for this process alone."""
-    try:
-        import fcntl
-    except ImportError:  # no such lock on this system: two runs in one folder are then the user's own risk
-        yield
-        return
-    try:
-        lock = open(folder / ".lock", "w")  # noqa: SIM115 (closed below)
-    except OSError as error:
-        raise StoreError(f"Nothing can be written to {folder}: {error}.") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise StoreError(
-                f"Another process is running in {folder}. Wait for it, or choose another folder with --out."
-            ) from None
-        yield
-
-
-def _same_experiment(
-    store: Store, folder: Path, description: Mapping[str, Any], rounds: int, resolved: Mapping[str, Any] | None
-) -> None:
-    """Refuse to mix two experiments in one folder; note down what this one is."""
-    done = max((cell["rounds_done"] for cell in store.cells()), default=0)
-    if not done:
-        if any((folder / "cells").glob("*/round-*.json")):
-            raise StoreError(
-                f"{folder} has checkpoints, but its run.db knows nothing of them. Use --fresh to start anew."
-            )
-        store.forget_all()  # an attempt that failed before its first round does not claim the folder
-    known = store.fact("description")
-    described = json.loads(json.dumps(description, default=str))
-    if known is not None and known != described:
-        changed = "\n  ".join(differences(known, described))
-        raise InputError(
-            f"{folder} holds another experiment. What differs:\n  {changed}\n"
-            "Use --fresh to start anew (the old folder is kept beside it), or --out for another folder."
-        )
-    if rounds < done:
-        raise InputError(
-            f"{folder} was run for {done} rounds, more than the {rounds} asked for now. Use --fresh to start anew."
-        )
-    store.set_fact("description", described)
-    if resolved is not None:
-        checkpoint.write_atomically(folder / "experiment.toml", tomli_w.dumps(dict(resolved)).encode())
 
 
 @dataclass
