@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint install clean
+.PHONY: demo test crosscheck lint install clean
 
 demo: install
 	$(BIN)/fedloom demo
@@ -13,6 +13,12 @@ test: $(VENV)/.tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2
+
+# against independent implementations, which are installed only for this
+crosscheck:
+	test -x .venv-crosscheck/bin/python || $(PYTHON) -m venv .venv-crosscheck
+	.venv-crosscheck/bin/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0" --editable ".[test]" "flwr==1.41.*"
+	.venv-crosscheck/bin/python -m pytest -m crosscheck tests/conformance
 
 lint: $(VENV)/.tests
 	$(BIN)/ruff check --fix .
@@ -36,4 +42,4 @@ $(VENV)/.tests: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@ $(VENV)/.package
 
 clean:
-	rm -rf $(VENV) runs build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-crosscheck runs build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from fedloom import resolve
 from fedloom.experiment import spec
+from fedloom.testing import check_algorithm
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -39,6 +41,12 @@ def test_python_in_the_documentation_runs(page: Path, tmp_path: Path) -> None:
     if page.name in RUNNABLE and code:
         (tmp_path / "page.py").write_text("\n".join(code))
         run([sys.executable, "page.py"], tmp_path)
+
+
+def test_the_algorithm_that_is_added_in_ten_minutes_keeps_all_promises(tmp_path: Path) -> None:
+    (code,) = (text for text in blocks(ROOT / "CONTRIBUTING.md", "python") if "class FedProx" in text)
+    (tmp_path / "mine.py").write_text(code)
+    check_algorithm(resolve.code("mine.py:FedProx", tmp_path))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
