@@ -38,6 +38,8 @@ EVERY_ALGORITHM = {
 
 def suited_to(name: str) -> tuple[Task, Federation]:
     """A task that an algorithm can learn: one of them is for linear models only."""
+    if name in ("fsvrg", "svrg"):  # one example a step, which batch normalisation cannot take
+        return Task(Dense), federation(SIZES)
     if name == "cocoa":
         return Task(Logit, loss="bce"), two_classes(federation(SIZES))
     return Task(Normed), federation(SIZES)
