@@ -13,7 +13,32 @@ prepare_environment()
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm, Update
-    from fedloom.algorithms import FedAvg, FedSGD, LocalOnly, Pooled
+    from fedloom.algorithms import (
+        FSVRG,
+        IFCA,
+        SVRG,
+        CoCoA,
+        Ditto,
+        FedAdagrad,
+        FedAdam,
+        FedAvg,
+        FedAvgM,
+        FedBN,
+        FedDyn,
+        FederatedDropout,
+        FedNova,
+        FedProx,
+        FedRep,
+        FedSGD,
+        FedYogi,
+        LocalOnly,
+        Peer,
+        PerFedAvg,
+        Pooled,
+        QFedAvg,
+        Scaffold,
+        Staged,
+    )
     from fedloom.cohort import Cohort, Sampling
     from fedloom.data.federation import Federation
     from fedloom.engine import Evaluation, fit
@@ -21,16 +46,12 @@ if TYPE_CHECKING:
     from fedloom.local import Step, Training
     from fedloom.task import Task
 
-# public name → where it lives; imported on first use, so that `fedloom --help` need not load torch
+# public name → where it lives, if it is no algorithm; imported on first use, so that `fedloom --help` loads no torch
 _HOME = {
     "Algorithm": "fedloom.algorithm",
     "Cohort": "fedloom.cohort",
     "Evaluation": "fedloom.engine",
-    "FedAvg": "fedloom.algorithms",
-    "FedSGD": "fedloom.algorithms",
     "Federation": "fedloom.data.federation",
-    "LocalOnly": "fedloom.algorithms",
-    "Pooled": "fedloom.algorithms",
     "Sampling": "fedloom.cohort",
     "Step": "fedloom.local",
     "Task": "fedloom.task",
@@ -42,14 +63,34 @@ _HOME = {
 
 __all__ = [
     "Algorithm",
+    "CoCoA",
     "Cohort",
+    "Ditto",
     "Evaluation",
+    "FSVRG",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
+    "FedBN",
+    "FedDyn",
+    "FedNova",
+    "FedProx",
+    "FedRep",
     "FedSGD",
+    "FedYogi",
+    "FederatedDropout",
     "Federation",
+    "IFCA",
     "LocalOnly",
+    "Peer",
+    "PerFedAvg",
     "Pooled",
+    "QFedAvg",
+    "SVRG",
     "Sampling",
+    "Scaffold",
+    "Staged",
     "Step",
     "Task",
     "Training",
@@ -61,8 +102,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+    if name in __all__:
+        return getattr(import_module(_HOME.get(name, "fedloom.algorithms")), name)
     raise AttributeError(f"module 'fedloom' has no attribute '{name}'")
 
 

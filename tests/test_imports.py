@@ -132,3 +132,11 @@ def test_every_public_name_exists() -> None:
         assert getattr(fedloom, name) is not None
     with pytest.raises(AttributeError, match="module 'fedloom' has no attribute 'FedAvgg'"):
         fedloom.FedAvgg  # noqa: B018
+
+
+def test_every_public_name_can_be_had_and_every_algorithm_is_public() -> None:
+    import fedloom
+    from fedloom.algorithms import ALGORITHMS
+
+    assert all(getattr(fedloom, name) is not None for name in fedloom.__all__)
+    assert {kind.__name__ for kind in ALGORITHMS.values()} <= set(fedloom.__all__)
