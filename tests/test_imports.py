@@ -28,7 +28,7 @@ LAYERS = [
     ["engine"],
     ["catalogue", "experiment"],
     ["testing"],
-    ["cli"],
+    ["cli", "__main__"],
 ]
 
 
