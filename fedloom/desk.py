@@ -5,7 +5,7 @@ A step is plain autograd code on the module. It is run as it is written, or reco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import Any, TypeVar
@@ -58,6 +58,7 @@ class Desk:
             leaf.copy_(job.kept[name][position]) if job.kept else leaf.zero_()
         self.loss.zero_()
 
+    @torch.enable_grad()
     def step(self, parts: Parts, count: int) -> Tensor:
         """One step of local training on `count` examples, and its loss."""
         task, training, module = self.task, self.training, self.module
@@ -83,8 +84,8 @@ class Desk:
 
     def replay(self, x: Tensor, y: Tensor, key: Tensor | None) -> None:
         """The same, by replaying a recorded step, where this step can be recorded."""
-        values = [x, y] if key is None else [x, y, key]
-        shapes = tuple((value.shape, value.dtype) for value in values)
+        values = (x, y) if key is None else (x, y, key)
+        shapes = (x.shape, y.shape)
         if shapes not in self.tapes:
             inputs = [value.clone() for value in values]
             part = (inputs[0], inputs[1], None if key is None else inputs[2])
@@ -141,20 +142,21 @@ class Batches:
 
     def __init__(self, course: Course, task: Task) -> None:
         self.course, self.task = course, task
-        self.end = 0
+        data = course.job.data
+        size = max(data.federation.x[0].numel() * task.torch_dtype.itemsize, 1)
+        self.together = max(PREPARED_BYTES // size // course.batch, 1)
+        self.ready: Iterator[tuple[Tensor, Tensor]] = iter(())
 
     def next(self) -> tuple[Tensor, Tensor]:
         course = self.course
-        rows = course.next_rows()
-        begin = course.steps % course.per_epoch * course.batch
-        if begin == 0 or begin >= self.end:
-            example = course.job.data.federation.x[0]
-            size = max(example.numel() * self.task.torch_dtype.itemsize, 1)
-            together = max(PREPARED_BYTES // size // course.batch, 1) * course.batch
-            self.begin, self.end = begin, begin + together
-            self.x, self.y = batch(course.job.data, course.order[self.begin : self.end], self.task)
-        inside = slice(begin - self.begin, begin - self.begin + len(rows))
-        return self.x[inside], self.y[inside]
+        step = course.steps % course.per_epoch
+        if step == 0 or (found := next(self.ready, None)) is None:
+            rows = course.order[step * course.batch : (step + self.together) * course.batch]
+            parts = (torch.split(part, course.batch) for part in batch(course.job.data, rows, self.task))
+            self.ready = iter(list(zip(*parts, strict=True)))
+            found = next(self.ready)
+        course.seen += len(found[0])
+        return found
 
 
 def gradient_of(
@@ -168,8 +170,7 @@ def gradient_of(
         with nullcontext() if key is None else Masked(key):
             loss = task.losses(model(x), y).sum() / count
         found = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-        part = loss.detach().to(torch.float64)
-        total = part if total is None else total + part
+        total = loss.detach() if total is None else total.to(torch.float64) + loss.detach()
         sums = [before + new for before, new in zip(sums, found, strict=True)] if sums else list(found)
     assert total is not None, "a step needs examples"
     return total, dict(zip(at, sums, strict=True))

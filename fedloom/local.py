@@ -93,7 +93,7 @@ def _train_alone(job: Job, desk: Desk, position: int, replayed: bool) -> None:
     desk.seat(job, position)
     batches = Batches(course, job.task) if replayed else None
     done = False
-    with _own_generator(data):
+    with torch.no_grad(), _own_generator(data):
         while not done:
             place = f"local training, step {course.steps + 1} of {course.total}"
             try:

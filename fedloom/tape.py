@@ -61,7 +61,8 @@ class Tape:
     >>> x, total = torch.zeros(2), torch.zeros(())
     >>> tape = record(lambda: total.add_((x * x).sum()))
     >>> _ = x.copy_(torch.tensor([3.0, 4.0]))
-    >>> tape.replay()
+    >>> with torch.no_grad():
+    ...     tape.replay()
     >>> total
     tensor(25.)
     """
@@ -76,8 +77,8 @@ class Tape:
         """How many kernels a replay launches."""
         return len(self._calls)
 
-    @torch.no_grad()
     def replay(self) -> None:
+        """Do it again; gradients must be switched off."""
         for call in self._calls:
             call()
 
@@ -117,8 +118,7 @@ def recorded(
                 for value, was in zip(inputs, given, strict=True):
                     value.copy_(was.flip(0))
                     value[:1] = 0
-            attempt()
-            with torch.no_grad():
+                attempt()
                 found.append([leaf.clone() for leaf in changes()])
         stayed = places == [leaf.data_ptr() for leaf in changes()]
         equal = all(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in zip(*found, strict=True))
@@ -272,7 +272,7 @@ def _direct(op: Any) -> Callable[..., Any]:
         return torch._foreach_add_
     if op in (aten.add_.Tensor, aten.mul_.Tensor, aten.copy_.default):
         return getattr(Tensor, op.overloadpacket.__name__)  # type: ignore[no-any-return]
-    return op  # type: ignore[no-any-return]
+    return op._op if hasattr(op, "_op") else op  # type: ignore[no-any-return]
 
 
 def _into_outputs(kernel: Kernel) -> Call | None:
@@ -290,7 +290,7 @@ def _into_outputs(kernel: Kernel) -> Call | None:
             continue
         kwargs = {name: value for name, value in kernel.kwargs.items() if name in others}
         into = dict(zip(targets, kernel.outputs, strict=True))
-        call = partial(op, *kernel.args, **kwargs, **into)
+        call = partial(op._op, *kernel.args, **kwargs, **into)
         quick = getattr(torch, packet.__name__, None)
         if quick is not None and list(into) == ["out"]:
             quick = partial(quick, *kernel.args, **kwargs, **into)
