@@ -31,6 +31,7 @@ Call = Callable[[], Any]
 _SHAPE_ONLY = {aten.ones_like, aten.zeros_like, aten.full_like, aten.empty_like}
 _SHAPE_ONLY |= {aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty}
 _PRODUCTS = {aten.mm.default: Tensor.addmm_, aten.bmm.default: Tensor.baddbmm_}
+_ROWS = aten.embedding_dense_backward.default
 _IN_PLACE_SUMS = (aten.add_.Tensor, aten._foreach_add_.List)
 _NOT_FOR_OUT = {"dtype", "layout", "device", "pin_memory", "memory_format"}  # the result's memory says all this
 
@@ -90,7 +91,7 @@ class Tape:
 def record(computation: Callable[[], Any]) -> Tape:
     """Run a computation once, and keep what it did."""
     recorder = _Recorder()
-    with recorder:
+    with torch.enable_grad(), recorder:
         computation()
     return Tape(recorder.kernels)
 
@@ -111,14 +112,15 @@ def recorded(
     try:
         tape = record(computation)
         found = []
-        for attempt in (computation, tape.replay):
+        for attempt, gradients in ((computation, True), (tape.replay, False)):
             with torch.no_grad():
                 for leaf, value in zip(changes(), before, strict=True):
                     leaf.copy_(value * 1.25 if value.is_floating_point() else value)
                 for value, was in zip(inputs, given, strict=True):
                     value.copy_(was.flip(0))
                     value[:1] = 0
-                attempt()
+                with torch.set_grad_enabled(gradients):
+                    attempt()
                 found.append([leaf.clone() for leaf in changes()])
         stayed = places == [leaf.data_ptr() for leaf in changes()]
         equal = all(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in zip(*found, strict=True))
@@ -147,6 +149,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
             raise CannotRecord(f"{func} makes shapes or Python numbers out of values")
+        if func is aten.mkldnn_rnn_layer.default:
+            raise CannotRecord("torch's LSTM keeps what its gradient needs only while gradients are on")
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise CannotRecord(f"{func} draws from torch's generator")
         result = func(*args, **(kwargs or {}))
@@ -212,13 +216,26 @@ def _fused(kernels: Sequence[Kernel]) -> list[Kernel]:
     """Products that only serve to be added to something in place are added to it directly."""
     readers = Counter(place for kernel in kernels for place in kernel.reads)
     writers = Counter(place for kernel in kernels for place in kernel.writes)
-    products = {
-        _memory(kernel.args[0]) if kernel.in_place else place: kernel
-        for kernel in kernels
-        if kernel.op in _PRODUCTS
-        for place in kernel.writes
-    }
+    products = {place: kernel for kernel in kernels if kernel.op in _PRODUCTS for place in kernel.writes}
+    gathers = {place: kernel for kernel in kernels if kernel.op is _ROWS for place in kernel.writes}
     absorbed: set[Kernel] = set()
+
+    def row_by_row(target: Tensor, term: Tensor, factor: Any) -> Kernel | None:
+        """The gradient of an embedding, which is zero but in the rows that were looked up."""
+        gather = gathers.get(_memory(term))
+        if gather is None or readers[_memory(term)] > 1:
+            return None
+        gradient, rows, _, padding, by_frequency = gather.args
+        whole = gather.outputs[0]
+        assert whole is not None
+        plain = _same(term, whole) and padding < 0 and not by_frequency
+        if not plain or not gradient.is_contiguous() or any(writers[_memory(f)] > 1 for f in (gradient, rows)):
+            return None
+        absorbed.add(gather)
+        flat = gradient.view(-1, gradient.shape[-1])
+        place = frozenset({_memory(target)})
+        args = (target, 0, rows.reshape(-1), flat)
+        return Kernel(Tensor.index_add_, args, {"alpha": factor}, (target,), gather.reads | place, place)
 
     def directly(target: Tensor, term: Tensor, factor: Any) -> Kernel | None:
         product = products.get(_memory(term))
@@ -244,7 +261,7 @@ def _fused(kernels: Sequence[Kernel]) -> list[Kernel]:
         factor = kernel.kwargs.get("alpha", 1)
         rest: list[tuple[Tensor, Tensor]] = []
         for target, term in zip(targets, terms, strict=True):
-            found = directly(target, term, factor)
+            found = directly(target, term, factor) or row_by_row(target, term, factor)
             rewritten.append(found) if found else rest.append((target, term))
         if rest:
             lists = tuple(map(list, zip(*rest, strict=True)))

@@ -153,13 +153,21 @@ class ClientWork:
         weights = {group: update.weights(group) for group in update.groups}
         whole = {group: rules.whole_leaves(stacked) for group, stacked in update.groups.items()}
         if self.keep == "sum":
-            total = PairwiseSum()
-            for position in range(len(data)):
-                total.add(_flat(update, weights, position), self.first + position)
-            sums = total.nodes
+            sums = self._sums(update, weights)
         else:
             stack = update.groups
         return Outcome(sums, stack, weights if self.keep == "stack" else {}, update.public, own, reports, whole)
+
+    def _sums(self, update: Update, weights: dict[str, Tensor]) -> dict[Node, Tree]:
+        """Partial sums of the weighted leaves of all groups, and of the weights themselves, as one tree each."""
+        sums: dict[Node, Tree] = {}
+        for group, stacked in update.groups.items():
+            ones = torch.ones(len(self.ids), dtype=torch.float64)
+            leaves = {_path(group, name): leaf for name, leaf in stacked.items()}
+            found = rules.partial_sums({_path("", group): ones, **leaves}, weights[group].cpu(), self.first)
+            for node, part in found.items():
+                sums.setdefault(node, {}).update(part)
+        return sums
 
     def _report(self, place: Place, data: Clients, update: Update, position: int) -> Report:
         post: dict[str, Measured] = {}
@@ -213,15 +221,6 @@ SEPARATOR = "\0"  # stands in no name
 def _path(group: str, name: str) -> str:
     """A leaf's name in a sum over all groups; the weights are in a group without a name."""
     return f"{group}{SEPARATOR}{name}"
-
-
-def _flat(update: Update, weights: dict[str, Tensor], position: int) -> Tree:
-    """One client's weighted leaves of all groups, and the weights themselves, as one tree to be summed."""
-    leaves = {_path("", group): weight[position].to(torch.float64) for group, weight in weights.items()}
-    for group, stacked in update.groups.items():
-        for name, leaf in rules.weighted(stacked, weights[group], position).items():
-            leaves[_path(group, name)] = leaf
-    return leaves
 
 
 def aggregate(outcome: Outcome) -> tuple[Groups, dict[str, Tensor]]:
