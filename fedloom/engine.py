@@ -97,7 +97,7 @@ def fit(
             clients: dict[Phase, dict[int, dict[str, Measured]]] = {}
             if splits and observed:
                 clients["pre_fit"] = backend.run(
-                    Examination(algorithm, state, own.gather(observed), observed, splits, round)
+                    Examination.of(algorithm, state, own.gather(observed), observed, splits, round)
                 )
             cohort = Cohort(backend, algorithm, task, ids, federation.clients, round, seed, own)
             cohort.measure, cohort.watch_epochs = splits, evaluation.epochs
@@ -116,7 +116,7 @@ def fit(
             )
             reached = until is not None and until(record)
             if (round == rounds or reached) and evaluation.splits and observed:
-                final = Examination(algorithm, state, own.gather(observed), observed, evaluation.splits, round)
+                final = Examination.of(algorithm, state, own.gather(observed), observed, evaluation.splits, round)
                 clients["final"] = backend.run(final)
         yield replace(record, seconds=time.perf_counter() - began, reached=reached)
         if reached:
@@ -156,7 +156,7 @@ def _examine_server(
             measured[split] = sum(backend.run(work), Measured())
         elif evaluation.server is not None:
             everyone = tuple(range(federation.clients))
-            graded = backend.run(Examination(algorithm, {}, {}, everyone, (split,), model=weights))
+            graded = backend.run(Examination.of(algorithm, {}, {}, everyone, (split,), model=weights))
             measured[split] = sum((graded[client][split] for client in everyone), Measured())
     return measured
 

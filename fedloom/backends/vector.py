@@ -33,6 +33,8 @@ class Workers:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         for _ in range(count):
             ours, theirs = socket.socketpair()
+            for end in (ours, theirs):  # a model should fit, so that nobody waits for the other to read
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
             command = [sys.executable, "-m", "fedloom.backends.worker", str(theirs.fileno())]
             self.processes.append(
                 subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)

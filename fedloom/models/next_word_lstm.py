@@ -55,7 +55,7 @@ class NextWordLSTM(nn.Module):
         hidden = memory = seen.new_zeros(seen.shape[0], self.units)
         for entry in entering.unbind(1):
             gates = entry + self._norm("recurrent", self.recurrent(hidden))
-            opened, candidate = gates.split([3 * self.units, self.units], 1)
+            opened, candidate = torch.split(gates, [3 * self.units, self.units], 1)
             enter, forget, leave = opened.sigmoid().chunk(3, 1)
             candidate = F.dropout(candidate.tanh(), self.recurrent_dropout, self.training)
             memory = self._norm("state", forget * memory + enter * candidate)
