@@ -245,6 +245,39 @@ def check(file: File, changes: Changes = None, as_json: AsJson = False) -> None:
 
 
 @app.command()
+def bench(
+    file: File,
+    changes: Changes = None,
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds to measure, after two that are not counted.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how long a file's rounds take on this machine; nothing is stored."""
+    from rich.console import Console
+
+    from fedloom.experiment.bench import bench as measure
+    from fedloom.experiment.plan import Plan
+    from fedloom.experiment.progress import Bar, Lines
+
+    console = Console(stderr=True)
+    progress: Bar | Lines = Bar(console) if console.is_terminal else Lines()
+    try:
+        found = measure(Plan(_load(file, changes)), rounds, progress)
+    finally:
+        if isinstance(progress, Bar):
+            progress.close()
+    if as_json:
+        print(json.dumps(found.json(), indent=2))
+        return
+    for timing in found.timings:
+        print(timing.algorithm)
+        for line in timing.lines():
+            print(f"  {line}")
+    print("how")
+    for choice in found.choices:
+        print(f"  {choice}")
+
+
+@app.command()
 def show(folder: Folder, as_json: AsJson = False) -> None:
     """Show the results in a run's folder."""
     from fedloom.experiment.result import Result

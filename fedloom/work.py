@@ -227,7 +227,7 @@ def aggregate(outcome: Outcome) -> tuple[Groups, dict[str, Tensor]]:
     """Means of all groups, and the sums of their weights."""
     total = PairwiseSum()
     total.extend(outcome.sums)
-    summed = total.total()
+    summed = total.total() if total.nodes else {}  # clients may send nothing at all
     groups: Groups = {}
     for path, leaf in summed.items():
         group, _, name = path.partition(SEPARATOR)
