@@ -19,6 +19,7 @@ OTHER_WAYS: list[tuple[str, dict[str, Any]]] = [
     ("fedadam", {"bias_correction": True, "rule": "centred_clipping"}),
     ("fednova", {"momentum": 0.9}),
     ("peer", {"weights": "score", "metric": "loss", "topology": "ring"}),
+    ("peer", {"weights": "within_std", "metric": "loss", "scores": "pre"}),
     ("peer", {"weights": "metropolis", "topology": "erdos_renyi", "redraw": True}),
     ("ifca", {"clusters": 3}),
 ]

@@ -778,12 +778,18 @@ def ifca(world: World, clusters: int = 2) -> Expected:
 
 
 def peer(
-    world: World, weights: str = "uniform", metric: str = "accuracy", topology: str = "full", **_: Any
+    world: World,
+    weights: str = "uniform",
+    metric: str = "accuracy",
+    topology: str = "full",
+    scores: str = "post",
+    **_: Any,
 ) -> Expected:
     """Samani 2020, peer to peer: everybody judges everybody's weights on its own validation split."""
     models = {k: world.start() for k in range(world.population)}
     for round, cohort in enumerate(world.rounds, 1):
         trained = [world.descend(models[k], k, round)[0] for k in cohort]
+        judged = trained if scores == "post" else [models[k].copy() for k in cohort]
         m = len(cohort)
         edges = {
             "full": lambda i, j: i != j,
@@ -799,7 +805,7 @@ def peer(
             elif weights == "uniform":
                 row = np.full(len(heard), 1 / len(heard))
             else:
-                found = [world.score(trained[j], k, metric) for j in heard]
+                found = [world.score(judged[j], k, metric) for j in heard]
                 row = scored_shares(found, weights, metric == "accuracy")
             models[k] = whole(world, mean([trained[j] for j in heard], row))
     return Expected(None, models)
@@ -935,8 +941,9 @@ CASES = [
     Case("ifca", ifca, {"clusters": 3}, two_kinds),
     Case("peer", peer),
     *(
-        Case("peer", peer, {"weights": weights, **metric})
+        Case("peer", peer, {"weights": weights, "scores": scores, **metric})
         for weights in ("score", "within_std")
+        for scores in ("post", "pre")
         for metric in ({}, LOSS)
     ),
     Case("peer", peer, {"weights": "metropolis"}),
