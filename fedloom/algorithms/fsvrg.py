@@ -15,6 +15,7 @@ from fedloom.cohort import Cohort
 from fedloom.errors import InputError
 from fedloom.evaluation import batch
 from fedloom.local import Groups, Step
+from fedloom.record import Positive
 from fedloom.task import Task
 from fedloom.tree import Tree, add, expand, map_leaves, scale, select, sub
 
@@ -24,12 +25,15 @@ class FSVRG(Algorithm):
 
     With ∇f(w) gathered first, each client walks one random permutation of its examples with step h / n_k:
     w_k ← w_k − h_k (S_k [∇f_i(w_k) − ∇f_i(w)] + ∇f(w)); then w ← w + A Σ (n_k/n) (w_k − w). S_k = φ_j / φ_kj and
-    A = K / ω_j for a single linear layer, both 1 for other models. For sparse, unbalanced problems. `lr` is h;
-    there is always one example a step and one epoch.
+    A = K / ω_j for a single linear layer, both 1 for other models. For sparse, unbalanced problems. Without `h`, `lr`
+    is meant; there is always one example a step and one epoch.
     """
 
     reference: ClassVar[str] = "Konečný et al., Federated Optimization for On-Device Intelligence, 2016"
 
+    h: Positive | None = (
+        None  # the step before it is divided by a client's examples, so larger than other algorithms' lr
+    )
     scaling: Literal["auto", "identity"] = "auto"
 
     @model_validator(mode="after")
@@ -37,8 +41,9 @@ class FSVRG(Algorithm):
         if self.train.optimizer != "sgd" or self.train.momentum:
             raise InputError('FSVRG takes plain steps: use optimizer = "sgd" without momentum.')
         # what the method itself fixes is not for the [train] table to say
-        if (self.train.batch_size, self.train.epochs) != (1, 1.0):
-            object.__setattr__(self, "train", self.train.replace(batch_size=1, epochs=1.0))
+        fixed = self.train.replace(batch_size=1, epochs=1.0, lr=self.train.lr if self.h is None else self.h)
+        if fixed != self.train:
+            object.__setattr__(self, "train", fixed)
         return self
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:

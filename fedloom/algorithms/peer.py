@@ -24,8 +24,8 @@ class Peer(Algorithm):
     """Every client receives its neighbours' weights and keeps its own average of them: W ← A W, one row per client.
 
     A row is uniform, Metropolis, or made from how well each neighbour's weights do on the client's own validation split
-    (`score`, `within_std`); with scores from `pre`, neighbours also send the weights that they began the round with, and
-    are judged by these. For federations without a server that everybody trusts.
+    (`score`, `within_std`); with scores from `pre`, neighbours also send the weights that they began the round with,
+    and are judged by these. For federations without a server that everybody trusts.
     """
 
     reference: ClassVar[str] = "Samani, Federated Machine Learning, UCC 2020; Lian et al., NeurIPS 2017 (gossip)"

@@ -79,6 +79,7 @@ def assert_close(a: Tree, b: Tree, tolerance: float = 1e-12) -> None:
 EXACTLY = [
     ("fedprox", {"mu": 0.0}, {}),
     ("qfedavg", {"q": 0.0}, {"weights": "uniform"}),
+    ("qfedavg", {"q": 0.0, "weights": "examples"}, {}),
     ("ditto", {"lam": 0.0}, {}),
     ("ditto", {"lam": 3.0}, {}),
 ]
@@ -379,6 +380,7 @@ def test_the_settings_of_fsvrg_mean_the_same_however_they_are_given(name: str) -
     nested = make(name, train={"lr": 0.3, "batch_size": 4, "epochs": 2.0})
     assert flat == nested
     assert flat.replace() == flat
+    assert make(name, lr=0.7, h=0.3).train == flat.train, "h is the step, whatever the lr of the others"
 
 
 class Sparse:
