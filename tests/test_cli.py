@@ -205,6 +205,8 @@ def test_check_shows_the_resolved_file_and_the_cost_and_runs_nothing(folder: Pat
     done = fedloom("check", "small.toml", folder=folder)
     assert "optimizer_state" in done.stdout
     assert "# 10 clients with 1,797 examples" in done.stdout
+    assert "# local sends nothing" in done.stdout
+    assert re.search(r"# fedavg sends [\d.]+ kB up and [\d.]+ kB down a round", done.stdout)
     assert not (folder / "runs").exists()
     (folder / "resolved.toml").write_text(done.stdout)
     again = fedloom("check", "resolved.toml", "--json", folder=folder)

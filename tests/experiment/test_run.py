@@ -83,6 +83,33 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
     ]
 
 
+class LSTM(nn.Module):
+    """Torch's own, which cannot be vmapped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(1, 4, batch_first=True)
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.lstm(x.unsqueeze(-1))[0][:, -1])
+
+
+def test_what_cannot_be_computed_side_by_side_is_computed_one_by_one_and_the_reason_is_kept(
+    federation: fl.Federation, tmp_path: Path
+) -> None:
+    settings = {"algorithms": {"fedavg": fl.FedAvg(batch_size=4)}, "backend": "vector", "workers": 1}
+    grouped, plain = (
+        run(federation, fl.Task(LSTM), tmp_path / str(group), rounds=2, group=group, **settings) for group in (3, 1)
+    )
+    assert grouped.weights_sha256 == plain.weights_sha256
+    with Store(grouped.folder, read_only=True) as store:
+        assert store.fact("setup")["group"] == 1
+        assert "vmap" in store.fact("one by one")
+    with Store(plain.folder, read_only=True) as store:
+        assert store.fact("one by one") is None, "nobody asked for it"
+
+
 def test_checkpoints_need_not_be_made_every_round(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
     whole = run(federation, task, tmp_path / "whole", rounds=5)
     run(federation, task, tmp_path / "parts", rounds=5, checkpoint_every=3, should_stop=StopAfter(2))
