@@ -92,6 +92,53 @@ def test_run_show_list_and_export(folder: Path) -> None:
     build("digits_mlp").load_state_dict(loaded)
 
 
+def in_this_process(*arguments: str, monkeypatch: pytest.MonkeyPatch, code: int = 0) -> None:
+    from fedloom import cli
+
+    monkeypatch.setattr(sys, "argv", ["fedloom", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == code
+
+
+def test_the_model_of_one_client_can_be_exported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    monkeypatch.chdir(folder)
+    (folder / "net.py").write_text("from fedloom.models.digits_mlp import DigitsMLP as Net\n")
+    tables = ["rounds=2", "algorithm={ditto={}, fedavg={}}", "task.model=net.py:Net", "run.backend=serial"]
+    changes = [part for table in tables for part in ("--set", table)]
+    in_this_process("run", "small.toml", "-q", *changes, monkeypatch=monkeypatch)
+    capsys.readouterr()
+    in_this_process("export", "runs/small", "--model", monkeypatch=monkeypatch)
+    told = capsys.readouterr()
+    assert "Of ditto only the server's model was written" in told.err
+    assert "--client NAME" in told.err
+    for client in ("3", "7"):
+        in_this_process("export", "runs/small", "--model", "--client", client, monkeypatch=monkeypatch)
+    told = capsys.readouterr()
+    assert "only" not in told.err
+    assert "runs/small/export/ditto-1-3.safetensors" in told.out.split()
+
+    def exported(name: str) -> dict[str, torch.Tensor]:
+        return torch.load(folder / f"runs/small/export/{name}.pt", weights_only=True)
+
+    def same(one: str, other: str) -> bool:
+        a, b = exported(one), exported(other)
+        return all(torch.equal(a[name], b[name]) for name in a)
+
+    assert same("fedavg-1", "fedavg-1-3")
+    assert not same("ditto-1", "ditto-1-3")
+    assert not same("ditto-1-7", "ditto-1-3")
+    in_this_process("export", "runs/small", "--model", "--client", "x", monkeypatch=monkeypatch, code=2)
+    assert "There is no client 'x'. Known: 0, 1, 2" in capsys.readouterr().err
+    (folder / "net.py").unlink()
+    in_this_process("export", "runs/small", "--model", "--client", "3", monkeypatch=monkeypatch, code=2)
+    assert "be in the folder of the file that was run" in capsys.readouterr().err
+
+
 def test_the_same_bits_with_other_workers_and_after_kill_9(folder: Path) -> None:
     expected = shas(fedloom("run", "small.toml", "--json", "-q", "--out", "one", folder=folder).stdout)
     assert (
@@ -158,6 +205,7 @@ def test_a_changed_experiment_is_refused_and_fresh_keeps_the_old_one(folder: Pat
         (["run", "small.toml", "--set", "task.args={classes=5}"], "classes"),
         (["run", "small.toml", "--set", "data.server=test"], "test"),
         (["export", "small.toml"], "--csv"),
+        (["export", "small.toml", "--csv", "--client", "a"], "--model"),
         (["frobnicate"], "frobnicate"),
     ],
 )

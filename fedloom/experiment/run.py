@@ -89,7 +89,7 @@ def run(
             for cell in todo:
                 if not cell.train(backends, should_stop):
                     break
-    return Result.read(folder, tasks)
+    return Result.read(folder, tasks, cells)
 
 
 def _check_numbers(rounds: object, seeds: Sequence[object], name: object) -> None:

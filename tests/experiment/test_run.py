@@ -271,6 +271,50 @@ def test_the_result_is_a_table_a_picture_and_a_model(federation: fl.Federation, 
     json.dumps(result.json())
 
 
+class NormedNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.out = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.norm(x))
+
+
+def test_every_client_has_a_whole_model_whatever_the_algorithm(federation: fl.Federation, tmp_path: Path) -> None:
+    steps = {"lr": 0.2, "batch_size": 5}
+    algorithms = {
+        "fedavg": fl.FedAvg(**steps),
+        "fedbn": fl.FedBN(**steps),
+        "fedrep": fl.FedRep(**steps),
+        "ditto": fl.Ditto(**steps),
+        "peer": fl.Peer(**steps, topology="ring"),
+        "ifca": fl.IFCA(**steps),
+        "local": fl.LocalOnly(**steps),
+    }
+    settings = {"algorithms": algorithms, "cohort": fl.Sampling(count=1, sampling="window"), "rounds": 2}
+    result = run(federation, fl.Task(NormedNet), tmp_path, **settings)  # so that the last client never takes part
+    final = {
+        (row["algorithm"], row["client"]): row["value"]
+        for row in result.rows("clients")
+        if (row["phase"], row["split"], row["metric"]) == ("final", "test", "loss")
+    }
+    for label in algorithms:
+        for number, name in enumerate(("a", "b", "c")):
+            rows = federation.indices(number, "test")
+            model = result.model(label, client=name)
+            loss = nn.functional.cross_entropy(model(federation.x[rows]), federation.y[rows])
+            assert loss.item() == pytest.approx(final[label, name], rel=1e-5), (label, name)
+            assert tree.sha256(result.weights(label, client=number)[f"client-{number}"]) == tree.sha256(
+                dict(model.state_dict())
+            )
+    assert result.personal() == ["fedbn", "fedrep", "ditto"]
+    with pytest.raises(InputError, match=r"no client 'aa'. Known: a, b, c. Did you mean 'a'"):
+        result.model("ditto", client="aa")
+    with pytest.raises(InputError, match="was run from Python"):
+        Result.read(tmp_path).model("ditto", client="a")
+
+
 def test_a_run_without_a_name_has_a_folder_of_its_own(
     federation: fl.Federation, task: fl.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
