@@ -139,6 +139,38 @@ def test_the_model_of_one_client_can_be_exported(
     assert "be in the folder of the file that was run" in capsys.readouterr().err
 
 
+def test_algorithms_are_listed_and_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from fedloom.algorithms import ALGORITHMS
+
+    in_this_process("algorithms", monkeypatch=monkeypatch)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(ALGORITHMS)
+    in_this_process("algorithms", "scaffold", monkeypatch=monkeypatch)
+    shown = capsys.readouterr().out
+    assert re.search(r"server_lr +number, more than 0 \(default 1.0\)", shown)
+    assert "c_k ← c_k − c + (w − w_k) / (steps · lr)" in shown
+    assert "Secure aggregation: yes: the server needs only sums (not with a rule). On a network: yes." in shown
+    assert "Reference: Karimireddy et al." in shown
+    in_this_process("algorithms", "scafold", monkeypatch=monkeypatch, code=2)
+    assert "Did you mean 'scaffold'?" in capsys.readouterr().err
+
+
+def test_the_graph_of_peers_is_drawn(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from PIL import Image
+
+    monkeypatch.chdir(folder)
+    ring = 'algorithm={ring={name="peer", topology="ring"}, gnp={name="peer", topology="erdos_renyi"}}'
+    in_this_process("graph", "small.toml", "--set", ring, monkeypatch=monkeypatch)
+    assert "Picture: small-graph.png" in capsys.readouterr().out
+    with Image.open(folder / "small-graph.png") as picture:
+        assert min(picture.size) > 100
+        assert len(set(picture.convert("L").resize((64, 64)).tobytes())) > 2, "the picture is empty"
+    in_this_process("graph", "small.toml", monkeypatch=monkeypatch, code=2)
+    assert "has no peer-to-peer algorithm" in capsys.readouterr().err
+
+
 def test_the_same_bits_with_other_workers_and_after_kill_9(folder: Path) -> None:
     expected = shas(fedloom("run", "small.toml", "--json", "-q", "--out", "one", folder=folder).stdout)
     assert (

@@ -9,7 +9,7 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from fedloom import local, weights
-from fedloom.algorithm import Algorithm, Update
+from fedloom.algorithm import Central, Update
 from fedloom.clients import Clients
 from fedloom.cohort import Cohort
 from fedloom.errors import InputError
@@ -20,7 +20,7 @@ from fedloom.task import Task
 from fedloom.tree import Tree, add, expand, map_leaves, scale, select, sub
 
 
-class FSVRG(Algorithm):
+class FSVRG(Central):
     """Variance-reduced steps that account for features which only some clients have.
 
     With ∇f(w) gathered first, each client walks one random permutation of its examples with step h / n_k:
@@ -47,13 +47,14 @@ class FSVRG(Algorithm):
         return self
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
-        mean = cohort.reduce(self.gradient, state)
+        mean = self.gather(cohort, self.gradient, state, {})
         shared = {**state, "gradient": mean["gradient"]}
         scaled = self.scaling == "auto" and is_linear(cohort.task)
         if scaled:
             counts = cohort.reduce(self.features, state)
             shared["frequency"] = {"phi": counts["frequency"]["phi"]}
-        moved = cohort.reduce(self.client, shared)
+        buffers = {name: leaf for name, leaf in state["model"].items() if name not in cohort.task.trainable}
+        moved = self.gather(cohort, self.client, shared, {"buffers": buffers})
         change = moved["change"]
         if scaled:
             present = counts["present"]["share"]  # ω_j / K
@@ -95,7 +96,10 @@ class FSVRG(Algorithm):
 
 
 class SVRG(FSVRG):
-    """The same on pooled data, where nothing needs to be scaled: what FSVRG is measured against."""
+    """The same on pooled data, where nothing needs to be scaled: what FSVRG is measured against.
+
+    w ← w − (h / n) (∇f_i(w) − ∇f_i(w₀) + ∇f(w₀)) over one random permutation of all n examples, from w₀.
+    """
 
     reference: ClassVar[str] = "Johnson & Zhang, Accelerating SGD Using Predictive Variance Reduction, NIPS 2013"
     pooled: ClassVar[bool] = True

@@ -315,6 +315,21 @@ def test_every_client_has_a_whole_model_whatever_the_algorithm(federation: fl.Fe
         Result.read(tmp_path).model("ditto", client="a")
 
 
+def test_what_peers_think_of_each_other_is_kept(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
+    peer, alone = fl.Peer(lr=0.2, weights="score", metric="loss"), fl.LocalOnly(lr=0.2)
+    result = run(federation, task, tmp_path, rounds=1, algorithms={"peer": peer, "local": alone})
+    rows = [row for row in result.rows("public") if row["algorithm"] == "peer"]
+    found = {(row["client"], row["about"]): row["value"] for row in rows if row["name"] == "scores"}
+    names = ("a", "b", "c")
+    assert len(found) == 9
+    for i, judge in enumerate(names):
+        held = federation.indices(i, "validation")
+        for author in range(3):
+            model = result.model("local", client=author)  # in round 1 peers train as everybody alone does
+            loss = nn.functional.cross_entropy(model(federation.x[held]), federation.y[held]).item()
+            assert found[judge, author] == pytest.approx(loss, rel=1e-5), f"E[{judge}, {author}]"
+
+
 def test_a_run_without_a_name_has_a_folder_of_its_own(
     federation: fl.Federation, task: fl.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
