@@ -372,6 +372,10 @@ def export(
     folder: Folder,
     csv: Annotated[bool, typer.Option("--csv", help="All tables as CSV files.")] = False,
     model: Annotated[bool, typer.Option("--model", help="The trained weights: safetensors and a state_dict.")] = False,
+    client: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="NAME", help="With --model: the whole model that this client uses."),
+    ] = None,
     to: Annotated[Optional[Path], typer.Option(help="Where to (default: DIR/export).")] = None,  # noqa: UP045
 ) -> None:
     """Write tables or trained weights out of a run's folder."""
@@ -380,11 +384,29 @@ def export(
 
     if not csv and not model:
         raise InputError("Say what to export: --csv, --model, or both.")
+    if client is not None and not model:
+        raise InputError("--client says whose model to export: use it with --model.")
     result = Result.read(folder)
     target = to or folder / "export"
     target.mkdir(parents=True, exist_ok=True)
-    for path in (*(export_csv(result, target) if csv else ()), *(export_models(result, target) if model else ())):
+    for path in export_csv(result, target) if csv else ():
         print(path)
+    for path in export_models(result, target, client) if model else ():
+        print(path)
+    if model and client is None:
+        _say_what_is_missing(result)
+
+
+def _say_what_is_missing(result: Any) -> None:
+    try:
+        personal = result.personal()
+    except FedloomError:  # the weights are written, whether or not more can be said about them
+        return
+    if personal:
+        _say(
+            f"Of {', '.join(personal)} only the server's model was written, which is not what clients use: each has a "
+            "part of its own. `--client NAME` writes the whole model of one of them."
+        )
 
 
 @data_app.command()

@@ -89,7 +89,7 @@ def run(
             for cell in todo:
                 if not cell.train(backends, should_stop):
                     break
-    return Result.read(folder, tasks)
+    return Result.read(folder, tasks, cells)
 
 
 def _check_numbers(rounds: object, seeds: Sequence[object], name: object) -> None:
@@ -211,6 +211,7 @@ class _Backends:
         reason = facts.__dict__.get("cannot_group")  # known only where side by side was wanted
         if reason:
             self.progress.note(f"Clients are trained one by one in each worker, because {reason}")
+            self.store.set_fact("one by one", reason)
         self.store.set_fact("setup", asdict(setup))
         self.store.set_fact("machine", machine.facts())
         if not self.store.rows("clients"):
