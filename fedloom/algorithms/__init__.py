@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedloom.algorithm import Algorithm
 from fedloom.algorithms.cocoa import CoCoA
 from fedloom.algorithms.ditto import Ditto
+from fedloom.algorithms.evolution.neuroevolution import Neuroevolution, RandomSearch
 from fedloom.algorithms.fed_dropout import FederatedDropout
 from fedloom.algorithms.fedavg import FedAvg
 from fedloom.algorithms.fedbn import FedBN
@@ -49,6 +50,8 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedrep": FedRep,
     "ifca": IFCA,
     "fed_dropout": FederatedDropout,
+    "neuroevolution": Neuroevolution,
+    "random_search": RandomSearch,
 }
 
 __all__ = [
@@ -70,10 +73,12 @@ __all__ = [
     "FederatedDropout",
     "IFCA",
     "LocalOnly",
+    "Neuroevolution",
     "Peer",
     "PerFedAvg",
     "Pooled",
     "QFedAvg",
+    "RandomSearch",
     "SVRG",
     "Scaffold",
     "Staged",
