@@ -6,6 +6,8 @@ from fedloom.algorithm import Algorithm
 from fedloom.algorithms.cocoa import CoCoA
 from fedloom.algorithms.ditto import Ditto
 from fedloom.algorithms.evolution.neuroevolution import Neuroevolution, RandomSearch
+from fedloom.algorithms.evolution.openai_es import OpenAIES
+from fedloom.algorithms.evolution.snes import SNES
 from fedloom.algorithms.fed_dropout import FederatedDropout
 from fedloom.algorithms.fedavg import FedAvg
 from fedloom.algorithms.fedbn import FedBN
@@ -52,6 +54,8 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fed_dropout": FederatedDropout,
     "neuroevolution": Neuroevolution,
     "random_search": RandomSearch,
+    "openai_es": OpenAIES,
+    "snes": SNES,
 }
 
 __all__ = [
@@ -74,11 +78,13 @@ __all__ = [
     "IFCA",
     "LocalOnly",
     "Neuroevolution",
+    "OpenAIES",
     "Peer",
     "PerFedAvg",
     "Pooled",
     "QFedAvg",
     "RandomSearch",
+    "SNES",
     "SVRG",
     "Scaffold",
     "Staged",

@@ -12,15 +12,17 @@ from torch import nn
 from fedloom import resolve
 from fedloom.errors import InputError, nearest
 from fedloom.models.digits_mlp import DigitsMLP
+from fedloom.models.eeg_cnn import EegCNN
 from fedloom.models.logistic import Logistic
 from fedloom.models.mlp import MLP
 from fedloom.models.mnist_2nn import Mnist2NN
 from fedloom.models.mnist_cnn import MnistCNN
 
-__all__ = ["MLP", "MODELS", "DigitsMLP", "Logistic", "Mnist2NN", "MnistCNN", "build", "describe"]
+__all__ = ["MLP", "MODELS", "DigitsMLP", "EegCNN", "Logistic", "Mnist2NN", "MnistCNN", "build", "describe"]
 
 MODELS: dict[str, type[nn.Module]] = {
     "digits_mlp": DigitsMLP,
+    "eeg_cnn": EegCNN,
     "logistic": Logistic,
     "mlp": MLP,
     "mnist_2nn": Mnist2NN,

@@ -23,7 +23,7 @@ from fedloom.algorithms.evolution.operators import (
 from fedloom.cohort import Cohort
 from fedloom.errors import InputError
 from fedloom.local import Groups
-from fedloom.record import AtLeastOne, Count, NonNegative, Positive, Share
+from fedloom.record import AtLeastOne, Count, NonNegative, Share
 from fedloom.task import Task
 from fedloom.tree import Tree, clone, row, select, stack
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedloom.tree import Tree, concat, map_leaves, rows
@@ -31,7 +32,7 @@ def flatten(stacked: Tree) -> Tensor:
 
 def unflatten(flat: Tensor, like: Tree) -> Tree:
     """Rows of numbers as a stacked population, in views; `like` is one individual."""
-    parts = flat.split([leaf.numel() for leaf in like.values()], 1)
+    parts = torch.split(flat, [leaf.numel() for leaf in like.values()], 1)
     return {name: part.reshape(len(flat), *leaf.shape) for part, (name, leaf) in zip(parts, like.items(), strict=True)}
 
 
@@ -139,15 +140,15 @@ def mutate(
     return map_leaves(leaf, offspring)
 
 
-def _some(count: int, size: int, share: int, random: Random) -> np.ndarray:
+def _some(count: int, size: int, share: int, random: Random) -> NDArray[np.int64]:
     """For each of `count` children, `share` different places out of `size`, each set equally likely."""
     if share == size:
         return np.broadcast_to(np.arange(size), (count, size)).copy()
-    drawn = random.random((count, size), dtype=np.float32)
-    return np.argpartition(drawn, share, axis=1)[:, :share]
+    places: NDArray[np.int64] = np.argpartition(random.random((count, size), dtype=np.float32), share, axis=1)
+    return places[:, :share]
 
 
-def _changes(kind: str, rate: float, shape: tuple[int, int], random: Random) -> np.ndarray:
+def _changes(kind: str, rate: float, shape: tuple[int, int], random: Random) -> NDArray[np.float64]:
     if kind == "multiplication":
         return random.normal(0.0, 0.01 * rate, size=shape)
     widest = rate if kind == "offset" else 0.01 * rate
