@@ -17,10 +17,10 @@ SMALLEST = 1e-6  # stands in for a power of zero, whose logarithm would be infin
 class EegCNN(nn.Module):
     """Convolutions over time and electrodes, their power, and a dense layer of 2, for EEG trials of 64 × 256."""
 
-    # The first two convolutions have no activation between them, so that together they are one convolution whose kernel is
-    # a product of theirs. With `composed` it is computed so: the same function of the same parameters, with the same
-    # gradients, but without 30 maps of 64 × 232 values in between. For a population the product is all that differs between
-    # individuals, and their kernels go through one convolution.
+    # The first two convolutions have no activation between them, so together they are one convolution whose kernel is a
+    # product of theirs. With `composed` it is computed so: the same function of the same parameters with the same
+    # gradients, but without 30 maps of 64 × 232 values in between; and under vmap over individuals, whose kernels alone
+    # differ, it is one convolution for the whole population.
 
     def __init__(self, output: Literal["sigmoid", "log_sigmoid"] = "sigmoid", composed: bool = True) -> None:
         super().__init__()
@@ -44,5 +44,6 @@ class EegCNN(nn.Module):
     def _composed(self, x: Tensor) -> Tensor:
         over_space, over_time = self.space.weight[..., 0], self.time.weight[:, 0, 0]
         kernel = torch.einsum("och,ct->oht", over_space, over_time)
+        assert self.space.bias is not None
         bias = self.space.bias + torch.einsum("och,c->o", over_space, self.time.bias)
         return conv1d(x.squeeze(1), kernel, bias).unsqueeze(2)

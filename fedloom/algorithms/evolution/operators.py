@@ -144,8 +144,9 @@ def _some(count: int, size: int, share: int, random: Random) -> NDArray[np.int64
     """For each of `count` children, `share` different places out of `size`, each set equally likely."""
     if share == size:
         return np.broadcast_to(np.arange(size), (count, size)).copy()
-    places: NDArray[np.int64] = np.argpartition(random.random((count, size), dtype=np.float32), share, axis=1)
-    return places[:, :share]
+    drawn = random.random((count, size), dtype=np.float32)
+    places: NDArray[np.int64] = np.argpartition(drawn, share, axis=1)[:, :share]
+    return places
 
 
 def _changes(kind: str, rate: float, shape: tuple[int, int], random: Random) -> NDArray[np.float64]:
