@@ -143,7 +143,7 @@ def mutate(
 def _some(count: int, size: int, share: int, random: Random) -> NDArray[np.int64]:
     """For each of `count` children, `share` different places out of `size`, each set equally likely."""
     if share == size:
-        return np.broadcast_to(np.arange(size), (count, size)).copy()
+        return np.tile(np.arange(size), (count, 1))
     drawn = random.random((count, size), dtype=np.float32)
     places: NDArray[np.int64] = np.argpartition(drawn, share, axis=1)[:, :share]
     return places
