@@ -116,10 +116,10 @@ def published_loop(federation: Federation, task: Task) -> Iterator[None]:
 
 
 def fedloom_generations(
-    federation: Federation, task: Task, workers: int
+    federation: Federation, task: Task, workers: int, group: int = 1
 ) -> tuple[Iterator[object], Callable[[], None]]:
     """The same with fedloom: in this process, or on so many worker processes."""
-    setup = probe(federation, task).setup(group=1)
+    setup = probe(federation, task).setup(group=group)
     backend = Vector(federation, task, setup, workers) if workers else Serial(federation, task, setup)
     records = fit(
         federation, task, Neuroevolution(), 10**9, seed=1, sampling=SAMPLING, evaluation=QUIET, backend=backend
@@ -133,8 +133,14 @@ def compare(
     """Median seconds a generation of each way, in alternating blocks."""
     ways: dict[str, Iterator[object]] = {"published loop": published_loop(federation, published)}
     closers = []
-    for label, workers in (("fedloom, this process", 0), (f"fedloom, {machine.cores()} workers", machine.cores())):
-        ways[label], close = fedloom_generations(federation, task, workers)
+    cores = machine.cores()
+    for label, workers, group in (
+        ("fedloom, serial", 0, 1),
+        ("fedloom, 1 worker, group 10", 1, 10),
+        (f"fedloom, {cores} workers", cores, 1),
+        (f"fedloom, {cores} workers, group 10", cores, 10),
+    ):
+        ways[label], close = fedloom_generations(federation, task, workers, group)
         closers.append(close)
     for way in ways.values():
         next(way)
@@ -159,10 +165,11 @@ def compare(
 def long_run(generations: int) -> dict[str, object]:
     """Many generations of the digits net, validation every generation included."""
     federation, task = digits_data(), Task("digits_mlp")
-    records, _ = fedloom_generations(federation, task, 0)
+    records, close = fedloom_generations(federation, task, 1, 10)
     began = time.perf_counter()
     best = max(next(records).notes["validation"] for _ in range(generations))  # type: ignore[attr-defined]
     took = time.perf_counter() - began
+    close()
     print(f"\n{generations:,} generations of digits_mlp ({task.parameters:,} parameters): {took:.0f} s; ", end="")
     print(f"best validation accuracy {100 * best:.1f} %")
     return {"generations": generations, "seconds": took, "validation": best}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Literal
 from weakref import WeakKeyDictionary
@@ -25,7 +26,8 @@ from fedloom.tree import Tree, clone, row
 
 FitnessName = Literal["mse", "cross_entropy", "accuracy", "loss"]
 HOPELESS = -100_000.0  # stands in for a fitness that cannot be computed
-TOGETHER = 4096  # most candidates × examples in one pass
+TOGETHER = 4096  # most candidates × examples in one pass over a single client
+BLOCK = 16  # examples in a block, where several clients are computed side by side
 
 
 class Search(Algorithm):
@@ -48,15 +50,16 @@ class Search(Algorithm):
 
     def answer(self, task: Task, population: Tree, fixed: Tree, data: Clients) -> Update:
         """The fitness of a population on every client's examples. `fixed` holds what is the same for all candidates."""
-        found = []
-        for position in range(len(data)):
-            try:
-                rows = self._rows(data, position)
-                found.append(fitness_on(task, population, fixed, data, rows, self.fitness))
-            except Exception as error:
-                raise blame(error, "the fitness of the candidates", data, position) from error
-        counts = data.examples if self.examples == "all" else torch.ones(len(data))
-        return Update({"fitness": {"fitness": torch.stack(found)}}, counts.to(torch.float64))
+        held = [self._rows(data, position) for position in range(len(data))]
+        try:
+            if data.setup.group == 1:
+                found = [fitness_on(task, population, fixed, data, rows, self.fitness) for rows in held]
+            else:
+                found = fitness_side_by_side(task, population, fixed, data, held, self.fitness)
+        except Exception as error:
+            raise blame(error, "the fitness of the candidates", data, 0) from error
+        counts = torch.tensor([len(rows) for rows in held], dtype=torch.float64)
+        return Update({"fitness": {"fitness": torch.stack(found)}}, counts)
 
     def _rows(self, data: Clients, position: int) -> Tensor:
         rows = data.rows(position, "train")
@@ -80,6 +83,34 @@ def fitness_on(task: Task, population: Tree, fixed: Tree, data: Clients, rows: T
         total += scores(task, outputs, y, kind).sum(1, dtype=torch.float64).cpu()
     mean = total / len(rows)
     return torch.where(torch.isfinite(mean), mean, HOPELESS)
+
+
+@torch.no_grad()
+def fitness_side_by_side(
+    task: Task, population: Tree, fixed: Tree, data: Clients, held: Sequence[Tensor], kind: FitnessName
+) -> list[Tensor]:
+    """The same for several clients at once, each of whose examples are padded to whole blocks.
+
+    Every pass has exactly `group` blocks, the last one dummies if need be: passes of one shape give an example the same
+    bits whoever else is in them, so that a cohort may be cut anywhere.
+    """
+    individuals, lanes = len(next(iter(population.values()))), data.setup.group
+    sizes = [-(-len(rows) // BLOCK) for rows in held]
+    padded = [
+        torch.cat([rows, rows[-1:].expand(size * BLOCK - len(rows))]) for rows, size in zip(held, sizes, strict=True)
+    ]
+    real = torch.cat([torch.arange(size * BLOCK) < len(rows) for rows, size in zip(held, sizes, strict=True)])
+    dummies = -sum(sizes) % lanes * BLOCK
+    rows = torch.cat([*padded, padded[0][:1].expand(dummies)])
+    real = torch.cat([real, torch.zeros(dummies, dtype=torch.bool)])
+    sums = []
+    for part, mask in zip(rows.split(lanes * BLOCK), real.split(lanes * BLOCK), strict=True):
+        x, y = evaluation.batch(data, part, task)
+        values = scores(task, population_outputs(task, population, fixed, x, data.setup), y, kind).cpu()
+        sums.append(torch.where(mask, values, 0.0).double().reshape(individuals, lanes, BLOCK).sum(2))
+    blocks = torch.cat(sums, 1)[:, : sum(sizes)].split(sizes, 1)
+    means = [block.sum(1) / len(rows) for block, rows in zip(blocks, held, strict=True)]
+    return [torch.where(torch.isfinite(mean), mean, HOPELESS) for mean in means]
 
 
 def scores(task: Task, outputs: Tensor, y: Tensor, kind: FitnessName) -> Tensor:

@@ -178,9 +178,8 @@ def diversity(population: Tree) -> Tensor:
     """How far individuals are from their mean: root mean square distance, as a share of their root mean square norm.
 
     >>> diversity({"w": torch.tensor([[1.0], [-1.0]])}), diversity({"w": torch.tensor([[2.0], [2.0]])})
-    (tensor(1., dtype=torch.float64), tensor(0., dtype=torch.float64))
+    (tensor(1.), tensor(0.))
     """
-    flat = flatten(population).to(torch.float64)
-    norm = flat.square().sum(1).mean().sqrt()
-    spread = (flat - flat.mean(0)).square().sum(1).mean().sqrt()
-    return spread / norm if norm > 0 else torch.zeros((), dtype=torch.float64)
+    flat = flatten(population)
+    norm, spread = torch.linalg.vector_norm(flat), torch.linalg.vector_norm(flat - flat.mean(0))
+    return spread / norm if norm > 0 else torch.zeros(())

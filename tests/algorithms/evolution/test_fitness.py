@@ -10,9 +10,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedloom.algorithms.evolution import fitness as module
-from fedloom.algorithms.evolution.fitness import HOPELESS, Search, fitness_on, population_outputs, scores
+from fedloom.algorithms.evolution.fitness import (
+    HOPELESS,
+    Search,
+    fitness_on,
+    fitness_side_by_side,
+    population_outputs,
+    scores,
+)
 from fedloom.algorithms.evolution.neuroevolution import newcomers
-from fedloom.clients import Clients
+from fedloom.clients import Clients, Setup
 from fedloom.errors import InputError
 from fedloom.probe import probe
 from fedloom.task import Task
@@ -80,6 +87,35 @@ def test_fitness_does_not_depend_on_how_examples_are_cut_into_passes(monkeypatch
     whole = fitness_on(task, stacked, fixed, clients, clients.rows(0, "train"), "mse")
     monkeypatch.setattr(module, "TOGETHER", 35)  # seven rows a pass
     torch.testing.assert_close(whole, fitness_on(task, stacked, fixed, clients, clients.rows(0, "train"), "mse"))
+
+
+def test_clients_side_by_side_get_what_each_gets_alone() -> None:
+    task, data = Task(Dense, dtype="float64"), federation((40, 1, 16, 33, 5), split=ALL_TRAIN)
+    stacked, fixed = population(task)
+    alone = [
+        fitness_on(task, stacked, fixed, Clients(data, (client,)), data.indices(client, "train"), "mse")
+        for client in range(5)
+    ]
+    found = {}
+    for group in (2, 4):
+        for ids in ((0, 1, 2, 3, 4), (0, 1), (2, 3, 4), (4,)):
+            clients = Clients(data, ids, setup=Setup(group=group))
+            held = [clients.rows(position, "train") for position in range(len(ids))]
+            for client, mean in zip(ids, fitness_side_by_side(task, stacked, fixed, clients, held, "mse"), strict=True):
+                torch.testing.assert_close(mean, alone[client])
+                assert torch.equal(mean, found.setdefault((group, client), mean))  # the same bits in any company
+
+
+def test_a_client_that_cannot_be_judged_does_not_spoil_the_others() -> None:
+    data = federation((20, 20), split=ALL_TRAIN)
+    data.x[3] = float("nan")
+    task = Task(Dense)
+    stacked, fixed = population(task)
+    clients = Clients(data, (0, 1), setup=Setup(group=2))
+    held = [clients.rows(position, "train") for position in range(2)]
+    first, second = fitness_side_by_side(task, stacked, fixed, clients, held, "cross_entropy")
+    assert bool((first == HOPELESS).all())
+    assert bool((second > -100).all())
 
 
 def test_what_cannot_be_computed_is_hopeless() -> None:
