@@ -27,7 +27,7 @@ from fedloom.tree import Tree, clone, row
 FitnessName = Literal["mse", "cross_entropy", "accuracy", "loss"]
 HOPELESS = -100_000.0  # stands in for a fitness that cannot be computed
 TOGETHER = 4096  # most candidates × examples in one pass over a single client
-BLOCK = 16  # examples in a block, where several clients are computed side by side
+BLOCK = 8  # examples in a block, where several clients are computed side by side
 
 
 class Search(Algorithm):

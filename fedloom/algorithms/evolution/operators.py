@@ -142,11 +142,17 @@ def mutate(
 
 def _some(count: int, size: int, share: int, random: Random) -> NDArray[np.int64]:
     """For each of `count` children, `share` different places out of `size`, each set equally likely."""
-    if share == size:
-        return np.tile(np.arange(size), (count, 1))
-    drawn = random.random((count, size), dtype=np.float32)
-    places: NDArray[np.int64] = np.argpartition(drawn, share, axis=1)[:, :share]
-    return places
+    if share * 8 > size:
+        order: NDArray[np.int64] = np.argsort(random.random((count, size)), axis=1)
+        return order[:, :share]
+    # Floyd's algorithm, for all children at once: its cost grows with the share, not with the size
+    children = np.arange(count)
+    drawn = random.integers(np.arange(size - share + 1, size + 1), size=(count, share))
+    taken = np.zeros((count, size), dtype=bool)
+    for step in range(share):
+        drawn[:, step] = np.where(taken[children, drawn[:, step]], size - share + step, drawn[:, step])
+        taken[children, drawn[:, step]] = True
+    return drawn
 
 
 def _changes(kind: str, rate: float, shape: tuple[int, int], random: Random) -> NDArray[np.float64]:

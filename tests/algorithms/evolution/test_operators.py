@@ -200,9 +200,13 @@ def test_each_value_may_have_a_draw_of_its_own() -> None:
     assert len(after.unique()) > 490
 
 
-def test_all_places_are_equally_likely() -> None:
-    changed = (mutate({"w": torch.ones(20_000, 10)}, random(), "offset", 0.3)["w"] != 1).double().mean(0)
-    torch.testing.assert_close(changed, torch.full((10,), 0.3).double(), atol=0.02, rtol=0)
+@pytest.mark.parametrize(("size", "share"), [(10, 3), (25, 2), (25, 3)])
+def test_all_places_and_pairs_of_places_are_equally_likely(size: int, share: int) -> None:
+    changed = (mutate({"w": torch.ones(40_000, size)}, random(), "offset", share / size)["w"] != 1).double()
+    torch.testing.assert_close(changed.mean(0), torch.full((size,), share / size).double(), atol=0.01, rtol=0)
+    together = (changed.t() @ changed / len(changed))[~torch.eye(size, dtype=torch.bool)]
+    expected = share * (share - 1) / (size * (size - 1))
+    torch.testing.assert_close(together, torch.full_like(together, expected), atol=0.008, rtol=0)
 
 
 # --- a generation
