@@ -104,11 +104,11 @@ def fitness_side_by_side(
     rows = torch.cat([*padded, padded[0][:1].expand(dummies)])
     real = torch.cat([real, torch.zeros(dummies, dtype=torch.bool)])
     sums = []
-    for part, mask in zip(rows.split(lanes * BLOCK), real.split(lanes * BLOCK), strict=True):
+    for part, mask in zip(torch.split(rows, lanes * BLOCK), torch.split(real, lanes * BLOCK), strict=True):
         x, y = evaluation.batch(data, part, task)
         values = scores(task, population_outputs(task, population, fixed, x, data.setup), y, kind).cpu()
         sums.append(torch.where(mask, values, 0.0).double().reshape(individuals, lanes, BLOCK).sum(2))
-    blocks = torch.cat(sums, 1)[:, : sum(sizes)].split(sizes, 1)
+    blocks = torch.split(torch.cat(sums, 1)[:, : sum(sizes)], sizes, 1)
     means = [block.sum(1) / len(rows) for block, rows in zip(blocks, held, strict=True)]
     return [torch.where(torch.isfinite(mean), mean, HOPELESS) for mean in means]
 
