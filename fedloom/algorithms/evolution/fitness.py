@@ -51,13 +51,15 @@ class Search(Algorithm):
     def answer(self, task: Task, population: Tree, fixed: Tree, data: Clients) -> Update:
         """The fitness of a population on every client's examples. `fixed` holds what is the same for all candidates."""
         held = [self._rows(data, position) for position in range(len(data))]
-        try:
-            if data.setup.group == 1:
-                found = [fitness_on(task, population, fixed, data, rows, self.fitness) for rows in held]
-            else:
-                found = fitness_side_by_side(task, population, fixed, data, held, self.fitness)
-        except Exception as error:
-            raise blame(error, "the fitness of the candidates", data, 0) from error
+        if data.setup.group > 1:
+            found = fitness_side_by_side(task, population, fixed, data, held, self.fitness)
+        else:
+            found = []
+            for position, rows in enumerate(held):
+                try:
+                    found.append(fitness_on(task, population, fixed, data, rows, self.fitness))
+                except Exception as error:
+                    raise blame(error, "the fitness of the candidates", data, position) from error
         counts = torch.tensor([len(rows) for rows in held], dtype=torch.float64)
         return Update({"fitness": {"fitness": torch.stack(found)}}, counts)
 
