@@ -34,6 +34,7 @@ class Estimate:
     traffic_a_round: dict[str, Traffic | None]  # by algorithm
     seconds_a_round: float
     seconds: float
+    kept_bytes: int = 0
 
     def json(self) -> dict[str, Any]:
         return asdict(self)
@@ -48,6 +49,7 @@ class Estimate:
             *(f"{label} sends {_sent(traffic)}" for label, traffic in self.traffic_a_round.items()),
             f"group size {self.group}: {self.group_reason}",
             f"roughly {duration(self.seconds_a_round)} a round on this machine, {duration(self.seconds)} in all",
+            *([f"keeping the model of every round takes {size(self.kept_bytes)} of disk"] if self.kept_bytes else []),
         ]
 
 
@@ -98,6 +100,7 @@ def estimate(plan: Plan) -> Estimate:
         },
         seconds_a_round=float(seconds),
         seconds=float(seconds * experiment.rounds * cells + 3),
+        kept_bytes=model * experiment.rounds * cells if experiment.run.keep_models else 0,
     )
 
 

@@ -145,6 +145,14 @@ class Result:
         curves(clients, server, target, metric, "test" if "test" in splits or not splits else next(iter(splits)))
         return target
 
+    def plot_generations(self, path: str | Path | None = None) -> Path:
+        """Draw fitness, validation, diversity and traffic of evolutions against generations; the picture's path."""
+        from fedloom.experiment.generations import picture
+
+        target = Path(path) if path is not None else self.folder / "generations.png"
+        picture(self.rows("server"), self.rows("rounds"), target)
+        return target
+
     def weights(
         self, algorithm: str | None = None, seed: int | None = None, client: str | int | None = None
     ) -> dict[str, Tree]:

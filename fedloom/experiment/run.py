@@ -50,6 +50,7 @@ def run(
     compile: bool | str = "auto",
     device: str = "auto",
     checkpoint_every: int = 1,
+    keep_models: bool = False,
     fresh: bool = False,
     description: Mapping[str, Any] | None = None,
     resolved: Mapping[str, Any] | None = None,
@@ -69,7 +70,13 @@ def run(
             raise InputError(f"'{what}' must be a fedloom.{kind.__name__}(…). Got {given!r} instead.")
     evaluation = evaluate if isinstance(evaluate, EvaluateTable) else EvaluateTable(**_fields(evaluate))
     settings = RunTable(
-        backend=backend, workers=workers, group=group, compile=compile, device=device, checkpoint_every=checkpoint_every
+        backend=backend,
+        workers=workers,
+        group=group,
+        compile=compile,
+        device=device,
+        checkpoint_every=checkpoint_every,
+        keep_models=keep_models,
     )
     _check_numbers(rounds, seed_list, name)
     federations = federation if callable(federation) else lambda seed: federation
@@ -298,6 +305,8 @@ class _Cell:
             stopping = not last and should_stop()
             saving = last or stopping or record.round % self.settings.checkpoint_every == 0
             self.store.save(self.number, record, task, durable=saving)
+            if self.settings.keep_models:
+                checkpoint.keep_model(self.checkpoints, record.round, self.algorithm.server_model(task, record.state))
             sha = tree.sha256(final_weights(self.algorithm, task, record.state, own)) if last else None
             if saving:
                 extra = {"reached": reached, "weights_sha256": sha}
