@@ -139,6 +139,12 @@ class Result:
         curves(clients, server, target, metric, "test" if "test" in splits or not splits else next(iter(splits)))
         return target
 
+    def report(self, fill: str = "min-max") -> Path:
+        """Write `report.html` into the run's folder, with `tables` and `figures` beside it; the report's path."""
+        from fedloom.experiment.report import write
+
+        return write(self.folder, fill=fill)
+
     def weights(self, algorithm: str | None = None, seed: int | None = None) -> dict[str, Tree]:
         """Trained weights of one cell: `{"model": …}`, or one entry per client where there is no global model."""
         from fedloom.experiment import checkpoint

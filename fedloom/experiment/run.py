@@ -16,6 +16,7 @@ from fedloom.backends.serial import Serial
 from fedloom.backends.vector import Vector, Workers
 from fedloom.clients import Setup
 from fedloom.cohort import Backend, Sampling
+from fedloom.data.describe import label_counts
 from fedloom.data.federation import Federation
 from fedloom.engine import Evaluation, RoundRecord, Snapshot, fit
 from fedloom.errors import FedloomError, InputError, QuorumError, StoreError
@@ -215,6 +216,9 @@ class _Backends:
         self.store.set_fact("machine", machine.facts())
         if not self.store.rows("clients"):
             self.store.set_clients(federation)
+            held = label_counts(federation)
+            if held is not None:
+                self.store.set_fact("labels", held)
         return setup
 
     def _same_data(self, federation: Federation, seed: int) -> None:
@@ -348,7 +352,11 @@ def headline_values(record: RoundRecord, task: Task) -> dict[str, float]:
         measured = record.server.get("test") or next(iter(record.server.values()))
         return measured.values(task)
     for phase in ("final", "post_fit", "pre_fit"):
-        graded = [next(iter(splits.values())) for splits in record.clients.get(phase, {}).values() if splits]
+        graded = [
+            splits.get("test") or next(iter(splits.values()))
+            for splits in record.clients.get(phase, {}).values()
+            if splits
+        ]
         graded = [measured for measured in graded if measured.count]
         if graded:
             means = ["loss", *(measure.name for measure in task.measures if measure.is_mean)]

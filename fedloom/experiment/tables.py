@@ -25,6 +25,7 @@ Value = str | int | float | None
 STATISTICS = ("Average", "Standard deviation", "Lowest", "Highest")
 PHASES = {"pre_fit": "before local training", "post_fit": "after local training"}
 FEW_SENTENCES = 6
+MOST_PRINTED = 2000  # rows of a table that is also written for people
 
 
 @dataclass(frozen=True)
@@ -116,14 +117,14 @@ def show(value: Value, kind: str) -> str:
         "bytes": lambda v: f"{v:.0f} B",
         "seconds": lambda v: f"{v:.3g} s" if v < 100 else f"{v / 60:.1f} min",
         "factor": lambda v: f"{v:.2f} ×",
-        "short": lambda v: f"{v:.2f}",
+        "short": lambda v: f"{v:.2f}".replace("-", "−"),
     }
     return formats[kind](float(value)) if kind in formats else f"{float(value):.4g}"
 
 
 def all_tables(view: View) -> list[Table]:
     """Every table that the run has numbers for."""
-    makers = (comparison, paired, universal_comparison, targets, fairness, traffic)
+    makers = (overview, comparison, paired, universal_comparison, targets, fairness, traffic)
     found = [table for maker in makers for table in maker(view)]
     for metric, kind in view.kinds.items():
         if kind.is_mean:
@@ -132,16 +133,47 @@ def all_tables(view: View) -> list[Table]:
     return found
 
 
-def write(view: View, folder: Path) -> list[Path]:
-    """All tables as CSV, Markdown and LaTeX files."""
+def write(found: Sequence[Table], folder: Path) -> list[Path]:
+    """Tables as CSV, Markdown and LaTeX files."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for table in all_tables(view):
-        for ending, text in (("csv", table.csv()), ("md", table.markdown()), ("tex", table.latex())):
-            path = folder / f"{table.name}.{ending}"
-            path.write_text(text, encoding="utf-8")
-            written.append(path)
+    for table in found:
+        formats = {"csv": table.csv, "md": table.markdown, "tex": table.latex}
+        for ending, text in formats.items():
+            if ending == "csv" or len(table.rows) <= MOST_PRINTED:
+                path = folder / f"{table.name}.{ending}"
+                path.write_text(text(), encoding="utf-8")
+                written.append(path)
     return written
+
+
+def overview(view: View) -> Iterator[Table]:
+    """One row per algorithm, one column per way of measuring: mean ± half of the 95 % interval over seeds."""
+    for metric, kind in view.kinds.items():
+        found = measures(view, metric)
+        labels = [label for label in view.labels if any(label in measure.values for measure in found)]
+        rows: list[tuple[Value, ...]] = []
+        for label in labels:
+            cells = []
+            for measure in found:
+                over = spread(list(measure.values.get(label, {}).values()))
+                half = (
+                    ""
+                    if over.count < 2
+                    else f" ± {show(over.mean - over.low, 'deviation' if kind.percent else 'number')}"
+                )
+                cells.append(show(over.mean, "percent" if kind.percent else "number") + half)
+            rows.append((label, *cells))
+        if rows:
+            titles = [measure.title.removeprefix(f"{metric}, ") for measure in found]
+            note = (
+                f"Mean over {len(view.seeds)} seeds ± half the width of the 95 % t interval. “Own test” is the mean "
+                "over clients, each on its own test split; the universal test is each client's model on all of them."
+                if len(view.seeds) > 1
+                else "One seed: there is no interval, and differences may be chance. Use several seeds."
+            )
+            kinds = ("text", *["shown"] * len(found))
+            yield Table(f"overview_{metric}", f"Results: {metric}", ("algorithm", *titles), tuple(rows), kinds, note)
 
 
 def comparison(view: View) -> Iterator[Table]:
@@ -163,7 +195,7 @@ def comparison(view: View) -> Iterator[Table]:
                 if len(view.seeds) > 1
                 else "One seed: there is no interval, and differences may be chance. Use several seeds."
             )
-            yield Table(f"comparison_{metric}", f"Results: {metric}", columns, tuple(rows), kinds, note)
+            yield Table(f"comparison_{metric}", f"Results in full: {metric}", columns, tuple(rows), kinds, note)
 
 
 def paired(view: View) -> Iterator[Table]:
@@ -184,7 +216,7 @@ def universal_comparison(view: View) -> Iterator[Table]:
 def _paired(name: str, measure: Measure) -> Table:
     found = differences(measure.values)
     kind = "points" if measure.percent else "difference"
-    rows = tuple(
+    rows: tuple[tuple[Value, ...], ...] = tuple(
         (
             f"{each.first} − {each.second}",
             each.spread.mean,
@@ -198,10 +230,12 @@ def _paired(name: str, measure: Measure) -> Table:
         for each in found
     )
     columns = ("pair", "difference", "95 % low", "95 % high", "effect size", "seeds higher", "p", "corrected p")
+    tested = 8 if any(each.p is not None for each in found) else 6  # without tests there are no columns for them
     unit = " (percentage points)" if measure.percent else ""
     title = f"Paired differences over the same seeds: {measure.title}{unit}"
     kinds = ("text", kind, kind, kind, "short", "text", "p", "p")
-    return Table(name, title, columns, rows, kinds, " ".join(verdict(found, measure)))
+    rows = tuple(row[:tested] for row in rows)
+    return Table(name, title, columns[:tested], rows, kinds[:tested], " ".join(verdict(found, measure)))
 
 
 def verdict(found: Sequence[Difference], measure: Measure) -> Iterator[str]:

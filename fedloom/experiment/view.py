@@ -53,7 +53,13 @@ class Series:
 
     def last(self) -> Series:
         """The last round that was measured."""
-        here = self.rounds == (self.rounds.max() if len(self) else 0)
+        return self._kept(self.rounds == (self.rounds.max() if len(self) else 0))
+
+    def after(self, round: int) -> Series:
+        """The rounds after this one."""
+        return self._kept(self.rounds > round)
+
+    def _kept(self, here: NDArray[np.bool_]) -> Series:
         return Series(self.rounds[here], self.clients[here], self.values[here])
 
 
@@ -254,21 +260,24 @@ class View:
 
     def headline_curve(self, label: str, seed: int, metric: str) -> tuple[Ints, Floats]:
         """What a target is about: the global model on the server's test data, else the clients' mean after training."""
-        rounds, values = self.server(label, seed, metric)
-        if len(rounds):
-            return rounds, values
+        if self.served:
+            return self.server(label, seed, metric)
         if not self.kind(metric).is_mean:
             return self.pooled_values(label, seed, "post_fit", metric)
         stats = self.series(label, seed, "post_fit", metric).by_round()
         return stats.at, stats.mean
 
+    @cached_property
+    def served(self) -> bool:
+        """Whether the global model was measured on test data by itself."""
+        return any(len(self.server(label, seed, metric)[0]) for label, seed in self.cells for metric in self.kinds)
+
     @property
     def curve_in_words(self) -> str:
         """What `headline_curve` is in this run."""
-        served = any(len(self.server(label, seed, self.metric)[0]) for label, seed in self.cells)
         return (
-            "the global model on the server's test data"
-            if served
+            "the global model on test data (the server's own, or the union of the clients')"
+            if self.served
             else "the mean over clients of each one's model after local training, on its own test split"
         )
 
