@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedloom.experiment.statistics import SEEDS_FOR_A_TEST
-from fedloom.experiment.tables import show
+from fedloom.experiment.table import show
 from fedloom.experiment.view import View
 
 SMALL_TEST = 10  # a client's accuracy on fewer examples moves in steps of more than ten points
@@ -107,6 +107,8 @@ def _left_behind(view: View) -> Iterator[str]:
 def _chosen_on_test(view: View) -> Iterator[str]:
     if view.result.rule == "best":
         yield "The numbers are those of the best round, chosen on the test data itself: they are optimistic."
+    if (view.described.get("evaluate") or {}).get("stop") == "target":
+        yield "Runs end when test data says that the target is reached: compare rounds and bytes, not final numbers."
 
 
 def _seeds(view: View) -> Iterator[str]:
@@ -115,15 +117,10 @@ def _seeds(view: View) -> Iterator[str]:
         return
     if len(view.seeds) < SEEDS_FOR_A_TEST:
         yield f"{len(view.seeds)} seeds: intervals are wide, and tests need at least {SEEDS_FOR_A_TEST}."
-    fixed = (
-        [
-            words
-            for table, words in (("data", "one partition and one split"), ("task", "one set of initial weights"))
-            if (view.described.get(table) or {}).get("seed", 0) != "run"
-        ]
-        if isinstance(view.described.get("data"), dict)
-        else []
-    )
+    data = {fingerprint for fact, fingerprint in view.facts.items() if fact.startswith("data of seed")}
+    fixed = ["one partition and one split"] if len(data) == 1 else []
+    if (view.described.get("task") or {}).get("seed", "run") != "run":
+        fixed.append("one set of initial weights")
     if fixed:
         yield (
             f"All seeds share {' and '.join(fixed)}: intervals are about who takes part and the order of batches, and "

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import math
-import re
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +12,19 @@ import numpy as np
 
 from fedloom.errors import FedloomError
 from fedloom.experiment import plot
+from fedloom.experiment.drawing import (
+    MOST_PANELS,
+    STYLE,
+    Drawn,
+    clip,
+    finish,
+    new_figure,
+    panel_grid,
+    settled,
+    share_legend,
+    short,
+    show_percent,
+)
 from fedloom.experiment.measures import measures, primary
 from fedloom.experiment.plot import FAINT, INK, look
 from fedloom.experiment.statistics import spread
@@ -24,58 +33,8 @@ from fedloom.experiment.view import Stats, View
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-MOST_PANELS = 12  # algorithms beyond these are in the tables
 MOST_ROWS = 60  # clients in a heat map
-STYLE = {
-    "svg.fonttype": "none",  # text stays text: it can be searched, copied and read aloud
-    "svg.hashsalt": "fedloom",
-    "font.family": "sans-serif",
-    "font.size": 8,
-    "axes.titlesize": 8.5,
-    "axes.labelsize": 8.5,
-    "xtick.labelsize": 7.5,
-    "ytick.labelsize": 7.5,
-    "legend.fontsize": 7.5,
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "xtick.color": FAINT,
-    "ytick.color": FAINT,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A figure with what it shows."""
-
-    name: str
-    title: str
-    caption: str
-    figure: Figure
-
-    @cached_property
-    def svg(self) -> str:
-        """As the text of an `<svg>` element."""
-        import matplotlib
-
-        out = io.StringIO()
-        with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]
-            self.figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-        text = out.getvalue()
-        return re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-
-    def save(self, folder: Path) -> list[Path]:
-        """As PNG and SVG."""
-        picture, drawing = folder / f"{self.name}.png", folder / f"{self.name}.svg"
-        self.figure.savefig(picture, dpi=180)
-        drawing.write_text('<?xml version="1.0" encoding="utf-8"?>\n' + self.svg, encoding="utf-8")
-        return [picture, drawing]
 
 
 def draw_all(view: View, fill: str = "min-max", metric: str | None = None) -> list[Drawn]:
@@ -94,15 +53,7 @@ def draw_all(view: View, fill: str = "min-max", metric: str | None = None) -> li
         lambda: label_distribution(view),
     )
     with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]
-        return [_settled(drawn) for make in makers if (drawn := make()) is not None]
-
-
-def _settled(drawn: Drawn) -> Drawn:
-    """Lay it out once: otherwise every format does so again, which takes longer than drawing."""
-    if drawn.figure.get_layout_engine() is not None:
-        drawn.figure.draw_without_rendering()
-        drawn.figure.set_layout_engine("none")
-    return drawn
+        return [settled(drawn) for make in makers if (drawn := make()) is not None]
 
 
 def write(view: View, folder: Path, fill: str = "min-max", drawn: Sequence[Drawn] | None = None) -> list[Path]:
@@ -124,7 +75,7 @@ def headline(view: View) -> Drawn | None:
         return None
     shown = [first, *(m for m in measures(view, first.metric) if m.key == "universal" and m.key != first.key)]
     labels = [label for label in view.labels if any(label in measure.values for measure in shown)]
-    figure = _figure(0.7 + 0.09 * max(map(len, labels)) + 2.9 * len(shown), 0.95 + 0.24 * len(labels))
+    figure = new_figure(0.7 + 0.09 * max(map(len, labels)) + 2.9 * len(shown), 0.95 + 0.24 * len(labels))
     colours = looks(view)
     axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
     for here, measure in zip(axes, shown, strict=True):
@@ -136,7 +87,7 @@ def headline(view: View) -> Drawn | None:
                 continue
             colour, over = colours[label]["color"], spread(values)
             if over.count > 1:
-                ends = _clip([over.low, over.high], measure.percent)
+                ends = clip([over.low, over.high], measure.percent)
                 here.plot(ends, [place, place], color=colour, linewidth=5, alpha=0.25, solid_capstyle="butt")
             here.scatter(values, [place] * len(values), s=9, color=colour, alpha=0.75, zorder=3, linewidths=0)
             here.plot([over.mean], [place], marker="|", markersize=11, markeredgewidth=1.8, color=colour, zorder=4)
@@ -145,7 +96,7 @@ def headline(view: View) -> Drawn | None:
         here.grid(axis="x", color="#e4e4e4", linewidth=0.6)
         here.set_axisbelow(True)
         here.tick_params(axis="y", length=0)
-        _percent(here.xaxis, measure.percent)
+        show_percent(here.xaxis, measure.percent)
     axes[0].set_yticks(range(len(labels)), labels)
     seeds = "Dots: seeds. Bars: 95 % t interval over seeds. " if len(view.seeds) > 1 else "One seed. "
     better = "higher" if first.higher else "lower"
@@ -157,14 +108,16 @@ def comparison(view: View, metric: str) -> Drawn | None:
     """The metric against rounds, with the confidence band over seeds when there are several."""
     clients, server = [], []
     for label, seed in view.cells:
+        known = {"algorithm": label, "seed": seed, "split": "test", "metric": metric}
         for phase in ("pre_fit", "post_fit"):
-            series = view.series(label, seed, phase, metric)
-            for round, client, value in zip(series.rounds, series.clients, series.values, strict=True):
-                row = {"algorithm": label, "seed": seed, "phase": phase, "split": "test", "metric": metric}
-                clients.append({**row, "round": int(round), "client": int(client), "value": float(value)})
-        for round, value in zip(*view.server(label, seed, metric), strict=True):
-            row = {"algorithm": label, "seed": seed, "split": "test", "metric": metric}
-            server.append({**row, "round": int(round), "value": float(value)})
+            stats = view.series(label, seed, phase, metric).by_round()
+            # two clients with the mean and deviation of all: a million of them need not be listed
+            for side in (-1, 1):
+                values = zip(stats.at.tolist(), (stats.mean + side * stats.std).tolist(), strict=True)
+                clients += [{**known, "phase": phase, "round": round, "value": value} for round, value in values]
+        rounds, found = view.server(label, seed, metric)
+        pairs = zip(rounds.tolist(), found.tolist(), strict=True)
+        server += [{**known, "round": round, "value": value} for round, value in pairs]
     order = [
         {"algorithm": label, "seed": 0, "phase": "", "value": None, "metric": "", "split": ""} for label in view.labels
     ]
@@ -196,7 +149,7 @@ def sausage(view: View, metric: str, against: str, fill: str) -> Drawn | None:
             panels[label] = found
     if not panels or (against == "users" and len(view.clients) < 2):
         return None
-    figure, axes = _panels(list(panels), 1.75)
+    figure, axes = panel_grid(list(panels), 1.75)
     colours, percent = looks(view), view.kind(metric).percent
     for here, (label, found) in zip(axes, panels.items(), strict=False):
         styles = {
@@ -208,15 +161,15 @@ def sausage(view: View, metric: str, against: str, fill: str) -> Drawn | None:
                 (stats.low, stats.high) if fill == "min-max" else (stats.mean - stats.std, stats.mean + stats.std)
             )
             at = np.arange(len(stats.at)) if against == "users" else stats.at
-            low, high = _clip(low, percent), _clip(high, percent)
+            low, high = clip(low, percent), clip(high, percent)
             here.fill_between(at, low, high, color=styles[phase]["color"], alpha=0.16, linewidth=0)
             marker = "o" if len(at) <= 12 else ""
             here.plot(at, stats.mean, **styles[phase], linewidth=1.4, marker=marker, markersize=2.4)
         if against == "users":
             _user_ticks(here, view, next(iter(found.values())).at)
-        _finish(here, label, percent, whole=against == "rounds")
+        finish(here, label, percent, whole=against == "rounds")
     axes[0].set_ylabel(f"Test {metric}")
-    _share_legend(figure)
+    share_legend(figure)
     over = "users" if against == "rounds" else "rounds"
     shade = f"lowest to highest over {over}" if fill == "min-max" else f"± one standard deviation over {over}"
     caption = f"Lines: mean over {over}. Fill: {shade}" + (", averaged over seeds." if len(view.seeds) > 1 else ".")
@@ -243,7 +196,7 @@ def pooled_curve(view: View) -> Drawn | None:
         for metric in ("loss", *(kind for kind in view.kinds if kind != "loss"))
     }
     names = {metric: found for metric, found in names.items() if found}
-    figure = _figure(0.5 + 3.0 * len(names), 2.3)
+    figure = new_figure(0.5 + 3.0 * len(names), 2.3)
     axes = figure.subplots(1, len(names), squeeze=False)[0]
     colour = looks(view)[label]["color"]
     for here, (metric, found) in zip(axes, names.items(), strict=True):
@@ -254,7 +207,7 @@ def pooled_curve(view: View) -> Drawn | None:
             style = {"color": colour if held_out else "#6b6b6b", "linestyle": "solid" if held_out else (0, (4, 1.5))}
             here.plot(np.arange(1, length + 1), values, **style, linewidth=1.4,
                       label="validation" if held_out else "training")  # fmt: skip
-        _finish(here, metric.capitalize(), view.kind(metric).percent)
+        finish(here, metric.capitalize(), view.kind(metric).percent)
         here.set_xlabel("Epoch")
         here.legend(frameon=False)
     over = f" Mean of {len(runs)} seeds." if len(runs) > 1 else ""
@@ -286,7 +239,7 @@ def against_bytes(view: View, metric: str) -> Drawn | None:
             lines[label] = (total / 1e6, mean)
     if not lines:
         return None
-    figure = _figure(6.4, 2.9)
+    figure = new_figure(6.4, 2.9)
     axes = figure.add_subplot()
     colours, percent = looks(view), view.kind(metric).percent
     for label, (total, mean) in lines.items():
@@ -299,7 +252,7 @@ def against_bytes(view: View, metric: str) -> Drawn | None:
     if max(ends) > 4 * min(ends):
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    _finish(axes, "", percent, whole=False)
+    finish(axes, "", percent, whole=False)
     axes.set_xlabel("Megabytes sent and received by all clients")
     axes.set_ylabel(f"Test {metric}")
     figure.legend(loc="outside right center", frameon=False)
@@ -332,7 +285,7 @@ def heat_map(view: View, metric: str) -> Drawn | None:
     kind = view.kind(metric)
     low, high = (float(low), 1.0) if kind.percent else (float(low), float(high))
     high = high if high > low else low + 1e-9
-    figure, axes = _panels(list(grids), 1.75)
+    figure, axes = panel_grid(list(grids), 1.75)
     for here, (label, (clients, rounds, grid)) in zip(axes, grids.items(), strict=False):
         image = here.imshow(grid, cmap="cividis" if kind.higher else "cividis_r", vmin=low, vmax=high, aspect="auto",
                             interpolation="nearest",
@@ -340,11 +293,11 @@ def heat_map(view: View, metric: str) -> Drawn | None:
         here.set_title(label, loc="left")
         step = max(1, math.ceil(len(clients) / 10))
         shown = range(0, len(clients), step)
-        here.set_yticks(list(shown), [_short(view.client_name(int(clients[row])), 10) for row in shown])
+        here.set_yticks(list(shown), [short(view.client_name(int(clients[row])), 10) for row in shown])
         here.spines[:].set_visible(False)
     bar = figure.colorbar(image, ax=axes, pad=0.01, fraction=0.025, extend="min" if kind.percent else "both")
     bar.set_label(f"Test {metric}", color=INK)
-    _percent(bar.ax.yaxis, kind.percent)
+    show_percent(bar.ax.yaxis, kind.percent)
     figure.supxlabel("Round", size=8.5, color=INK)
     axes[0].set_ylabel("Client")
     caption = "After local training, on each client's own test split; a white cell was not measured." + _means(view)
@@ -361,7 +314,7 @@ def label_distribution(view: View) -> Drawn | None:
     counts, classes = np.array(known["counts"]), known["classes"]
     clients = np.linspace(0, len(counts) - 1, min(len(counts), MOST_ROWS)).astype(int)
     shares = counts[clients] / np.maximum(counts[clients].sum(1, keepdims=True), 1)
-    figure = _figure(min(7.2, 1.9 + 0.42 * len(classes)), float(np.clip(1.0 + 0.2 * len(clients), 2.2, 7.0)))
+    figure = new_figure(min(7.2, 1.9 + 0.42 * len(classes)), float(np.clip(1.0 + 0.2 * len(clients), 2.2, 7.0)))
     axes = figure.add_subplot()
     top = max(float(shares.max()), min(1.0, 3 / len(classes)))
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=top, aspect="auto", interpolation="nearest")
@@ -370,13 +323,13 @@ def label_distribution(view: View) -> Drawn | None:
             ink = "white" if shares[row, column] > 0.6 * top else INK
             axes.text(column, row, f"{counts[clients][row, column]:,}", ha="center", va="center", size=6.5, color=ink)
     step = max(1, math.ceil(len(classes) / 20))
-    names = [_short(str(name), 12) for name in classes[::step]]
+    names = [short(str(name), 12) for name in classes[::step]]
     slanted = sum(map(len, names)) > 60
     axes.set_xticks(
         range(0, len(classes), step), names, rotation=40 if slanted else 0, ha="right" if slanted else "center"
     )
     step = max(1, math.ceil(len(clients) / 25))
-    axes.set_yticks(range(0, len(clients), step), [_short(view.client_name(int(c)), 14) for c in clients[::step]])
+    axes.set_yticks(range(0, len(clients), step), [short(view.client_name(int(c)), 14) for c in clients[::step]])
     axes.set_xlabel("Label")
     axes.set_ylabel("Client")
     axes.spines[:].set_visible(False)
@@ -387,77 +340,11 @@ def label_distribution(view: View) -> Drawn | None:
     return Drawn("labels", "Who holds what", f"Examples of each label at each client, all splits.{several}", figure)
 
 
-def _figure(width: float, height: float) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")  # not pyplot's: no global state, no window
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _panels(labels: Sequence[str], height: float) -> tuple[Figure, list[Axes]]:
-    """One panel per algorithm, at most four in a row, with common axes."""
-    shown = labels[:MOST_PANELS]
-    columns = min(4, len(shown)) if len(shown) != 5 else 3
-    rows = math.ceil(len(shown) / columns)
-    figure = _figure(0.9 + 1.95 * columns, 0.5 + height * rows)
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    axes = list(grid.flat)
-    for place, spare in enumerate(axes[len(shown) :], len(shown)):
-        spare.set_visible(False)
-        above = axes[place - columns] if place >= columns else None
-        if above is not None:  # its column ends earlier: its own axis must be readable
-            above.tick_params(labelbottom=True)
-    for row in grid[1:]:
-        row[0].set_ylabel(" ")
-    return figure, axes
-
-
-def _finish(axes: Axes, title: str, percent: bool, whole: bool = True) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.set_title(title, loc="left")
-    axes.grid(axis="y", color="#e4e4e4", linewidth=0.6)
-    axes.set_axisbelow(True)
-    if whole:
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
-    _percent(axes.yaxis, percent)
-
-
-def _percent(axis: Any, percent: bool) -> None:
-    if percent:
-        from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-        axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10], min_n_ticks=3))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g} %"))
-
-
 def _user_ticks(axes: Axes, view: View, users: Any) -> None:
-    names = [_short(view.client_name(int(user)), 8) for user in users]
+    names = [short(view.client_name(int(user)), 8) for user in users]
     step = max(1, math.ceil(sum(len(name) + 1 for name in names) / 24))
     axes.set_xticks(range(0, len(names), step), names[::step])
 
 
-def _share_legend(figure: Figure) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = [
-        Line2D(
-            [], [], color="#6b6b6b", linestyle=(0, (4, 1.5)), linewidth=1.4, label="before local training (pre_fit)"
-        ),
-        Line2D([], [], color=INK, linewidth=1.4, label="after local training (post_fit), in the algorithm's colour"),
-    ]
-    figure.legend(handles=handles, loc="outside upper left", ncols=2, frameon=False)
-
-
-def _clip(values: Any, percent: bool) -> Any:
-    return np.clip(values, 0, 1) if percent else values
-
-
 def _means(view: View) -> str:
     return f" Mean of {len(view.seeds)} seeds." if len(view.seeds) > 1 else ""
-
-
-def _short(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length // 2]}…{text[-(length // 2 - 1) :]}"

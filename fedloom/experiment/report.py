@@ -12,10 +12,11 @@ from fedloom import __version__
 from fedloom.experiment import figures, tables
 from fedloom.experiment.cautions import cautions
 from fedloom.experiment.checkpoint import write_atomically
-from fedloom.experiment.figures import Drawn
+from fedloom.experiment.drawing import Drawn
 from fedloom.experiment.measures import Measure, measures, primary
 from fedloom.experiment.statistics import Spread, differences, spread
-from fedloom.experiment.tables import STATISTICS, Table, missing, show
+from fedloom.experiment.table import STATISTICS, Table, missing, show
+from fedloom.experiment.table import write as write_tables
 from fedloom.experiment.view import View
 
 FILES = Path(__file__).parent / "files"
@@ -35,7 +36,7 @@ def write(folder: Path, *, fill: str = "min-max", files: bool = True) -> Path:
     drawn = figures.draw_all(view, fill)
     made = tables.all_tables(view)
     if files:
-        tables.write(made, folder / "tables")
+        write_tables(made, folder / "tables")
         figures.write(view, folder / "figures", drawn=drawn)
     path = folder / "report.html"
     write_atomically(path, html(view, drawn, made).encode())
@@ -109,11 +110,9 @@ def _best(view: View, measure: Measure) -> Iterator[str]:
     shared = [label for label in order if not view.is_pooled(label)]
     kind = "percent" if measure.percent else "number"
     best = (shared or order)[0]
-    many = (
-        f"the {'best' if not measure.percent else 'highest'} mean of the {len(shared)} algorithms that leave the data"
-    )
-    text = f"{measure.title[:1].upper()}{measure.title[1:]}: {_of(best, over[best], kind)} has "
-    yield text + (f"{many} where it is." if len(shared) > 1 else "no rival.") if shared else f"{text}no rival."
+    many = f" has the best mean of the {len(shared)} algorithms that leave the data where it is"
+    text = f"{measure.title[:1].upper()}{measure.title[1:]}: {_of(best, over[best], kind)}"
+    yield f"{text}{many if len(shared) > 1 else ''}."
     yield from _told_apart(best, shared[1:], measure)
     for label in order:
         if view.is_pooled(label) and shared:

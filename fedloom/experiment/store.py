@@ -104,7 +104,10 @@ class Store:
             if not read_only:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             uri = _uri(self.path, read_only)
-            self._database = sqlite3.connect(uri, uri=True, timeout=timeout, isolation_level=None)
+            # a store may be made in one thread and used in another, never in two at once
+            self._database = sqlite3.connect(
+                uri, uri=True, timeout=timeout, isolation_level=None, check_same_thread=False
+            )
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"The run's database {self.path} cannot be opened: {error}.") from error
         try:

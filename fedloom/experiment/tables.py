@@ -6,12 +6,8 @@ deviation, lowest, highest over users); with several seeds each statistic is com
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,107 +15,11 @@ import numpy as np
 from fedloom.experiment import milestones
 from fedloom.experiment.measures import Measure, measures, primary
 from fedloom.experiment.statistics import SEEDS_FOR_A_TEST, Difference, differences, in_words, spread
-from fedloom.experiment.view import Stats, View
+from fedloom.experiment.table import STATISTICS, Table, Value, show
+from fedloom.experiment.view import Stats, View, grouped
 
-Value = str | int | float | None
-STATISTICS = ("Average", "Standard deviation", "Lowest", "Highest")
 PHASES = {"pre_fit": "before local training", "post_fit": "after local training"}
 FEW_SENTENCES = 6
-MOST_PRINTED = 2000  # rows of a table that is also written for people
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of values, how each column is shown, and what they say."""
-
-    name: str
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Value, ...], ...]
-    kinds: tuple[str, ...]  # of each column: text, percent, points, number, whole, bytes, seconds
-    note: str = ""
-
-    def csv(self) -> str:
-        """Numbers in full."""
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(self.columns)
-        writer.writerows([["" if missing(value) else value for value in row] for row in self.rows])
-        return out.getvalue()
-
-    def markdown(self) -> str:
-        """For a README or an issue."""
-
-        def line(cells: Sequence[str]) -> str:
-            return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-        marks = ["---" if kind == "text" else "---:" for kind in self.kinds]
-        body = [line(self.shown(row)) for row in self.rows]
-        return "\n".join([f"**{self.title}**", "", line(self.columns), line(marks), *body, "", self.note, ""])
-
-    def latex(self) -> str:
-        """A table environment for the booktabs package."""
-        align = "".join("l" if kind == "text" else "r" for kind in self.kinds)
-        body = [" & ".join(map(_tex, self.shown(row))) + r" \\" for row in self.rows]
-        return "\n".join(
-            [
-                r"\begin{table}",
-                r"  \centering",
-                f"  \\caption{{{_tex(self.title)}. {_tex(self.note)}}}",
-                f"  \\begin{{tabular}}{{{align}}}",
-                r"    \toprule",
-                "    " + " & ".join(map(_tex, self.columns)) + r" \\",
-                r"    \midrule",
-                *(f"    {row}" for row in body),
-                r"    \bottomrule",
-                r"  \end{tabular}",
-                r"\end{table}",
-                "",
-            ]
-        )
-
-    def shown(self, row: Sequence[Value]) -> list[str]:
-        """A row as people read it."""
-        spread = bool(row) and row[0] == STATISTICS[1]  # a standard deviation of percentages is in points
-        return [
-            show(value, "deviation" if spread and kind == "percent" else kind)
-            for value, kind in zip(row, self.kinds, strict=True)
-        ]
-
-
-def missing(value: Value) -> bool:
-    """Whether there is nothing to show."""
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
-def show(value: Value, kind: str) -> str:
-    """A value as people read it.
-
-    >>> show(0.9731, "percent"), show(0.0123, "points"), show(1234567, "bytes"), show(None, "number")
-    ('97.31 %', '+1.23', '1.23 MB', '–')
-    """
-    if missing(value):
-        return "–"
-    if isinstance(value, str):
-        return value
-    assert value is not None
-    if kind == "bytes":
-        for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-            if value >= size:
-                return f"{value / size:.2f} {unit}"
-    formats: dict[str, Callable[[float], str]] = {
-        "percent": lambda v: f"{100 * v:.2f} %",
-        "deviation": lambda v: f"{100 * v:.2f}",
-        "points": lambda v: f"{100 * v:+.2f}".replace("-", "−"),
-        "difference": lambda v: f"{v:+.4g}".replace("-", "−"),
-        "p": lambda v: f"{v:.3f}" if v >= 0.001 else "< 0.001",
-        "whole": lambda v: f"{v:,.0f}",
-        "bytes": lambda v: f"{v:.0f} B",
-        "seconds": lambda v: f"{v:.3g} s" if v < 100 else f"{v / 60:.1f} min",
-        "factor": lambda v: f"{v:.2f} ×",
-        "short": lambda v: f"{v:.2f}".replace("-", "−"),
-    }
-    return formats[kind](float(value)) if kind in formats else f"{float(value):.4g}"
 
 
 def all_tables(view: View) -> list[Table]:
@@ -131,20 +31,6 @@ def all_tables(view: View) -> list[Table]:
             for layout in (summary, universal_test, round_stats, user_stats):
                 found += layout(view, metric)
     return found
-
-
-def write(found: Sequence[Table], folder: Path) -> list[Path]:
-    """Tables as CSV, Markdown and LaTeX files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for table in found:
-        formats = {"csv": table.csv, "md": table.markdown, "tex": table.latex}
-        for ending, text in formats.items():
-            if ending == "csv" or len(table.rows) <= MOST_PRINTED:
-                path = folder / f"{table.name}.{ending}"
-                path.write_text(text(), encoding="utf-8")
-                written.append(path)
-    return written
 
 
 def overview(view: View) -> Iterator[Table]:
@@ -407,19 +293,15 @@ def universal_test(view: View, metric: str) -> Iterator[Table]:
         return
     shown = "percent" if view.kind(metric).percent else "number"
     pooled = {label for label in found if view.is_pooled(label)}
-    users = sorted(
-        {int(c) for label in found if label not in pooled for run in found[label].values() for c in run.clients}
-    )
-    per_user = {
-        label: {
-            user: _mean([float(v) for run in runs.values() for v in run.values[run.clients == user]]) for user in users
-        }
-        for label, runs in found.items()
-        if label not in pooled
-    }
+    per_user: dict[str, dict[int, float]] = {}
+    for label, runs in found.items():
+        if label not in pooled:
+            clients = np.concatenate([run.clients for run in runs.values()])
+            means = grouped(clients, np.concatenate([run.values for run in runs.values()]))
+            per_user[label] = dict(zip(means.at.tolist(), means.mean.tolist(), strict=True))
+    users = sorted({user for known in per_user.values() for user in known})
     rows: list[tuple[Value, ...]] = [
-        (view.client_name(user), *(per_user[label][user] if label in per_user else None for label in found))
-        for user in users
+        (view.client_name(user), *(per_user.get(label, {}).get(user) for label in found)) for user in users
     ]
     per_seed = {label: [run.by_round() for run in runs.values()] for label, runs in found.items()}
     for name in STATISTICS:
@@ -510,19 +392,3 @@ def _averaged(view: View) -> str:
 def _mean(values: Sequence[float]) -> float | None:
     known = [value for value in values if not math.isnan(value)]
     return float(np.mean(known)) if known else None
-
-
-def _tex(text: str) -> str:
-    """Text that LaTeX shows as it is."""
-    for sign in "&%$#_{}":
-        text = text.replace(sign, f"\\{sign}")
-    for sign, tex in (
-        ("−", "$-$"),
-        ("×", r"$\times$"),
-        ("≤", r"$\leq$"),
-        ("²", "$^2$"),
-        ("Σ", r"$\Sigma$"),
-        ("–", "--"),
-    ):
-        text = text.replace(sign, tex)
-    return text.replace("“", "``").replace("”", "''").replace("’", "'").replace(" \\%", r"\,\%")

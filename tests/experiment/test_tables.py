@@ -10,7 +10,7 @@ import pytest
 
 from fedloom.experiment import milestones, tables
 from fedloom.experiment.result import Result
-from fedloom.experiment.tables import Table, show
+from fedloom.experiment.table import STATISTICS, Table, show, write
 from fedloom.experiment.view import View
 
 
@@ -25,7 +25,7 @@ def named(view: View, name: str) -> Table:
 
 
 def test_every_table_is_written_three_ways_and_the_csv_can_be_read_back(view: View, tmp_path: Path) -> None:
-    written = tables.write(tables.all_tables(view), tmp_path)
+    written = write(tables.all_tables(view), tmp_path)
     names = {path.stem for path in written}
     assert {"summary_accuracy_pre_fit", "summary_loss_post_fit", "universal_test_accuracy"} <= names
     assert {"round_stats_accuracy", "user_stats_loss", "differences", "target_accuracy", "fairness"} <= names
@@ -68,7 +68,7 @@ def test_the_universal_test_has_a_row_for_every_user_and_one_number_for_the_pool
     table = named(view, "universal_test_accuracy")
     assert table.columns == ("user", "fedavg", "local", "pooled")
     names = [row[0] for row in table.rows]
-    assert names == [f"client-{n}" for n in range(4)] + list(tables.STATISTICS)
+    assert names == [f"client-{n}" for n in range(4)] + list(STATISTICS)
     assert all(row[3] is None for row in table.rows if row[0] != "Average")
     (average,) = (row for row in table.rows if row[0] == "Average")
     finals = [run.final["universal_accuracy"] for run in view.result.runs if run.algorithm == "pooled"]
