@@ -92,9 +92,9 @@ def export_tensorboard(result: Result, folder: Path) -> list[Path]:
         path = folder / "tensorboard" / f"{label}-{seed}"
         for old in path.glob("events.out.tfevents.*"):
             old.unlink()  # exported again: the same points twice would be drawn as a zigzag
-        with SummaryWriter(str(path)) as writer:  # type: ignore[no-untyped-call]
+        with SummaryWriter(str(path)) as writer:
             for scalar in scalars(view, label, seed):
-                writer.add_scalar(scalar.tag, scalar.value, scalar.round, walltime=scalar.moment)  # type: ignore[no-untyped-call]
+                writer.add_scalar(scalar.tag, scalar.value, scalar.round, walltime=scalar.moment)
         written.append(path)
     return written
 
