@@ -82,8 +82,11 @@ def new_figure(width: float, height: float) -> Figure:
     """An empty figure of so many inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(width, height), layout="constrained")  # not pyplot's: no global state, no window
+    # room at the edges: text is a little wider in some formats than in others
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06)
+    figure = Figure(figsize=(width, height), layout=layout)  # not pyplot's: no global state, no window
     FigureCanvasAgg(figure)
     return figure
 

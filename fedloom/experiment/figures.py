@@ -45,6 +45,7 @@ def draw_all(view: View, fill: str = "min-max", metric: str | None = None) -> li
     makers: tuple[Callable[[], Drawn | None], ...] = (
         lambda: headline(view),
         lambda: comparison(view, chosen),
+        lambda: global_model(view, chosen),
         lambda: sausage(view, chosen, "rounds", fill),
         lambda: sausage(view, chosen, "users", fill),
         lambda: pooled_curve(view),
@@ -131,6 +132,35 @@ def comparison(view: View, metric: str) -> Drawn | None:
         else "Mean over clients; bands are ± one standard deviation over clients. One seed."
     )
     return Drawn("comparison", f"{metric.capitalize()} against rounds", caption, figure)
+
+
+def global_model(view: View, metric: str) -> Drawn | None:
+    """The server's model on training, validation and test data, against rounds."""
+    curves: dict[str, dict[str, tuple[Any, Any]]] = {}
+    for split in ("train", "validation", "test"):
+        for label in view.labels:
+            runs = [view.server(label, seed, metric, split) for seed in view.seeds]
+            runs = [run for run in runs if len(run[0])]
+            if runs:
+                length = min(len(rounds) for rounds, _ in runs)
+                mean = np.mean([values[:length] for _, values in runs], axis=0)
+                curves.setdefault(split, {})[label] = (runs[0][0][:length], mean)
+    if not curves:
+        return None
+    figure = new_figure(1.9 + 2.5 * len(curves), 2.5)
+    axes = figure.subplots(1, len(curves), sharey=True, squeeze=False)[0]
+    colours = looks(view)
+    for here, (split, lines) in zip(axes, curves.items(), strict=True):
+        for label, (rounds, mean) in lines.items():
+            marker = "o" if len(rounds) <= 10 else ""
+            here.plot(rounds, mean, **colours[label], linewidth=1.4, marker=marker, markersize=2.6, label=label)
+        finish(here, split.capitalize(), view.kind(metric).percent)
+        here.set_xlabel("Round")
+    axes[0].set_ylabel(metric.capitalize())
+    named = {label: line for here in axes for line, label in zip(*here.get_legend_handles_labels(), strict=True)}
+    figure.legend(named.values(), named.keys(), loc="outside right center", frameon=False)
+    caption = "The global model after each round, on data of the server's or on the union of the clients' splits."
+    return Drawn("global_model", f"The global model: {metric} against rounds", caption + _means(view), figure)
 
 
 def sausage(view: View, metric: str, against: str, fill: str) -> Drawn | None:

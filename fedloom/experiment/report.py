@@ -23,9 +23,9 @@ FILES = Path(__file__).parent / "files"
 MOST_ROWS = 300  # of a table on the page; the files have them all
 # figures and tables of each chapter, by the beginning of their names
 CHAPTERS = {
-    "Learning": (("comparison", "sausage_rounds", "pooled_curve"), ("target", "fairness")),
+    "Learning": (("comparison", "global_model", "sausage_rounds", "pooled_curve"), ("target", "fairness")),
     "Differences": ((), ("differences",)),
-    "Clients": (("clients", "sausage_users", "labels"), ("summary", "universal_test")),
+    "Clients": (("clients", "sausage_users", "labels"), ("summary", "universal_test", "clients")),
     "Cost": (("bytes",), ("traffic",)),
 }
 

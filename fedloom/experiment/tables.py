@@ -28,7 +28,7 @@ def all_tables(view: View) -> list[Table]:
     found = [table for maker in makers for table in maker(view)]
     for metric, kind in view.kinds.items():
         if kind.is_mean:
-            for layout in (summary, universal_test, round_stats, user_stats):
+            for layout in (summary, universal_test, clients, round_stats, user_stats):
                 found += layout(view, metric)
     return found
 
@@ -317,6 +317,37 @@ def universal_test(view: View, metric: str) -> Iterator[Table]:
     )
     columns, kinds = ("user", *found), ("text", *[shown] * len(found))
     yield Table(f"universal_test_{metric}", f"Universal test: {metric}", columns, tuple(rows), kinds, note)
+
+
+def clients(view: View, metric: str) -> Iterator[Table]:
+    """What every client holds, and how it fares with each algorithm at the end."""
+    found: dict[str, dict[int, float]] = {}
+    for label in view.labels:
+        runs = list(view.final(label, "post_fit", metric).values())
+        if runs:
+            means = grouped(np.concatenate([r.clients for r in runs]), np.concatenate([r.values for r in runs]))
+            found[label] = dict(zip(means.at.tolist(), means.mean.tolist(), strict=True))
+    if not found:
+        return
+    shown = "percent" if view.kind(metric).percent else "number"
+    rows: tuple[tuple[Value, ...], ...] = tuple(
+        (
+            client["name"],
+            client["train"],
+            client["validation"],
+            client["test"],
+            *(known.get(client["client"]) for known in found.values()),
+        )
+        for client in view.clients
+        if any(client["client"] in known for known in found.values())
+    )
+    columns = ("client", "train", "validation", "test", *found)
+    kinds = ("text", "whole", "whole", "whole", *[shown] * len(found))
+    note = (
+        "Examples in each split (with several partitions, the first seed's), and each client's model after the local "
+        "training of the last measured round, on its own test split; mean of the seeds in which it was drawn then."
+    )
+    yield Table(f"clients_{metric}", f"Every client: {metric}", columns, rows, kinds, note)
 
 
 def round_stats(view: View, metric: str) -> Iterator[Table]:

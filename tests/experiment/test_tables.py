@@ -79,6 +79,19 @@ def test_the_universal_test_has_a_row_for_every_user_and_one_number_for_the_pool
     assert len(alone) == 3  # those who took part in the last round
 
 
+def test_every_client_has_a_row_with_what_it_holds_and_how_it_fares(view: View) -> None:
+    table = named(view, "clients_accuracy")
+    assert table.columns == ("client", "train", "validation", "test", "fedavg", "local", "pooled")
+    assert [row[:4] for row in table.rows] == [
+        ("client-0", 12, 4, 4),
+        ("client-1", 9, 3, 3),
+        ("client-2", 18, 6, 6),
+        ("client-3", 15, 5, 5),
+    ]
+    finals = [view.series("pooled", seed, "final", "accuracy").values[2] for seed in (1, 2)]
+    assert table.rows[2][6] == pytest.approx(statistics.fmean(finals))
+
+
 def test_the_pooled_model_is_measured_at_clients_like_the_others(view: View) -> None:
     """After round r it is what clients have before round r + 1; after the last one it is the final model."""
     after = view.series("pooled", 1, "post_fit", "accuracy")
