@@ -100,18 +100,18 @@ def export_tensorboard(result: Result, folder: Path) -> list[Path]:
 
 
 def export_mlflow(result: Result, folder: Path) -> list[Path]:
-    """A local MLflow store with a run for each cell: `mlflow ui --backend-store-uri FOLDER/mlflow`."""
+    """A local MLflow store with a run for each cell: `mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db`."""
     try:
         from mlflow.entities import Metric, Param, RunTag
         from mlflow.tracking import MlflowClient
     except ImportError as error:
         raise InputError("An MLflow store needs mlflow: pip install 'fedloom[mlflow]'.") from error
     view = View.read(result.folder)
-    path = folder / "mlflow"
+    path = folder / "mlflow.db"
     if path.exists():
         raise StoreError(f"{path} exists already, and a second export would add every run again. Delete it first.")
-    client = MlflowClient(tracking_uri=path.resolve().as_uri())
-    experiment = client.create_experiment(view.name)
+    client = MlflowClient(tracking_uri=f"sqlite:///{path.resolve()}")
+    experiment = client.create_experiment(view.name, artifact_location=(folder / "mlflow-artifacts").resolve().as_uri())
     for (label, seed), cell in view.cells.items():
         settings = {"algorithm": label, "seed": seed, **_flat(view.described)}
         run = client.create_run(experiment, run_name=f"{label} (seed {seed})")

@@ -47,8 +47,9 @@ def test_tensorboard_reads_the_curves_and_a_second_export_replaces_them(result: 
 @pytest.mark.filterwarnings("ignore")  # MLflow's own
 def test_mlflow_reads_the_runs(result: Result, tmp_path: Path) -> None:
     tracking = pytest.importorskip("mlflow.tracking")
+    pytest.importorskip("alembic")  # MLflow's databases need it
     (path,) = export.export_mlflow(result, tmp_path)
-    client = tracking.MlflowClient(tracking_uri=path.as_uri())
+    client = tracking.MlflowClient(tracking_uri=f"sqlite:///{path}")
     (experiment,) = (one for one in client.search_experiments() if one.name != "Default")
     runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
     assert set(runs) == {f"{label} (seed {seed})" for label, seed in View.read(result.folder).cells}
