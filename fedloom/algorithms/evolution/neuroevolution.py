@@ -114,6 +114,8 @@ class RandomSearch(Search):
     The best of all rounds is judged again beside the newcomers, so that a round costs `population` evaluations.
     """
 
+    reference: ClassVar[str] = "Brooks, A Discussion of Random Methods for Seeking Maxima, Operations Research 1958"
+
     population: Count = 50
 
     @model_validator(mode="after")
