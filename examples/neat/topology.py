@@ -81,7 +81,9 @@ class Neat(Search):
             population.run(judge, 1)
         units, connections = found["genome"].size()
         cohort.note(fitness=float(found["fitness"].max()), mean_fitness=float(found["fitness"].mean()))
-        cohort.note(hidden=units - cohort.task.module.outputs, connections=connections, species=len(population.species.species))
+        cohort.note(
+            hidden=units - cohort.task.module.outputs, connections=connections, species=len(population.species.species)
+        )
         model = {name: leaf.clone() for name, leaf in found["model"].items()}
         return {"model": model, "neat": _frozen(population)}
 
