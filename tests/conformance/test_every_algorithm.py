@@ -21,6 +21,7 @@ OTHER_WAYS: list[tuple[str, dict[str, Any]]] = [
     ("peer", {"weights": "score", "metric": "loss", "topology": "ring"}),
     ("peer", {"weights": "metropolis", "topology": "erdos_renyi", "redraw": True}),
     ("ifca", {"clusters": 3}),
+    ("neuroevolution", {"crossover": "filterwise", "mutation": "offset", "examples": "one", "fitness": "loss"}),
 ]
 
 
