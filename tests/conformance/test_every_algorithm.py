@@ -25,6 +25,7 @@ OTHER_WAYS: list[tuple[str, dict[str, Any]]] = [
     ("peer", {"weights": "within_std", "metric": "loss", "scores": "pre"}),
     ("peer", {"weights": "metropolis", "topology": "erdos_renyi", "redraw": True}),
     ("ifca", {"clusters": 3}),
+    ("neuroevolution", {"crossover": "filterwise", "mutation": "offset", "examples": "one", "fitness": "loss"}),
 ]
 
 
