@@ -117,8 +117,7 @@ def _seeds(view: View) -> Iterator[str]:
         return
     if len(view.seeds) < SEEDS_FOR_A_TEST:
         yield f"{len(view.seeds)} seeds: intervals are wide, and tests need at least {SEEDS_FOR_A_TEST}."
-    data = {fingerprint for fact, fingerprint in view.facts.items() if fact.startswith("data of seed")}
-    fixed = ["one partition and one split"] if len(data) == 1 else []
+    fixed = ["one partition and one split"] if len(view.data) == 1 else []
     if (view.described.get("task") or {}).get("seed", "run") != "run":
         fixed.append("one set of initial weights")
     if fixed:

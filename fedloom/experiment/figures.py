@@ -366,7 +366,7 @@ def label_distribution(view: View) -> Drawn | None:
     figure.colorbar(image, ax=axes, pad=0.02, format=lambda share, _: f"{share:.0%}").set_label(
         "Share of the client's examples", color=INK
     )
-    several = " Drawn anew for every seed; this is the first one's." if known.get("varies") else ""
+    several = " Drawn anew for every seed; this is the first one's." if len(view.data) > 1 else ""
     return Drawn("labels", "Who holds what", f"Examples of each label at each client, all splits.{several}", figure)
 
 

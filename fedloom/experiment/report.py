@@ -145,8 +145,8 @@ def _and(names: Sequence[str]) -> str:
 
 
 def _of(label: str, found: Spread, kind: str) -> str:
-    high = min(found.high, 1.0) if kind == "percent" else found.high
-    span = f", 95 % interval {show(found.low, kind)} to {show(high, kind)}"
+    low, high = (max(found.low, 0.0), min(found.high, 1.0)) if kind == "percent" else (found.low, found.high)
+    span = f", 95 % interval {show(low, kind)} to {show(high, kind)}"
     return f"{label} ({show(found.mean, kind)}{span if found.count > 1 else ''})"
 
 

@@ -168,6 +168,11 @@ class View:
         return Result.read(self.folder)
 
     @property
+    def data(self) -> set[str]:
+        """Fingerprints of the data that the seeds used: one, or one for each seed that drew its own."""
+        return {str(value) for fact, value in self.facts.items() if fact.startswith("data of seed")}
+
+    @property
     def done(self) -> bool:
         """Whether every cell is."""
         return bool(self.cells) and all(cell["status"] == "done" for cell in self.cells.values())
