@@ -5,6 +5,7 @@ The command line and Python call the same function, `run`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -30,7 +31,8 @@ from fedloom.local import Groups
 from fedloom.probe import Probe, probe
 from fedloom.resolve import code_fingerprint
 from fedloom.task import Task
-from fedloom.tree import Tree
+
+Connect = Callable[[Federation, Task], Backend]
 
 
 def run(
@@ -56,11 +58,13 @@ def run(
     progress: Progress | None = None,
     verbose: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
+    connect: Connect | None = None,
 ) -> Result:
     """Train every algorithm with every seed and keep all that happened in a folder; go on where an earlier run stopped.
 
     `federation` and `task` may be functions of the seed. The folder is `out`, or `runs/NAME`; without a name it
-    is called after the experiment's fingerprint, so that another experiment gets another folder.
+    is called after the experiment's fingerprint, so that another experiment gets another folder. `connect` makes a
+    backend of another kind than the named ones, such as one whose clients are on other machines.
     """
     cells = _labelled(algorithms)
     seed_list = tuple(range(1, seeds + 1)) if isinstance(seeds, int) else tuple(seeds)
@@ -85,7 +89,7 @@ def run(
             for seed in seed_list
             for label, algorithm in cells.items()
         ]
-        with _Backends(federations, tasks, settings, cohort, store, told, verbose) as backends:
+        with _Backends(federations, tasks, settings, cohort, store, told, verbose, connect) as backends:
             for cell in todo:
                 if not cell.train(backends, should_stop):
                     break
@@ -134,7 +138,7 @@ def _describe(
         "code": sorted(code),
         "metrics": [metric.name for metric in task.measures],
         "seeds": list(seeds),
-        "cohort": cohort.model_dump(mode="json", exclude_none=True),
+        "cohort": cohort.identity(),
         "evaluate": evaluation.model_dump(mode="json", exclude_none=True),
         "algorithm": {k: {"name": type(a).__name__, **a.model_dump(mode="json")} for k, a in algorithms.items()},
     }
@@ -159,6 +163,7 @@ class _Backends:
     store: Store
     progress: Progress
     verbose: bool
+    connect: Connect | None = None
 
     def __enter__(self) -> _Backends:
         self._made: dict[tuple[int, int], tuple[Backend, Federation, Task]] = {}
@@ -172,7 +177,7 @@ class _Backends:
             self._workers.close()
 
     def get(self, seed: int) -> tuple[Backend, Federation, Task]:
-        if self.settings.backend == "vector" and self._workers is None:
+        if self.settings.backend == "vector" and self._workers is None and self.connect is None:
             # first of all: they load torch while this process loads the data
             self._workers = Workers(machine.cores() if self.settings.workers == "auto" else self.settings.workers)
         federation, task = self.federations(seed), self.tasks(seed)
@@ -183,6 +188,10 @@ class _Backends:
 
     def _build(self, federation: Federation, task: Task, seed: int) -> Backend:
         self.cohort.check(federation.clients)
+        if self.connect is not None:
+            self._same_data(federation, seed)
+            self._introduce(federation)
+            return self.connect(federation, task)
         facts = probe(federation, task)
         setup = self._setup(facts, federation)
         self._same_data(federation, seed)
@@ -212,10 +221,13 @@ class _Backends:
         if reason:
             self.progress.note(f"Clients are trained one by one in each worker, because {reason}")
         self.store.set_fact("setup", asdict(setup))
+        self._introduce(federation)
+        return setup
+
+    def _introduce(self, federation: Federation) -> None:
         self.store.set_fact("machine", machine.facts())
         if not self.store.rows("clients"):
             self.store.set_clients(federation)
-        return setup
 
     def _same_data(self, federation: Federation, seed: int) -> None:
         known = self.store.fact(f"data of seed {seed}")
@@ -270,6 +282,8 @@ class _Cell:
 
     def _rounds(self, backends: _Backends, begun: Snapshot | None, should_stop: Callable[[], bool]) -> bool:
         backend, federation, task = backends.get(self.seed)
+        if hasattr(backend, "begin"):
+            backend.begin(self.label, self.seed, self.checkpoints)
         own: dict[int, Groups] = dict(begun.own) if begun else {}
         unsaved: dict[int, Groups] = {}
         saved = begun.round if begun else 0
@@ -297,7 +311,7 @@ class _Cell:
             stopping = not last and should_stop()
             saving = last or stopping or record.round % self.settings.checkpoint_every == 0
             self.store.save(self.number, record, task, durable=saving)
-            sha = tree.sha256(final_weights(self.algorithm, task, record.state, own)) if last else None
+            sha = final_sha256(backend, self.algorithm, task, record.state, own) if last else None
             if saving:
                 extra = {"reached": reached, "weights_sha256": sha}
                 checkpoint.save(self.checkpoints, record.round, record.state, unsaved, extra, since=saved)
@@ -360,13 +374,20 @@ def headline_values(record: RoundRecord, task: Task) -> dict[str, float]:
     return {}
 
 
-def final_weights(algorithm: Algorithm, task: Task, state: Groups, own: dict[int, Groups]) -> Tree:
-    """The weights that a run ends with: the global model, or every client's where there is none."""
+def final_sha256(
+    backend: Backend, algorithm: Algorithm, task: Task, state: Groups, own: Mapping[int, Groups]
+) -> str | None:
+    """The fingerprint of what a run ends with: the global model, or every client's where there is none.
+
+    Clients' models that are elsewhere are fingerprinted there; without all of them there is no fingerprint.
+    """
     model = algorithm.server_model(task, state)
     if model is not None:
-        return model
-    return {
-        f"{client}/{name}": leaf
-        for client in sorted(own)
-        for name, leaf in algorithm.model(task, state, own[client]).items()
-    }
+        return tree.sha256(model)
+    if hasattr(backend, "model_sha256"):
+        found: Mapping[int, str] = backend.model_sha256(algorithm, state, own)
+    else:
+        found = {client: tree.sha256(algorithm.model(task, state, own[client])) for client in own}
+    if found.keys() != own.keys():
+        return None
+    return hashlib.sha256("".join(f"{client} {found[client]}\n" for client in sorted(found)).encode()).hexdigest()
