@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 import threading
 import time
 import traceback
@@ -62,12 +63,19 @@ class Prepared:
     def __post_init__(self) -> None:
         self._places: dict[tuple[int, tuple[tuple[int, int], ...]], Place] = {}
         self._tasks: dict[int, tuple[Task, Setup, Federation]] = {}
+        self._kept: dict[tuple[str, int], Groups] = {}
 
     def algorithm(self, label: str) -> Algorithm:
         found = self.plan.experiment.algorithm.get(label)
         if found is None:
             raise InputError(f"There is no algorithm '{label}' in the plan.")
         return found
+
+    def initial_own(self, label: str, seed: int, task: Task) -> Groups:
+        """What a client keeps before it first takes part."""
+        if (label, seed) not in self._kept:
+            self._kept = {(label, seed): self.algorithm(label).init_own(task, task.initial())}
+        return self._kept[label, seed]
 
     def place(self, seed: int, clients: tuple[Asked, ...], population: int, device: str) -> Place:
         """Our data under the run's numbers."""
@@ -153,7 +161,9 @@ class Agent:
         if self.prepared is None or self.prepared.offer != offer:
             self.doing = "getting ready"
             try:
+                check_form(offer)
                 self.prepared = self._ready(offer)
+                self.versions = Versions(self.state / "own" / str(offer["run"]))
             except Refusal as why:
                 self._refuse("refused", str(why))
             except FedloomError as error:
@@ -242,9 +252,8 @@ class Agent:
         self.site.policy.check_ask(ask.verb, ask.cohort)
         place = self.prepared.place(ask.seed, ask.clients, ask.population, self.site.table.device)
         algorithm = self.prepared.algorithm(ask.label)
-        versions = Versions(self.state / "own" / str(self.prepared.offer["run"]))
-        cell = f"{ask.label}-{ask.seed}"
-        initial = algorithm.init_own(place.task, place.task.initial())
+        versions, cell = self.versions, f"{ask.label}-{ask.seed}"
+        initial = self.prepared.initial_own(ask.label, ask.seed, place.task)
         if ask.kind == "train":
             for number, one in enumerate(ask.clients):
                 self._train(ask, number, one, place, algorithm, versions, cell, initial)
@@ -263,7 +272,7 @@ class Agent:
         data = Clients(place.federation, (one.client,), setup=place.setup, round=ask.round)
         try:
             on_device = tree.to(model, place.setup.device)
-            found = {split: evaluate(place.task, on_device, data, 0, split) for split in ask.splits}
+            found: dict[str, Measured] = {s: evaluate(place.task, on_device, data, 0, s) for s in ask.splits}
         except Exception as error:
             raise blame(error, "evaluation", data, 0) from error
         return self._may_leave(found, place.task)
@@ -384,6 +393,17 @@ class Agent:
             # a failure is no news: the main thread finds out by itself, and says so
             with contextlib.suppress(FedloomError, OSError):
                 self.beats.post("/v1/heartbeat", Beat(doing=self.doing[:200]))
+
+
+def check_form(offer: Mapping[str, Any]) -> None:
+    """Raise `Refusal` unless a plan has the form that it must have; some of it becomes names of files here."""
+    hexes = [str(offer.get("run")), *map(str, (offer.get("initial") or {}).values())]
+    tables = [offer.get(name) for name in ("experiment", "sources", "versions", "initial")]
+    tables += [(offer.get("experiment") or {}).get(name) for name in ("algorithm", "task")]
+    if not all(isinstance(table, Mapping) for table in tables) or not all(
+        re.fullmatch("[0-9a-f]{16,64}", h) for h in hexes
+    ):
+        raise Refusal("the coordinator's plan does not have the form of one")
 
 
 def describe(site: Site, federation: Federation, setup: Setup, mark: str) -> Hello:

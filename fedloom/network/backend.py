@@ -374,7 +374,7 @@ class Network:
         return self._templates[about]
 
     def _check_measured(self, ask: Ask, answer: ClientAnswer) -> None:
-        sizes = {split: int(self.roster.held[split][answer.client]) for split in ask.splits}
+        sizes: dict[str, int] = {split: int(self.roster.held[split][answer.client]) for split in ask.splits}
         if not self.same_sizes:
             sizes = {split: answer.measured[split].count for split in answer.measured}
         names = ("loss", *(metric.name for metric in self.task.measures))

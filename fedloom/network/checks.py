@@ -62,11 +62,11 @@ def check_update(
         _same_names("public number", update.public, template.public)
         for name, shape in template.public.items():
             _same_shape(name, update.public[name], shape)
-    for group, leaves in update.groups.items():
-        for name, leaf in leaves.items():
-            sent = shared.get(group, {}).get(name)
+    for group, sent_leaves in update.groups.items():
+        for name, leaf in sent_leaves.items():
+            before = shared.get(group, {}).get(name)
             # a buffer may hold infinities, as masks do, if it was sent with some
-            infinite = sent is not None and sent.is_floating_point() and not bool(torch.isfinite(sent).all())
+            infinite = before is not None and before.is_floating_point() and not bool(torch.isfinite(before).all())
             wrong = torch.isnan(leaf) if infinite else ~torch.isfinite(leaf)
             if leaf.is_floating_point() and bool(wrong.any()):
                 raise Rejected("not-finite", f"{group}/{name} has values that are not finite numbers")

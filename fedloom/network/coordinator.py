@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from fedloom import __version__
 from fedloom.errors import FedloomError, InputError
 from fedloom.network.checks import Rejected
-from fedloom.network.hub import BEAT, Connection, Hub
+from fedloom.network.hub import Connection, Hub
 from fedloom.network.identity import AGENT, BODY, Refused, Verifier
 from fedloom.network.messages import Beat, Enrolment, Failure, Hello
 from fedloom.network.wire import PROTOCOL, Parcel
@@ -144,7 +144,7 @@ def make_app(hub: Hub, authority: bytes = b"", verifier: Verifier | None = None)
             connection.refused = str(error)
             hub.log("denied", f"{connection.name} cannot take part: {error}", connection.agent)
             raise Denied(409, "mismatch", str(error)) from None
-        return {"beat": BEAT}
+        return {"beat": hub.beat}
 
     @app.post("/v1/heartbeat", summary="A sign of life.", openapi_extra=schema(Beat))
     async def heartbeat(request: Request) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def make_app(hub: Hub, authority: bytes = b"", verifier: Verifier | None = None)
             if left <= 0 or await request.is_disconnected():
                 break
             try:
-                await asyncio.wait_for(connection.wake.wait(), min(left, 5.0))
+                await asyncio.wait_for(connection.wake.wait(), min(left, hub.beat))
             except asyncio.TimeoutError:
                 hub.seen(connection.agent, connection.name)
         return Response(status_code=204, headers={"fedloom-finished": "1"} if hub.finished else None)

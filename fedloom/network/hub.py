@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import deque
@@ -19,8 +20,8 @@ from fedloom.network.ledger import Accepted, Ledger
 from fedloom.network.messages import Ask, ClientAnswer, Failure, Hello, read_answer
 from fedloom.network.wire import Parcel, WireError, open_parcel
 
-BEAT = 3.0  # seconds between an agent's signs of life
-LOST = 15.0  # silent for so long, an agent is not waited for if the round can do without it
+BEAT = 3.0  # seconds between an agent's signs of life, unless the deadline is short
+MISSED = 5  # silent for so many, an agent is lost: not waited for if the round can do without it
 
 
 @dataclass
@@ -35,9 +36,10 @@ class Connection:
     refused: str = ""  # why it does not take part
     beating: bool = False  # whether it was seen by this process at all
     wake: asyncio.Event = field(default_factory=asyncio.Event)
+    beat: float = BEAT
 
     def lost(self) -> bool:
-        return time.monotonic() - self.seen > LOST
+        return time.monotonic() - self.seen > MISSED * self.beat
 
 
 @dataclass
@@ -67,9 +69,12 @@ class Call:
 class Hub:
     """All that the coordinator knows at the moment. Agents' requests come in on one side, the engine on the other."""
 
-    def __init__(self, ledger: Ledger, tell: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self, ledger: Ledger, tell: Callable[[str], None] = lambda text: None, deadline: float = math.inf
+    ) -> None:
         self.ledger = ledger
         self.tell = tell
+        self.beat = min(BEAT, deadline / 4)
         self.loop: asyncio.AbstractEventLoop | None = None
         self.changed = threading.Condition()
         self.connections: dict[str, Connection] = {}
@@ -90,7 +95,7 @@ class Hub:
         """An agent gave a sign of life."""
         connection = self.connections.get(agent)
         if connection is None:
-            connection = self.connections[agent] = Connection(agent, name, time.monotonic())
+            connection = self.connections[agent] = Connection(agent, name, time.monotonic(), beat=self.beat)
         if not connection.beating or connection.lost():
             connection.beating = True
             self.log("agent", f"{name} is here", agent)
@@ -101,7 +106,7 @@ class Hub:
 
     def expect(self, agent: str, name: str) -> None:
         """Somebody who was there before this process began: not lost until it has had time to come back."""
-        self.connections.setdefault(agent, Connection(agent, name, time.monotonic()))
+        self.connections.setdefault(agent, Connection(agent, name, time.monotonic(), beat=self.beat))
 
     def ready(self) -> list[Connection]:
         """Agents that said hello and are not lost."""

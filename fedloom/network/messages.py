@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge, Le, MaxLen
-from pydantic import BaseModel, ConfigDict, Strict
+from pydantic import BaseModel, ConfigDict, Field, Strict
 from torch import Tensor
 
 from fedloom.algorithm import Update
 from fedloom.evaluation import Measured
 from fedloom.local import Groups
 from fedloom.network.policy import Verb
-from fedloom.network.wire import PROTOCOL, Parcel, WireError, below, flatten, unflatten
+from fedloom.network.wire import Parcel, WireError, below, flatten, unflatten
 from fedloom.work import ClientWork
 
 TICKET = "ticket"  # the group that stands for what a client keeps, at the coordinator
@@ -33,6 +33,7 @@ class Message(BaseModel):
 Number = Annotated[int, Strict(), Ge(0), Le(2**53)]
 Text = Annotated[str, MaxLen(20_000)]
 Name = Annotated[str, MaxLen(200)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Stamp = tuple[Number, Number, Number]
 
 
@@ -40,7 +41,7 @@ class Part(Message):
     """Tensors that belong to an ask; whoever has them already is not sent them again."""
 
     role: Literal["shared", "private", "peers"]
-    sha256: Annotated[str, MaxLen(64)]
+    sha256: Sha256
     bytes: Number
 
 
@@ -56,7 +57,7 @@ class Asked(Message):
 class Ask(Message):
     """What the coordinator asks of one agent."""
 
-    protocol: Literal[1] = PROTOCOL
+    protocol: Literal[1] = 1
     id: Name
     kind: Literal["train", "evaluate", "fingerprint"]
     verb: Verb
@@ -90,13 +91,13 @@ class Result(Message):
     ticket: Stamp | None = None
     history: tuple[dict[Name, float | None], ...] = ()
     measured: dict[Name, MeasuredResult] = {}
-    sha256: Annotated[str, MaxLen(64)] | None = None
+    sha256: Sha256 | None = None
 
 
 class Answer(Message):
     """The header of an agent's answer."""
 
-    protocol: Literal[1] = PROTOCOL
+    protocol: Literal[1] = 1
     ask: Name
     results: tuple[Result, ...]
 
@@ -104,7 +105,7 @@ class Answer(Message):
 class Failure(Message):
     """Why an agent did not do what it was asked: an error, or its policy."""
 
-    protocol: Literal[1] = PROTOCOL
+    protocol: Literal[1] = 1
     ask: Name | None = None
     clients: tuple[Number, ...] = ()
     kind: Literal["error", "refused"]
@@ -114,7 +115,7 @@ class Failure(Message):
 class Enrolment(Message):
     """A one-time token's secret, exchanged for a place among the agents."""
 
-    protocol: Literal[1] = PROTOCOL
+    protocol: Literal[1] = 1
     secret: Annotated[str, MaxLen(64)]
     name: Annotated[str, MaxLen(64)]
     public_key: Annotated[str, MaxLen(64)]
@@ -133,7 +134,7 @@ class ClientFacts(Message):
 class Hello(Message):
     """What an agent says about itself when it is ready to work."""
 
-    protocol: Literal[1] = PROTOCOL
+    protocol: Literal[1] = 1
     versions: dict[Name, Name]
     features: tuple[Number, ...]
     dtype: Name
@@ -146,7 +147,7 @@ class Hello(Message):
 class Beat(Message):
     """A sign of life, and what the agent is doing."""
 
-    protocol: Literal[1] = PROTOCOL
+    protocol: Literal[1] = 1
     doing: Name = "idle"
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from fedloom.algorithm import Algorithm
 from fedloom.cohort import Cohort, OwnStates
 from fedloom.data.federation import Federation
@@ -38,7 +40,7 @@ def answers_of(algorithm: Algorithm, task: Task, place: Place) -> list[tuple[str
     kept = algorithm.init_own(task, initial)
     inner = place.federation
     half = len(inner.y) // 2
-    two: Federation = replace(inner, offsets=inner.offsets[[0, 0, 1]] + [0, half, 0], names=None)
+    two: Federation = replace(inner, offsets=np.array([0, half, len(inner.y)]), names=None)
     watching = _Watching(replace(place, federation=two), kept)
     cohort = Cohort(watching, algorithm, task, (0, 1), 2, 1, 0, OwnStates(kept))
     algorithm.round(algorithm.init(task, initial), cohort)

@@ -113,7 +113,7 @@ class Session:
         os.chmod(self.network, 0o700)
         self.ledger.sweep()
         self.attempt = self.ledger.next_attempt()
-        self.hub = Hub(self.ledger, tell)
+        self.hub = Hub(self.ledger, tell, seconds(self.experiment.cohort.deadline))
         self.certificates = None
         if tls:
             own = certificate is not None

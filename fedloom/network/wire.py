@@ -86,7 +86,7 @@ class Parcel:
         yield self._start
         for leaf in self._kept.values():
             if leaf.numel():
-                raw = memoryview(leaf.reshape(-1).view(torch.uint8).numpy())
+                raw = leaf.reshape(-1).view(torch.uint8).numpy().data
                 for begin in range(0, len(raw), CHUNK):
                     yield raw[begin : begin + CHUNK]
 

@@ -1,0 +1,106 @@
+"""What the network costs: seconds a round of a coordinator and agents on this machine, beside the serial backend.
+
+    python benchmarks/network.py empty       # 100 rounds of a tiny task, 2 agents
+    python benchmarks/network.py overhead    # 10 agents, the 2NN (199,210 parameters), one example each
+
+The clients have one training example and take one step, so that what is left is the network: asks, tensors both ways,
+checks, commits, checkpoints. Nothing is evaluated but the first and the last round.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import tomli_w
+
+TASKS = {
+    "empty": {
+        "agents": 2,
+        "rounds": 100,
+        "features": 4,
+        "task": {"model": "logistic", "args": {"features": 4, "classes": 2}},
+    },
+    "overhead": {"agents": 10, "rounds": 30, "features": 784, "task": {"model": "mnist_2nn"}},
+}
+
+
+def write(folder: Path, agents: int, rounds: int, features: int, task: dict[str, object]) -> Path:
+    rows = 4 * agents
+    x = np.random.default_rng(0).normal(size=(rows, features)).astype(np.float32)
+    np.savez(folder / "data.npz", x=x, y=np.arange(rows) % 2)
+    values = {
+        "name": "network-cost",
+        "rounds": rounds,
+        "data": {
+            "source": "npz",
+            "path": "data.npz",
+            "partition": {"name": "iid", "clients": agents},
+            "split": [1.0, 0.0, 0.0],
+        },
+        "task": task,
+        "train": {"batch_size": "full"},
+        "evaluate": {"every": 1_000_000, "splits": []},
+        "algorithm": {"fedavg": {}},
+        "run": {"backend": "serial", "checkpoint_every": int(os.environ.get("CHECKPOINT_EVERY", "1"))},
+    }
+    path = folder / "experiment.toml"
+    path.write_text(tomli_w.dumps(values))
+    return path
+
+
+def seconds_a_round(folder: Path) -> list[float]:
+    from fedloom.experiment.store import Store
+
+    with Store(folder, read_only=True) as store:
+        return [row["seconds"] for row in store.rounds(1)]
+
+
+def main(name: str) -> None:
+    settings = TASKS[name]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        file = write(folder, settings["agents"], settings["rounds"], settings["features"], settings["task"])
+        found = {}
+        for kind, more in (("serial", ["run"]), ("network", ["serve", "--local", str(settings["agents"])])):
+            command, *options = more
+            began = time.perf_counter()
+            done = subprocess.run(
+                [
+                    sys.executable,
+                    "-m",
+                    "fedloom",
+                    command,
+                    str(file),
+                    *options,
+                    "--out",
+                    str(folder / kind),
+                    "--json",
+                    "-q",
+                ],
+                check=True,
+                capture_output=True,
+                text=True,
+            )
+            rounds = seconds_a_round(folder / kind)[1:]
+            found[kind] = {
+                "sha256": json.loads(done.stdout)["weights_sha256"][:12],
+                "wall_seconds": round(time.perf_counter() - began, 2),
+                "median_ms_a_round": round(1000 * float(np.median(rounds)), 1),
+                "mean_ms_a_round": round(1000 * float(np.mean(rounds)), 1),
+                "all_rounds_seconds": round(sum(rounds), 2),
+            }
+        found["overhead_ms_a_round"] = round(
+            found["network"]["median_ms_a_round"] - found["serial"]["median_ms_a_round"], 1
+        )
+        print(json.dumps({name: {**settings, **found}}, indent=2))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "overhead")
