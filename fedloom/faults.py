@@ -1,9 +1,13 @@
-"""Named instants around every fsync, rename and commit at which a test may kill the process. Inert in production."""
+"""Named instants around fsyncs, renames and commits at which a test may kill the process, and a clock that it may move.
+
+Inert unless the environment asks for it.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 
 # where a process may be killed, and by whom the instant is passed: the tests kill at each of them
 COORDINATOR_POINTS = (
@@ -28,9 +32,20 @@ AGENT_POINTS = (
     "audit.written",  # the audit log has a new line
 )
 VARIABLE = "FEDLOOM_KILL_AT"  # "NAME:N" kills this process when it passes the instant for the N-th time
+CLOCK = "FEDLOOM_CLOCK"  # "3600@5" moves this process's clock by an hour after five seconds
 
 _name, _, _number = os.environ.get(VARIABLE, "").partition(":")
 _left = int(_number or 1)
+
+
+_jump, _, _after = os.environ.get(CLOCK, "").partition("@")
+_begun = time.monotonic()
+
+
+def clock() -> float:
+    """The time of day, which a test may move."""
+    moved = float(_jump) if _jump and time.monotonic() - _begun >= float(_after or 0) else 0.0
+    return time.time() + moved
 
 
 def point(name: str) -> None:

@@ -15,7 +15,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from fedloom import __version__
+from fedloom import __version__, faults
 from fedloom.errors import FedloomError, InputError
 from fedloom.network.checks import Rejected
 from fedloom.network.hub import Connection, Hub
@@ -43,7 +43,7 @@ def make_app(hub: Hub, authority: bytes = b"", verifier: Verifier | None = None)
     app = FastAPI(title="fedloom coordinator", version=str(PROTOCOL), docs_url=None, redoc_url=None)
 
     def denied(status: int, code: str, message: str) -> JSONResponse:
-        content = {"code": code, "message": message, "time": time.time(), "session": verifier.session}
+        content = {"code": code, "message": message, "time": faults.clock(), "session": verifier.session}
         return JSONResponse(content, status_code=status)
 
     @app.exception_handler(Denied)

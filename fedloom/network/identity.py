@@ -11,7 +11,6 @@ import os
 import secrets
 import socket
 import ssl
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedloom import faults
 from fedloom.errors import InputError
 from fedloom.experiment.checkpoint import write_atomically
 
@@ -234,7 +234,7 @@ class Signer:
 
     def headers(self, method: str, path: str, body: str) -> dict[str, str]:
         """What makes a request ours: `body` is the SHA-256 of its body."""
-        when, nonce = f"{time.time() + self.offset:.3f}", secrets.token_hex(12)
+        when, nonce = f"{faults.clock() + self.offset:.3f}", secrets.token_hex(12)
         signature = self._key.sign(_signed(method, path, body, when, nonce, self.session)).hex()
         return {
             AGENT: self.agent,
@@ -279,7 +279,7 @@ class Verifier:
             raise Refused("signature", "The signature does not belong to this request.") from None
         if headers.get(SESSION) != self.session:
             raise Refused("session", "The request was signed for another session of the coordinator.")
-        now = time.time()
+        now = faults.clock()
         if not abs(now - when) <= WINDOW:
             raise Refused("clock", f"The request's time is {now - when:+.0f} s away from the coordinator's clock.")
         if headers[NONCE] in self.seen:

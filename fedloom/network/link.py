@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import httpx
 from pydantic import BaseModel
 
+from fedloom import faults
 from fedloom.errors import FedloomError
 from fedloom.network.identity import Signer
 from fedloom.network.wire import Parcel
@@ -67,7 +67,7 @@ class Link:
             if code == "session":
                 self.signer.session = json.loads(response.content)["session"]
             elif code == "clock":
-                self.signer.offset = float(json.loads(response.content)["time"]) - time.time()
+                self.signer.offset = float(json.loads(response.content)["time"]) - faults.clock()
             elif response.status_code in (502, 503, 504, 507):
                 raise Unreachable(f"The coordinator at {self.url} cannot work at the moment: {text}")
             else:
