@@ -166,6 +166,8 @@ class Agent:
                 self.versions = Versions(self.state / "own" / str(offer["run"]))
             except Refusal as why:
                 self._refuse("refused", str(why))
+            except (Unreachable, Denied):
+                raise
             except FedloomError as error:
                 self.tell(f"error: {error}")
                 self._refuse("error", "its data or model could not be made ready; its own console says why")

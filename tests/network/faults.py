@@ -28,7 +28,7 @@ VALUES: dict[str, Any] = {
     **EXPERIMENT,
     "rounds": 4,
     "train": {"epochs": 2},
-    "cohort": {"deadline": "60s", "quorum": 1.0},
+    "cohort": {"deadline": "10m", "quorum": 1.0},
     "algorithm": {"scaffold": {}},
 }
 
@@ -39,7 +39,7 @@ def again(world: Federation, number: int) -> None:
         world.join(number)
 
 
-def finish(world: Federation, seconds: float = 150.0) -> None:
+def finish(world: Federation, seconds: float = 600.0) -> None:
     """Until the run is over; whoever was killed is started again."""
     end = time.monotonic() + seconds
     killed = -signal.SIGKILL
@@ -77,7 +77,7 @@ def rounds_done(world: Federation) -> int:
 def at_some_instant(world: Federation, draws: random.Random) -> None:
     """Somewhere inside the run: after a drawn round, and a drawn moment later."""
     wanted = draws.randrange(0, int(world.values["rounds"]) - 1)
-    wait_for(lambda: rounds_done(world) >= wanted and (wanted or (world.out / "run.db").exists()), 90)
+    wait_for(lambda: rounds_done(world) >= wanted and (wanted or (world.out / "run.db").exists()), 300)
     time.sleep(draws.uniform(0.0, 0.6))
 
 
