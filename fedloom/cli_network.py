@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -158,7 +157,7 @@ def _end_with_stdin() -> None:
     """End with the process that started this one."""
     import os
 
-    while sys.stdin.buffer.read(1):
+    while os.read(0, 1):
         pass
     os._exit(0)
 

@@ -319,7 +319,7 @@ class Agent:
         if one.ticket is not None:
             ticket = (ask.round, ask.attempt, ask.call)
             kept = {group: tree.row(stacked, 0) for group, stacked in outcome.own.items()}
-            versions.save(cell, one.client, ticket, kept)
+            self._patiently(ask, lambda: versions.save(cell, one.client, ticket, kept))
         outgoing = Outgoing(ask.id)
         (report,) = outcome.reports
         names = {"loss": True, **{metric.name: metric.is_mean for metric in place.task.measures}}
@@ -335,6 +335,18 @@ class Agent:
             measured=self._may_leave(report.post_fit, place.task),
         )
         self._answer(ask, outgoing)
+
+    def _patiently(self, ask: Ask, write: Callable[[], None]) -> None:
+        """Write something; a full disk is given the time that the round has."""
+        end = time.monotonic() + ask.seconds
+        while True:
+            try:
+                return write()
+            except (OSError, StoreError) as error:
+                if time.monotonic() > end:
+                    raise
+                self.tell(f"{error} Trying again …")
+                self._stop.wait(1.0)
 
     def _method(self, algorithm: Algorithm, name: str) -> str:
         """A method that clients may be asked to run: one of the algorithm's own, by a public name."""
@@ -357,14 +369,9 @@ class Agent:
         """Send an answer until the coordinator has it or says why not."""
         parcel = outgoing.parcel()
         clients = [result.client for result in outgoing.results]
-        self.audit.write(
-            "answered",
-            **_about(ask),
-            clients=clients,
-            left=_summary(parcel.tensors, outgoing),
-            bytes=parcel.size,
-            sha256=parcel.sha256,
-        )
+        left = _summary(parcel.tensors, outgoing)
+        facts = {**_about(ask), "clients": clients, "left": left, "bytes": parcel.size, "sha256": parcel.sha256}
+        self._patiently(ask, lambda: self.audit.write("answered", **facts))  # nothing leaves without its line
         pause = 0.1
         end = time.monotonic() + max(ask.seconds, 1.0)
         while True:

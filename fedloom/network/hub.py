@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import threading
 import time
@@ -15,6 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedloom import faults
+from fedloom.errors import StoreError
 from fedloom.network.checks import Rejected
 from fedloom.network.ledger import Accepted, Ledger
 from fedloom.network.messages import Ask, ClientAnswer, Failure, Hello, read_answer
@@ -115,7 +117,8 @@ class Hub:
     def log(self, kind: str, message: str, agent: str | None = None) -> None:
         """Something the user should know: on the console and in the ledger."""
         self.tell(message)
-        self.ledger.note(kind, message, agent)
+        with contextlib.suppress(StoreError):  # a full disk must not keep people from being told
+            self.ledger.note(kind, message, agent)
 
     # --- the engine's side
 
@@ -262,8 +265,12 @@ class Hub:
             batch = []
             while self._pending:
                 batch.append(self._pending.popleft())
-            if batch:
-                self.ledger.accept(batch)
+            try:
+                if batch:
+                    self.ledger.accept(batch)
+            except StoreError:
+                self._pending.extend(batch)  # those of other threads are not on the disk either: they find that out
+                raise
         return update
 
     def fail(self, agent: str, failure: Failure) -> None:

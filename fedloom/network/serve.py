@@ -24,7 +24,7 @@ from fedloom import machine
 from fedloom.clients import Setup
 from fedloom.cohort import Backend, Sampling
 from fedloom.data.federation import Federation
-from fedloom.errors import InputError, QuorumError, StoreError
+from fedloom.errors import FedloomError, InputError, QuorumError, StoreError
 from fedloom.experiment.folder import claimed
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
@@ -107,6 +107,7 @@ class Session:
         for note in notes:
             tell(note)
         self.folder, self.local, self.tell = folder, local, tell
+        self.processes: list[subprocess.Popen[bytes]] = []
         self.plan = Plan(self.experiment)
         self.network = folder / "network"
         self.ledger = Ledger(self.network)
@@ -168,6 +169,7 @@ class Session:
             self.hub.stage = "waiting for the agents to come back"
 
             def back() -> bool:
+                self._check_local()
                 return before <= {one.agent for one in self.hub.ready()}
 
             if not self.hub.wait_until(back, deadline) and not self.hub.ready():
@@ -182,6 +184,7 @@ class Session:
         self.tell(f"Waiting for {words} …")
 
         def enough() -> bool:
+            self._check_local()
             ready = {one.name for one in self.hub.ready()}
             return len(ready) >= wanted if isinstance(wanted, int) else set(wanted) <= ready
 
@@ -294,7 +297,7 @@ class Session:
         if self.local > count:
             raise InputError(f"--local {self.local}: there are only {count} clients to host.")
         self.tell(f"Rehearsal: {self.local} agents on this machine host {count} clients.")
-        processes = [self._agent(number, count) for number in range(self.local)]
+        self.processes = processes = [self._agent(number, count) for number in range(self.local)]
         try:
             yield
         finally:
@@ -308,11 +311,22 @@ class Session:
                     process.kill()
                     process.wait()
 
+    def _check_local(self) -> None:
+        """A rehearsal's agent that ended will not come back: say why."""
+        for number, process in enumerate(self.processes):
+            if process.poll() is not None:
+                log = self.network / "local" / f"local-{number + 1}" / "log.txt"
+                said = log.read_text(errors="replace").strip().splitlines()
+                raise FedloomError(f"The agent local-{number + 1} ended: {' '.join(said[-2:])} (see {log})")
+
     def _agent(self, number: int, clients: int) -> subprocess.Popen[bytes]:
         name = f"local-{number + 1}"
         folder = self.network / "local" / name
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        data = self.experiment.resolved()["data"]
+        tables = (self.experiment.data, self.experiment.source)
+        data = {
+            k: v for one in tables for k, v in one.model_dump(mode="json", exclude_unset=True).items() if v is not None
+        }
         allowed = sorted({*self.experiment.names.values()})
         task = self.experiment.task
         site = {

@@ -21,9 +21,10 @@ class Proxy:
         drop: float = 0.0,
         truncate: float = 0.0,
         corrupt: float = 0.0,
+        replay: float = 0.0,
     ) -> None:
         self.target, self.delay = target, delay
-        self.drop, self.truncate, self.corrupt = drop, truncate, corrupt
+        self.drop, self.truncate, self.corrupt, self.replay = drop, truncate, corrupt, replay
         self._draws = random.Random(seed)
         self._cut_until = 0.0
         self._open: set[socket.socket] = set()
@@ -61,11 +62,24 @@ class Proxy:
             far.settimeout(None)
             self._open |= {near, far}
             for one, other in ((near, far), (far, near)):
-                threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
+                threading.Thread(target=self._pump, args=(one, other, other is far), daemon=True).start()
 
-    def _pump(self, one: socket.socket, other: socket.socket) -> None:
+    def _play_again(self, recorded: list[bytes]) -> None:
+        """What an agent sent, sent once more by somebody else."""
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.target), timeout=2) as far:
+            for piece in recorded:
+                far.sendall(piece)
+            far.recv(1 << 16)
+
+    def _pump(self, one: socket.socket, other: socket.socket, upwards: bool) -> None:
+        recorded: list[bytes] = []
         try:
             while piece := one.recv(1 << 16):
+                if self.replay and upwards:
+                    recorded.append(piece)
+                    if self._draws.random() < self.replay:
+                        self.faults += 1
+                        self._play_again(recorded)
                 if self.delay:
                     time.sleep(self.delay)
                 chance = self._draws.random()
