@@ -149,6 +149,8 @@ class Result:
             raise StoreError(f"{run.algorithm} (seed {run.seed}) has no checkpoint in {self.folder}.")
         if "model" in loaded.snapshot.state:
             return {"model": loaded.snapshot.state["model"]}
+        if any("ticket" in own for own in loaded.snapshot.own.values()):
+            raise StoreError(f"{run.algorithm} has no global model, and its clients' models never left their sites.")
         return {
             f"client-{client}": own["model"] for client, own in sorted(loaded.snapshot.own.items()) if "model" in own
         }
