@@ -37,7 +37,9 @@ class Link:
 
     def __init__(self, url: str, signer: Signer, verify: Any) -> None:
         self.url, self.signer = url.rstrip("/"), signer
-        self._client = httpx.Client(verify=verify, timeout=TIMEOUT, headers={"user-agent": "fedloom"})
+        limits = httpx.Limits(max_connections=4, keepalive_expiry=60.0)
+        headers = {"user-agent": "fedloom"}
+        self._client = httpx.Client(verify=verify, timeout=TIMEOUT, limits=limits, headers=headers)
 
     def close(self) -> None:
         self._client.close()

@@ -15,9 +15,10 @@ from torch import Tensor
 from fedloom.local import Groups
 from fedloom.network.link import Link, Unreachable
 from fedloom.network.messages import Ask, Asked
-from fedloom.network.wire import CHUNK, HEADER_LIMIT, WireError, open_parcel, unflatten
+from fedloom.network.wire import CHUNK, HEADER_LIMIT, WireError, open_parcel, read_parcel, unflatten
 
 MOST = 6  # parcels that are kept
+SMALL = 8 << 20  # bytes: up to this, a parcel is kept in memory
 
 
 class Parts:
@@ -30,6 +31,7 @@ class Parts:
             leftover.unlink()
         self._known: OrderedDict[str, None] = OrderedDict()
         self._read: dict[str, tuple[dict[str, Any], Groups]] = {}
+        self._small: dict[str, bytes] = {}
 
     def next_ask(self, link: Link) -> Ask | str:
         """Wait for work: an ask whose tensors are all here, or a word when the run is over (empty: ask again)."""
@@ -102,21 +104,31 @@ class Parts:
     def _groups(self, ask: Ask, role: str) -> tuple[dict[str, Any], Groups]:
         (part,) = (part for part in ask.parts if part.role == role)
         if part.sha256 not in self._read:
-            header, leaves = open_parcel(self.folder / part.sha256)
-            # a copy of its own: mapped memory is aligned otherwise, which may change the bits of later arithmetic
-            kept = {name: leaf.clone() for name, leaf in leaves.items()}
+            if part.sha256 in self._small:
+                header, kept = read_parcel(self._small[part.sha256])
+            else:
+                header, leaves = open_parcel(self.folder / part.sha256)
+                # a copy of its own: mapped memory is aligned otherwise, which may change the bits of later arithmetic
+                kept = {name: leaf.clone() for name, leaf in leaves.items()}
             current = {one.sha256 for one in ask.parts}
             self._read = {sha: found for sha, found in self._read.items() if sha in current}
             self._read[part.sha256] = header, unflatten(kept)
         return self._read[part.sha256]
 
     def _store(self, sha256: str, size: int, pieces: _Reader) -> None:
-        pieces.into(self.folder / sha256, size, sha256)
+        if size <= SMALL:
+            data = pieces.take(size)
+            if hashlib.sha256(data).hexdigest() != sha256:
+                raise Unreachable("The coordinator's tensors were damaged on their way.")
+            self._small[sha256] = data
+        else:
+            pieces.into(self.folder / sha256, size, sha256)
         self._known[sha256] = None
 
     def _forget(self, needed: set[str]) -> None:
         for sha in [sha for sha in self._known if sha not in needed][: max(len(self._known) - MOST, 0)]:
             del self._known[sha]
+            self._small.pop(sha, None)
             (self.folder / sha).unlink(missing_ok=True)
 
 

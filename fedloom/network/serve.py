@@ -63,17 +63,18 @@ class Port:
             raise InputError(f"--listen {host}:{port} cannot be used: {error.strerror or error}.") from None
         self.number = int(self.socket.getsockname()[1])
         settings: dict[str, Any] = {"log_level": "error", "access_log": False, "lifespan": "off", "backlog": 2048}
+        settings["timeout_keep_alive"] = 120  # longer than agents keep a connection that they do not use
         if certificates is not None:
             settings |= {"ssl_certfile": str(certificates.certificate), "ssl_keyfile": str(certificates.key)}
         self.server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=2, **settings))
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
-        async def serve() -> None:
-            self.hub.loop = asyncio.get_running_loop()
-            await self.server.serve(sockets=[self.socket])
-
-        asyncio.run(serve())
+        sys.setswitchinterval(0.0005)  # requests must not wait for the thread that checks or adds up
+        make = self.server.config.get_loop_factory()  # uvloop, where it is installed
+        self.hub.loop = make() if make is not None else asyncio.new_event_loop()
+        self.hub.loop.run_until_complete(self.server.serve(sockets=[self.socket]))
+        self.hub.loop.close()
 
     def __enter__(self) -> Port:
         self._thread.start()

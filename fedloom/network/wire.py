@@ -38,6 +38,8 @@ KINDS = {
     torch.bool: "BOOL",
 }
 
+_DTYPES = {name: kind for kind, name in KINDS.items()}
+
 
 class WireError(FedloomError):
     """What came over the network is not what the protocol allows."""
@@ -112,6 +114,33 @@ def open_parcel(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError, RuntimeError) as error:
         raise WireError(f"the body is no parcel of tensors: {type(error).__name__}") from None
+
+
+def read_parcel(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The same for a small parcel in memory; every tensor is a copy with memory of its own."""
+    try:
+        start = 8 + int.from_bytes(data[:8], "little")
+        listed = json.loads(data[8:start])
+        metadata = listed.pop("__metadata__")
+        header, order = json.loads(metadata["header"]), json.loads(metadata["order"])
+        leaves: dict[str, Tensor] = {}
+        for name in order:
+            entry = listed[name]
+            begin, end = entry["data_offsets"]
+            kind = _DTYPES[entry["dtype"]]
+            if not 0 <= begin <= end <= len(data) - start:
+                raise WireError("a tensor of the parcel lies outside of it")
+            if begin == end:
+                leaves[name] = torch.empty(entry["shape"], dtype=kind)
+                continue
+            count = (end - begin) // kind.itemsize
+            leaves[name] = torch.frombuffer(bytearray(data[start + begin : start + end]), dtype=kind, count=count)
+            leaves[name] = leaves[name].reshape(entry["shape"])
+    except (ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
+        raise WireError(f"the body is no parcel of tensors: {type(error).__name__}") from None
+    if not isinstance(header, dict) or len(leaves) != len(listed):
+        raise WireError("the parcel's list of tensors is wrong")
+    return header, leaves
 
 
 def flatten(groups: Groups, above: str = "") -> dict[str, Tensor]:

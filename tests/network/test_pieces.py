@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import ssl
 import stat
@@ -19,7 +20,7 @@ from fedloom.network.identity import Signer, Token, fingerprint, local_authority
 from fedloom.network.messages import NEW
 from fedloom.network.own import Versions
 from fedloom.network.policy import Policy, Refusal, load_site
-from fedloom.network.wire import KINDS, Parcel, WireError, flatten, open_parcel, unflatten
+from fedloom.network.wire import KINDS, Parcel, WireError, flatten, open_parcel, read_parcel, unflatten
 from fedloom.record import seconds
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/"), min_size=1, max_size=8)
@@ -41,6 +42,10 @@ def test_groups_come_out_of_a_parcel_as_they_went_in(groups: dict[str, dict[str,
     with tempfile.NamedTemporaryFile() as file:
         Path(file.name).write_bytes(parcel.whole)
         header, leaves = open_parcel(Path(file.name))
+    in_memory, copies = read_parcel(parcel.whole)
+    assert in_memory == header
+    assert list(copies) == list(leaves)
+    assert all(torch.equal(copies[name], leaf) and copies[name].dtype == leaf.dtype for name, leaf in leaves.items())
     found = unflatten(leaves)
     assert header == {"about": "ü"}
     assert len(parcel.whole) == parcel.size
@@ -58,6 +63,8 @@ def test_a_damaged_parcel_is_refused_and_nothing_else_happens(junk: bytes, begin
 
     whole = Parcel({"ask": "a"}, {"0/update/model/w": torch.arange(6.0).reshape(1, 6)}).whole
     damaged = whole[:begin] + junk + whole[begin + length :]
+    with contextlib.suppress(WireError):
+        read_parcel(damaged)
     with tempfile.NamedTemporaryFile() as file:
         Path(file.name).write_bytes(damaged)
         try:
