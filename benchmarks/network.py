@@ -2,6 +2,7 @@
 
     python benchmarks/network.py empty       # 100 rounds of a tiny task, 2 agents
     python benchmarks/network.py overhead    # 10 agents, the 2NN (199,210 parameters), one example each
+    python benchmarks/network.py restart     # kill -9 of the coordinator: seconds to the next round; memory of an agent
 
 The clients have one training example and take one step, so that what is left is the network: asks, tensors both ways,
 checks, commits, checkpoints. Nothing is evaluated but the first and the last round.
@@ -62,7 +63,50 @@ def seconds_a_round(folder: Path) -> list[float]:
         return [row["seconds"] for row in store.rounds(1)]
 
 
+def memory(process: int, what: str = "VmRSS") -> float:
+    """Megabytes of a process: resident now, or at most so far (VmHWM)."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return round(int(next(line for line in lines if line.startswith(what)).split()[1]) / 1024)
+
+
+def restart() -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.network.conftest import EXPERIMENT, Federation, said, wait_for
+
+    with tempfile.TemporaryDirectory() as temporary:
+        cohort = {"deadline": "60s", "quorum": 1.0}
+        world = Federation(
+            Path(temporary), {**EXPERIMENT, "rounds": 100_000, "cohort": cohort, "evaluate": {"splits": []}}
+        )
+        checkpoints = world.out / "cells" / "fedavg-1"
+
+        def newest() -> int:
+            return max((int(path.stem.split("-")[1]) for path in checkpoints.glob("round-*.json")), default=0)
+
+        try:
+            world.serve()
+            first = world.join(0)
+            wait_for(lambda: said(world.folder, "site-0 is ready"))
+            time.sleep(1.0)
+            found = {"idle_agent_megabytes": memory(first.pid)}
+            world.join(1)
+            wait_for(lambda: newest() >= 20)
+            found["training_agent_megabytes"] = memory(first.pid, "VmHWM")
+            world.coordinator.kill()
+            world.coordinator.wait()
+            done, began = newest(), time.perf_counter()
+            world.serve()
+            wait_for(lambda: newest() > done)
+            found["seconds_from_start_of_the_coordinator_to_its_next_round"] = round(time.perf_counter() - began, 1)
+            found["coordinator_megabytes"] = memory(world.coordinator.pid)
+        finally:
+            world.stop()
+    print(json.dumps({"restart": found}, indent=2))
+
+
 def main(name: str) -> None:
+    if name == "restart":
+        return restart()
     settings = TASKS[name]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

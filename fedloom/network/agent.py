@@ -158,7 +158,7 @@ class Agent:
 
     def _prepare(self, offer: Mapping[str, Any]) -> None:
         """Look at the plan, refuse it or load what it needs, and say hello."""
-        if self.prepared is None or self.prepared.offer != offer:
+        if self.prepared is None or {**self.prepared.offer, "data": None} != {**offer, "data": None}:
             self.doing = "getting ready"
             try:
                 check_form(offer)

@@ -44,7 +44,7 @@ from fedloom.record import seconds
 from fedloom.task import Task
 from fedloom.work import ClientWork, Examination, Outcome, Place, Report, ServerExamination, Work
 
-TOGETHER = 8  # answers that are added up in one go: more would only need more memory
+TOGETHER = 32 << 20  # bytes of answers that are added up in one go: a large model is added by itself
 
 
 @dataclass
@@ -227,6 +227,8 @@ class Network:
         """The answers in the cohort's order, as if nobody else had been asked: late ones change no bit."""
         position = {client: number for number, client in enumerate(work.ids)}
         whole = _scored(call.answers[client].measured for client in answered)
+        model = max(1, sum(tree.size(group) for group in work.shared.values()))
+        together = min(max(TOGETHER // model, 1), 16)
         total: Outcome | None = None
         batch: list[Outcome] = []
         for rank, client in enumerate(answered):
@@ -234,7 +236,7 @@ class Network:
             part = replace(work.part(position[client], position[client] + 1), first=rank)
             own = ticket_group([answer.ticket]) if answer.ticket is not None else {}
             batch.append(part.outcome(answer.update, own, (self._report(call, answer, whole),)))
-            if len(batch) == TOGETHER or rank == len(answered) - 1:
+            if len(batch) == together or rank == len(answered) - 1:
                 total = work.merge(batch if total is None else [total, *batch])
                 batch = []
         assert total is not None

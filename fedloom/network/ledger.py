@@ -142,22 +142,11 @@ class Ledger:
                 if found[0] == agent:
                     return agent
                 raise InputError("the token was used by another agent: every agent needs its own")
-            taken = database.execute("SELECT agent, revoked FROM agents WHERE name = ?", (name,)).fetchone()
+            taken = database.execute("SELECT agent FROM agents WHERE name = ?", (name,)).fetchone()
             if taken is not None and taken[0] != agent:
-                if taken[1] is None:
-                    raise InputError(f"there is another agent with the name '{name}': choose another, or revoke it")
-                # a revoked site that was invited again: a new key, the same clients
-                database.execute("UPDATE agents SET name = ? WHERE agent = ?", (f"{name} (revoked {agent})", taken[0]))
-                database.execute(
-                    "INSERT INTO agents (agent, name, key, enrolled) VALUES (?, ?, ?, ?)",
-                    (agent, name, key, time.time()),
-                )
-                database.execute("UPDATE clients SET agent = ? WHERE agent = ?", (agent, taken[0]))
-            else:
-                database.execute(
-                    "INSERT OR IGNORE INTO agents (agent, name, key, enrolled) VALUES (?, ?, ?, ?)",
-                    (agent, name, key, time.time()),
-                )
+                raise InputError(f"there is another agent with the name '{name}': choose another")
+            values = (agent, name, key, time.time())
+            database.execute("INSERT OR IGNORE INTO agents (agent, name, key, enrolled) VALUES (?, ?, ?, ?)", values)
             database.execute("UPDATE tokens SET agent = ? WHERE digest = ?", (agent, digest))
             return agent
 
