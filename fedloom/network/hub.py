@@ -116,6 +116,7 @@ class Hub:
 
     def log(self, kind: str, message: str, agent: str | None = None) -> None:
         """Something the user should know: on the console and in the ledger."""
+        message = "".join(sign if sign.isprintable() or sign == "\n" else "?" for sign in message)  # others wrote it
         self.tell(message)
         with contextlib.suppress(StoreError):  # a full disk must not keep people from being told
             self.ledger.note(kind, message, agent)
@@ -256,7 +257,7 @@ class Hub:
         """Put an accepted answer on the disk; several that arrive at the same time share one commit."""
         assert call.keep is not None
         cell, round, number, digest = call.keep
-        file = f"{cell}-{round}-{number}-{client}.safetensors"
+        file = f"{cell}-{round}-{number}-{client}-{sha256[:12]}.safetensors"
         faults.point("update.received")
         path.replace(self.ledger.updates / file)
         update = Accepted(cell, round, number, client, digest, file, sha256)

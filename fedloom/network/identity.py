@@ -270,8 +270,8 @@ class Verifier:
             public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
         except (KeyError, ValueError):
             raise Refused("unsigned", "The request is not signed.") from None
-        if len(headers.get(NONCE, "")) > 64:
-            raise Refused("unsigned", "The request's nonce is too long.")
+        if not 0 < len(headers.get(NONCE, "")) <= 64:
+            raise Refused("unsigned", "The request has no nonce, or one that is too long.")
         named = (headers.get(name, "") for name in (BODY, TIME, NONCE, SESSION))
         try:
             public.verify(signature, _signed(method, path, *named))

@@ -70,6 +70,8 @@ class Link:
                 self.signer.session = json.loads(response.content)["session"]
             elif code == "clock":
                 self.signer.offset = float(json.loads(response.content)["time"]) - faults.clock()
+            elif code in ("body", "replayed"):
+                pass  # damaged or doubled on its way: signed anew, it is another request
             elif response.status_code in (502, 503, 504, 507):
                 raise Unreachable(f"The coordinator at {self.url} cannot work at the moment: {text}")
             else:

@@ -53,6 +53,26 @@ def test_a_signature_belongs_to_method_path_body_time_and_nonce(world: World) ->
     assert code(world.client.post("/v1/heartbeat", content=BEAT, headers=signed)) == "body"
 
 
+def test_a_request_without_a_nonce_is_refused_even_if_it_is_signed(world: World) -> None:
+    from fedloom.network.identity import SIGNATURE, _signed
+
+    agent = world.speaker()
+    signed = agent.signer.headers("GET", "/v1/plan", "")
+    del signed[NONCE]
+    text = _signed("GET", "/v1/plan", "", signed[TIME], "", signed["fedloom-session"])
+    signed[SIGNATURE] = agent.signer._key.sign(text).hex()
+    reply = world.client.get("/v1/plan", headers=signed)
+    assert (reply.status_code, code(reply)) == (401, "unsigned")
+
+
+def test_what_agents_say_cannot_move_the_cursor_on_the_coordinators_console(world: World) -> None:
+    agent = world.speaker()
+    agent.hello()
+    failure = {"kind": "error", "message": "\x1b[2Jgone\nsecond line"}
+    assert agent.send("POST", "/v1/failures", json.dumps(failure).encode()).status_code == 200
+    assert world.said[-1] == "kerry failed: ?[2Jgone\nsecond line"
+
+
 def test_a_clock_that_is_an_hour_off_is_told_the_time_and_an_old_session_the_new_one(world: World) -> None:
     agent = world.speaker()
     agent.signer.offset = 3600.0
