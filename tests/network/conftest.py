@@ -175,7 +175,7 @@ def start(
         )
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 300.0) -> Any:
     """What the condition gives as soon as it gives something."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -260,7 +260,7 @@ class Federation:
         self.processes[number] = process
         return process
 
-    def finish(self, seconds: float = 120.0) -> int:
+    def finish(self, seconds: float = 300.0) -> int:
         assert self.coordinator is not None
         return self.coordinator.wait(timeout=seconds)
 

@@ -32,7 +32,7 @@ def test_a_rehearsal_gives_the_bits_of_the_serial_backend(tmp_path: Path) -> Non
     values = {**THREE, "algorithm": {**THREE["algorithm"], "pooled": {}}}
     file = write_toml(tmp_path / "experiment.toml", values)
     process = start("serve", file, "--local", "2", "--out", tmp_path / "net", "--json", cwd=tmp_path)
-    assert process.wait(timeout=120) == 0, (tmp_path / "log.txt").read_text()
+    assert process.wait(timeout=300) == 0, (tmp_path / "log.txt").read_text()
     assert said(tmp_path, "pooled: left out on a network")
     assert weights(tmp_path / "net") == serial_weights(THREE, tmp_path / "serial")
 
@@ -43,9 +43,9 @@ def test_a_killed_coordinator_and_a_killed_agent_come_back_and_no_bit_changes(
     world = federation({**THREE, "rounds": 3, "algorithm": {"scaffold": {}}})
     coordinator = world.serve(FEDLOOM_KILL_AT="checkpoint.rename:3")
     first, _ = world.join(0, FEDLOOM_KILL_AT="own.renamed:3"), world.join(1)
-    assert coordinator.wait(timeout=60) == -signal.SIGKILL
+    assert coordinator.wait(timeout=300) == -signal.SIGKILL
     world.serve()  # agents find it again by themselves
-    assert first.wait(timeout=60) == -signal.SIGKILL
+    assert first.wait(timeout=300) == -signal.SIGKILL
     world.join(0)  # under the same identity, with what its clients keep
     assert world.finish() == 0, world.log()
     assert weights(world.out) == serial_weights(
@@ -77,7 +77,7 @@ def test_a_site_that_refuses_and_one_that_fails_are_shown_on_both_sides(
     world.site(1, site={"name": "clare"}, data=data, policy={"metrics": ["loss"]})
     world.site(2, site={"name": "cork"}, data=data)
     refused = world.join(0)
-    assert refused.wait(timeout=60) == 2
+    assert refused.wait(timeout=300) == 2
     assert said(tmp_path, "does not allow the algorithm 'fedavg'", "site-0.txt")
     assert wait_for(lambda: said(tmp_path, "kerry refuses: .*'fedavg'"))
     world.join(1)
@@ -111,7 +111,7 @@ def test_when_all_agents_are_gone_the_coordinator_says_so_and_ends(federation: C
     time.sleep(0.5)
     for process in world.processes.values():
         process.kill()
-    assert world.finish(60) == 3
+    assert world.finish(300) == 3
     assert "all agents are gone" in world.log()
     assert "Traceback" not in world.log()
 
