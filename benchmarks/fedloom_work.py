@@ -45,9 +45,7 @@ def reference(
     """One of the works that the peers do too; `cohort` and `hidden` change its size for scaling."""
     work = works.WORKS[name]
     if name == "lstm":
-        from torch_models import NextWord  # fedloom has no language model yet
-
-        federation, task = text(), fl.Task(NextWord)
+        federation, task = text(), fl.Task("next_word_lstm")
     else:
         federation = mnist(data, partition, work.clients)
         task = fl.Task({"2nn": "mnist_2nn", "cnn": "mnist_cnn"}[name])

@@ -18,6 +18,7 @@ class Setup:
     """How clients are computed: facts fixed before the first round and recorded with the run, never timings."""
 
     group: int = 1  # clients trained side by side as lanes of one vmapped step; 1 means plain steps
+    replay: bool = False  # training steps are recorded and replayed, where that gives the same as doing them
     micro_batch: int = 256  # most rows in one pass of a full batch
     evaluation_batch: int = 1000  # most rows in one pass of an evaluation
     device: str = "cpu"

@@ -16,6 +16,7 @@ from fedloom.data.split import SPLITS, SplitName
 from fedloom.errors import RoundAbandoned, TrainingError
 from fedloom.evaluation import Measured
 from fedloom.local import Groups
+from fedloom.machine import computing
 from fedloom.record import Count, Record
 from fedloom.task import Task
 from fedloom.work import Examination, Report, ServerExamination
@@ -90,38 +91,39 @@ def fit(
     state = resume.state if resume else algorithm.init(task, initial)
     for round in range(resume.round + 1 if resume else 1, rounds + 1):
         began = time.perf_counter()
-        measuring = round % evaluation.every == 0 or round in (1, rounds)
-        splits = evaluation.splits if measuring else ()
-        ids = (federation.everyone,) if algorithm.pooled else sampling.draw(federation.clients, round, seed)
-        observed = tuple(range(federation.clients)) if algorithm.pooled or evaluation.clients == "all" else ids
-        clients: dict[Phase, dict[int, dict[str, Measured]]] = {}
-        if splits and observed:
-            clients["pre_fit"] = backend.run(
-                Examination(algorithm, state, own.gather(observed), observed, splits, round)
+        with computing():
+            measuring = round % evaluation.every == 0 or round in (1, rounds)
+            splits = evaluation.splits if measuring else ()
+            ids = (federation.everyone,) if algorithm.pooled else sampling.draw(federation.clients, round, seed)
+            observed = tuple(range(federation.clients)) if algorithm.pooled or evaluation.clients == "all" else ids
+            clients: dict[Phase, dict[int, dict[str, Measured]]] = {}
+            if splits and observed:
+                clients["pre_fit"] = backend.run(
+                    Examination.of(algorithm, state, own.gather(observed), observed, splits, round)
+                )
+            cohort = Cohort(backend, algorithm, task, ids, federation.clients, round, seed, own)
+            cohort.measure, cohort.watch_epochs = splits, evaluation.epochs
+            # whoever may stop at any round must be ready for its end in every round
+            cohort.universal = evaluation.universal and (round == rounds or until is not None)
+            complete = algorithm.pooled or len(ids) >= max(sampling.needed(federation.clients), 1)
+            if complete:
+                try:
+                    state = _checked(algorithm.round(state, cohort), state, task, round)
+                except RoundAbandoned:
+                    complete = False
+                    own.undo()
+            for report in cohort.reports:
+                if report.post_fit:
+                    clients.setdefault("post_fit", {})[report.client] = report.post_fit
+            server = _examine_server(backend, federation, task, algorithm, state, evaluation) if measuring else {}
+            changed, public = own.take_changed(), tuple(_public(cohort))
+            record = RoundRecord(
+                round, state, cohort.ids, tuple(cohort.reports), clients, server, changed, public, complete=complete
             )
-        cohort = Cohort(backend, algorithm, task, ids, federation.clients, round, seed, own)
-        cohort.measure, cohort.watch_epochs = splits, evaluation.epochs
-        # whoever may stop at any round must be ready for its end in every round
-        cohort.universal = evaluation.universal and (round == rounds or until is not None)
-        complete = algorithm.pooled or len(ids) >= max(sampling.needed(federation.clients), 1)
-        if complete:
-            try:
-                state = _checked(algorithm.round(state, cohort), state, task, round)
-            except RoundAbandoned:
-                complete = False
-                own.undo()
-        for report in cohort.reports:
-            if report.post_fit:
-                clients.setdefault("post_fit", {})[report.client] = report.post_fit
-        server = _examine_server(backend, federation, task, algorithm, state, evaluation) if measuring else {}
-        changed, public = own.take_changed(), tuple(_public(cohort))
-        record = RoundRecord(
-            round, state, cohort.ids, tuple(cohort.reports), clients, server, changed, public, complete=complete
-        )
-        reached = until is not None and until(record)
-        if (round == rounds or reached) and evaluation.splits and observed:
-            final = Examination(algorithm, state, own.gather(observed), observed, evaluation.splits, round)
-            clients["final"] = backend.run(final)
+            reached = until is not None and until(record)
+            if (round == rounds or reached) and evaluation.splits and observed:
+                final = Examination.of(algorithm, state, own.gather(observed), observed, evaluation.splits, round)
+                clients["final"] = backend.run(final)
         yield replace(record, seconds=time.perf_counter() - began, reached=reached)
         if reached:
             return
@@ -131,6 +133,8 @@ def _checked(state: Groups, before: Groups, task: Task, round: int) -> Groups:
     """The new state, if it is sound: what is learnt must be finite (a buffer may hold infinities, as masks do)."""
     for name, group in state.items():
         for leaf, value in group.items():
+            if bool(torch.isfinite(value.sum())):  # the usual case, at a fraction of the cost
+                continue
             wrong = ~torch.isfinite(value) if leaf in task.trainable else torch.isnan(value)
             if bool(wrong.any()):
                 raise TrainingError(f"Round {round}: the new {name} is not finite. A smaller lr or a clip may help.")
@@ -158,7 +162,7 @@ def _examine_server(
             measured[split] = sum(backend.run(work), Measured())
         elif evaluation.server is not None:
             everyone = tuple(range(federation.clients))
-            graded = backend.run(Examination(algorithm, {}, {}, everyone, (split,), model=weights))
+            graded = backend.run(Examination.of(algorithm, {}, {}, everyone, (split,), model=weights))
             measured[split] = sum((graded[client][split] for client in everyone), Measured())
     return measured
 

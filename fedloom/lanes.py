@@ -6,7 +6,7 @@ read, so that the group size, on which bits depend, never varies within a run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import Any
@@ -16,39 +16,82 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedloom import optimizers
-from fedloom.course import Correct, Course, Groups, Job, Step, blame, clip
+from fedloom.clients import Setup
+from fedloom.course import Correct, Course, Groups, Job, Step, Training, blame, clip
+from fedloom.desk import Layout, empty, layout, parts_of, rebuilt
 from fedloom.errors import FedloomError, TrainingError
 from fedloom.evaluation import batch
 from fedloom.masking import Masked
+from fedloom.tape import Tape, recorded
 from fedloom.task import Task
 from fedloom.tree import Tree, clone, row, select
 
 
 class Lanes:
-    """The buffers that clients are trained in. They are reused from client to client, and updated in place."""
+    """The tensors that clients are trained in. They never move, and are reused from client to client, job to job."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.count = job.data.setup.group
-        self.weights = empty_lanes(job.start, self.count)
-        self.parameters = select(self.weights, job.task.trainable)
+    def __init__(
+        self,
+        task: Task,
+        training: Training,
+        correct: Correct | None,
+        setup: Setup,
+        start: Layout,
+        shared: Layout,
+        own: Layout,
+        inputs: Layout,
+    ) -> None:
+        self.task, self.training, self.correct, self.setup = task, training, correct, setup
+        self.count = setup.group
+        self.weights = empty(start)["model"]
+        self.parameters = select(self.weights, task.trainable)
         self.others = {name: leaf for name, leaf in self.weights.items() if name not in self.parameters}
-        self.begin = {name: torch.zeros_like(leaf) for name, leaf in self.parameters.items()} if job.correct else {}
-        self.own = {group: empty_lanes(stacked, self.count) for group, stacked in job.own.items()}
-        self.optimizer = optimizers.initial_state(job.training, self.parameters, job.task.trainable, self.count)
-        self.losses = torch.zeros(self.count, dtype=job.task.torch_dtype, device=job.data.setup.device)
+        self.begin = {name: torch.zeros_like(leaf) for name, leaf in self.parameters.items()} if correct else {}
+        self.shared, self.own = empty(shared), empty(own)
+        self.optimizer = optimizers.initial_state(training, self.parameters, task.trainable, self.count)
+        self.losses = torch.zeros(self.count, dtype=task.torch_dtype, device=setup.device)
+        batches = empty(inputs)["batch"]
+        self.x, self.y = batches["x"], batches["y"]
+        self.rows = torch.zeros((self.count, self.x.shape[1]), dtype=torch.int64)
+        self.counts = torch.zeros(self.count, dtype=torch.int64, device=setup.device)
+        self.keys = torch.zeros((self.count, 2), dtype=torch.int64, device=setup.device)
+        self.step = lane_step(task, training.clip, correct, setup.masked, setup.compile)
+        self.tape: Tape | None = None
+        self.tried = False  # whether recording was tried
         self.courses: list[Course | None] = [None] * self.count
-        self.waiting = iter(range(len(job.data)))
-        for lane in range(self.count):
-            self.refill(lane)
 
-    def refill(self, lane: int) -> None:
+    def train(self, job: Job) -> None:
+        """All clients of a job; whenever one is done, the next takes its lane."""
+        for group, tree in self.shared.items():
+            for name, leaf in tree.items():
+                leaf.copy_(job.shared[group][name])
+        waiting = iter(range(len(job.data)))
+        self.losses.zero_()
+        for lane in range(self.count):
+            self.refill(lane, job, waiting)
+        self.task.module.train()
+        while any(self.courses):
+            self.lay_out(job)
+            try:
+                self.advance_all()
+            except FedloomError:
+                raise
+            except Exception as error:
+                names = ", ".join(f"'{job.data.name(course.position)}'" for course in self.courses if course)
+                raise TrainingError(
+                    f"Round {job.data.round}: a step of the clients {names}, trained side by side, failed: "
+                    f'{type(error).__name__}: {error}\nRun it with run.backend = "serial" to see which client and step.'
+                ) from error
+            for lane, course in enumerate(self.courses):
+                if course is not None and self.count_step(lane, course, job):
+                    self.refill(lane, job, waiting)
+
+    def refill(self, lane: int, job: Job, waiting: Iterator[int]) -> None:
         """Put the next client into a lane, if there is one."""
-        position = next(self.waiting, None)
+        position = next(waiting, None)
         if position is None:
             self.courses[lane] = None
             return
-        job = self.job
         self.courses[lane] = Course(job, position)
         for name, leaf in self.weights.items():
             leaf[lane].copy_(job.start[name][position])
@@ -60,91 +103,103 @@ class Lanes:
         for name, leaf in self.optimizer.items():
             leaf[lane] = job.kept[name][position] if job.kept else 0
 
+    def lay_out(self, job: Job) -> None:
+        """The next batch of every lane, the last of an epoch padded."""
+        counts = []
+        for lane, course in enumerate(self.courses):
+            found = self.rows[lane, :0] if course is None else course.next_rows()
+            self.rows[lane, : len(found)] = found
+            self.rows[lane, len(found) :] = found[0] if len(found) else 0
+            counts.append(len(found))
+            if course is not None and self.setup.masked:
+                self.keys[lane] = course.step_key()
+        self.counts.copy_(torch.tensor(counts))
+        x, y = batch(job.data, self.rows.reshape(-1), self.task)
+        self.x.copy_(x.reshape(self.x.shape))
+        self.y.copy_(y.reshape(self.y.shape))
+
+    def advance_all(self) -> None:
+        """One step of all lanes: replayed where it can be recorded, else as it is written."""
+        if self.setup.replay and not self.setup.compile and not self.tried:
+            self.tried = True
+            self.tape = recorded(self.step_all, (self.x, self.y, self.counts, self.keys), self.changes)
+        if self.tape is not None:
+            self.tape.replay()
+        else:
+            self.step_all()
+
+    @torch.no_grad()
+    def step_all(self) -> None:
+        counts = self.counts.unsqueeze(1)
+        mask = (torch.arange(self.x.shape[1], device=counts.device) < counts).to(self.task.torch_dtype)
+        gradient, loss, buffers = self.step(
+            self.parameters, self.others, self.x, self.y, mask, self.keys, self.begin, self.shared, self.own
+        )
+        for name, leaf in buffers.items():
+            self.others[name].copy_(leaf)
+        gradients = [gradient[name] for name in self.parameters]
+        parameters = list(self.parameters.values())
+        optimizers.update(self.training, self.task.trainable, parameters, gradients, self.optimizer)
+        self.losses += loss * self.counts
+
+    def changes(self) -> list[Tensor]:
+        """All tensors that a step may change."""
+        return [*self.weights.values(), *self.optimizer.values(), self.losses]
+
+    def count_step(self, lane: int, course: Course, job: Job) -> bool:
+        """Count a step of one lane; when its client is done, write the result and say so."""
+        try:
+            done = course.advance(lambda: self.take_loss(lane), lambda: row(self.weights, lane))
+        except Exception as error:
+            raise blame(error, "local training", job.data, course.position) from error
+        if done:
+            course.finish(row(self.weights, lane), clone(row(self.optimizer, lane)))
+        return done
+
     def take_loss(self, lane: int) -> float:
         """The sum of the losses of one lane since this was last asked."""
         total = float(self.losses[lane].item())
         self.losses[lane] = 0
         return total
 
-    def advance(self, lane: int, course: Course) -> None:
-        """Count a step of one lane; when its client is done, write the result and take the next."""
-        try:
-            done = course.advance(lambda: self.take_loss(lane), lambda: row(self.weights, lane))
-        except Exception as error:
-            raise blame(error, "local training", self.job.data, course.position) from error
-        if done:
-            course.finish(row(self.weights, lane), clone(row(self.optimizer, lane)))
-            self.refill(lane)
-
-
-def empty_lanes(stacked: Tree, lanes: int) -> Tree:
-    """Zeros with the shapes of a stack's rows."""
-    return {
-        name: torch.zeros((lanes, *leaf.shape[1:]), dtype=leaf.dtype, device=leaf.device)
-        for name, leaf in stacked.items()
-    }
-
 
 def train_lanes(job: Job, size: int) -> None:
     """Train all clients of a job in batches of `size` rows, the last of an epoch padded and masked."""
-    task, data, training = job.task, job.data, job.training
-    lanes = Lanes(job)
-    step = lane_step(task, training.clip, job.correct, data.setup.masked, data.setup.compile)
-    rows = torch.zeros((lanes.count, size), dtype=torch.int64)
-    counts = torch.zeros(lanes.count, dtype=torch.int64)
-    step_keys = torch.zeros((lanes.count, 2), dtype=torch.int64, device=data.setup.device)
-    numbers = torch.arange(size)
-    task.module.train()
-    while any(lanes.courses):
-        for lane, course in enumerate(lanes.courses):
-            found = rows[lane, :0] if course is None else course.next_rows()
-            rows[lane, : len(found)] = found
-            rows[lane, len(found) :] = found[0] if len(found) else 0
-            counts[lane] = len(found)
-            if course is not None and data.setup.masked:
-                step_keys[lane] = course.step_key()
-        mask = (numbers < counts.unsqueeze(1)).to(data.setup.device, task.torch_dtype)
-        x, y = batch(data, rows.reshape(-1), task)
-        x, y = x.reshape(*rows.shape, *x.shape[1:]), y.reshape(*rows.shape, *y.shape[1:])
-        shared = job.shared if job.correct else {}
-        try:
-            gradient, loss, buffers = step(
-                lanes.parameters, lanes.others, x, y, mask, step_keys, lanes.begin, shared, lanes.own
-            )
-        except FedloomError:
-            raise
-        except Exception as error:
-            names = ", ".join(f"'{data.name(course.position)}'" for course in lanes.courses if course)
-            raise TrainingError(
-                f"Round {data.round}: a step of the clients {names}, trained side by side, failed: "
-                f'{type(error).__name__}: {error}\nRun it with run.backend = "serial" to see which client and step.'
-            ) from error
-        for name, leaf in buffers.items():
-            lanes.others[name].copy_(leaf)
-        gradients = [gradient[name] for name in lanes.parameters]
-        optimizers.update(training, task.trainable, list(lanes.parameters.values()), gradients, lanes.optimizer)
-        lanes.losses += loss * counts.to(data.setup.device)
-        for lane, course in enumerate(lanes.courses):
-            if course is not None:
-                lanes.advance(lane, course)
+    setup, count = job.data.setup, job.data.setup.group
+    x, y = batch(job.data, torch.zeros(1, dtype=torch.int64), job.task)
+    inputs = {"batch": {"x": x.expand(count, size, *x.shape[1:]), "y": y.expand(count, size, *y.shape[1:])}}
+    start = {"model": {name: leaf[:1].expand(count, *leaf.shape[1:]) for name, leaf in job.start.items()}}
+    own = {
+        group: {name: leaf[:1].expand(count, *leaf.shape[1:]) for name, leaf in tree.items()}
+        for group, tree in job.own.items()
+    }
+    given = (layout(job.shared), layout(own)) if job.correct else ((), ())
+    layouts = (layout(start), *given, layout(inputs))
+    rebuilt(_cached_lanes, _lanes, job.task, job.training, *parts_of(job.correct), setup, *layouts).train(job)
+
+
+def _lanes(
+    task: Task,
+    training: Training,
+    owner: Any,
+    function: Any,
+    setup: Setup,
+    start: Layout,
+    shared: Layout,
+    own: Layout,
+    inputs: Layout,
+) -> Lanes:
+    correct = function if owner is None else partial(function, owner)
+    return Lanes(task, training, correct, setup, start, shared, own, inputs)
+
+
+_cached_lanes = lru_cache(maxsize=8)(_lanes)
 
 
 def lane_step(
     task: Task, clip_at: float | None, correct: Correct | None, masked: bool, compiled: bool = False
 ) -> Callable[..., Any]:
-    """One training step of all lanes: gradients, losses and new buffers. Cached, because compiling it takes long."""
-    # two methods of equal algorithms are not equal, and every message brings another algorithm: look at the parts
-    owner, function = getattr(correct, "__self__", None), getattr(correct, "__func__", correct)
-    try:
-        return _cached_step(task, clip_at, owner, function, masked, compiled)
-    except TypeError:  # an algorithm with a list or dict among its fields cannot be looked up
-        return _lane_step(task, clip_at, owner, function, masked, compiled)
-
-
-def _lane_step(
-    task: Task, clip_at: float | None, owner: Any, function: Any, masked: bool, compiled: bool
-) -> Callable[..., Any]:
-    correct: Correct | None = function if owner is None else partial(function, owner)
+    """One training step of all lanes: gradients, losses and new buffers."""
     module = task.module
 
     def loss_of(parameters: Tree, others: Tree, x: Tensor, y: Tensor, mask: Tensor, key: Tensor) -> tuple[Tensor, Any]:
@@ -181,6 +236,3 @@ def _lane_step(
 
     lanes = torch.func.vmap(step, in_dims=(0, 0, 0, 0, 0, 0, 0, None, 0))
     return torch.compile(lanes) if compiled else lanes
-
-
-_cached_step = lru_cache(maxsize=64)(_lane_step)

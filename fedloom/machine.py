@@ -33,18 +33,23 @@ def prepare_process() -> None:
     torch.set_flush_denormal(True)
 
 
+_before: list[int] = []  # torch's threads before the outermost `computing`
+
+
 @contextmanager
 def computing() -> Iterator[None]:
     """The same for a while, in a process that has other things to do."""
     import torch
 
-    threads = torch.get_num_threads()
+    _before.append(torch.get_num_threads())
     prepare_process()
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
-        torch.set_flush_denormal(False)
+        threads = _before.pop()
+        if not _before:
+            torch.set_num_threads(threads)
+            torch.set_flush_denormal(False)
 
 
 def cores() -> int:

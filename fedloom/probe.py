@@ -52,8 +52,10 @@ class Probe:
             group = EAGER_GROUP if self.bytes <= SMALL_MODEL and cohort >= 2 * EAGER_GROUP else 1
         return group if group == 1 or not self.cannot_group else 1
 
-    def setup(self, group: int, **settings: Any) -> Setup:
+    def setup(self, group: int, device: str = "cpu", **settings: Any) -> Setup:
         return Setup(
+            device=device,
+            replay=device == "cpu" and not self.draws_globally,
             group=group if group == 1 or not self.cannot_group else 1,
             draws_globally=self.draws_globally,
             masked=self.masked,

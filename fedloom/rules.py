@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from fedloom.tree import Tree, add, map_leaves, row
+from fedloom.tree import Tree, add
 
 Node = tuple[int, int]  # (level, index): the sum of positions index·2^level … (index + 1)·2^level − 1
 
@@ -49,14 +49,48 @@ class PairwiseSum:
         return value
 
 
-def weighted(stacked: Tree, weights: Tensor, index: int) -> Tree:
-    """One client's tree times its weight; whole numbers are summed in double precision."""
+BLOCK = 800_000  # numbers that are summed at a time, so that partial sums stay in the cache
 
-    def leaf(value: Tensor) -> Tensor:
-        value = value if value.is_floating_point() else value.to(torch.float64)
-        return value * weights[index].to(value.dtype)
 
-    return map_leaves(leaf, row(stacked, index))
+def partial_sums(stacked: Tree, weights: Tensor, first: int = 0) -> dict[Node, Tree]:
+    """Weighted sums over the leading dimension, whose rows are the positions `first`, `first + 1`, …
+
+    The brackets are those of `PairwiseSum`, and so are the bits; whole numbers are summed in double precision.
+    """
+    found: dict[Node, Tree] = {}
+    for begin, level in _aligned(first, len(weights)):
+        rows = slice(begin - first, begin - first + (1 << level))
+        found[level, begin >> level] = {name: _pairwise(leaf[rows], weights[rows]) for name, leaf in stacked.items()}
+    return found
+
+
+def _aligned(first: int, count: int) -> Iterator[tuple[int, int]]:
+    """A range of positions as the fewest nodes: where each begins, and its level.
+
+    >>> list(_aligned(5, 5))
+    [(5, 0), (6, 1), (8, 1)]
+    """
+    end = first + count
+    while first < end:
+        level = (first & -first).bit_length() - 1 if first else (end - first).bit_length() - 1
+        level = min(level, (end - first).bit_length() - 1)
+        yield first, level
+        first += 1 << level
+
+
+def _pairwise(rows: Tensor, weights: Tensor) -> Tensor:
+    """The weighted sum of 2^k rows, pair by pair, column block by column block."""
+    kind = rows.dtype if rows.is_floating_point() else torch.float64
+    flat = rows.reshape(len(rows), -1)
+    factors = weights.to(kind).unsqueeze(1)
+    total = torch.empty(flat.shape[1], dtype=kind, device=rows.device)
+    width = max(BLOCK // len(rows), 1)
+    for begin in range(0, flat.shape[1], width):
+        level = flat[:, begin : begin + width].to(kind) * factors
+        while len(level) > 1:
+            level = level[0::2] + level[1::2]
+        total[begin : begin + width] = level[0]
+    return total.reshape(rows.shape[1:])
 
 
 def finalise(total: Tree, weight: Tensor, whole: Mapping[str, torch.dtype]) -> Tree:
@@ -72,9 +106,8 @@ def mean(stacked: Tree, weights: Tensor) -> Tree:
     {'w': tensor([2.])}
     """
     total, weight = PairwiseSum(), PairwiseSum()
-    for index in range(len(weights)):
-        total.add(weighted(stacked, weights, index), index)
-        weight.add({"": weights[index].to(torch.float64)}, index)
+    total.extend(partial_sums(stacked, weights))
+    weight.extend(partial_sums({"": torch.ones(len(weights), dtype=torch.float64)}, weights))
     return finalise(total.total(), weight.total()[""], whole_leaves(stacked))
 
 

@@ -157,13 +157,21 @@ class ClientWork:
         weights = {group: update.weights(group) for group in update.groups}
         whole = {group: rules.whole_leaves(stacked) for group, stacked in update.groups.items()}
         if self.keep == "sum":
-            total = PairwiseSum()
-            for position in range(len(reports)):
-                total.add(_flat(update, weights, position), self.first + position)
-            sums = total.nodes
+            sums = self._sums(update, weights)
         else:
             stack = update.groups
         return Outcome(sums, stack, weights if self.keep == "stack" else {}, update.public, own, reports, whole)
+
+    def _sums(self, update: Update, weights: dict[str, Tensor]) -> dict[Node, Tree]:
+        """Partial sums of the weighted leaves of all groups, and of the weights themselves, as one tree each."""
+        sums: dict[Node, Tree] = {}
+        for group, stacked in update.groups.items():
+            ones = torch.ones(len(self.ids), dtype=torch.float64)
+            leaves = {_path(group, name): leaf for name, leaf in stacked.items()}
+            found = rules.partial_sums({_path("", group): ones, **leaves}, weights[group].cpu(), self.first)
+            for node, part in found.items():
+                sums.setdefault(node, {}).update(part)
+        return sums
 
     def _report(self, place: Place, data: Clients, update: Update, position: int) -> Report:
         post: dict[str, Measured] = {}
@@ -219,15 +227,6 @@ def _path(group: str, name: str) -> str:
     return f"{group}{SEPARATOR}{name}"
 
 
-def _flat(update: Update, weights: dict[str, Tensor], position: int) -> Tree:
-    """One client's weighted leaves of all groups, and the weights themselves, as one tree to be summed."""
-    leaves = {_path("", group): weight[position].to(torch.float64) for group, weight in weights.items()}
-    for group, stacked in update.groups.items():
-        for name, leaf in rules.weighted(stacked, weights[group], position).items():
-            leaves[_path(group, name)] = leaf
-    return leaves
-
-
 def aggregate(outcome: Outcome) -> tuple[Groups, dict[str, Tensor]]:
     """Means of all groups, and the sums of their weights."""
     total = PairwiseSum()
@@ -244,6 +243,9 @@ def aggregate(outcome: Outcome) -> tuple[Groups, dict[str, Tensor]]:
     return means, weights
 
 
+MANY, TOGETHER = 32, 4  # from so many clients on, so many are evaluated in one pass
+
+
 @dataclass(frozen=True)
 class Examination:
     """Every client evaluates its own model (`algorithm.model`) on its own splits."""
@@ -257,26 +259,49 @@ class Examination:
     splits: tuple[SplitName, ...]
     round: int = 0
     model: Tree | None = None  # evaluate this one instead
+    together: int = 1  # clients in one unit: where all use one model, a pass over several costs less
+
+    @classmethod
+    def of(
+        cls,
+        algorithm: Algorithm,
+        shared: Groups,
+        own: Groups,
+        ids: tuple[int, ...],
+        splits: tuple[SplitName, ...],
+        round: int = 0,
+        model: Tree | None = None,
+    ) -> Examination:
+        """An examination of many clients, or of few."""
+        # a rule on their number alone: what is computed together must not depend on how the work is spread
+        together = TOGETHER if len(ids) >= MANY and not own else 1
+        return cls(algorithm, shared, own, ids, splits, round, model, together)
 
     def costs(self, place: Place) -> Sequence[int]:
         counts = sum(place.federation.counts(self.ids, split) for split in self.splits)
-        return [int(count) + 1 for count in np.broadcast_to(counts, len(self.ids))]
+        each = np.broadcast_to(counts, len(self.ids)) + 1
+        return [int(each[begin : begin + self.together].sum()) for begin in range(0, len(each), self.together)]
 
     def part(self, begin: int, end: int) -> Examination:
+        begin, end = begin * self.together, end * self.together
         own = {group: {name: leaf[begin:end] for name, leaf in t.items()} for group, t in self.own.items()}
         return replace(self, ids=self.ids[begin:end], own=own)
 
     def perform(self, place: Place) -> dict[int, dict[str, Measured]]:
         data = Clients(place.federation, self.ids, setup=place.setup, round=self.round)
         graded: dict[int, dict[str, Measured]] = {}
-        for position, client in enumerate(self.ids):
-            own = {group: tree.row(stacked, position) for group, stacked in self.own.items()}
-            model = self.model or self.algorithm.model(place.task, self.shared, own)
-            model = tree.to(model, place.setup.device)
+        for begin in range(0, len(self.ids), self.together):
+            positions = range(begin, min(begin + self.together, len(self.ids)))
+            own = {group: tree.row(stacked, begin) for group, stacked in self.own.items()}
             try:
-                graded[client] = {s: evaluation.evaluate(place.task, model, data, position, s) for s in self.splits}
+                model = self.model or self.algorithm.model(place.task, self.shared, own)
+                model = tree.to(model, place.setup.device)
+                for split in self.splits:
+                    found = evaluation.evaluate_each(place.task, model, data, positions, split)
+                    for position, measured in zip(positions, found, strict=True):
+                        graded.setdefault(self.ids[position], {})[split] = measured
             except Exception as error:
-                raise blame(error, "evaluation", data, position) from error
+                raise blame(error, "evaluation", data, begin) from error
         return graded
 
     def merge(self, results: Iterable[dict[int, dict[str, Measured]]]) -> dict[int, dict[str, Measured]]:

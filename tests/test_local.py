@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedloom import keys, lanes, local, tree
+from fedloom import desk as desks
+from fedloom import keys, local, tree
 from fedloom.algorithms import FedAvg
 from fedloom.clients import Clients
-from fedloom.course import clip
+from fedloom.course import Job, clip
 from fedloom.data.federation import Federation
 from fedloom.data.split import Split
 from fedloom.errors import InputError, TrainingError
@@ -152,11 +153,16 @@ def test_clipping_is_torchs_clip_grad_norm(group: int) -> None:
         assert_trees_close(tree.row(trained.model, position), expected)
 
 
-def test_a_step_is_found_again_when_an_equal_algorithm_comes_from_another_process() -> None:
-    task = Task(Dense)
-    first = lanes.lane_step(task, None, Prox(mu=0.5).correct, False)
-    assert lanes.lane_step(task, None, Prox(mu=0.5).correct, False) is first
-    assert lanes.lane_step(task, None, Prox(mu=0.7).correct, False) is not first
+def test_a_desk_is_found_again_when_an_equal_algorithm_comes_from_another_process() -> None:
+    task, data = Task(Dense), federation(RAGGED)
+
+    def desk(mu: float) -> desks.Desk:
+        start = tree.expand(task.initial(), data.clients)
+        job = Job(task, clients(task, data), start, Training(), Prox(mu=mu).correct, {}, {}, None, start)
+        return desks.desk_for(job, False)
+
+    assert desk(0.5) is desk(0.5)
+    assert desk(0.7) is not desk(0.5)
 
 
 class Chosen(FedAvg):

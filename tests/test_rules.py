@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedloom import rules, weights
+from fedloom import rules, tree, weights
 from fedloom.rules import PairwiseSum
 from fedloom.tree import Tree, sha256
 
@@ -88,6 +88,21 @@ def test_a_sum_is_right_also_with_missing_positions(given_numbers: dict[int, flo
 def test_a_process_with_a_range_of_clients_sends_few_partial_sums() -> None:
     assert len(in_order(list(range(32))).nodes) == 1
     assert len(in_order(list(range(5, 37))).nodes) <= 10
+
+
+@given(st.integers(0, 40), st.integers(1, 40), st.integers(1, 7))
+def test_the_sums_of_a_stack_have_the_bits_of_adding_its_rows_one_by_one(first: int, count: int, block: int) -> None:
+    stacked = tree.stack([value(position) for position in range(count)])
+    weigh = torch.arange(1, count + 1, dtype=torch.float64) / 3
+    expected = PairwiseSum()
+    for row in range(count):
+        leaves = {name: leaf[row] * weigh[row].to(leaf.dtype) for name, leaf in stacked.items()}
+        expected.add(leaves, first + row)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rules, "BLOCK", block)  # so that there are several blocks
+        found = rules.partial_sums(stacked, weigh, first)
+    assert found.keys() == expected.nodes.keys()
+    assert all(sha256(found[node]) == sha256(expected.nodes[node]) for node in found)
 
 
 def test_adding_changes_nothing_that_was_given() -> None:

@@ -21,4 +21,6 @@ class FedProx(FedAvg):
     mu: NonNegative = 0.01
 
     def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
+        if not self.mu:  # then it is FedAvg, bit for bit: not even zeros are added
+            return step.grad
         return add(step.grad, sub(step.params, step.start), scale=self.mu)

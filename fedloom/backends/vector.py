@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any
 
 from fedloom.clients import Setup
@@ -29,44 +29,45 @@ class Workers:
         self.place: object = None  # whose data and task the workers have at the moment
         self.tickets = 0
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.connections: list[Connection] = []
+        self.connections: list[socket.socket] = []
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         for _ in range(count):
             ours, theirs = socket.socketpair()
+            for end in (ours, theirs):  # a model should fit, so that nobody waits for the other to read
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
             command = [sys.executable, "-m", "fedloom.backends.worker", str(theirs.fileno())]
             self.processes.append(
                 subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
             )
             theirs.close()
-            self.connections.append(Connection(ours.detach()))
+            self.connections.append(ours)
 
     def __len__(self) -> int:
         return len(self.connections)
 
     def tell(self, kind: str, payload: Any, only: int | None = None, ticket: int = 0) -> None:
         """Send one message, pickled once, to all workers or to one."""
-        import cloudpickle
+        from fedloom.backends import wire
 
-        message = cloudpickle.dumps(payload)
+        message = wire.pack(payload)
         for number in range(len(self)) if only is None else (only,):
             try:
-                self.connections[number].send((kind, ticket))
-                self.connections[number].send_bytes(message)
+                wire.send(self.connections[number], [f"{kind} {ticket}".encode(), *message])
             except (BrokenPipeError, ConnectionError):
                 raise self._dead(number) from None
 
     def answer(self, number: int, ticket: int) -> Any:
         """A worker's answer to the part with this ticket; others are dropped, nobody waits for them."""
-        import cloudpickle
+        from fedloom.backends import wire
 
         found = None
         while found != ticket:
             try:
-                found = self.connections[number].recv()
-                message = self.connections[number].recv_bytes()
+                head, *message = wire.receive(self.connections[number])
+                found = int(head)
             except (EOFError, ConnectionError):
                 raise self._dead(number) from None
-        kind, payload = cloudpickle.loads(message)
+        kind, payload = wire.unpack(message)
         if kind == "failed":
             raise payload
         if kind == "crashed":
@@ -116,7 +117,7 @@ class Vector:
     def run(self, work: Work) -> Any:
         """Hand out ranges of clients; whoever is free takes the next."""
         self._settle()
-        borders = cut(work.costs(self.place), len(self.workers) * (1 if self.setup.group > 1 else 4))
+        borders = shares(work.costs(self.place), len(self.workers), once=self.setup.group > 1)
         common = {name: getattr(work, name) for name in work.common}
         waiting = deque(enumerate(pairwise(borders)))
         results: dict[int, Any] = {}
@@ -143,6 +144,18 @@ class Vector:
     def close(self) -> None:
         if self._closes_workers:
             self.workers.close()
+
+
+def shares(costs: Sequence[int], workers: int, once: bool = False) -> list[int]:
+    """Borders of one range for each worker if that is fair (or if they are to come only once); else of several.
+
+    >>> shares([5] * 10, 2)
+    [0, 5, 10]
+    """
+    borders = cut(costs, workers)
+    largest = max((sum(costs[begin:end]) for begin, end in pairwise(borders)), default=0)
+    fair = largest * workers <= 1.05 * sum(costs)
+    return borders if once or fair else cut(costs, 4 * workers)
 
 
 def cut(costs: Sequence[int], pieces: int) -> list[int]:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import traceback
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from typing import Any
 
 
-def serve(connection: Connection) -> None:
+def serve(connection: socket.socket) -> None:
     """Answer until the parent hangs up."""
-    import cloudpickle
     import torch
 
+    from fedloom.backends import wire
     from fedloom.backends.sharing import attach
     from fedloom.errors import FedloomError
     from fedloom.machine import prepare_process
@@ -31,12 +31,12 @@ def serve(connection: Connection) -> None:
     common: dict[str, Any] = {}
     broken: dict[str, str] = {}  # what parts need and could not be loaded, and why
     while True:
-        kind, ticket = connection.recv()
-        message = connection.recv_bytes()
+        head, *message = wire.receive(connection)
+        kind, ticket = head.decode().split()
         answer: tuple[str, Any] | None = None
         broken.pop(kind, None)
         try:
-            payload = cloudpickle.loads(message)
+            payload = wire.unpack(message)
             if kind == "path":
                 sys.path[:] = payload
             elif kind == "place":
@@ -52,8 +52,7 @@ def serve(connection: Connection) -> None:
         except BaseException as error:  # whatever a user's model raises belongs on the parent's screen
             answer = ("crashed", f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
         if kind == "part":
-            connection.send(ticket)
-            connection.send_bytes(cloudpickle.dumps(answer))
+            wire.send(connection, [ticket.encode(), *wire.pack(answer)])
         elif answer is not None:
             broken[kind] = str(answer[1])  # told when it is asked for, not before
 
@@ -62,7 +61,7 @@ def main() -> None:
     """Serve over the socket whose number is the argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent: it finishes the round, then hangs up
     try:
-        serve(Connection(int(sys.argv[1])))
+        serve(socket.socket(fileno=int(sys.argv[1])))
     except (EOFError, ConnectionError):
         os._exit(0)  # the parent is gone or done: nothing to clean up, and torch takes long to do it
 

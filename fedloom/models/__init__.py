@@ -16,8 +16,9 @@ from fedloom.models.logistic import Logistic
 from fedloom.models.mlp import MLP
 from fedloom.models.mnist_2nn import Mnist2NN
 from fedloom.models.mnist_cnn import MnistCNN
+from fedloom.models.next_word_lstm import NextWordLSTM
 
-__all__ = ["MLP", "MODELS", "DigitsMLP", "Logistic", "Mnist2NN", "MnistCNN", "build", "describe"]
+__all__ = ["MLP", "MODELS", "DigitsMLP", "Logistic", "Mnist2NN", "MnistCNN", "NextWordLSTM", "build", "describe"]
 
 MODELS: dict[str, type[nn.Module]] = {
     "digits_mlp": DigitsMLP,
@@ -25,6 +26,7 @@ MODELS: dict[str, type[nn.Module]] = {
     "mlp": MLP,
     "mnist_2nn": Mnist2NN,
     "mnist_cnn": MnistCNN,
+    "next_word_lstm": NextWordLSTM,
 }
 
 

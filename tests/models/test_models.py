@@ -17,7 +17,20 @@ ARGS: dict[str, dict[str, Any]] = {
     "mlp": {"features": 36, "hidden": [512, 128, 32], "classes": 5},
     "logistic": {"features": 20, "classes": 3},
 }
-SHAPES = {"digits_mlp": (64,), "logistic": (20,), "mlp": (36,), "mnist_2nn": (28, 28), "mnist_cnn": (28, 28)}
+SHAPES = {
+    "digits_mlp": (64,),
+    "logistic": (20,),
+    "mlp": (36,),
+    "mnist_2nn": (28, 28),
+    "mnist_cnn": (28, 28),
+    "next_word_lstm": (10,),
+}
+CLASSES = {"mlp": 5, "logistic": 3, "next_word_lstm": 10_000}
+
+
+def examples(name: str, *shape: int) -> torch.Tensor:
+    x = torch.rand(*shape, *SHAPES[name])
+    return (x * 10_000).long() if name == "next_word_lstm" else x
 
 
 def parameters(module: nn.Module) -> int:
@@ -26,7 +39,14 @@ def parameters(module: nn.Module) -> int:
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("mnist_2nn", 199_210), ("mnist_cnn", 1_663_370), ("digits_mlp", 2_410), ("logistic", 63), ("mlp", 88_901)],
+    [
+        ("mnist_2nn", 199_210),
+        ("mnist_cnn", 1_663_370),
+        ("digits_mlp", 2_410),
+        ("logistic", 63),
+        ("mlp", 88_901),
+        ("next_word_lstm", 830_736),
+    ],
 )
 def test_models_have_exactly_as_many_parameters_as_the_papers_say(name: str, expected: int) -> None:
     assert parameters(build(name, **ARGS.get(name, {}))) == expected
@@ -35,8 +55,8 @@ def test_models_have_exactly_as_many_parameters_as_the_papers_say(name: str, exp
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_gives_one_logit_per_class_and_a_gradient_to_every_parameter(name: str) -> None:
     model = build(name, **ARGS.get(name, {}))
-    output = model(torch.rand(4, *SHAPES[name]))
-    assert output.shape == (4, ARGS.get(name, {}).get("classes", 10))
+    output = model(examples(name, 4))
+    assert output.shape == (4, CLASSES.get(name, 10))
     output.square().sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
@@ -44,7 +64,7 @@ def test_a_model_gives_one_logit_per_class_and_a_gradient_to_every_parameter(nam
 @pytest.mark.parametrize("name", MODELS)
 def test_models_can_be_stacked(name: str) -> None:
     pair = [build(name, **ARGS.get(name, {})) for _ in range(2)]
-    x = torch.rand(2, 3, *SHAPES[name])
+    x = examples(name, 2, 3)
     weights, buffers = stack_module_state(pair)
     stacked = vmap(lambda w, b, x: functional_call(pair[0], (w, b), (x,)))(weights, buffers, x)
     torch.testing.assert_close(stacked, torch.stack([model(rows) for model, rows in zip(pair, x, strict=True)]))
@@ -55,6 +75,47 @@ def test_models_can_be_stacked(name: str) -> None:
 def test_images_may_come_in_any_shape(name: str, shape: tuple[int, ...]) -> None:
     model, x = build(name), torch.rand(2, 784)
     assert torch.equal(model(x.reshape(2, *shape)), model(x))
+
+
+def test_the_next_word_model_is_torchs_lstm_with_one_bias() -> None:
+    model = build("next_word_lstm", vocabulary=11, embedding=3, units=4)
+    lstm, order = nn.LSTM(3, 4, batch_first=True), [0, 1, 3, 2]  # torch has the candidate third, the model last
+    with torch.no_grad():
+        for ours, theirs in ((model.input.weight, lstm.weight_ih_l0), (model.recurrent.weight, lstm.weight_hh_l0)):
+            theirs.copy_(torch.cat([ours.chunk(4)[gate] for gate in order]))
+        lstm.bias_ih_l0.copy_(torch.cat([model.input.bias.chunk(4)[gate] for gate in order]))
+        lstm.bias_hh_l0.zero_()
+    tokens = torch.randint(0, 11, (5, 7))
+    expected = model.out(lstm(model.embedding(tokens))[0][:, -1])
+    torch.testing.assert_close(model(tokens), expected)
+
+
+def test_a_normalised_cell_follows_its_definition() -> None:
+    model = build("next_word_lstm", vocabulary=11, embedding=3, units=4, layer_norm=True).double()
+    tokens = torch.randint(0, 11, (5, 7))
+    hidden = memory = torch.zeros(5, 4, dtype=torch.float64)
+    with torch.no_grad():
+        model.norms["state"].weight.mul_(1.5)
+
+    def normal(name: str, values: torch.Tensor) -> torch.Tensor:
+        centred = values - values.mean(1, keepdim=True)
+        scaled = centred / (centred.square().mean(1, keepdim=True) + 1e-3).sqrt()
+        return scaled * model.norms[name].weight + model.norms[name].bias
+
+    for step in range(7):
+        entering = normal("input", model.embedding(tokens[:, step]) @ model.input.weight.T)
+        gates = entering + normal("recurrent", hidden @ model.recurrent.weight.T) + model.input.bias
+        enter, forget, leave, candidate = gates.chunk(4, 1)
+        memory = normal("state", forget.sigmoid() * memory + enter.sigmoid() * candidate.tanh())
+        hidden = leave.sigmoid() * memory.tanh()
+    torch.testing.assert_close(model(tokens), model.out(hidden))
+
+
+def test_recurrent_dropout_is_for_training_only() -> None:
+    model = build("next_word_lstm", vocabulary=11, embedding=3, units=4, recurrent_dropout=0.5)
+    tokens = torch.randint(0, 11, (5, 7))
+    assert torch.equal(model.eval()(tokens), model(tokens))
+    assert not torch.equal(model.train()(tokens), model(tokens))
 
 
 def test_an_mlp_computes_what_its_layers_say() -> None:
@@ -91,6 +152,8 @@ def test_a_task_finds_models_by_name() -> None:
         ("mlp", {"features": 2, "hidden": [3, 0.5]}, r"'hidden\[1\]' parameter of mlp .* Got 0\.5"),
         ("mlp", {"features": 2, "hidden": 100}, r"'hidden' parameter of mlp must be a list .* Got 100"),
         ("logistic", {"features": 2, "classes": True}, "'classes' parameter of logistic .* Got True"),
+        ("next_word_lstm", {"units": 0}, "'units' parameter of next_word_lstm .* Got 0"),
+        ("next_word_lstm", {"recurrent_dropout": 1.0}, r"'recurrent_dropout' .* below 1\. Got 1\.0"),
         ("no_such_package.net:Net", {}, "no module 'no_such_package'"),
         ("torch.nn:Liner", {}, "Did you mean 'Linear'"),
         ("math:pi", {}, r"'math:pi' must be a class or a function\. Got float"),
@@ -111,6 +174,7 @@ def test_every_model_has_a_line_and_a_file_of_its_own() -> None:
         "mlp": "—",
         "mnist_2nn": "199,210",
         "mnist_cnn": "1,663,370",
+        "next_word_lstm": "830,736",
     }
     for name, model in MODELS.items():
         assert (model.__doc__ or "").strip().count("\n") == 0

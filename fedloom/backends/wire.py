@@ -1,0 +1,67 @@
+"""Messages between a process and its workers: pickles whose tensors travel beside them, without being copied."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import cloudpickle
+import torch
+from torch import Tensor
+
+Message = list[Any]  # the pickle, then the tensors' bytes
+_NUMPY = {
+    getattr(torch, name) for name in ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8")
+}
+_NUMPY.add(torch.bool)
+
+
+def pack(payload: Any) -> Message:
+    """Anything that can be pickled, functions and classes of a script included."""
+    file = io.BytesIO()
+    beside: list[pickle.PickleBuffer] = []
+    _Pickler(file, protocol=5, buffer_callback=beside.append).dump(payload)
+    return [file.getvalue(), *(buffer.raw() for buffer in beside)]
+
+
+def unpack(message: Message) -> Any:
+    """What was packed."""
+    return pickle.loads(message[0], buffers=message[1:])
+
+
+def send(to: socket.socket, message: Message) -> None:
+    """Send a message whole."""
+    sizes = [memoryview(part).nbytes for part in message]
+    to.sendall(struct.pack(f"<Q{len(sizes)}Q", len(sizes), *sizes))
+    for part in message:
+        to.sendall(part)
+
+
+def receive(source: socket.socket) -> Message:
+    """The next message; EOFError if there will be none."""
+    (count,) = struct.unpack("<Q", _read(source, 8))
+    sizes: Sequence[int] = struct.unpack(f"<{count}Q", _read(source, 8 * count))
+    return [_read(source, size) for size in sizes]
+
+
+def _read(source: socket.socket, size: int) -> bytearray:
+    data = bytearray(size)
+    rest = memoryview(data)
+    while rest:
+        read = source.recv_into(rest)
+        if not read:
+            raise EOFError
+        rest = rest[read:]
+    return data
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def reducer_override(self, value: Any) -> Any:
+        plain = type(value) is Tensor and value.layout is torch.strided and value.dtype in _NUMPY
+        if plain and value.device.type == "cpu" and not value.requires_grad and not value.is_conj() and value.numel():
+            return torch.from_numpy, (value.contiguous().numpy(),)
+        return super().reducer_override(value)

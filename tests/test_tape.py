@@ -1,0 +1,238 @@
+"""Recorded computations: replaying one is doing it again, bit for bit, or it is not recorded at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedloom.masking import Masked
+from fedloom.models import build
+from fedloom.tape import CannotRecord, record, recorded
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.norm, self.out = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(F.dropout(self.norm(self.hidden(x)).relu(), 0.4, self.training))
+
+
+class Pooled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.out = nn.Conv2d(1, 4, 3, padding=1), nn.Linear(64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(F.max_pool2d(self.conv(x), 2).relu().flatten(1))
+
+
+class Words(nn.Module):
+    def __init__(self, **settings: int) -> None:
+        super().__init__()
+        self.model = build("next_word_lstm", vocabulary=12, embedding=4, units=5, **settings)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x)
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(sum(shape)).normal(size=shape)).float()
+
+
+def tokens(*shape: int) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(0).integers(0, 12, size=shape))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    "dense": (lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), numbers(7, 6)),
+    "normalised, with dropout": (Normed, numbers(7, 6)),
+    "pooled": (Pooled, numbers(7, 1, 8, 8)),
+    "words": (Words, tokens(7, 4)),
+    "words in a normalised cell": (lambda: Words(layer_norm=True), tokens(7, 4)),
+}
+
+
+class Training:
+    """One step of SGD on tensors that stay where they are."""
+
+    def __init__(self, model: nn.Module, x: Tensor, lr: float = 0.3) -> None:
+        self.model, self.x, self.y, self.lr = model, x.clone(), torch.arange(len(x)) % 3, lr
+        self.key = torch.tensor([5, 6])
+        self.parameters = list(model.parameters())
+
+    def step(self) -> None:
+        with Masked(self.key):
+            loss = F.cross_entropy(self.model(self.x), self.y)
+        gradients = torch.autograd.grad(loss, self.parameters)
+        with torch.no_grad():
+            torch._foreach_add_(self.parameters, list(gradients), alpha=-self.lr)
+
+    def changes(self) -> list[Tensor]:
+        return [leaf.detach() for leaf in (*self.model.parameters(), *self.model.buffers())]
+
+    def put(self, values: list[Tensor], x: Tensor, key: list[int]) -> None:
+        with torch.no_grad():
+            for leaf, value in zip(self.changes(), values, strict=True):
+                leaf.copy_(value)
+        self.x.copy_(x)
+        self.key.copy_(torch.tensor(key))
+
+
+def both(training: Training, replay: Callable[[], None]) -> tuple[list[Tensor], list[Tensor]]:
+    """What three steps on other examples do, by themselves and replayed."""
+    before = [leaf.clone() for leaf in training.changes()]
+    found = []
+    for step in (training.step, replay):
+        training.put(before, training.x, [5, 6])
+        for number in range(3):
+            training.x.copy_(training.x.roll(1, 0))
+            training.key.copy_(torch.tensor([number, 9]))
+            step()
+        found.append([leaf.clone() for leaf in training.changes()])
+        training.x.copy_(training.x.roll(-3, 0))
+    return found[0], found[1]
+
+
+def no_grad(replay: Callable[[], None]) -> Callable[[], None]:
+    return torch.no_grad()(replay)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_replayed_step_gives_the_same_bits_on_other_values(name: str) -> None:
+    torch.manual_seed(0)
+    make, x = MODELS[name]
+    training = Training(make(), x)
+    tape = record(training.step)
+    done, replayed = both(training, no_grad(tape.replay))
+    assert all(torch.equal(a, b) for a, b in zip(done, replayed, strict=True))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_fused_step_is_the_same_up_to_rounding(name: str) -> None:
+    torch.manual_seed(0)
+    make, x = MODELS[name]
+    training = Training(make().double(), x.double() if x.is_floating_point() else x)
+    tape = record(training.step).fused()
+    done, replayed = both(training, no_grad(tape.replay))
+    for a, b in zip(done, replayed, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-13)
+
+
+def test_recording_leaves_everything_as_it_was() -> None:
+    training = Training(MODELS["normalised, with dropout"][0](), numbers(7, 6))
+    before = [leaf.clone() for leaf in (*training.changes(), training.x)]
+    assert recorded(training.step, (training.x,), training.changes) is not None
+    assert all(torch.equal(a, b) for a, b in zip(before, (*training.changes(), training.x), strict=True))
+
+
+def test_plain_sgd_never_stores_the_gradient_of_a_weight_matrix() -> None:
+    """The work of a step, counted: a regression here is a slower round."""
+    training = Training(build("mnist_2nn"), numbers(10, 784))
+    tape = record(training.step)
+    assert len(tape) == 20
+    stored = [tuple(o.shape) for kernel in tape.kernels for o in kernel.outputs if o is not None]
+    assert (200, 784) in stored
+    fused = tape.fused()
+    assert len(fused) == 20
+    matrices = {(200, 784), (200, 200), (10, 200)}
+    made = [tuple(o.shape) for k in fused.kernels if not k.in_place for o in k.outputs if o is not None]
+    assert not [shape for shape in made if shape in matrices and shape != (10, 200)]  # (10, 200) is a batch, too
+
+
+def test_an_embedding_is_changed_in_the_rows_that_were_seen() -> None:
+    training = Training(MODELS["words"][0](), tokens(7, 4))
+    made = [
+        tuple(o.shape)
+        for k in record(training.step).fused().kernels
+        if not k.in_place
+        for o in k.outputs
+        if o is not None
+    ]
+    assert (12, 4) not in made
+
+
+def test_what_does_not_change_is_computed_once() -> None:
+    x, total = torch.ones(3), torch.zeros(3)
+    tape = record(lambda: total.add_(x * torch.arange(3).float().exp()))
+    assert len(tape) == 2
+
+
+def test_what_nobody_sees_is_not_computed() -> None:
+    x, total = torch.ones(3), torch.zeros(3)
+
+    def computation() -> None:
+        (x.exp() + 3).sin()
+        total.add_(x)
+
+    assert len(record(computation)) == 1
+
+
+def test_a_constant_that_is_changed_in_place_is_made_anew() -> None:
+    x, total = torch.ones(3), torch.zeros(3)
+
+    def computation() -> None:
+        fresh = torch.zeros(3)
+        fresh += x
+        total.copy_(fresh)
+
+    tape = record(computation)
+    with torch.no_grad():
+        tape.replay()
+        tape.replay()
+    assert total.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "computation",
+    [
+        lambda x: x.sum().item(),
+        lambda x: x[x > 0],
+        lambda x: 1 if (x > 0).any() else 2,
+        lambda x: torch.rand(3),
+        lambda x: F.dropout(x, 0.5),
+    ],
+)
+def test_what_depends_on_values_or_a_generator_is_refused(computation: Callable[[Tensor], object]) -> None:
+    x = torch.ones(3)
+    with pytest.raises(CannotRecord):
+        record(lambda: computation(x))
+
+
+def test_what_a_recording_does_not_see_is_found_by_trying() -> None:
+    x, total, calls = torch.ones(3), torch.zeros(3), []
+
+    def counts_its_calls() -> None:
+        calls.append(1)
+        total.add_(x * len(calls))
+
+    def looks_at_numpy() -> None:
+        total.add_(x * float(x.numpy().sum()))
+
+    def draws_from_numpy() -> None:
+        total.add_(x + np.random.default_rng().normal())
+
+    def moves() -> None:
+        nonlocal total
+        total = total + x
+
+    for computation in (counts_its_calls, looks_at_numpy, draws_from_numpy, moves):
+        assert recorded(computation, (x,), lambda: [total]) is None
+
+
+def test_torchs_own_lstm_is_left_alone() -> None:
+    model = nn.LSTM(3, 4)
+    x, total = torch.ones(5, 2, 3), torch.zeros(())
+    parameters = list(model.parameters())
+
+    def computation() -> None:
+        gradient = torch.autograd.grad(model(x)[0].sum(), parameters)
+        total.add_(gradient[0].sum())
+
+    assert recorded(computation, (x,), lambda: [total]) is None
