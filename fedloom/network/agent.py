@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-import re
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from fedloom import faults, machine, tree
 from fedloom.algorithm import Algorithm, Update
@@ -34,7 +31,6 @@ from fedloom.network.messages import (
     Ask,
     Asked,
     Beat,
-    ClientFacts,
     Failure,
     Hello,
     Outgoing,
@@ -43,6 +39,7 @@ from fedloom.network.own import Versions
 from fedloom.network.parts import Parts
 from fedloom.network.policy import Refusal, Site
 from fedloom.network.sources import source_hashes
+from fedloom.network.telling import about, bare, check_form, describe, short, short_traceback, summary
 from fedloom.network.wire import PROTOCOL
 from fedloom.probe import probe
 from fedloom.task import Task
@@ -209,7 +206,7 @@ class Agent:
         federation = plan.federation(seed)
         facts = data_facts(federation)
         if offer.get("data") and offer["data"] != facts:
-            raise Refusal(f"the data does not fit: the run has {_short(offer['data'])}, and here is {_short(facts)}")
+            raise Refusal(f"the data does not fit: the run has {short(offer['data'])}, and here is {short(facts)}")
         task = replace(plan.task(seed), init=str(initial[seed]))
         setup = probe(federation, task).setup(group=1, device=machine.device(self.site.table.device))
         hello = describe(self.site, federation, setup, self.signer.mark(federation.fingerprint))
@@ -245,7 +242,7 @@ class Agent:
 
     def _report(self, ask: Ask, kind: Any, message: str) -> None:
         clients = tuple(one.client for one in ask.clients)
-        self.audit.write(kind, **_about(ask), why=message)
+        self.audit.write(kind, **about(ask), why=message)
         self.tell(f"{kind}: {message}")
         self.link.post("/v1/failures", Failure(ask=ask.id, clients=clients, kind=kind, message=message[:20_000]))
 
@@ -324,7 +321,7 @@ class Agent:
         (report,) = outcome.reports
         names = {"loss": True, **{metric.name: metric.is_mean for metric in place.task.measures}}
         history = tuple(
-            {name: value for name, value in epoch.items() if self.site.policy.may_leave(_bare(name, names), True)}
+            {name: value for name, value in epoch.items() if self.site.policy.may_leave(bare(name, names), True)}
             for epoch in report.history
         )
         outgoing.add(
@@ -369,8 +366,8 @@ class Agent:
         """Send an answer until the coordinator has it or says why not."""
         parcel = outgoing.parcel()
         clients = [result.client for result in outgoing.results]
-        left = _summary(parcel.tensors, outgoing)
-        facts = {**_about(ask), "clients": clients, "left": left, "bytes": parcel.size, "sha256": parcel.sha256}
+        left = summary(parcel.tensors, outgoing)
+        facts = {**about(ask), "clients": clients, "left": left, "bytes": parcel.size, "sha256": parcel.sha256}
         self._patiently(ask, lambda: self.audit.write("answered", **facts))  # nothing leaves without its line
         pause = 0.1
         end = time.monotonic() + max(ask.seconds, 1.0)
@@ -391,7 +388,7 @@ class Agent:
         for result in results:
             if result["status"] != "accepted":
                 why = f"{result['code']}: {result['message']}"
-                self.audit.write("rejected", **_about(ask), clients=[result["client"]], why=why)
+                self.audit.write("rejected", **about(ask), clients=[result["client"]], why=why)
                 self.tell(f"The coordinator rejected the answer of client {result['client']} ({why})")
         faults.point("agent.answered")
 
@@ -402,92 +399,3 @@ class Agent:
             # a failure is no news: the main thread finds out by itself, and says so
             with contextlib.suppress(FedloomError, OSError):
                 self.beats.post("/v1/heartbeat", Beat(doing=self.doing[:200]))
-
-
-def check_form(offer: Mapping[str, Any]) -> None:
-    """Raise `Refusal` unless a plan has the form that it must have; some of it becomes names of files here."""
-    hexes = [str(offer.get("run")), *map(str, (offer.get("initial") or {}).values())]
-    tables = [offer.get(name) for name in ("experiment", "sources", "versions", "initial")]
-    tables += [(offer.get("experiment") or {}).get(name) for name in ("algorithm", "task")]
-    if not all(isinstance(table, Mapping) for table in tables) or not all(
-        re.fullmatch("[0-9a-f]{16,64}", h) for h in hexes
-    ):
-        raise Refusal("the coordinator's plan does not have the form of one")
-
-
-def describe(site: Site, federation: Federation, setup: Setup, mark: str) -> Hello:
-    """What an agent tells about its data: shapes, names of classes, sizes of splits."""
-    hosts = site.table.hosts
-    numbers = range(federation.clients) if hosts is None else hosts
-    if hosts is not None and any(not 0 <= number < federation.clients for number in hosts):
-        raise InputError(f"[site] hosts names clients that the data does not have: it has {federation.clients}.")
-    sizes = {split: federation.sizes(split) for split in ("train", "validation", "test")}
-    alone = hosts is None and federation.clients == 1
-    clients = tuple(
-        ClientFacts(
-            name=site.name
-            if alone
-            else federation.name(number)
-            if hosts is not None
-            else f"{site.name}/{federation.name(number)}",
-            number=number if hosts is not None else None,
-            **{split: int(counts[number]) for split, counts in sizes.items()},
-        )
-        for number in numbers
-    )
-    facts = machine.facts()
-    return Hello(
-        versions={name: str(facts[name]) for name in ("fedloom", "torch", "python", "system", "cpu_capability")},
-        features=tuple(federation.x.shape[1:]),
-        dtype=str(federation.x.dtype).removeprefix("torch."),
-        classes=federation.classes,
-        clients=clients,
-        data_mark=mark,
-        setup=asdict(setup),
-    )
-
-
-def short_traceback(error: Exception) -> str:
-    """An error for other people's eyes: fedloom's own messages, else its kind and where it happened, without values."""
-    if isinstance(error, FedloomError):
-        return str(error)
-    if isinstance(error, OSError):
-        return str(StoreError(f"{type(error).__name__}: {error.strerror}"))
-    frames = traceback.extract_tb(error.__traceback__)[-6:]
-    where = "\n".join(f"  {Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames)
-    return f"{type(error).__name__} (its message stays at the site)\n{where}"
-
-
-def _about(ask: Ask) -> dict[str, Any]:
-    return {
-        "algorithm": ask.label,
-        "seed": ask.seed,
-        "round": ask.round,
-        "asked": ask.kind if ask.kind != "train" else f"{ask.verb} {ask.method}",
-    }
-
-
-def _summary(tensors: Mapping[str, torch.Tensor], outgoing: Outgoing) -> dict[str, Any]:
-    """What an answer holds, in words: numbers of values, never values."""
-    groups: dict[str, int] = {}
-    for path, leaf in tensors.items():
-        _, kind, name = path.split("/", 2)
-        what = f"{kind} {name.split('/')[0]}"
-        groups[what] = groups.get(what, 0) + leaf.numel()
-    metrics = sorted({name for r in outgoing.results for found in r.measured.values() for name in found.sums})
-    found: dict[str, Any] = {"values": groups}
-    if metrics:
-        found["metrics"] = metrics
-    if any(result.sha256 for result in outgoing.results):
-        found["fingerprints"] = len(outgoing.results)
-    return found
-
-
-def _bare(name: str, known: Mapping[str, bool]) -> str:
-    """The metric that a number in the history of epochs is about."""
-    return next((metric for metric in known if name == metric or name.endswith(f"_{metric}")), name)
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 100 else text[:97] + "…"

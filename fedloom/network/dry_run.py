@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fedloom.experiment import spec
 from fedloom.experiment.plan import Plan
-from fedloom.network.agent import describe
 from fedloom.network.policy import Refusal, Site
+from fedloom.network.telling import describe
 from fedloom.network.template import Made, Template
 from fedloom.probe import probe
 

@@ -35,12 +35,6 @@ VALUES: dict[str, Any] = {
 }
 
 
-def again(world: Federation, number: int) -> None:
-    """Start an agent anew if it was killed."""
-    if world.processes[number].poll() is not None:
-        world.join(number)
-
-
 def finish(world: Federation, seconds: float = 600.0) -> None:
     """Until the run is over; whoever was killed is started again."""
     end = time.monotonic() + seconds

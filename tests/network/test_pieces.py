@@ -20,6 +20,7 @@ from fedloom.network.identity import Signer, Token, fingerprint, local_authority
 from fedloom.network.messages import NEW
 from fedloom.network.own import Versions
 from fedloom.network.policy import Policy, Refusal, load_site
+from fedloom.network.telling import short_traceback
 from fedloom.network.wire import KINDS, Parcel, WireError, flatten, open_parcel, read_parcel, unflatten
 from fedloom.record import seconds
 
@@ -160,6 +161,24 @@ def test_the_audit_log_goes_on_after_half_a_line(tmp_path: Path) -> None:
     first, half, last = (tmp_path / "audit.jsonl").read_text().splitlines()
     assert (json.loads(first)["event"], json.loads(last)["event"]) == ("hello", "answered")
     assert half == '{"time": "2026'
+
+
+def test_an_error_is_told_without_the_values_in_its_message() -> None:
+    def model() -> None:
+        raise ValueError("could not convert 'Jane Doe' to float")
+
+    try:
+        try:
+            model()
+        except ValueError as error:
+            raise TrainingError(f"Round 1, client 'a', training: {error}") from error
+    except TrainingError as error:
+        told = short_traceback(error)
+    assert "Jane" not in told
+    assert told.startswith("ValueError (its message stays at the site)\n")
+    assert told.endswith("in model")
+    assert short_traceback(TrainingError("the loss is not finite")) == "the loss is not finite"
+    assert short_traceback(OSError(28, "No space left on device")) == "OSError: No space left on device"
 
 
 def offer(**task: Any) -> dict[str, Any]:
