@@ -1,7 +1,7 @@
 """Fuzzing of every endpoint: schemathesis against the OpenAPI description, signed, and hypothesis on answers.
 
     pip install schemathesis
-    python -m tests.network.fuzz 10000
+    PYTHONPATH=. python benchmarks/network_fuzz.py 10000
 
 No request may be answered with a status of 500 or more, crash the coordinator, or be accepted as an answer.
 """
