@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import model_validator
+from pydantic import field_serializer, field_validator, model_validator
 from torch import Tensor
 
 from fedloom import local
 from fedloom.clients import Clients
 from fedloom.local import Groups, Step, Trained, Training
 from fedloom.record import Record
+from fedloom.robust import AnyRule, Median, robust
 from fedloom.task import Task
-from fedloom.tree import Tree
+from fedloom.tree import Tree, rows, sub
 
 if TYPE_CHECKING:
     from fedloom.cohort import Cohort
@@ -97,3 +98,47 @@ class Algorithm(Record):
         """Local training of every client from its row of `start`, with this algorithm's correction if it has one."""
         hook = None if type(self).correct is Algorithm.correct else self.correct
         return local.train(task, data, start, self.train, correct=hook, shared=shared, own=own)
+
+
+class Central(Algorithm):
+    """Base of algorithms with a server that takes means: a robust rule may stand in for the mean."""
+
+    rule: AnyRule | None = None  # a robust rule instead of the mean
+
+    @field_validator("rule", mode="before")
+    @classmethod
+    def _named_rule(cls, value: object) -> object:
+        return robust(value)
+
+    @field_serializer("rule")
+    def _rule_table(self, rule: AnyRule | None) -> object:
+        return None if rule is None else {"name": rule.name, **rule.model_dump()}
+
+    @property
+    def linear(self) -> bool:
+        return self.rule is None
+
+    def gather(self, cohort: Cohort, fn: Any, shared: Groups, begin: Groups) -> Groups:
+        """The mean of every group of the clients' answers, or what the rule makes of each.
+
+        A rule judges changes, so `begin` holds the groups that were not zero before. Who has no weight in a group is
+        not judged in it; and a group of a single number, which has no direction to be judged by, becomes its median.
+        """
+        if self.rule is None:
+            return cohort.reduce(fn, shared).groups
+        answers, found = cohort.map(fn, shared), {}
+        for group, stacked in answers.groups.items():
+            present = answers.weights[group].nonzero().flatten()
+            given, weigh = rows(stacked, present), answers.weights[group][present]
+            numbers = sum(leaf[0].numel() for leaf in stacked.values())
+            if numbers == 0 or not len(present):
+                found[group] = begin.get(group, {})
+                continue
+            rule = self.rule if numbers > 1 else Median()
+            before = begin.get(group)
+            judged = rule(given if before is None else sub(given, before), weigh)
+            found[group] = {
+                name: (judged[name] if before is None else before[name] + judged[name]).to(leaf.dtype)
+                for name, leaf in stacked.items()
+            }
+        return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pydantic_core import PydanticUndefined
 
 from fedloom.algorithm import Algorithm
-from fedloom.algorithms import ALGORITHMS
+from fedloom.algorithms import ALGORITHMS, FedAvg
 from fedloom.errors import InputError, nearest
 
 
@@ -41,7 +41,9 @@ def entry(name: str) -> Entry:
     for field, info in kind.model_fields.items():
         if field != "train":
             default = "" if info.default is PydanticUndefined else repr(info.default).replace("'", '"')
-            fields[field] = (_words(schema[field]), default)
+            fields[field] = ("a robust rule" if field == "rule" else _words(schema[field]), default)
+    if "rule" in fields:  # what is special about an algorithm comes first
+        fields["rule"] = fields.pop("rule")
     return Entry(name, summary, details.strip(), kind.reference, fields, _secure(kind), _network(kind))
 
 
@@ -55,8 +57,10 @@ def _secure(kind: type[Algorithm]) -> str:
         return "not federated"
     if not kind().linear:
         return "no: clients see each other's weights"
-    if "rule" in kind.model_fields:
+    if issubclass(kind, FedAvg):
         return "yes: the server needs only sums (not with a rule or within_std)"
+    if "rule" in kind.model_fields:
+        return "yes: the server needs only sums (not with a rule)"
     return "yes: the server needs only sums"
 
 
@@ -120,8 +124,10 @@ def markdown() -> str:
         "",
         "## Robust rules",
         "",
-        '`rule = "median"` or `rule = { name = "krum", byzantine = 1 }` in any algorithm that',
-        "has the key `rule`.",
+        '`rule = "median"` or `rule = { name = "krum", byzantine = 1 }` in any algorithm that has the key `rule`.',
+        "A rule makes no sense for `staged` (its groups add up sums, so it refuses one), `qfedavg` (it listens most to",
+        "those who are worst off, whom a rule would leave out), `fed_dropout` (clients train different weights),",
+        "`cocoa` (only the plain sum keeps primal and dual together), and where there is no server.",
         "",
         "| name | |",
         "| --- | --- |",

@@ -250,6 +250,39 @@ def check(file: File, changes: Changes = None, as_json: AsJson = False) -> None:
 
 
 @app.command()
+def bench(
+    file: File,
+    changes: Changes = None,
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds to measure, after two that are not counted.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how long a file's rounds take on this machine; nothing is stored."""
+    from rich.console import Console
+
+    from fedloom.experiment.bench import bench as measure
+    from fedloom.experiment.plan import Plan
+    from fedloom.experiment.progress import Bar, Lines
+
+    console = Console(stderr=True)
+    progress: Bar | Lines = Bar(console) if console.is_terminal else Lines()
+    try:
+        found = measure(Plan(_load(file, changes)), rounds, progress)
+    finally:
+        if isinstance(progress, Bar):
+            progress.close()
+    if as_json:
+        print(json.dumps(found.json(), indent=2))
+        return
+    for timing in found.timings:
+        print(timing.algorithm)
+        for line in timing.lines():
+            print(f"  {line}")
+    print("how")
+    for choice in found.choices:
+        print(f"  {choice}")
+
+
+@app.command()
 def show(folder: Folder, as_json: AsJson = False) -> None:
     """Show the results in a run's folder."""
     from fedloom.experiment.result import Result
@@ -344,6 +377,10 @@ def export(
     folder: Folder,
     csv: Annotated[bool, typer.Option("--csv", help="All tables as CSV files.")] = False,
     model: Annotated[bool, typer.Option("--model", help="The trained weights: safetensors and a state_dict.")] = False,
+    client: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="NAME", help="With --model: the whole model that this client uses."),
+    ] = None,
     to: Annotated[Optional[Path], typer.Option(help="Where to (default: DIR/export).")] = None,  # noqa: UP045
 ) -> None:
     """Write tables or trained weights out of a run's folder."""
@@ -352,11 +389,29 @@ def export(
 
     if not csv and not model:
         raise InputError("Say what to export: --csv, --model, or both.")
+    if client is not None and not model:
+        raise InputError("--client says whose model to export: use it with --model.")
     result = Result.read(folder)
     target = to or folder / "export"
     target.mkdir(parents=True, exist_ok=True)
-    for path in (*(export_csv(result, target) if csv else ()), *(export_models(result, target) if model else ())):
+    for path in export_csv(result, target) if csv else ():
         print(path)
+    for path in export_models(result, target, client) if model else ():
+        print(path)
+    if model and client is None:
+        _say_what_is_missing(result)
+
+
+def _say_what_is_missing(result: Any) -> None:
+    try:
+        personal = result.personal()
+    except FedloomError:  # the weights are written, whether or not more can be said about them
+        return
+    if personal:
+        _say(
+            f"Of {', '.join(personal)} only the server's model was written, which is not what clients use: each has a "
+            "part of its own. `--client NAME` writes the whole model of one of them."
+        )
 
 
 @data_app.command()

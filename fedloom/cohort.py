@@ -15,11 +15,12 @@ from fedloom import keys, tree
 from fedloom.algorithm import Algorithm, Update
 from fedloom.data.split import SplitName
 from fedloom.errors import InputError
+from fedloom.evaluation import Measured
 from fedloom.local import Groups
 from fedloom.record import Count, Duration, NonNegative, Positive, Record, Share
 from fedloom.task import Task
 from fedloom.tree import Tree
-from fedloom.work import ClientWork, Outcome, Report, Work, aggregate
+from fedloom.work import ClientWork, Outcome, Report, ServerExamination, Work, aggregate
 
 
 class Backend(Protocol):
@@ -45,6 +46,7 @@ class Sampling(Record):
     count: Count | None = None
     sampling: Literal["fixed", "poisson", "window"] = "fixed"
     redraw_every: Count = 1
+    everyone_every: Count | None = None  # all clients take part in every so many rounds, whatever else is said
     quorum: NonNegative = 0.0  # the fewest clients for a round to count: a share of the cohort, or a number above 1
     # on a network only
     start_when: Count | tuple[str, ...] = 2  # how many agents to wait for before the first round, or their names
@@ -99,6 +101,8 @@ class Sampling(Record):
         >>> Sampling(count=3).draw(1_000_000, round=1, seed=7) == Sampling(count=3).draw(1_000_000, round=1, seed=7)
         True
         """
+        if self.everyone_every is not None and round % self.everyone_every == 0:
+            return tuple(range(population))
         period = (round - 1) // self.redraw_every
         size = self.size(population)
         if self.sampling == "window":
@@ -212,6 +216,8 @@ class Cohort:
     reports: list[Report] = field(default_factory=list)
     public: dict[str, Tensor] = field(default_factory=dict)  # numbers that clients made public, by name
     publishers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # and whose they are, in order
+    server_examples: dict[str, int] = field(default_factory=dict)  # how many the server itself holds, by split
+    notes: dict[str, float] = field(default_factory=dict)  # what the server noted about this round
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -219,6 +225,19 @@ class Cohort:
     def key(self, purpose: str, *parts: int) -> int:
         """A key for the server's own random choices in this round."""
         return keys.key(self.seed, purpose, self.round, *parts)
+
+    def note(self, **numbers: float) -> None:
+        """Keep numbers about this round with its record."""
+        self.notes.update(numbers)
+
+    def validate(self, model: Tree) -> float | None:
+        """The accuracy (or else the loss) of a model on the server's own validation data; None if it holds none."""
+        examples = self.server_examples.get("validation")
+        if not examples:
+            return None
+        work = ServerExamination(model, "validation", range(-(-examples // ServerExamination.piece)))
+        values = sum(self.backend.run(work), Measured()).values(self.task)
+        return values.get("accuracy", values["loss"])
 
     def reduce(
         self, fn: ClientMethod, shared: Groups, rule: Rule | None = None, *, each: Groups | None = None

@@ -58,6 +58,7 @@ class RoundRecord:
     own: dict[int, Groups]  # the states of clients that changed
     public: tuple[Public, ...] = ()  # numbers that clients made public, such as scores they gave each other
     seconds: float = 0.0
+    notes: dict[str, float] = field(default_factory=dict)  # what the algorithm's server half noted
     complete: bool = True  # false when too few took part: the state is then the old one
     reached: bool = False  # what the run was to stop at
 
@@ -103,6 +104,7 @@ def fit(
                 )
             cohort = Cohort(backend, algorithm, task, ids, federation.clients, round, seed, own)
             cohort.measure, cohort.watch_epochs = splits, evaluation.epochs
+            cohort.server_examples = {split: len(labels) for split, (_, labels) in federation.server.items()}
             # whoever may stop at any round must be ready for its end in every round
             cohort.universal = evaluation.universal and (round == rounds or until is not None)
             complete = algorithm.pooled or len(ids) >= max(sampling.needed(federation.clients), 1)
@@ -118,7 +120,16 @@ def fit(
             server = _examine_server(backend, federation, task, algorithm, state, evaluation) if measuring else {}
             changed, public = own.take_changed(), tuple(_public(cohort))
             record = RoundRecord(
-                round, state, cohort.ids, tuple(cohort.reports), clients, server, changed, public, complete=complete
+                round,
+                state,
+                cohort.ids,
+                tuple(cohort.reports),
+                clients,
+                server,
+                changed,
+                public,
+                notes=cohort.notes,
+                complete=complete,
             )
             reached = until is not None and until(record)
             if (round == rounds or reached) and evaluation.splits and observed:

@@ -13,7 +13,9 @@ from torch.func import functional_call
 
 from fedloom import evaluation, keys, lanes, local
 from fedloom.clients import Setup
+from fedloom.course import Training
 from fedloom.data.federation import Federation
+from fedloom.desk import Desk
 from fedloom.errors import FedloomError, InputError
 from fedloom.masking import Masked
 from fedloom.task import Task
@@ -51,6 +53,17 @@ class Probe:
         else:
             group = EAGER_GROUP if self.bytes <= SMALL_MODEL and cohort >= 2 * EAGER_GROUP else 1
         return group if group == 1 or not self.cannot_group else 1
+
+    def kernels(self) -> int | None:
+        """How many kernels a replayed step of plain SGD on one client launches; None if it cannot be replayed."""
+        desk = Desk(self.task, Training(), None, self.masked, (), ())
+        x, y = self.examples
+        key = torch.zeros(2, dtype=torch.int64) if self.masked else None
+        local.load(self.task.module.train(), self.task.initial())
+        with torch.no_grad():
+            desk.replay(x, y, key)
+        ((_, tape),) = desk.tapes.values()
+        return None if tape is None else len(tape)
 
     def setup(self, group: int, device: str = "cpu", **settings: Any) -> Setup:
         return Setup(

@@ -16,6 +16,7 @@ Count = Annotated[int, Strict(), Ge(1)]
 Whole = Annotated[int, Strict()]
 Positive = Annotated[float, Strict(), AllowInfNan(False), Gt(0)]
 NonNegative = Annotated[float, Strict(), AllowInfNan(False), Ge(0)]
+AtLeastOne = Annotated[float, Strict(), AllowInfNan(False), Ge(1)]
 Share = Annotated[float, Strict(), Ge(0), Le(1)]
 Decay = Annotated[float, Strict(), Ge(0), Lt(1)]
 

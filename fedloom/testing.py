@@ -54,7 +54,8 @@ def check_algorithm(
       by side agree with them tightly. With `workers`, this is also tried on so many processes.
     - What it is given (the server's state, what is shared, what clients keep) is not changed in place.
     - A run that goes on after a checkpoint is the same as one that was never stopped, absent clients included.
-    - It runs on a dense net, a CNN with batch normalisation and an LSTM (`needs = "linear"`: on linear models instead).
+    - It runs on a dense net, a CNN with batch normalisation and two LSTMs: one with layer normalisation inside, and
+      torch's own, whose clients are never side by side (`needs = "linear"`: on linear models instead).
     - Wrong parameters are refused with a message that says what is allowed; the right ones survive a trip as JSON.
     - Its docstring begins with one plain sentence.
 
@@ -457,11 +458,12 @@ class _Pictures(nn.Module):
 
 
 class _Recurrent(nn.Module):
-    """An LSTM over four steps, with a cell of its own, because nn.LSTM cannot be vmapped."""
+    """An LSTM over four steps with layer normalisation inside, so with a cell of its own, which can be vmapped."""
 
     def __init__(self) -> None:
         super().__init__()
         self.cell = nn.Linear(4 + 5, 4 * 5)
+        self.norm = nn.LayerNorm(5)
         self.out = nn.Linear(5, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -469,8 +471,21 @@ class _Recurrent(nn.Module):
         for now in x.reshape(-1, 4, 4).unbind(1):
             enter, forget, leave, candidate = self.cell(torch.cat([now, hidden], 1)).chunk(4, 1)
             memory = torch.sigmoid(forget) * memory + torch.sigmoid(enter) * torch.tanh(candidate)
-            hidden = torch.sigmoid(leave) * torch.tanh(memory)
+            hidden = torch.sigmoid(leave) * torch.tanh(self.norm(memory))
         scores: Tensor = self.out(hidden)
+        return scores
+
+
+class _Library(nn.Module):
+    """Torch's own LSTM, which cannot be vmapped: clients are computed one by one, whatever group is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 5, batch_first=True)
+        self.out = nn.Linear(5, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.out(self.lstm(x.reshape(-1, 4, 4))[0][:, -1])
         return scores
 
 
@@ -481,7 +496,8 @@ def _line() -> nn.Module:
 _NETS: Sequence[tuple[str, Callable[[], nn.Module], str]] = (
     ("a dense net", _Dense, "cross_entropy"),
     ("a CNN with batch normalisation", _Pictures, "cross_entropy"),
-    ("an LSTM", _Recurrent, "cross_entropy"),
+    ("an LSTM with layer normalisation", _Recurrent, "cross_entropy"),
+    ("torch's LSTM", _Library, "cross_entropy"),
 )
 _LINEAR: Sequence[tuple[str, Callable[[], nn.Module], str]] = (
     ("a linear regression", _line, "mse"),

@@ -186,13 +186,19 @@ class ClientWork:
                 post["universal"] = evaluation.evaluate_rows(place.task, fitted, data, everyone)
         leaves = [leaf for group in update.groups.values() for leaf in group.values()] + list(update.public.values())
         up = sum(leaf[0].numel() * leaf.element_size() for leaf in leaves) + 8 * len(update.groups)
+        return Report(self.ids[position], up, self.received(position), history, post)
+
+    def received(self, position: int) -> int:
+        """Bytes that one client is sent for this work."""
         down = sum(tree.size(group) for group in self.shared.values())
         if self.each is not None:
             down += sum(leaf[0].numel() * leaf.element_size() for t in self.each.values() for leaf in t.values())
         if self.peers is not None and self.graph is not None:
             one = sum(leaf[0].numel() * leaf.element_size() for t in self.peers.values() for leaf in t.values())
-            down += one * int(self.graph[position].sum())
-        return Report(self.ids[position], up, down, history, post)
+            others = self.graph[position].clone()
+            others[self.first + position] = False  # what a client sent it need not be sent back
+            down += one * int(others.sum())
+        return down
 
     def merge(self, results: Iterable[Outcome]) -> Outcome:
         results = list(results)
@@ -231,7 +237,7 @@ def aggregate(outcome: Outcome) -> tuple[Groups, dict[str, Tensor]]:
     """Means of all groups, and the sums of their weights."""
     total = PairwiseSum()
     total.extend(outcome.sums)
-    summed = total.total()
+    summed = total.total() if total.nodes else {}  # clients may send nothing at all
     groups: Groups = {}
     for path, leaf in summed.items():
         group, _, name = path.partition(SEPARATOR)

@@ -92,6 +92,85 @@ def test_run_show_list_and_export(folder: Path) -> None:
     build("digits_mlp").load_state_dict(loaded)
 
 
+def in_this_process(*arguments: str, monkeypatch: pytest.MonkeyPatch, code: int = 0) -> None:
+    from fedloom import cli
+
+    monkeypatch.setattr(sys, "argv", ["fedloom", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == code
+
+
+def test_the_model_of_one_client_can_be_exported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    monkeypatch.chdir(folder)
+    (folder / "net.py").write_text("from fedloom.models.digits_mlp import DigitsMLP as Net\n")
+    tables = ["rounds=2", "algorithm={ditto={}, fedavg={}}", "task.model=net.py:Net", "run.backend=serial"]
+    changes = [part for table in tables for part in ("--set", table)]
+    in_this_process("run", "small.toml", "-q", *changes, monkeypatch=monkeypatch)
+    capsys.readouterr()
+    in_this_process("export", "runs/small", "--model", monkeypatch=monkeypatch)
+    told = capsys.readouterr()
+    assert "Of ditto only the server's model was written" in told.err
+    assert "--client NAME" in told.err
+    for client in ("3", "7"):
+        in_this_process("export", "runs/small", "--model", "--client", client, monkeypatch=monkeypatch)
+    told = capsys.readouterr()
+    assert "only" not in told.err
+    assert "runs/small/export/ditto-1-3.safetensors" in told.out.split()
+
+    def exported(name: str) -> dict[str, torch.Tensor]:
+        return torch.load(folder / f"runs/small/export/{name}.pt", weights_only=True)
+
+    def same(one: str, other: str) -> bool:
+        a, b = exported(one), exported(other)
+        return all(torch.equal(a[name], b[name]) for name in a)
+
+    assert same("fedavg-1", "fedavg-1-3")
+    assert not same("ditto-1", "ditto-1-3")
+    assert not same("ditto-1-7", "ditto-1-3")
+    in_this_process("export", "runs/small", "--model", "--client", "x", monkeypatch=monkeypatch, code=2)
+    assert "There is no client 'x'. Known: 0, 1, 2" in capsys.readouterr().err
+    (folder / "net.py").unlink()
+    in_this_process("export", "runs/small", "--model", "--client", "3", monkeypatch=monkeypatch, code=2)
+    assert "be in the folder of the file that was run" in capsys.readouterr().err
+
+
+def test_algorithms_are_listed_and_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from fedloom.algorithms import ALGORITHMS
+
+    in_this_process("algorithms", monkeypatch=monkeypatch)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(ALGORITHMS)
+    in_this_process("algorithms", "scaffold", monkeypatch=monkeypatch)
+    shown = capsys.readouterr().out
+    assert re.search(r"server_lr +number, more than 0 \(default 1.0\)", shown)
+    assert "c_k ← c_k − c + (w − w_k) / (steps · lr)" in shown
+    assert "Secure aggregation: yes: the server needs only sums (not with a rule). On a network: yes." in shown
+    assert "Reference: Karimireddy et al." in shown
+    in_this_process("algorithms", "scafold", monkeypatch=monkeypatch, code=2)
+    assert "Did you mean 'scaffold'?" in capsys.readouterr().err
+
+
+def test_the_graph_of_peers_is_drawn(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from PIL import Image
+
+    monkeypatch.chdir(folder)
+    ring = 'algorithm={ring={name="peer", topology="ring"}, gnp={name="peer", topology="erdos_renyi"}}'
+    in_this_process("graph", "small.toml", "--set", ring, monkeypatch=monkeypatch)
+    assert "Picture: small-graph.png" in capsys.readouterr().out
+    with Image.open(folder / "small-graph.png") as picture:
+        assert min(picture.size) > 100
+        assert len(set(picture.convert("L").resize((64, 64)).tobytes())) > 2, "the picture is empty"
+    in_this_process("graph", "small.toml", monkeypatch=monkeypatch, code=2)
+    assert "has no peer-to-peer algorithm" in capsys.readouterr().err
+
+
 def test_the_same_bits_with_other_workers_and_after_kill_9(folder: Path) -> None:
     expected = shas(fedloom("run", "small.toml", "--json", "-q", "--out", "one", folder=folder).stdout)
     assert (
@@ -158,6 +237,7 @@ def test_a_changed_experiment_is_refused_and_fresh_keeps_the_old_one(folder: Pat
         (["run", "small.toml", "--set", "task.args={classes=5}"], "classes"),
         (["run", "small.toml", "--set", "data.server=test"], "test"),
         (["export", "small.toml"], "--csv"),
+        (["export", "small.toml", "--csv", "--client", "a"], "--model"),
         (["frobnicate"], "frobnicate"),
     ],
 )
@@ -205,6 +285,8 @@ def test_check_shows_the_resolved_file_and_the_cost_and_runs_nothing(folder: Pat
     done = fedloom("check", "small.toml", folder=folder)
     assert "optimizer_state" in done.stdout
     assert "# 10 clients with 1,797 examples" in done.stdout
+    assert "# local sends nothing" in done.stdout
+    assert re.search(r"# fedavg sends [\d.]+ kB up and [\d.]+ kB down a round", done.stdout)
     assert not (folder / "runs").exists()
     (folder / "resolved.toml").write_text(done.stdout)
     again = fedloom("check", "resolved.toml", "--json", folder=folder)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from fedloom.algorithm import Algorithm
 from fedloom.algorithms.cocoa import CoCoA
 from fedloom.algorithms.ditto import Ditto
+from fedloom.algorithms.evolution.neuroevolution import Neuroevolution, RandomSearch
+from fedloom.algorithms.evolution.openai_es import OpenAIES
+from fedloom.algorithms.evolution.snes import SNES
 from fedloom.algorithms.fed_dropout import FederatedDropout
 from fedloom.algorithms.fedavg import FedAvg
 from fedloom.algorithms.fedbn import FedBN
@@ -49,6 +52,10 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedrep": FedRep,
     "ifca": IFCA,
     "fed_dropout": FederatedDropout,
+    "neuroevolution": Neuroevolution,
+    "random_search": RandomSearch,
+    "openai_es": OpenAIES,
+    "snes": SNES,
 }
 
 __all__ = [
@@ -70,10 +77,14 @@ __all__ = [
     "FederatedDropout",
     "IFCA",
     "LocalOnly",
+    "Neuroevolution",
+    "OpenAIES",
     "Peer",
     "PerFedAvg",
     "Pooled",
     "QFedAvg",
+    "RandomSearch",
+    "SNES",
     "SVRG",
     "Scaffold",
     "Staged",

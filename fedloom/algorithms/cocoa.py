@@ -26,9 +26,10 @@ Vector = NDArray[np.float64]
 class CoCoA(Algorithm):
     """Each client solves its part of the dual problem exactly enough, and what they find is added up.
 
-    For linear models with one output and loss mse (ridge regression) or bce (logistic regression), with (λ/2) ‖w‖²:
-    dual coordinate ascent on each client; adding (γ = 1, σ' = m) or averaging (γ = 1/m, σ' = 1). No learning rate is
-    needed. The first round begins with zero weights, because dual and primal must belong together.
+    w ← w + γ Σ Δw_k with Δw_k = Σ x_i Δα_i / (λ n), by dual coordinate ascent on each client: adding (γ = 1, σ' = m) or
+    averaging (γ = 1/m, σ' = 1). For linear models with one output and loss mse (ridge regression) or bce (logistic
+    regression), with (λ/2) ‖w‖². No learning rate is needed. The first round begins with zero weights, because dual and
+    primal must belong together.
     """
 
     reference: ClassVar[str] = "Ma et al., Adding vs. Averaging in Distributed Primal-Dual Optimization, ICML 2015"

@@ -17,7 +17,7 @@ from fedloom.tree import Tree, add, select, sub
 class Ditto(FedAvg):
     """A global model by FedAvg, and beside it a model of its own for each client, pulled towards the global one.
 
-    The client's own model is trained with g + lam (v − w). For fairness and robustness through personalisation.
+    v_k ← v_k − lr (g + lam (v_k − w)), beside w ← Σ p_k w_k. For fairness and robustness through personalisation.
     """
 
     reference: ClassVar[str] = "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021"

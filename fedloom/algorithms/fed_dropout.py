@@ -20,10 +20,12 @@ from fedloom.tree import Tree, expand, map_leaves, stack
 
 
 class FederatedDropout(Algorithm):
-    """Each client trains a smaller model: a random share of the hidden units is left out, and not sent.
+    """Each client trains a smaller model: a random share of the hidden units is left out. For devices that are weak.
 
-    Every weight is averaged over the clients that had it. Units of linear and convolutional layers are left out by
-    leaving out what leads into them, so activations must map zero to zero, as ReLU does. For devices that are weak.
+    w_j ← Σ p_k m_kj w_kj / Σ p_k m_kj, with m_kj = 1 for what client k had; w_j stays if nobody had it. Units of linear
+    and convolutional layers are left out by leaving out what leads into them, so activations must map zero to zero, as
+    ReLU does. Here what is left out is computed and sent as zeros, with a mask that says so: what a device saves is not
+    in the times and bytes.
     """
 
     reference: ClassVar[str] = (

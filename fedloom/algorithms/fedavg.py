@@ -5,21 +5,19 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import field_serializer, field_validator
 from torch import Tensor
 
 from fedloom import evaluation, rules, weights
-from fedloom.algorithm import Algorithm, Update
+from fedloom.algorithm import Central, Update
 from fedloom.clients import Clients
 from fedloom.cohort import Answers, Cohort
 from fedloom.errors import InputError
 from fedloom.local import Groups, Trained
-from fedloom.robust import AnyRule, robust
 from fedloom.task import Task
 from fedloom.tree import Tree, expand, row, select, sub
 
 
-class FedAvg(Algorithm):
+class FedAvg(Central):
     """Clients train on their own data, the server averages their weights: w ← Σ p_k w_k.
 
     p_k is in proportion to the number of examples, equal, in proportion to each client's own evaluation on its
@@ -36,16 +34,6 @@ class FedAvg(Algorithm):
     metric: str = "accuracy"  # what scores are made of
     scores: Literal["post", "pre"] = "post"  # after or before local training
     share: Literal["weights", "deltas"] = "weights"  # what clients send
-    rule: AnyRule | None = None  # a robust rule instead of the mean
-
-    @field_validator("rule", mode="before")
-    @classmethod
-    def _named_rule(cls, value: object) -> object:
-        return robust(value)
-
-    @field_serializer("rule")
-    def _rule_table(self, rule: AnyRule | None) -> object:
-        return None if rule is None else {"name": rule.name, **rule.model_dump()}
 
     @property
     def linear(self) -> bool:

@@ -16,7 +16,8 @@ from fedloom.tree import Tree, expand, select
 class FedBN(FedAvg):
     """FedAvg whose normalisation layers stay with each client: everything else is averaged.
 
-    For clients whose features are distributed differently. Layers are found by their type, however deep they are.
+    w ← Σ p_k w_k for all other layers; a normalisation layer of client k goes on from where client k left it. For
+    clients whose features are distributed differently. Layers are found by their type, however deep they are.
     """
 
     reference: ClassVar[str] = "Li et al., FedBN: Federated Learning on Non-IID Features, ICLR 2021"

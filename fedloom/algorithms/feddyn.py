@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from fedloom.algorithm import Algorithm, Update
+from fedloom.algorithm import Central, Update
 from fedloom.clients import Clients
 from fedloom.cohort import Cohort
 from fedloom.local import Groups, Step
@@ -15,7 +15,7 @@ from fedloom.task import Task
 from fedloom.tree import Tree, add, expand, select, sub, zeros_like
 
 
-class FedDyn(Algorithm):
+class FedDyn(Central):
     """Each client's loss is bent so that the clients' optima agree: g − g_k + α (w − w_global).
 
     g_k ← g_k − α (w_k − w), h ← h − α (1/K) Σ (w_k − w), w ← (1/m) Σ w_k − h / α. For many local steps on data that
@@ -33,7 +33,8 @@ class FedDyn(Algorithm):
         return {**super().init_own(task, model), "gradient": zeros_like(select(model, task.trainable))}
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
-        mean = cohort.reduce(self.client, {"model": state["model"]})["model"]
+        shared = {"model": state["model"]}
+        mean = self.gather(cohort, self.client, shared, shared)["model"]
         before = select(state["model"], state["bend"])
         trained = select(mean, before)
         share = len(cohort) / cohort.population

@@ -8,7 +8,7 @@ import torch
 from pydantic import model_validator
 
 from fedloom import weights
-from fedloom.algorithm import Algorithm, Update
+from fedloom.algorithm import Central, Update
 from fedloom.clients import Clients
 from fedloom.cohort import Cohort
 from fedloom.errors import InputError
@@ -17,7 +17,7 @@ from fedloom.task import Task
 from fedloom.tree import add, expand, scale, select, sub
 
 
-class FedNova(Algorithm):
+class FedNova(Central):
     """Averages what clients changed per step, so that those who took more steps do not count for more.
 
     w ← w − (Σ p_k a_k) Σ p_k (w − w_k) / a_k, with a_k the effective number of local steps. For clients with different
@@ -37,7 +37,8 @@ class FedNova(Algorithm):
         return self
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
-        mean = cohort.reduce(self.client, state)
+        buffers = {name: leaf for name, leaf in state["model"].items() if name not in cohort.task.trainable}
+        mean = self.gather(cohort, self.client, state, {"buffers": buffers})
         before = select(state["model"], mean["direction"])
         moved = add(before, mean["direction"], scale=mean["steps"]["effective"])
         return {"model": {**state["model"], **mean["buffers"], **moved}}

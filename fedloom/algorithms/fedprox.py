@@ -13,7 +13,7 @@ from fedloom.tree import Tree, add, sub
 class FedProx(FedAvg):
     """FedAvg with a pull towards the global model: adds mu/2 · ‖w − w_global‖² to each client's loss.
 
-    For clients whose data or amount of work differ much.
+    w_k ← w_k − lr (g + mu (w_k − w)), then w ← Σ p_k w_k. For clients whose data or amount of work differ much.
     """
 
     reference: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"

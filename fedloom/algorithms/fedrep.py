@@ -21,8 +21,9 @@ from fedloom.tree import Tree, expand, select
 class FedRep(FedAvg):
     """All clients share the body of a model, each has its own head: the head is trained first, then the body.
 
-    `head` names the leaves of the head by their beginnings; left out, it is the last layer with parameters. For clients
-    with different labels or tastes.
+    Steps on F_k(body, h_k) by h_k, then by body_k, which begins as the shared one; body ← Σ p_k body_k. `head` names
+    the leaves of the head by their beginnings; left out, it is the last layer with parameters. For clients with
+    different labels or tastes.
     """
 
     reference: ClassVar[str] = "Collins et al., Exploiting Shared Representations for Personalized FL, ICML 2021"

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import model_validator
 
 from fedloom import local, weights
-from fedloom.algorithm import Algorithm, Update
+from fedloom.algorithm import Central, Update
 from fedloom.clients import Clients
 from fedloom.cohort import Cohort
 from fedloom.errors import InputError
@@ -16,7 +16,7 @@ from fedloom.task import Task
 from fedloom.tree import add, expand, select
 
 
-class FedSGD(Algorithm):
+class FedSGD(Central):
     """Clients send the gradient over all their examples, the server takes the step: w ← w − lr · Σ n_k g_k / Σ n_k.
 
     Equal to FedAvg with one epoch of one full batch, and the baseline that FedAvg is measured against: of the training
@@ -38,7 +38,8 @@ class FedSGD(Algorithm):
         return self
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
-        mean = cohort.reduce(self.client, state)
+        buffers = {name: leaf for name, leaf in state["model"].items() if name not in cohort.task.trainable}
+        mean = self.gather(cohort, self.client, state, {"buffers": buffers})
         stepped = add(select(state["model"], mean["gradient"]), mean["gradient"], scale=-self.train.lr)
         return {**state, "model": {**state["model"], **stepped, **mean["buffers"]}}
 

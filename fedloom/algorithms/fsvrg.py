@@ -9,27 +9,31 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from fedloom import local, weights
-from fedloom.algorithm import Algorithm, Update
+from fedloom.algorithm import Central, Update
 from fedloom.clients import Clients
 from fedloom.cohort import Cohort
 from fedloom.errors import InputError
 from fedloom.evaluation import batch
 from fedloom.local import Groups, Step
+from fedloom.record import Positive
 from fedloom.task import Task
 from fedloom.tree import Tree, add, expand, map_leaves, scale, select, sub
 
 
-class FSVRG(Algorithm):
+class FSVRG(Central):
     """Variance-reduced steps that account for features which only some clients have.
 
     With ∇f(w) gathered first, each client walks one random permutation of its examples with step h / n_k:
     w_k ← w_k − h_k (S_k [∇f_i(w_k) − ∇f_i(w)] + ∇f(w)); then w ← w + A Σ (n_k/n) (w_k − w). S_k = φ_j / φ_kj and
-    A = K / ω_j for a single linear layer, both 1 for other models. For sparse, unbalanced problems. `lr` is h;
-    there is always one example a step and one epoch.
+    A = K / ω_j for a single linear layer, both 1 for other models. For sparse, unbalanced problems. Without `h`, `lr`
+    is meant; there is always one example a step and one epoch.
     """
 
     reference: ClassVar[str] = "Konečný et al., Federated Optimization for On-Device Intelligence, 2016"
 
+    h: Positive | None = (
+        None  # the step before it is divided by a client's examples, so larger than other algorithms' lr
+    )
     scaling: Literal["auto", "identity"] = "auto"
 
     @model_validator(mode="after")
@@ -37,18 +41,20 @@ class FSVRG(Algorithm):
         if self.train.optimizer != "sgd" or self.train.momentum:
             raise InputError('FSVRG takes plain steps: use optimizer = "sgd" without momentum.')
         # what the method itself fixes is not for the [train] table to say
-        if (self.train.batch_size, self.train.epochs) != (1, 1.0):
-            object.__setattr__(self, "train", self.train.replace(batch_size=1, epochs=1.0))
+        fixed = self.train.replace(batch_size=1, epochs=1.0, lr=self.train.lr if self.h is None else self.h)
+        if fixed != self.train:
+            object.__setattr__(self, "train", fixed)
         return self
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
-        mean = cohort.reduce(self.gradient, state)
+        mean = self.gather(cohort, self.gradient, state, {})
         shared = {**state, "gradient": mean["gradient"]}
         scaled = self.scaling == "auto" and is_linear(cohort.task)
         if scaled:
             counts = cohort.reduce(self.features, state)
             shared["frequency"] = {"phi": counts["frequency"]["phi"]}
-        moved = cohort.reduce(self.client, shared)
+        buffers = {name: leaf for name, leaf in state["model"].items() if name not in cohort.task.trainable}
+        moved = self.gather(cohort, self.client, shared, {"buffers": buffers})
         change = moved["change"]
         if scaled:
             present = counts["present"]["share"]  # ω_j / K
@@ -90,7 +96,10 @@ class FSVRG(Algorithm):
 
 
 class SVRG(FSVRG):
-    """The same on pooled data, where nothing needs to be scaled: what FSVRG is measured against."""
+    """The same on pooled data, where nothing needs to be scaled: what FSVRG is measured against.
+
+    w ← w − (h / n) (∇f_i(w) − ∇f_i(w₀) + ∇f(w₀)) over one random permutation of all n examples, from w₀.
+    """
 
     reference: ClassVar[str] = "Johnson & Zhang, Accelerating SGD Using Predictive Variance Reduction, NIPS 2013"
     pooled: ClassVar[bool] = True

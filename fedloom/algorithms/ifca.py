@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 
 from fedloom import evaluation, weights
-from fedloom.algorithm import Algorithm, Update
+from fedloom.algorithm import Central, Update
 from fedloom.clients import Clients
 from fedloom.cohort import Cohort
 from fedloom.local import Groups
@@ -17,11 +17,11 @@ from fedloom.task import Task
 from fedloom.tree import Tree, concat
 
 
-class IFCA(Algorithm):
+class IFCA(Central):
     """Several global models; each client takes the one that fits its training data best, and trains it.
 
-    Each model is the average of the clients that chose it; one that nobody chose stays. For populations that fall into
-    groups.
+    j_k = argmin_j F_k(w_j), w_j ← Σ p_k w_k over the clients with j_k = j; a model that nobody chose stays. For
+    populations that fall into groups.
     """
 
     reference: ClassVar[str] = "Ghosh et al., An Efficient Framework for Clustered Federated Learning, NeurIPS 2020"
@@ -37,6 +37,8 @@ class IFCA(Algorithm):
         return {**super().init_own(task, model), "cluster": {"number": torch.zeros((), dtype=torch.int64)}}
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
+        if self.rule is not None:
+            return self.gather(cohort, self.client, state, state)
         mean = cohort.reduce(self.client, state)
         return {name: mean[name] if mean.weights[name] > 0 else tree for name, tree in state.items()}
 

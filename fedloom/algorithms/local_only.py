@@ -13,7 +13,10 @@ from fedloom.tree import Tree
 
 
 class LocalOnly(Algorithm):
-    """Every client trains its own model on its own data; nothing is sent."""
+    """Every client trains its own model on its own data; nothing is sent.
+
+    w_k ← steps on F_k from w_k, round after round: what federation is to be better than.
+    """
 
     def init(self, task: Task, model: Tree) -> Groups:
         return {}

@@ -24,13 +24,15 @@ class Peer(Algorithm):
     """Every client receives its neighbours' weights and keeps its own average of them: W ← A W, one row per client.
 
     A row is uniform, Metropolis, or made from how well each neighbour's weights do on the client's own validation split
-    (`score`, `within_std`). For federations without a server that everybody trusts.
+    (`score`, `within_std`); with scores from `pre`, neighbours also send the weights that they began the round with,
+    and are judged by these. For federations without a server that everybody trusts.
     """
 
     reference: ClassVar[str] = "Samani, Federated Machine Learning, UCC 2020; Lian et al., NeurIPS 2017 (gossip)"
 
     weights: Literal["uniform", "score", "within_std", "metropolis"] = "uniform"
     metric: str = "accuracy"
+    scores: Literal["post", "pre"] = "post"  # of the weights after or before local training
     topology: Literal["full", "ring", "torus", "star", "k_regular", "erdos_renyi"] = "full"
     degree: Count = 2  # neighbours in a k_regular topology
     probability: Share = 0.5  # of an edge in an erdos_renyi topology
@@ -55,12 +57,17 @@ class Peer(Algorithm):
         sent = cohort.map(self.client, state)
         graph = self.graph(len(cohort), cohort.seed, cohort.round)
         each = {"row": {"weights": weights.metropolis(graph)}} if self.weights == "metropolis" else None
-        cohort.exchange(self.mix, {"model": sent["model"]}, graph, each=each)
+        cohort.exchange(self.mix, sent.groups, graph, each=each)
         return state
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         trained = self.fit(task, own["model"], shared, own, data)
-        return Update({"model": trained.model}, torch.ones(len(data)), trained=trained), trained.own
+        sent = {"model": trained.model, **({"before": own["model"]} if self._judges and self.scores == "pre" else {})}
+        return Update(sent, torch.ones(len(data)), trained=trained), trained.own
+
+    @property
+    def _judges(self) -> bool:
+        return self.weights in ("score", "within_std")
 
     def mix(
         self, task: Task, shared: Groups, own: Groups, data: Clients, inbox: Inbox, each: Groups | None = None
@@ -70,13 +77,14 @@ class Peer(Algorithm):
         for position in range(len(data)):
             senders = inbox.senders(position)
             received = rows(inbox.trees["model"], torch.tensor(senders))
-            if self.weights in ("score", "within_std"):
-                scores[position, senders] = self._judge(task, data, position, received, len(senders))
+            if self._judges:
+                judged = rows(inbox.trees["before"], torch.tensor(senders)) if self.scores == "pre" else received
+                scores[position, senders] = self._judge(task, data, position, judged, len(senders))
             weigh = self._row(task, scores[position, senders])
             if each is not None:
                 weigh = each["row"]["weights"][position][senders]
             averages.append(rules.mean(received, weigh))
-        public = {"scores": scores} if self.weights in ("score", "within_std") else {}
+        public = {"scores": scores} if self._judges else {}
         return Update({}, torch.ones(len(data)), public), {**own, "model": stack(averages)}
 
     def _judge(self, task: Task, data: Clients, position: int, received: Tree, count: int) -> Tensor:

@@ -16,7 +16,10 @@ from fedloom.tree import expand
 
 
 class Pooled(Algorithm):
-    """One model on the union of all clients' training splits, for rounds × epochs, with one optimiser throughout."""
+    """One model on the union of all clients' training splits, for rounds × epochs, with one optimiser throughout.
+
+    w ← steps on Σ (n_k / n) F_k from w: what could be had if all data were in one place.
+    """
 
     pooled: ClassVar[bool] = True
 

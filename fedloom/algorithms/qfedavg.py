@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
-from fedloom import evaluation
+from fedloom import evaluation, weights
 from fedloom.algorithm import Algorithm, Update
 from fedloom.clients import Clients
 from fedloom.cohort import Cohort
@@ -19,12 +19,14 @@ from fedloom.tree import add, expand, scale, select, sub
 class QFedAvg(Algorithm):
     """Clients with a larger loss count for more, by the power q: fairer, at some cost to the average.
 
-    With L = 1 / lr and F_k the loss of client k at w:
-    w ← w − Σ F_k^q L (w − w_k) / Σ (q F_k^(q−1) ‖L (w − w_k)‖² + L F_k^q). q = 0 is FedAvg with equal weights.
+    With L = 1 / lr, F_k the loss of client k at w, and p_k equal or in proportion to the examples:
+    w ← w − Σ p_k F_k^q L (w − w_k) / Σ p_k (q F_k^(q−1) ‖L (w − w_k)‖² + L F_k^q). q = 0 is FedAvg. The paper draws
+    clients by their examples and weighs them equally; with clients drawn evenly, `examples` aims at the same.
     """
 
     reference: ClassVar[str] = "Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020"
 
+    weights: Literal["examples", "uniform"] = "uniform"
     q: NonNegative = 1.0
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
@@ -43,8 +45,8 @@ class QFedAvg(Algorithm):
         steepness = 1 / self.train.lr
         change = sub(select(trained.model, task.trainable), select(shared["model"], task.trainable))
         squares = sum(leaf.to(torch.float64).flatten(1).square().sum(1) for leaf in change.values())
-        weight = loss**self.q
-        numerator = steepness * weight
+        pull, counts = loss**self.q, weights.by_size(self.weights, data.examples)
+        numerator = steepness * pull
         denominator = self.q * loss ** (self.q - 1) * steepness**2 * squares + numerator
         groups = {"model": trained.model, "pace": {"numerator": numerator, "denominator": denominator}}
-        return Update(groups, {"model": weight, "pace": torch.ones(len(data))}, trained=trained), trained.own
+        return Update(groups, {"model": counts * pull, "pace": counts}, trained=trained), trained.own

@@ -8,7 +8,7 @@ import torch
 from pydantic import model_validator
 
 from fedloom import weights
-from fedloom.algorithm import Algorithm, Update
+from fedloom.algorithm import Central, Update
 from fedloom.clients import Clients
 from fedloom.cohort import Cohort
 from fedloom.errors import InputError
@@ -18,7 +18,7 @@ from fedloom.task import Task
 from fedloom.tree import Tree, add, expand, scale, select, sub, zeros_like
 
 
-class Scaffold(Algorithm):
+class Scaffold(Central):
     """Control variates remove what makes clients drift apart: each local step uses g − c_k + c.
 
     c_k ← c_k − c + (w − w_k) / (steps · lr), w ← w + η Σ p_k (w_k − w), c ← c + (1/K) Σ (c_k⁺ − c_k). For clients whose
@@ -46,7 +46,7 @@ class Scaffold(Algorithm):
         return {**super().init_own(task, model), "control": zeros_like(select(model, task.trainable))}
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
-        mean = cohort.reduce(self.client, state)
+        mean = self.gather(cohort, self.client, state, {"model": state["model"]})
         before = select(state["model"], state["control"])
         moved = add(before, sub(select(mean["model"], before), before), scale=self.server_lr)
         control = add(state["control"], mean["control"], scale=len(cohort) / cohort.population)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from pydantic import model_validator
 
@@ -20,8 +22,11 @@ from fedloom.tree import Tree, stack
 class Staged(FedAvg):
     """Averages within groups first, then the groups' averages, as edge servers and a cloud would.
 
-    Weighted by what the groups weigh in sum, it equals flat averaging.
+    w ← Σ_g (p_g / p) Σ_(k in g) (p_k / p_g) w_k, which equals flat averaging, because groups weigh what their clients
+    weigh in sum.
     """
+
+    reference: ClassVar[str] = "Liu et al., Client-Edge-Cloud Hierarchical Federated Learning, ICC 2020"
 
     groups: Count = 2
 

@@ -12,6 +12,7 @@ import torch
 from fedloom import evaluation, machine, tree
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.run import choose_setup
+from fedloom.experiment.traffic import Traffic, traffic
 from fedloom.probe import probe
 
 
@@ -30,10 +31,10 @@ class Estimate:
     group_reason: str
     data_bytes: int
     memory_bytes: int
-    bytes_up_a_round: int
-    bytes_down_a_round: int
+    traffic_a_round: dict[str, Traffic | None]  # by algorithm
     seconds_a_round: float
     seconds: float
+    kept_bytes: int = 0
 
     def json(self) -> dict[str, Any]:
         return asdict(self)
@@ -45,9 +46,10 @@ class Estimate:
             f"{self.smallest_client:,} to {self.largest_client:,} each",
             f"{self.parameters:,} parameters; {self.cohort:,} clients a round; {self.cells} cells (algorithm × seed)",
             f"data {size(self.data_bytes)}, memory about {size(self.memory_bytes)}",
-            f"a round of fedavg would send {size(self.bytes_up_a_round)} up and {size(self.bytes_down_a_round)} down",
+            *(f"{label} sends {_sent(traffic)}" for label, traffic in self.traffic_a_round.items()),
             f"group size {self.group}: {self.group_reason}",
             f"roughly {duration(self.seconds_a_round)} a round on this machine, {duration(self.seconds)} in all",
+            *([f"keeping the model of every round takes {size(self.kept_bytes)} of disk"] if self.kept_bytes else []),
         ]
 
 
@@ -65,7 +67,7 @@ def estimate(plan: Plan) -> Estimate:
         if experiment.run.group != "auto"
         else f"for a model of {size(facts.bytes)} and {cohort} clients a round"
     )
-    reason = asked if group == experiment.run.group or experiment.run.group == "auto" else facts.cannot_group
+    reason = facts.__dict__.get("cannot_group") or asked  # known only where side by side was wanted
     reason = "the serial backend" if experiment.run.backend == "serial" else reason
     workers = machine.cores() if experiment.run.workers == "auto" else experiment.run.workers
     workers = 1 if experiment.run.backend == "serial" else workers
@@ -92,10 +94,13 @@ def estimate(plan: Plan) -> Estimate:
         group_reason=reason,
         data_bytes=data,
         memory_bytes=int(2 * data + (workers + 1) * 300e6 + workers * model * (6 * group + 4)),
-        bytes_up_a_round=cohort * (model + 8),
-        bytes_down_a_round=cohort * model,
+        traffic_a_round={
+            label: traffic(algorithm, federation, task, facts, cohort)
+            for label, algorithm in experiment.algorithm.items()
+        },
         seconds_a_round=float(seconds),
         seconds=float(seconds * experiment.rounds * cells + 3),
+        kept_bytes=model * experiment.rounds * cells if experiment.run.keep_models else 0,
     )
 
 
@@ -114,6 +119,14 @@ def _time_step(federation: Any, task: Any, batch_size: int | str, sizes: np.ndar
         times.append(time.perf_counter() - began)
     torch.set_num_threads(threads)
     return min(times) * 1.3 + 1e-4, rows  # the optimiser and the loop around it
+
+
+def _sent(traffic: Traffic | None) -> str:
+    if traffic is None:
+        return "what only the run can tell"
+    if not traffic.up and not traffic.down:
+        return "nothing"
+    return f"{size(traffic.up)} up and {size(traffic.down)} down a round"
 
 
 def size(count: float) -> str:

@@ -30,6 +30,7 @@ from fedloom import faults
 from fedloom.engine import Snapshot
 from fedloom.errors import InputError, StoreError
 from fedloom.local import Groups
+from fedloom.tree import Tree
 
 FORMAT = 1
 _MANIFEST = re.compile(r"round-(\d+)\.json")
@@ -104,6 +105,18 @@ def save(
         ) from why
     except (OSError, SafetensorError) as error:
         raise StoreError(f"The checkpoint of round {round} cannot be written to {folder}: {error}.") from error
+
+
+def keep_model(folder: str | Path, round: int, model: Tree | None) -> None:
+    """Write the global model of a round to `models/round-….safetensors`, where it stays; no global model, no file."""
+    if model is None:
+        return
+    models = Path(folder) / "models"
+    try:
+        models.mkdir(parents=True, exist_ok=True)
+        _write(models / f"round-{round:06d}.safetensors", model)
+    except (OSError, SafetensorError) as error:
+        raise StoreError(f"The model of round {round} cannot be kept in {models}: {error}.") from error
 
 
 def load(folder: str | Path) -> Checkpoint | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import torch
@@ -28,14 +29,18 @@ def export_csv(result: Result, folder: Path) -> list[Path]:
     return written
 
 
-def export_models(result: Result, folder: Path) -> list[Path]:
-    """The trained weights of every cell: `LABEL-SEED.safetensors`, and the same as a torch state_dict (`.pt`)."""
+def export_models(result: Result, folder: Path, client: str | None = None) -> list[Path]:
+    """The trained weights of every cell: `LABEL-SEED.safetensors`, and the same as a torch state_dict (`.pt`).
+
+    With a `client`, the whole model that this client uses: `LABEL-SEED-CLIENT.safetensors`.
+    """
     written = []
     for run in result.runs:
         if run.rounds == 0:
             continue
-        for name, weights in result.weights(run.algorithm, run.seed).items():
-            stem = f"{run.algorithm}-{run.seed}" + ("" if name == "model" else f"-{name}")
+        for name, weights in result.weights(run.algorithm, run.seed, client).items():
+            last = re.sub(r"[^\w.-]", "_", client) if client is not None else name
+            stem = f"{run.algorithm}-{run.seed}" + ("" if last == "model" and client is None else f"-{last}")
             plain = {leaf: tensor.clone().contiguous() for leaf, tensor in weights.items()}
             save_file(plain, folder / f"{stem}.safetensors")
             torch.save(plain, folder / f"{stem}.pt")

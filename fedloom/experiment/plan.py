@@ -78,6 +78,7 @@ class Plan:
             "compile": settings.compile,
             "device": settings.device,
             "checkpoint_every": settings.checkpoint_every,
+            "keep_models": settings.keep_models,
             "description": experiment.description(),
             "resolved": experiment.resolved(),
         }

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedloom.errors import InputError, StoreError
+from fedloom.errors import InputError, StoreError, nearest
 from fedloom.experiment.store import Store
 
 if TYPE_CHECKING:
     import pandas
     from torch import nn
 
+    from fedloom.algorithm import Algorithm
+    from fedloom.engine import Snapshot
     from fedloom.task import Task
     from fedloom.tree import Tree
 
@@ -49,9 +51,14 @@ class Result:
     rule: str = "final"  # what the headline numbers are: final, best, or last:k
     metrics: tuple[str, ...] = ()  # in the order in which they were asked for
     tasks: Callable[[int], Task] | None = None
+    algorithms: Mapping[str, Algorithm] | None = None
 
     @staticmethod
-    def read(folder: Path, tasks: Callable[[int], Task] | None = None) -> Result:
+    def read(
+        folder: Path,
+        tasks: Callable[[int], Task] | None = None,
+        algorithms: Mapping[str, Algorithm] | None = None,
+    ) -> Result:
         """The results in a run folder, finished or not."""
         if not (folder / "run.db").is_file():
             raise StoreError(f"{folder} is not a run folder: there is no run.db in it.")
@@ -75,9 +82,8 @@ class Result:
                 )
                 for cell in cells
             )
-        return Result(
-            folder, folder.resolve().name, _overall([run.status for run in runs]), runs, rule, tuple(metrics), tasks
-        )
+        status = _overall([run.status for run in runs])
+        return Result(folder, folder.resolve().name, status, runs, rule, tuple(metrics), tasks, algorithms)
 
     @property
     def weights_sha256(self) -> str | None:
@@ -139,36 +145,100 @@ class Result:
         curves(clients, server, target, metric, "test" if "test" in splits or not splits else next(iter(splits)))
         return target
 
-    def weights(self, algorithm: str | None = None, seed: int | None = None) -> dict[str, Tree]:
-        """Trained weights of one cell: `{"model": …}`, or one entry per client where there is no global model."""
-        from fedloom.experiment import checkpoint
+    def plot_generations(self, path: str | Path | None = None) -> Path:
+        """Draw fitness, validation, diversity and traffic of evolutions against generations; the picture's path."""
+        from fedloom.experiment.generations import picture
+
+        target = Path(path) if path is not None else self.folder / "generations.png"
+        picture(self.rows("server"), self.rows("rounds"), target)
+        return target
+
+    def weights(
+        self, algorithm: str | None = None, seed: int | None = None, client: str | int | None = None
+    ) -> dict[str, Tree]:
+        """Trained weights of one cell: `{"model": …}`, or one entry per client where there is no global model.
+
+        With a `client` (its name, or its number), the whole model that this client uses: where clients keep a part of
+        the model or one of their own, this is not the global one.
+        """
+        run = self._cell(algorithm, seed)
+        snapshot = self._snapshot(run)
+        if client is None and "model" in snapshot.state:
+            return {"model": snapshot.state["model"]}
+        if any("ticket" in own for own in snapshot.own.values()):
+            raise StoreError(f"What the clients of {run.algorithm} keep never left their sites.")
+        if client is None and all("model" in own for own in snapshot.own.values()):
+            return {f"client-{number}": own["model"] for number, own in sorted(snapshot.own.items())}
+        made, task = self._made(run)
+        numbers = sorted(snapshot.own) if client is None else [self._number(client)]
+        initial = made.init_own(task, task.initial())
+        return {
+            f"client-{number}": made.model(task, snapshot.state, snapshot.own.get(number, initial))
+            for number in numbers
+        }
+
+    def model(
+        self, algorithm: str | None = None, seed: int | None = None, client: str | int | None = None
+    ) -> nn.Module:
+        """A trained model, ready to use: of the first algorithm and seed unless others are named, or of one client."""
+        from fedloom.local import load
 
         run = self._cell(algorithm, seed)
+        weights = self.weights(run.algorithm, run.seed, client)
+        module = self._made(run)[1].build()
+        load(module, next(iter(weights.values())))
+        return module.eval()
+
+    def personal(self) -> list[str]:
+        """Algorithms whose clients use another model than the global one that there is."""
+        from fedloom.algorithm import Algorithm
+
+        found = []
+        for label in dict.fromkeys(run.algorithm for run in self.runs if run.rounds):
+            run = self._cell(label, None)
+            if "model" in self._snapshot(run).state and type(self._made(run)[0]).model is not Algorithm.model:
+                found.append(label)
+        return found
+
+    def _snapshot(self, run: CellResult) -> Snapshot:
+        from fedloom.experiment import checkpoint
+
         loaded = checkpoint.load(self.folder / "cells" / f"{run.algorithm}-{run.seed}")
         if loaded is None:
             raise StoreError(f"{run.algorithm} (seed {run.seed}) has no checkpoint in {self.folder}.")
-        if "model" in loaded.snapshot.state:
-            return {"model": loaded.snapshot.state["model"]}
-        if any("ticket" in own for own in loaded.snapshot.own.values()):
-            raise StoreError(f"{run.algorithm} has no global model, and its clients' models never left their sites.")
-        return {
-            f"client-{client}": own["model"] for client, own in sorted(loaded.snapshot.own.items()) if "model" in own
-        }
+        return loaded.snapshot
 
-    def model(self, algorithm: str | None = None, seed: int | None = None, client: int | None = None) -> nn.Module:
-        """A trained model, ready to use; without arguments, that of the first algorithm and seed."""
-        from fedloom.local import load
+    def _made(self, run: CellResult) -> tuple[Algorithm, Task]:
+        """The algorithm and the task of a cell: those that were run, or made again from the folder's file."""
+        if self.algorithms is not None and self.tasks is not None:
+            return self.algorithms[run.algorithm], self.tasks(run.seed)
+        from fedloom.experiment import spec
+        from fedloom.experiment.plan import Plan
 
-        if self.tasks is None:
-            raise InputError("The result was read from a folder: use `weights`, or `fedloom export DIR --model`.")
-        run = self._cell(algorithm, seed)
-        weights = self.weights(run.algorithm, run.seed)
-        which = "model" if "model" in weights else f"client-{client if client is not None else 0}"
-        if which not in weights:
-            raise InputError(f"There is no model '{which}'. Known: {', '.join(weights)}.")
-        module = self.tasks(run.seed).build()
-        load(module, weights[which])
-        return module.eval()
+        file = self.folder / "experiment.toml"
+        if not file.is_file():
+            raise InputError(
+                f"{self.folder} was run from Python, and only the code there knows its model: "
+                "use the result that `run` returns (running again what is finished only reads it)."
+            )
+        try:
+            # code of one's own is named relative to the experiment file, which is usually where one is
+            experiment = spec.parse(spec.tomllib.loads(file.read_text(encoding="utf-8")), Path.cwd())
+            return experiment.algorithm[run.algorithm], Plan(experiment).task(run.seed)
+        except InputError as error:
+            raise InputError(
+                f"{error} (Models of clients are put together from {file}; be in the folder of the file that was run.)"
+            ) from error
+
+    def _number(self, client: str | int) -> int:
+        with Store(self.folder, read_only=True) as store:
+            names = {row["name"]: int(row["client"]) for row in store.rows("clients")}
+        number = names.get(client) if isinstance(client, str) else client
+        if number is None or number not in names.values():
+            known = list(names)
+            shown = ", ".join(known[:10]) + (f" … ({len(known)} in all)" if len(known) > 10 else "")
+            raise InputError(f"There is no client {client!r}. Known: {shown}.{nearest(str(client), known)}")
+        return number
 
     def _cell(self, algorithm: str | None, seed: int | None) -> CellResult:
         for run in self.runs:

@@ -52,6 +52,7 @@ def run(
     compile: bool | str = "auto",
     device: str = "auto",
     checkpoint_every: int = 1,
+    keep_models: bool = False,
     fresh: bool = False,
     description: Mapping[str, Any] | None = None,
     resolved: Mapping[str, Any] | None = None,
@@ -73,7 +74,13 @@ def run(
             raise InputError(f"'{what}' must be a fedloom.{kind.__name__}(…). Got {given!r} instead.")
     evaluation = evaluate if isinstance(evaluate, EvaluateTable) else EvaluateTable(**_fields(evaluate))
     settings = RunTable(
-        backend=backend, workers=workers, group=group, compile=compile, device=device, checkpoint_every=checkpoint_every
+        backend=backend,
+        workers=workers,
+        group=group,
+        compile=compile,
+        device=device,
+        checkpoint_every=checkpoint_every,
+        keep_models=keep_models,
     )
     _check_numbers(rounds, seed_list, name)
     federations = federation if callable(federation) else lambda seed: federation
@@ -93,7 +100,7 @@ def run(
             for cell in todo:
                 if not cell.train(backends, should_stop):
                     break
-    return Result.read(folder, tasks)
+    return Result.read(folder, tasks, cells)
 
 
 def _check_numbers(rounds: object, seeds: Sequence[object], name: object) -> None:
@@ -220,6 +227,7 @@ class _Backends:
         reason = facts.__dict__.get("cannot_group")  # known only where side by side was wanted
         if reason:
             self.progress.note(f"Clients are trained one by one in each worker, because {reason}")
+            self.store.set_fact("one by one", reason)
         self.store.set_fact("setup", asdict(setup))
         self._introduce(federation)
         return setup
@@ -311,6 +319,8 @@ class _Cell:
             stopping = not last and should_stop()
             saving = last or stopping or record.round % self.settings.checkpoint_every == 0
             self.store.save(self.number, record, task, durable=saving)
+            if self.settings.keep_models:
+                checkpoint.keep_model(self.checkpoints, record.round, self.algorithm.server_model(task, record.state))
             sha = final_sha256(backend, self.algorithm, task, record.state, own) if last else None
             if saving:
                 extra = {"reached": reached, "weights_sha256": sha}

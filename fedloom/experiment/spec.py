@@ -91,6 +91,7 @@ class RunTable(Record):
     group: Count | Literal["auto"] = "auto"
     compile: bool | Literal["auto"] = "auto"
     checkpoint_every: Count = 1
+    keep_models: bool = False  # the global model of every round, in a file each
 
 
 class Experiment(Record):

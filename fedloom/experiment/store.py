@@ -327,7 +327,8 @@ def tabulate(record: RoundRecord, task: Task) -> dict[str, list[tuple[Any, ...]]
         "client_metrics": clients,
         "pooled_metrics": pooled,
         "server_metrics": [
-            (record.round, split, *row) for split, m in record.server.items() for row in _values(m, task)
+            *((record.round, split, *row) for split, m in record.server.items() for row in _values(m, task)),
+            *((record.round, "notes", name, value, 1) for name, value in record.notes.items()),
         ],
         "history": history,
         "public_numbers": [(record.round, *row) for row in record.public],

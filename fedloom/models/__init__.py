@@ -12,16 +12,29 @@ from torch import nn
 from fedloom import resolve
 from fedloom.errors import InputError, nearest
 from fedloom.models.digits_mlp import DigitsMLP
+from fedloom.models.eeg_cnn import EegCNN
 from fedloom.models.logistic import Logistic
 from fedloom.models.mlp import MLP
 from fedloom.models.mnist_2nn import Mnist2NN
 from fedloom.models.mnist_cnn import MnistCNN
 from fedloom.models.next_word_lstm import NextWordLSTM
 
-__all__ = ["MLP", "MODELS", "DigitsMLP", "Logistic", "Mnist2NN", "MnistCNN", "NextWordLSTM", "build", "describe"]
+__all__ = [
+    "MLP",
+    "MODELS",
+    "DigitsMLP",
+    "EegCNN",
+    "Logistic",
+    "Mnist2NN",
+    "MnistCNN",
+    "NextWordLSTM",
+    "build",
+    "describe",
+]
 
 MODELS: dict[str, type[nn.Module]] = {
     "digits_mlp": DigitsMLP,
+    "eeg_cnn": EegCNN,
     "logistic": Logistic,
     "mlp": MLP,
     "mnist_2nn": Mnist2NN,

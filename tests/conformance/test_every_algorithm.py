@@ -16,9 +16,13 @@ OTHER_WAYS: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"rule": "median"}),
     ("fedprox", {"rule": {"name": "trimmed_mean", "trim": 0}}),
     ("fedbn", {"rule": "geometric_median"}),
+    ("scaffold", {"rule": "norm_bounding"}),
+    ("fednova", {"rule": "centred_clipping"}),
+    ("ifca", {"rule": "median"}),
     ("fedadam", {"bias_correction": True, "rule": "centred_clipping"}),
     ("fednova", {"momentum": 0.9}),
     ("peer", {"weights": "score", "metric": "loss", "topology": "ring"}),
+    ("peer", {"weights": "within_std", "metric": "loss", "scores": "pre"}),
     ("peer", {"weights": "metropolis", "topology": "erdos_renyi", "redraw": True}),
     ("ifca", {"clusters": 3}),
 ]

@@ -1,6 +1,7 @@
 """Robust rules against brute force: written again from the papers, with loops instead of tensor operations."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -12,13 +13,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedloom.algorithms import FedAvg
+from fedloom.algorithm import Algorithm, Update
+from fedloom.algorithms import ALGORITHMS, FedAvg
+from fedloom.clients import Clients
 from fedloom.data.federation import Federation
 from fedloom.engine import Evaluation, fit
-from fedloom.errors import InputError
+from fedloom.errors import InputError, TrainingError
 from fedloom.task import Task
+from fedloom.tree import Tree
 from tests.conformance.transcriptions import Attendance
-from tests.conftest import ALL_TRAIN
+from tests.conftest import ALL_TRAIN, Pictures, federation
 
 robust = pytest.importorskip("fedloom.robust")
 
@@ -418,3 +422,84 @@ def test_counters_are_averaged_whatever_the_rule() -> None:
         found = rule(name, **parameters)(stacked, torch.ones(7, dtype=torch.float64))
         assert found["steps"].dtype == torch.int64
         assert int(found["steps"]) == 4
+
+
+# --- in every algorithm that has a rule
+
+WITH_RULE = [
+    name for name, kind in ALGORITHMS.items() if "rule" in kind.model_fields and name not in ("staged", "svrg")
+]
+ADAPTIVE = ("fedadagrad", "fedadam", "fedyogi")
+PLAIN = {"lr": 0.1, "batch_size": 5}
+
+
+def models_after(algorithm: Algorithm, task: Task, clients: int = 5) -> list[Tree]:
+    """The models that all clients use after two rounds."""
+    data, own, state = federation([20] * clients), {}, {}
+    for record in fit(data, task, algorithm, 2, evaluation=Evaluation(splits=())):
+        state = record.state
+        own.update(record.own)
+    nothing = algorithm.init_own(task, task.initial())
+    return [algorithm.model(task, state, own.get(client, nothing)) for client in range(clients)]
+
+
+def farthest(one: list[Tree], other: list[Tree]) -> float:
+    return max(float((a[name] - b[name]).abs().max()) for a, b in zip(one, other, strict=True) for name in a)
+
+
+def test_rules_are_for_every_algorithm_whose_server_takes_means() -> None:
+    without = {"pooled", "local", "peer", "cocoa", "qfedavg", "fed_dropout"}  # docs/algorithms.md says why
+    assert {name for name, kind in ALGORITHMS.items() if "rule" not in kind.model_fields} == without
+
+
+@pytest.mark.parametrize("name", WITH_RULE)
+def test_a_rule_that_cuts_nothing_is_the_plain_mean_in_every_algorithm(name: str) -> None:
+    # clients of one size: rules count clients, and FedNova's steps are as many everywhere
+    kind, task = ALGORITHMS[name], Task(Pictures, dtype="float64")
+    nothing_cut = kind(**PLAIN, rule={"name": "trimmed_mean", "trim": 0})
+    assert farthest(models_after(nothing_cut, task), models_after(kind(**PLAIN), task)) < 1e-9
+
+
+def lying(kind: type[Algorithm]) -> type[Algorithm]:
+    """The same algorithm with one client whose every answer is far off."""
+
+    def lie(update: Update, data: Clients) -> Update:
+        if 0 not in data.ids:
+            return update
+        at = data.ids.index(0)
+        wrong = {
+            group: {
+                name: torch.cat([leaf[:at], leaf[at : at + 1] + 1e6, leaf[at + 1 :]])
+                if leaf.is_floating_point()
+                else leaf
+                for name, leaf in stacked.items()
+            }
+            for group, stacked in update.groups.items()
+        }
+        return replace(update, groups=wrong)
+
+    def told(method: str) -> Callable[..., Any]:
+        def answer(self: Any, task: Task, shared: Any, own: Any, data: Clients) -> tuple[Update, Any]:
+            update, kept = getattr(kind, method)(self, task, shared, own, data)
+            return lie(update, data), kept
+
+        answer.__name__ = method
+        return answer
+
+    methods = {method: told(method) for method in ("client", "gradient") if hasattr(kind, method)}
+    return type("Lying", (kind,), {**methods, "__module__": __name__, "__doc__": "One client lies."})
+
+
+@pytest.mark.parametrize("name", WITH_RULE)
+def test_a_lying_client_moves_every_algorithm_without_a_rule_and_none_with_one(name: str) -> None:
+    kind, task = ALGORITHMS[name], Task(Pictures, dtype="float64")
+    given = {**PLAIN, **({"clusters": 1} if name == "ifca" else {})}
+    if name not in ADAPTIVE:  # whose steps are as long however wrong a client is
+        try:
+            moved = farthest(models_after(lying(kind)(**given), task), models_after(kind(**given), task))
+        except TrainingError:
+            moved = float("inf")  # so far that nothing is finite any more
+        assert moved > 1e4
+    honest = models_after(kind(**given, rule="median"), task)
+    # the median of five moves at most to its neighbour: by about as much as honest clients differ
+    assert farthest(models_after(lying(kind)(**given, rule="median"), task), honest) < 1.0

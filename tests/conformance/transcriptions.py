@@ -147,6 +147,12 @@ class Normed(Softmax):
     def normalised(self, x: Vector) -> Vector:
         return (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5)
 
+    def outputs(self, w: Vector, x: Vector) -> Vector:
+        """In evaluation, where the noted statistics are used."""
+        p = self.parts(w)
+        z = (x - p["norm.running_mean"]) / np.sqrt(p["norm.running_var"] + 1e-5)
+        return (z * p["norm.weight"] + p["norm.bias"]) @ p["out.weight"].T + p["out.bias"]
+
     def gradient(self, w: Vector, x: Vector, y: Vector) -> Vector:
         p, z = self.parts(w), self.normalised(x)
         inputs = z * p["norm.weight"] + p["norm.bias"]
@@ -372,9 +378,9 @@ def hopeless() -> World:
     return replace(world, federation=replace(world.federation, y=y), epochs=8)
 
 
-def two_kinds() -> World:
+def two_kinds(model: Softmax | None = None, **settings: Any) -> World:
     """Client 1's labels contradict those of the others, so that it likes another model best."""
-    world = three_clients()
+    world = three_clients(model, **settings)
     y = world.model.outputs(world.start(), world.federation.x.numpy()).argmax(1)
     y[9:29] = (y[9:29] + 1) % CLASSES
     return replace(world, federation=replace(world.federation, y=torch.from_numpy(y)))
@@ -704,17 +710,21 @@ def feddyn(world: World, alpha: float = 0.1) -> Expected:
     return Expected(w)
 
 
-def qfedavg(world: World, q: float, **_: Any) -> Expected:
-    """Li et al. 2020 (q-FFL), Algorithm 2 with L = 1/η."""
+def qfedavg(world: World, q: float, weights: str = "uniform", **_: Any) -> Expected:
+    """Li et al. 2020 (q-FFL), Algorithm 2 with L = 1/η; there clients are drawn by p_k instead of being weighted."""
     w, lipschitz = world.start(), 1 / world.lr
     for round, cohort in enumerate(world.rounds, 1):
-        deltas, steps = [], []
+        shares, deltas, steps, trained, pull = world.shares(cohort, weights), [], [], [], []
         for k in cohort:
             loss = world.training_loss(w, k)
-            change = lipschitz * (w - world.descend(w, k, round)[0])
+            trained.append(world.descend(w, k, round)[0])
+            change = lipschitz * (w - trained[-1]) * world.model.trainable
             deltas.append(loss**q * change)
             steps.append(q * loss ** (q - 1) * float(change @ change) + lipschitz * loss**q)
-        w = w - np.sum(deltas, axis=0) / np.sum(steps)
+            pull.append(loss**q)
+        new = w - mean(deltas, shares) / float(shares @ np.array(steps))
+        heard = shares * np.array(pull)  # buffers are no parameters: they are averaged as much as a client counts
+        w = with_buffers(world, new, trained, heard / heard.sum())
     return Expected(w)
 
 
@@ -752,9 +762,10 @@ def fedrep(world: World, head_epochs: float = 1.0, head: tuple[str, ...] = ()) -
             begin = w.copy()
             begin[is_head] = heads[k]
             ready = world.descend(begin, k, round, lambda g, _v, _r: g * is_head, epochs=int(head_epochs))[0]
-            trained.append(world.descend(ready, k, round, lambda g, _v, _r: g * ~is_head, stage=1)[0])
+            begin[is_head] = ready[is_head]  # what buffers noted meanwhile is not of the body's training
+            trained.append(world.descend(begin, k, round, lambda g, _v, _r: g * ~is_head, stage=1)[0])
             heads[k] = trained[-1][is_head]
-        w = mean(trained, world.shares(cohort, "examples"))
+        w = whole(world, mean(trained, world.shares(cohort, "examples")))
     clients = {k: w.copy() for k in range(world.population)}
     for k, model in clients.items():
         model[is_head] = heads[k]
@@ -771,19 +782,25 @@ def ifca(world: World, clusters: int = 2) -> Expected:
         for j in range(clusters):
             members = [k for k in cohort if chosen[k] == j]
             if members:
-                models[j] = mean([trained[k] for k in members], world.shares(members, "examples"))
+                models[j] = whole(world, mean([trained[k] for k in members], world.shares(members, "examples")))
         last.update(chosen)
     assert len(set(last.values())) > 1, "a test of clusters needs clients that differ"
     return Expected(None, {k: models[j] for k, j in last.items()})
 
 
 def peer(
-    world: World, weights: str = "uniform", metric: str = "accuracy", topology: str = "full", **_: Any
+    world: World,
+    weights: str = "uniform",
+    metric: str = "accuracy",
+    topology: str = "full",
+    scores: str = "post",
+    **_: Any,
 ) -> Expected:
     """Samani 2020, peer to peer: everybody judges everybody's weights on its own validation split."""
     models = {k: world.start() for k in range(world.population)}
     for round, cohort in enumerate(world.rounds, 1):
         trained = [world.descend(models[k], k, round)[0] for k in cohort]
+        judged = trained if scores == "post" else [models[k].copy() for k in cohort]
         m = len(cohort)
         edges = {
             "full": lambda i, j: i != j,
@@ -799,7 +816,7 @@ def peer(
             elif weights == "uniform":
                 row = np.full(len(heard), 1 / len(heard))
             else:
-                found = [world.score(trained[j], k, metric) for j in heard]
+                found = [world.score(judged[j], k, metric) for j in heard]
                 row = scored_shares(found, weights, metric == "accuracy")
             models[k] = whole(world, mean([trained[j] for j in heard], row))
     return Expected(None, models)
@@ -816,7 +833,7 @@ def staged(world: World, groups: int = 2, weights: str = "examples") -> Expected
                 trained = [world.descend(w, k, round)[0] for k in members]
                 means.append(mean(trained, world.shares(members, weights)))
                 masses.append(sum(world.size(k) if weights == "examples" else 1 for k in members))
-        w = mean(means, np.array(masses) / sum(masses))
+        w = whole(world, mean(means, np.array(masses) / sum(masses)))
     return Expected(w)
 
 
@@ -838,9 +855,9 @@ class Case:
         return "-".join([self.name, *([kind] if kind else []), *(f"{name}={value}" for name, value in shown.items())])
 
 
-def on(model: type[Softmax], **settings: Any) -> Callable[[], World]:
+def on(model: type[Softmax], made: Callable[..., World] = three_clients, **settings: Any) -> Callable[[], World]:
     def world() -> World:
-        return three_clients(model(), **settings)
+        return made(model(), **settings)
 
     shown = {**settings, **({"rounds": "everybody"} if "rounds" in settings else {})}
     world.label = ",".join([model.__name__.lower(), *(f"{n}={v}" for n, v in shown.items())])  # type: ignore[attr-defined]
@@ -855,6 +872,7 @@ def yes_or_no_from_everybody() -> World:
 
 
 NORMED = on(Normed, batch=5)  # no batch of one example, whose variance is not defined
+NORMED_KINDS = on(Normed, made=two_kinds, batch=5)
 ONE_PASS = on(Softmax, batch=1, epochs=1)
 FULL_BATCH = on(Softmax, batch=None, epochs=1)
 LOSS = {"metric": "loss"}
@@ -921,7 +939,7 @@ CASES = [
     Case("fednova", fednova, world=on(Softmax, momentum=0.5)),
     Case("feddyn", feddyn),
     Case("feddyn", feddyn, {"alpha": 0.7}),
-    *(Case("qfedavg", qfedavg, {"q": q}) for q in (0.0, 0.5, 1.0, 3.0)),
+    *(Case("qfedavg", qfedavg, {"q": q, "weights": w}) for q in (0.0, 0.5, 1.0, 3.0) for w in ("uniform", "examples")),
     Case("ditto", ditto, {"lam": 0.1}),
     Case("ditto", ditto, {"lam": 1.5}),
     Case("perfedavg", perfedavg, {"alpha": 0.2}),
@@ -935,8 +953,9 @@ CASES = [
     Case("ifca", ifca, {"clusters": 3}, two_kinds),
     Case("peer", peer),
     *(
-        Case("peer", peer, {"weights": weights, **metric})
+        Case("peer", peer, {"weights": weights, "scores": scores, **metric})
         for weights in ("score", "within_std")
+        for scores in ("post", "pre")
         for metric in ({}, LOSS)
     ),
     Case("peer", peer, {"weights": "metropolis"}),
@@ -956,6 +975,11 @@ CASES = [
     Case("ditto", ditto, {"lam": 0.3}, NORMED),
     Case("perfedavg", perfedavg, {"alpha": 0.2}, NORMED),
     Case("peer", peer, world=NORMED),
+    *(Case("qfedavg", qfedavg, {"q": q, "weights": w}, NORMED) for q in (0.0, 2.0) for w in ("uniform", "examples")),
+    Case("fedrep", fedrep, {"head": ("out",), "head_epochs": 2.0}, NORMED),
+    Case("fedrep", fedrep, {"head": ("norm.weight", "norm.bias")}, NORMED),
+    Case("ifca", ifca, world=NORMED_KINDS),
     Case("staged", staged),
+    Case("staged", staged, world=NORMED),
     Case("staged", staged, {"groups": 3, "weights": "uniform"}),
 ]

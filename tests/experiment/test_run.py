@@ -83,6 +83,33 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
     ]
 
 
+class LSTM(nn.Module):
+    """Torch's own, which cannot be vmapped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(1, 4, batch_first=True)
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.lstm(x.unsqueeze(-1))[0][:, -1])
+
+
+def test_what_cannot_be_computed_side_by_side_is_computed_one_by_one_and_the_reason_is_kept(
+    federation: fl.Federation, tmp_path: Path
+) -> None:
+    settings = {"algorithms": {"fedavg": fl.FedAvg(batch_size=4)}, "backend": "vector", "workers": 1}
+    grouped, plain = (
+        run(federation, fl.Task(LSTM), tmp_path / str(group), rounds=2, group=group, **settings) for group in (3, 1)
+    )
+    assert grouped.weights_sha256 == plain.weights_sha256
+    with Store(grouped.folder, read_only=True) as store:
+        assert store.fact("setup")["group"] == 1
+        assert "vmap" in store.fact("one by one")
+    with Store(plain.folder, read_only=True) as store:
+        assert store.fact("one by one") is None, "nobody asked for it"
+
+
 def test_checkpoints_need_not_be_made_every_round(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
     whole = run(federation, task, tmp_path / "whole", rounds=5)
     run(federation, task, tmp_path / "parts", rounds=5, checkpoint_every=3, should_stop=StopAfter(2))
@@ -242,6 +269,65 @@ def test_the_result_is_a_table_a_picture_and_a_model(federation: fl.Federation, 
     with pytest.raises(InputError, match="no table 'client'"):
         result.rows("client")
     json.dumps(result.json())
+
+
+class NormedNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.out = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.norm(x))
+
+
+def test_every_client_has_a_whole_model_whatever_the_algorithm(federation: fl.Federation, tmp_path: Path) -> None:
+    steps = {"lr": 0.2, "batch_size": 5}
+    algorithms = {
+        "fedavg": fl.FedAvg(**steps),
+        "fedbn": fl.FedBN(**steps),
+        "fedrep": fl.FedRep(**steps),
+        "ditto": fl.Ditto(**steps),
+        "peer": fl.Peer(**steps, topology="ring"),
+        "ifca": fl.IFCA(**steps),
+        "local": fl.LocalOnly(**steps),
+    }
+    settings = {"algorithms": algorithms, "cohort": fl.Sampling(count=1, sampling="window"), "rounds": 2}
+    result = run(federation, fl.Task(NormedNet), tmp_path, **settings)  # so that the last client never takes part
+    final = {
+        (row["algorithm"], row["client"]): row["value"]
+        for row in result.rows("clients")
+        if (row["phase"], row["split"], row["metric"]) == ("final", "test", "loss")
+    }
+    for label in algorithms:
+        for number, name in enumerate(("a", "b", "c")):
+            rows = federation.indices(number, "test")
+            model = result.model(label, client=name)
+            loss = nn.functional.cross_entropy(model(federation.x[rows]), federation.y[rows])
+            assert loss.item() == pytest.approx(final[label, name], rel=1e-5), (label, name)
+            assert tree.sha256(result.weights(label, client=number)[f"client-{number}"]) == tree.sha256(
+                dict(model.state_dict())
+            )
+    assert result.personal() == ["fedbn", "fedrep", "ditto"]
+    with pytest.raises(InputError, match=r"no client 'aa'. Known: a, b, c. Did you mean 'a'"):
+        result.model("ditto", client="aa")
+    with pytest.raises(InputError, match="was run from Python"):
+        Result.read(tmp_path).model("ditto", client="a")
+
+
+def test_what_peers_think_of_each_other_is_kept(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
+    peer, alone = fl.Peer(lr=0.2, weights="score", metric="loss"), fl.LocalOnly(lr=0.2)
+    result = run(federation, task, tmp_path, rounds=1, algorithms={"peer": peer, "local": alone})
+    rows = [row for row in result.rows("public") if row["algorithm"] == "peer"]
+    found = {(row["client"], row["about"]): row["value"] for row in rows if row["name"] == "scores"}
+    names = ("a", "b", "c")
+    assert len(found) == 9
+    for i, judge in enumerate(names):
+        held = federation.indices(i, "validation")
+        for author in range(3):
+            model = result.model("local", client=author)  # in round 1 peers train as everybody alone does
+            loss = nn.functional.cross_entropy(model(federation.x[held]), federation.y[held]).item()
+            assert found[judge, author] == pytest.approx(loss, rel=1e-5), f"E[{judge}, {author}]"
 
 
 def test_a_run_without_a_name_has_a_folder_of_its_own(

@@ -6,6 +6,7 @@ from fedloom.data.sources.base import Progress, Source
 from fedloom.data.sources.csv import Csv
 from fedloom.data.sources.custom import custom
 from fedloom.data.sources.digits import Digits
+from fedloom.data.sources.eeg import Eeg
 from fedloom.data.sources.idx import FashionMnist, Mnist
 from fedloom.data.sources.images import Images
 from fedloom.data.sources.npz import Npz
@@ -20,6 +21,7 @@ SOURCES: dict[str, type[Source]] = {
     "csv": Csv,
     "images": Images,
     "npz": Npz,
+    "eeg": Eeg,
 }
 
 

@@ -1,0 +1,204 @@
+"""The client half of every search without gradients: how well each candidate does on a client's own examples."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from fedloom import evaluation, keys
+from fedloom.algorithm import Algorithm, Update
+from fedloom.clients import Clients, Setup
+from fedloom.cohort import Cohort
+from fedloom.course import blame
+from fedloom.errors import InputError
+from fedloom.local import Groups
+from fedloom.masking import Masked
+from fedloom.task import Task
+from fedloom.tree import Tree, clone, row
+
+FitnessName = Literal["mse", "cross_entropy", "accuracy", "loss"]
+HOPELESS = -100_000.0  # stands in for a fitness that cannot be computed
+TOGETHER = 4096  # most candidates × examples in one pass over a single client
+BLOCK = 8  # examples in a block, where several clients are computed side by side
+
+
+class Search(Algorithm):
+    """Clients judge candidates; the server sees only the mean of their fitness, weighted by examples."""
+
+    fitness: FitnessName = "mse"
+    examples: Literal["all", "one"] = "all"
+
+    def init_own(self, task: Task, model: Tree) -> Groups:
+        return {}
+
+    def ask(self, cohort: Cohort, population: Tree, model: Tree) -> Tensor:
+        """The fitness of each candidate over all examples of the cohort."""
+        fixed = {name: leaf for name, leaf in model.items() if name not in population}
+        return cohort.reduce(self.judge, {"population": population, "fixed": fixed})["fitness"]["fitness"]
+
+    def judge(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        """The client's half: one number for each candidate."""
+        return self.answer(task, shared["population"], shared["fixed"], data), own
+
+    def answer(self, task: Task, population: Tree, fixed: Tree, data: Clients) -> Update:
+        """The fitness of a population on every client's examples. `fixed` holds what is the same for all candidates."""
+        held = [self._rows(data, position) for position in range(len(data))]
+        if data.setup.group > 1:
+            found = fitness_side_by_side(task, population, fixed, data, held, self.fitness)
+        else:
+            found = []
+            for position, rows in enumerate(held):
+                try:
+                    found.append(fitness_on(task, population, fixed, data, rows, self.fitness))
+                except Exception as error:
+                    raise blame(error, "the fitness of the candidates", data, position) from error
+        counts = torch.tensor([len(rows) for rows in held], dtype=torch.float64)
+        return Update({"fitness": {"fitness": torch.stack(found)}}, counts)
+
+    def _rows(self, data: Clients, position: int) -> Tensor:
+        rows = data.rows(position, "train")
+        if self.examples == "all":
+            return rows
+        drawn = int(keys.hashes(data.key(position, "example"), 1)[0]) * len(rows) >> 32
+        return rows[drawn : drawn + 1]
+
+
+@torch.no_grad()
+def fitness_on(task: Task, population: Tree, fixed: Tree, data: Clients, rows: Tensor, kind: FitnessName) -> Tensor:
+    """The mean fitness of every individual on some rows of the federation, in double precision.
+
+    All individuals go through a pass together; the sizes of passes depend on the numbers of both alone.
+    """
+    individuals = len(next(iter(population.values())))
+    total = torch.zeros(individuals, dtype=torch.float64)
+    for part in evaluation.passes(rows, max(TOGETHER // individuals, 1)):
+        x, y = evaluation.batch(data, part, task)
+        outputs = population_outputs(task, population, fixed, x, data.setup)
+        total += scores(task, outputs, y, kind).sum(1, dtype=torch.float64).cpu()
+    mean = total / len(rows)
+    return torch.where(torch.isfinite(mean), mean, HOPELESS)
+
+
+@torch.no_grad()
+def fitness_side_by_side(
+    task: Task, population: Tree, fixed: Tree, data: Clients, held: Sequence[Tensor], kind: FitnessName
+) -> list[Tensor]:
+    """The same for several clients at once, each of whose examples are padded to whole blocks.
+
+    Every pass has exactly `group` blocks, the last one dummies if need be: passes of one shape give an example the same
+    bits whoever else is in them, so that a cohort may be cut anywhere.
+    """
+    individuals, lanes = len(next(iter(population.values()))), data.setup.group
+    sizes = [-(-len(rows) // BLOCK) for rows in held]
+    padded = [
+        torch.cat([rows, rows[-1:].expand(size * BLOCK - len(rows))]) for rows, size in zip(held, sizes, strict=True)
+    ]
+    real = torch.cat([torch.arange(size * BLOCK) < len(rows) for rows, size in zip(held, sizes, strict=True)])
+    dummies = -sum(sizes) % lanes * BLOCK
+    rows = torch.cat([*padded, padded[0][:1].expand(dummies)])
+    real = torch.cat([real, torch.zeros(dummies, dtype=torch.bool)])
+    sums = []
+    for part, mask in zip(torch.split(rows, lanes * BLOCK), torch.split(real, lanes * BLOCK), strict=True):
+        x, y = evaluation.batch(data, part, task)
+        values = scores(task, population_outputs(task, population, fixed, x, data.setup), y, kind).cpu()
+        sums.append(torch.where(mask, values, 0.0).double().reshape(individuals, lanes, BLOCK).sum(2))
+    blocks = torch.split(torch.cat(sums, 1)[:, : sum(sizes)], sizes, 1)
+    means = [block.sum(1) / len(rows) for block, rows in zip(blocks, held, strict=True)]
+    return [torch.where(torch.isfinite(mean), mean, HOPELESS) for mean in means]
+
+
+def scores(task: Task, outputs: Tensor, y: Tensor, kind: FitnessName) -> Tensor:
+    """How well each individual does on each example, where more is better.
+
+    `mse` is the negative mean squared error against one-hot labels (or against the numbers of a regression),
+    `cross_entropy` its negative, `accuracy` 1 or 0, and `loss` the negative of the task's own loss.
+
+    >>> outputs = torch.tensor([[[1.0, 0.0]], [[0.5, 0.5]]])  # two individuals, one example, two classes
+    >>> scores(Task(torch.nn.Identity), outputs, torch.tensor([0]), "mse")
+    tensor([[-0.0000],
+            [-0.2500]])
+    """
+    if kind == "loss":
+        return -torch.stack([task.losses(output, y) for output in outputs])
+    if kind == "mse":
+        target = _one_hot(y, outputs) if _has_classes(outputs, y) else y.to(outputs.dtype).reshape(len(y), -1)
+        return -(outputs.reshape(*outputs.shape[:2], -1) - target.reshape(len(y), -1)).square().mean(2)
+    if not _has_classes(outputs, y):
+        raise InputError(
+            f'fitness = "{kind}" needs classes and one output for each of them. Use fitness = "mse" or "loss".'
+        )
+    if kind == "accuracy":
+        return (outputs.argmax(-1) == y).to(outputs.dtype).reshape(*outputs.shape[:2], -1).mean(2)
+    log = F.log_softmax(outputs, -1)
+    chosen = log.gather(-1, y.expand(len(outputs), *y.shape).unsqueeze(-1))
+    return chosen.reshape(*outputs.shape[:2], -1).mean(2)
+
+
+def _has_classes(outputs: Tensor, y: Tensor) -> bool:
+    return not y.is_floating_point() and outputs.dim() == y.dim() + 2 and outputs.shape[-1] > 1
+
+
+def _one_hot(y: Tensor, outputs: Tensor) -> Tensor:
+    return F.one_hot(y, outputs.shape[-1]).to(outputs.dtype)
+
+
+@torch.no_grad()
+def population_outputs(task: Task, population: Tree, fixed: Tree, x: Tensor, setup: Setup = Setup()) -> Tensor:
+    """What every individual says about some examples, in evaluation mode: individuals × examples × outputs."""
+    module = task.module
+    training = module.training
+    module.eval()
+    keyed = Masked(torch.zeros(2, dtype=torch.int64, device=x.device)) if setup.masked else nullcontext()
+    try:
+        with keyed:
+            if not setup.draws_globally and _can_stack(task, population, fixed, x):
+                return _stacked(task, population, fixed, x)
+            return _one_by_one(task, population, fixed, x, setup.draws_globally)
+    finally:
+        module.train(training)
+
+
+def _stacked(task: Task, population: Tree, fixed: Tree, x: Tensor) -> Tensor:
+    others = {**task.transient, **fixed}
+
+    def one(individual: Tree) -> Tensor:
+        output: Tensor = functional_call(task.module, {**others, **individual}, (x,))
+        return output
+
+    outputs: Tensor = vmap(one)(population)
+    return outputs
+
+
+def _one_by_one(task: Task, population: Tree, fixed: Tree, x: Tensor, draws: bool) -> Tensor:
+    found = []
+    for number in range(len(next(iter(population.values())))):
+        weights = {**clone(task.transient), **fixed, **row(population, number)}
+        with torch.random.fork_rng(devices=[]) if draws else nullcontext():
+            if draws:
+                torch.manual_seed(0)  # whatever is drawn, it is the same for everybody
+            found.append(functional_call(task.module, weights, (x,)))
+    return torch.stack(found)
+
+
+_CAN_STACK: WeakKeyDictionary[Task, bool] = WeakKeyDictionary()
+
+
+def _can_stack(task: Task, population: Tree, fixed: Tree, x: Tensor) -> bool:
+    """Whether a model can be vmapped over its weights, by more than a hidden loop; tried once for each task."""
+    if task not in _CAN_STACK:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                _stacked(task, {name: leaf[:2] for name, leaf in population.items()}, fixed, x[:1])
+            _CAN_STACK[task] = True
+        except Exception:
+            _CAN_STACK[task] = False
+    return _CAN_STACK[task]

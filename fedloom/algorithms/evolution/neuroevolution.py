@@ -1,0 +1,138 @@
+"""Federated neuroevolution: a genetic algorithm whose fitness is measured where the data lives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import model_validator
+from torch import Tensor
+
+from fedloom import keys
+from fedloom.algorithms.evolution.fitness import Search
+from fedloom.algorithms.evolution.operators import (
+    CROSSOVERS,
+    CrossoverName,
+    MutationName,
+    diversity,
+    mutate,
+    next_generation,
+)
+from fedloom.cohort import Cohort
+from fedloom.errors import InputError
+from fedloom.local import Groups
+from fedloom.record import AtLeastOne, Count, NonNegative, Share
+from fedloom.task import Task
+from fedloom.tree import Tree, clone, row, select, stack
+
+NEVER = float("inf")  # a value that no generation ever had
+
+
+class Neuroevolution(Search):
+    """A population of models, judged by the clients and bred by the server: no gradient and no update ever leaves one.
+
+    A round is a generation. Clients answer with one fitness for each individual; the server takes the mean over all
+    their examples, keeps the `parents` − 1 fittest and one random other unchanged, and fills the population up with
+    mutated children of random pairs. When the validation accuracy of a generation's fittest equals one of the last
+    `stuck_check_length`, mutation grows by `stuck_evasion_rate` a generation, up to `stuck_multiplier_max` times (the
+    number of mutated values by its square root). The global model is the fittest of the last generation. For
+    models of a few thousand weights whose gradients must not be seen, or do not exist.
+    """
+
+    reference: ClassVar[str] = "Szegedi, Algorithms and Models for Federated Machine Learning, ELTE 2019"
+
+    population: Count = 50
+    parents: Count = 8
+    crossover: CrossoverName = "kernelwise"
+    mutation: MutationName = "multiplication"
+    mutation_chance: Share = 0.01
+    mutation_rate: NonNegative = 3.0
+    mutation_draw: Literal["layer", "value"] = "layer"
+    stuck_check_length: Count = 30
+    stuck_evasion_rate: AtLeastOne = 1.25
+    stuck_multiplier_max: AtLeastOne = 5.0
+
+    @model_validator(mode="after")
+    def _sizes(self) -> Neuroevolution:
+        if not 2 <= self.parents < self.population:
+            raise InputError(
+                "The 'parents' of neuroevolution must be at least 2 and fewer than the population, so that there are "
+                f"pairs and children. Got parents = {self.parents} with population = {self.population}."
+            )
+        return self
+
+    def init(self, task: Task, model: Tree) -> Groups:
+        return {
+            "model": model,
+            "population": newcomers(task, self.population, keys.key(task.seed, "population"), first=model),
+            "stuck": {
+                "multiplier": torch.ones((), dtype=torch.float64),
+                "recent": torch.full((self.stuck_check_length,), NEVER, dtype=torch.float64),
+            },
+        }
+
+    def round(self, state: Groups, cohort: Cohort) -> Groups:
+        population = state["population"]
+        fitness = self.ask(cohort, population, state["model"])
+        fittest = int(fitness.argmax())
+        model = {**state["model"], **clone(row(population, fittest))}
+        multiplier = float(state["stuck"]["multiplier"])
+        bred = next_generation(
+            population,
+            fitness,
+            self.parents,
+            keys.generator(cohort.key("breeding")),
+            CROSSOVERS[self.crossover],
+            partial(
+                mutate,
+                kind=self.mutation,
+                chance=self.mutation_chance * multiplier**0.5,
+                rate=self.mutation_rate * multiplier,
+                each=self.mutation_draw,
+            ),
+        )
+        seen = cohort.validate(model)
+        watched = fitness[fittest] if seen is None else torch.tensor(seen, dtype=torch.float64)
+        cohort.note(fitness=float(fitness[fittest]), mean_fitness=float(fitness.mean()), multiplier=multiplier)
+        cohort.note(diversity=float(diversity(population)), **({} if seen is None else {"validation": seen}))
+        return {"model": model, "population": bred, "stuck": self._stuck(state["stuck"], watched)}
+
+    def _stuck(self, stuck: Tree, watched: Tensor) -> Tree:
+        """The multiplier for the next generation, and the values that the next one is compared with."""
+        grown = (stuck["multiplier"] * self.stuck_evasion_rate).clamp(max=self.stuck_multiplier_max)
+        multiplier = torch.where((stuck["recent"] == watched).any(), grown, torch.ones_like(grown))
+        return {"multiplier": multiplier, "recent": torch.cat([stuck["recent"][1:], watched.reshape(1)])}
+
+
+class RandomSearch(Search):
+    """New random models every round, of which the fittest so far is kept: what any search must beat.
+
+    The best of all rounds is judged again beside the newcomers, so that a round costs `population` evaluations.
+    """
+
+    population: Count = 50
+
+    @model_validator(mode="after")
+    def _sizes(self) -> RandomSearch:
+        if self.population < 2:
+            raise InputError(
+                f"The 'population' of random search must be at least 2, of which one is the best so far. "
+                f"Got {self.population}."
+            )
+        return self
+
+    def round(self, state: Groups, cohort: Cohort) -> Groups:
+        best = select(state["model"], cohort.task.trainable)
+        population = newcomers(cohort.task, self.population, cohort.key("newcomers"), first=best)
+        fitness = self.ask(cohort, population, state["model"])
+        fittest = int(fitness.argmax())
+        cohort.note(fitness=float(fitness[fittest]), mean_fitness=float(fitness.mean()))
+        return {"model": {**state["model"], **clone(row(population, fittest))}}
+
+
+def newcomers(task: Task, count: int, key: int, first: Tree) -> Tree:
+    """A population of trainable weights: `first`, and others that are initialised like it, each from its own seed."""
+    others = (replace(task, seed=keys.key(key, number) >> 1).initial() for number in range(1, count))
+    return stack([select(tree, task.trainable) for tree in (first, *others)])

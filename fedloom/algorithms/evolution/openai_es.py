@@ -1,0 +1,133 @@
+"""The evolution strategy of Salimans et al.: random directions from a seed, tried in both senses."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import model_validator
+from torch import Tensor
+
+from fedloom import tree
+from fedloom.algorithm import Update
+from fedloom.algorithms.evolution.fitness import FitnessName, Search
+from fedloom.algorithms.evolution.operators import flatten, unflatten
+from fedloom.algorithms.evolution.perturbations import around, centred_ranks, directions, weighted_sum
+from fedloom.clients import Clients
+from fedloom.cohort import Cohort
+from fedloom.errors import InputError
+from fedloom.local import Groups
+from fedloom.record import Count, Decay, NonNegative, Positive
+from fedloom.task import Task
+from fedloom.tree import Tree, select
+
+EPSILON = 1e-8
+
+
+class OpenAIES(Search):
+    """One model, judged with small random changes that clients rebuild from a seed; the server follows those that help.
+
+    Half the population is w + sigma · ε, the other half w − sigma · ε. The estimated gradient of the clients' mean
+    fitness (as centred ranks) goes into Adam. `travels` says what clients are sent: the `model` and a seed; or, where
+    all clients take part in every round and keep the model themselves, only the last round's `fitness` and a seed.
+    For models whose gradients must not be seen or do not exist; better than breeding on all but the smallest of them.
+    """
+
+    reference: ClassVar[str] = "Salimans et al., Evolution Strategies as a Scalable Alternative, 2017"
+
+    fitness: FitnessName = "cross_entropy"
+    population: Count = 100
+    sigma: Positive = 0.05
+    server_lr: Positive = 0.02
+    beta1: Decay = 0.9
+    beta2: Decay = 0.999
+    decay: NonNegative = 0.0
+    travels: Literal["model", "fitness"] = "model"
+
+    @model_validator(mode="after")
+    def _pairs(self) -> OpenAIES:
+        if self.population % 2:
+            raise InputError(
+                "The 'population' of openai_es must be even, because every direction is tried in both senses. "
+                f"Got {self.population}."
+            )
+        return self
+
+    def init(self, task: Task, model: Tree) -> Groups:
+        optimizer = _untouched(task, model)
+        nothing = torch.zeros(self.population // 2, dtype=torch.float64)
+        last = {"seed": torch.zeros((), dtype=torch.int64), "utilities": nothing, "steps": optimizer["steps"]}
+        return {"model": model, "optimizer": optimizer, "last": last}
+
+    def init_own(self, task: Task, model: Tree) -> Groups:
+        return {"model": model, "optimizer": _untouched(task, model)} if self.travels == "fitness" else {}
+
+    def round(self, state: Groups, cohort: Cohort) -> Groups:
+        seed = {"seed": torch.tensor(cohort.key("directions") >> 1)}
+        if self.travels == "model":
+            found = cohort.reduce(self.judge, {"model": state["model"], "now": seed})
+        else:
+            if len(cohort) < cohort.population:
+                raise InputError(
+                    'openai_es with travels = "fitness" needs every client in every round, because those who miss one '
+                    f"lose the model. Round {cohort.round} has {len(cohort)} of {cohort.population} clients: leave out "
+                    '[cohort], or use travels = "model".'
+                )
+            found = cohort.reduce(self.follow, {"last": state["last"], "now": seed})
+        fitness = found["fitness"]["fitness"]
+        ranks = centred_ranks(fitness)
+        pairs = self.population // 2
+        last = {**seed, "utilities": ranks[:pairs] - ranks[pairs:]}
+        model, optimizer = self.step(cohort.task, state["model"], state["optimizer"], last)
+        cohort.note(fitness=float(fitness.max()), mean_fitness=float(fitness.mean()))
+        return {"model": model, "optimizer": optimizer, "last": {**last, "steps": optimizer["steps"]}}
+
+    def judge(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        return self.answer_around(task, shared["model"], shared["now"]["seed"], data), own
+
+    def follow(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        """Take the server's last step on the model that this client keeps, then judge what is around it."""
+        answers, kept = [], []
+        for position, client in enumerate(data):
+            mine = {group: tree.row(stacked, position) for group, stacked in own.items()}
+            if mine["optimizer"]["steps"] < shared["last"]["steps"]:
+                model, optimizer = self.step(task, mine["model"], mine["optimizer"], shared["last"])
+                mine = {"model": model, "optimizer": optimizer}
+            answers.append(self.answer_around(task, mine["model"], shared["now"]["seed"], client))
+            kept.append(mine)
+        fitness = tree.concat([answer.groups["fitness"] for answer in answers])
+        update = Update({"fitness": fitness}, torch.cat([answer.weights("fitness") for answer in answers]))
+        return update, {group: tree.stack([mine[group] for mine in kept]) for group in own}
+
+    def answer_around(self, task: Task, model: Tree, seed: Tensor, data: Clients) -> Update:
+        """The fitness of the model plus and minus every direction."""
+        centre = select(model, task.trainable)
+        steps = self._directions(centre, seed)
+        population = around(centre, torch.tensor(self.sigma), torch.cat([steps, -steps]))
+        return self.answer(task, population, {n: leaf for n, leaf in model.items() if n not in centre}, data)
+
+    def _directions(self, centre: Tree, seed: Tensor) -> Tensor:
+        size = sum(leaf.numel() for leaf in centre.values())
+        return directions(int(seed), self.population // 2, size, next(iter(centre.values())).dtype)
+
+    def step(self, task: Task, model: Tree, optimizer: Tree, last: Tree) -> tuple[Tree, Tree]:
+        """One step of Adam up the estimated gradient: the same bits on the server and on every client."""
+        centre = select(model, task.trainable)
+        weights = flatten({name: leaf.unsqueeze(0) for name, leaf in centre.items()})[0]
+        gradient = weighted_sum(
+            last["utilities"] / (self.population * self.sigma), self._directions(centre, last["seed"])
+        )
+        gradient = gradient - self.decay * weights
+        count = int(optimizer["steps"]) + 1
+        first = self.beta1 * optimizer["first"] + (1 - self.beta1) * gradient
+        second = self.beta2 * optimizer["second"] + (1 - self.beta2) * gradient.square()
+        scale = (second / (1 - self.beta2**count)).sqrt() + EPSILON
+        weights = weights + self.server_lr / (1 - self.beta1**count) * first / scale
+        moved = tree.row(unflatten(weights.unsqueeze(0), centre), 0)
+        return {**model, **tree.clone(moved)}, {"first": first, "second": second, "steps": optimizer["steps"] + 1}
+
+
+def _untouched(task: Task, model: Tree) -> Tree:
+    centre = select(model, task.trainable)
+    nothing = torch.zeros(sum(leaf.numel() for leaf in centre.values()), dtype=task.torch_dtype)
+    return {"first": nothing, "second": nothing.clone(), "steps": torch.zeros((), dtype=torch.int64)}

@@ -1,0 +1,191 @@
+"""Selection, crossover and mutation: pure functions over a stacked population, whose first dimension is individuals.
+
+Whatever is random comes from a numpy generator that the caller makes from a key (`keys.generator`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedloom.tree import Tree, concat, map_leaves, rows
+
+Random = np.random.Generator
+CrossoverName = Literal["kernelwise", "filterwise", "halving", "interleave", "mean"]
+MutationName = Literal["multiplication", "uniform_multiplication", "offset"]
+
+
+def flatten(stacked: Tree) -> Tensor:
+    """Every individual as one row of numbers, leaf after leaf.
+
+    >>> flatten({"w": torch.ones(2, 1, 2), "b": torch.zeros(2, 1)})
+    tensor([[1., 1., 0.],
+            [1., 1., 0.]])
+    """
+    return torch.cat([leaf.reshape(len(leaf), -1) for leaf in stacked.values()], 1)
+
+
+def unflatten(flat: Tensor, like: Tree) -> Tree:
+    """Rows of numbers as a stacked population, in views; `like` is one individual."""
+    parts = torch.split(flat, [leaf.numel() for leaf in like.values()], 1)
+    return {name: part.reshape(len(flat), *leaf.shape) for part, (name, leaf) in zip(parts, like.items(), strict=True)}
+
+
+def choose_parents(fitness: Tensor, parents: int, random: Random) -> Tensor:
+    """The numbers of the `parents` − 1 fittest, best first, and of one random other; equals in their order.
+
+    >>> choose_parents(torch.tensor([0.1, 0.9, 0.5]), 2, np.random.default_rng(0))[0]
+    tensor(1)
+    """
+    order = torch.argsort(fitness, descending=True, stable=True)
+    other = int(random.integers(parents - 1, len(order)))
+    return torch.cat([order[: parents - 1], order[other : other + 1]])
+
+
+def choose_pairs(parents: int, offspring: int, random: Random) -> tuple[Tensor, Tensor]:
+    """Two different parents for each child."""
+    first = random.integers(parents, size=offspring)
+    second = (first + random.integers(1, parents, size=offspring)) % parents
+    return torch.from_numpy(first), torch.from_numpy(second)
+
+
+# --- crossover: `a` and `b` are the first and second parents of all children, stacked
+
+
+def halving(a: Tree, b: Tree, random: Random) -> Tree:
+    """Of all values in a row, the first half (rounded down) from the first parent and the rest from the second."""
+    return _from_first(a, b, lambda place, count: place < count // 2)
+
+
+def interleave(a: Tree, b: Tree, random: Random) -> Tree:
+    """Of all values in a row, numbered from 1, the even ones from the first parent and the odd ones from the second."""
+    return _from_first(a, b, lambda place, count: place % 2 == 1)
+
+
+def mean(a: Tree, b: Tree, random: Random) -> Tree:
+    """Every value the mean of the parents'."""
+    return map_leaves(lambda one, other: (one + other) / 2, a, b)
+
+
+def kernelwise(a: Tree, b: Tree, random: Random) -> Tree:
+    """A choice for each index but that of outputs (dimension 0), which share it; a bias is whole from one parent.
+
+    This is what the published listing computes on Keras's layout, whose last dimension is that of outputs.
+    """
+    return map_leaves(lambda one, other: _chosen(one, other, (len(one), 1, *one.shape[2:]), random), a, b)
+
+
+def filterwise(a: Tree, b: Tree, random: Random) -> Tree:
+    """A choice for each output (dimension 0): whole filters, which is what the published text says."""
+    return map_leaves(lambda one, other: _chosen(one, other, one.shape[:2] + (1,) * (one.dim() - 2), random), a, b)
+
+
+CROSSOVERS: dict[str, Callable[[Tree, Tree, Random], Tree]] = {
+    "kernelwise": kernelwise,
+    "filterwise": filterwise,
+    "halving": halving,
+    "interleave": interleave,
+    "mean": mean,
+}
+
+
+def _from_first(a: Tree, b: Tree, rule: Callable[[Tensor, int], Tensor]) -> Tree:
+    one, other = flatten(a), flatten(b)
+    chosen = rule(torch.arange(one.shape[1]), one.shape[1])
+    return unflatten(torch.where(chosen, one, other), {name: leaf[0] for name, leaf in a.items()})
+
+
+def _chosen(one: Tensor, other: Tensor, shape: tuple[int, ...], random: Random) -> Tensor:
+    shape = shape if one.dim() > 1 else one.shape  # a single number has neither inputs nor outputs
+    return torch.where(torch.from_numpy(random.integers(2, size=shape).astype(bool)), one, other)
+
+
+# --- mutation
+
+
+def mutate(
+    offspring: Tree,
+    random: Random,
+    kind: MutationName = "multiplication",
+    chance: float = 0.01,
+    rate: float = 3.0,
+    each: Literal["layer", "value"] = "layer",
+) -> Tree:
+    """Change exactly `int(size · chance)` values of each leaf of each child.
+
+    - `multiplication`: w ← w (1 + ε), ε from N(0, 0.01 · rate);
+    - `uniform_multiplication`: the same with ε uniform in ± 0.01 · rate;
+    - `offset`: w ← w + ε, ε uniform in ± rate.
+
+    There is one ε for each child and leaf, as published, or one for `each` value.
+    """
+
+    def leaf(values: Tensor) -> Tensor:
+        flat = values.reshape(len(values), -1)
+        count, size = flat.shape
+        share = min(int(size * chance), size)
+        if share == 0:
+            return values
+        places = torch.from_numpy(_some(count, size, share, random))
+        change = torch.from_numpy(_changes(kind, rate, (count, share if each == "value" else 1), random)).to(flat.dtype)
+        before = flat.gather(1, places)
+        after = before + change if kind == "offset" else before * (1 + change)
+        return flat.scatter(1, places, after).reshape(values.shape)
+
+    return map_leaves(leaf, offspring)
+
+
+def _some(count: int, size: int, share: int, random: Random) -> NDArray[np.int64]:
+    """For each of `count` children, `share` different places out of `size`, each set equally likely."""
+    if share * 8 > size:
+        order: NDArray[np.int64] = np.argsort(random.random((count, size)), axis=1)
+        return order[:, :share]
+    # Floyd's algorithm, for all children at once: its cost grows with the share, not with the size
+    children = np.arange(count)
+    drawn = random.integers(np.arange(size - share + 1, size + 1), size=(count, share))
+    taken = np.zeros((count, size), dtype=bool)
+    for step in range(share):
+        drawn[:, step] = np.where(taken[children, drawn[:, step]], size - share + step, drawn[:, step])
+        taken[children, drawn[:, step]] = True
+    return drawn
+
+
+def _changes(kind: str, rate: float, shape: tuple[int, int], random: Random) -> NDArray[np.float64]:
+    if kind == "multiplication":
+        return random.normal(0.0, 0.01 * rate, size=shape)
+    widest = rate if kind == "offset" else 0.01 * rate
+    return random.uniform(-widest, widest, size=shape)
+
+
+# --- a generation
+
+
+def next_generation(
+    population: Tree,
+    fitness: Tensor,
+    parents: int,
+    random: Random,
+    crossover: Callable[[Tree, Tree, Random], Tree],
+    mutation: Callable[[Tree, Random], Tree],
+) -> Tree:
+    """The parents as they are, then mutated children of random pairs of them, as many individuals as before."""
+    kept = rows(population, choose_parents(fitness, parents, random))
+    first, second = choose_pairs(parents, len(fitness) - parents, random)
+    children = mutation(crossover(rows(kept, first), rows(kept, second), random), random)
+    return concat([kept, children])
+
+
+def diversity(population: Tree) -> Tensor:
+    """How far individuals are from their mean: root mean square distance, as a share of their root mean square norm.
+
+    >>> diversity({"w": torch.tensor([[1.0], [-1.0]])}), diversity({"w": torch.tensor([[2.0], [2.0]])})
+    (tensor(1.), tensor(0.))
+    """
+    flat = flatten(population)
+    norm, spread = torch.linalg.vector_norm(flat), torch.linalg.vector_norm(flat - flat.mean(0))
+    return spread / norm if norm > 0 else torch.zeros(())
