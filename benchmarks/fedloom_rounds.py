@@ -71,7 +71,7 @@ def stored(line: Line, options: Namespace) -> None:
     class OnOrder(Silent):
         """Told about each round before it is stored, so that storing one is part of the next."""
 
-        def step(self, round: int, values: dict[str, float], seconds: float) -> None:
+        def step(self, cell: str, round: int, values: dict[str, float], seconds: float) -> None:
             line.done(accuracy=values["accuracy"])
             self.more = line.wait()
 

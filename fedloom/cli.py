@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -37,6 +38,15 @@ Changes = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+class Fill(str, Enum):
+    """What is shaded in sausage graphs."""
+
+    min_max = "min-max"
+    std = "std"
+
+
 Folder = Annotated[Path, typer.Argument(help="A run's folder.", metavar="DIR")]
 
 
@@ -145,11 +155,12 @@ def run(
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Also say how it is computed.")] = False,
+    report: Annotated[bool, typer.Option("--report/--no-report", help="End with report.html in the folder.")] = True,
 ) -> None:
     """Run an experiment, or go on where it stopped."""
     if workers is not None:
         changes = [*(changes or []), f"run.workers={workers}"]
-    _run(file, changes, out, fresh, as_json, quiet, verbose)
+    _run(file, changes, out, fresh, as_json, quiet, verbose, report)
 
 
 @app.command()
@@ -158,37 +169,35 @@ def demo(
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
 ) -> None:
-    """Compare ways to learn on handwritten digits at ten data holders: a first run, in under a minute."""
+    """Compare seven ways to learn on handwritten digits at ten data holders: a first run, in under two minutes."""
     file = Path(__file__).parent / "experiment" / "files" / "demo.toml"
-    _run(file, None, out, False, as_json, quiet, False)
+    _run(file, None, out, False, as_json, quiet, False, True)
 
 
 def _run(
-    file: Path, changes: list[str] | None, out: Path | None, fresh: bool, as_json: bool, quiet: bool, verbose: bool
+    file: Path,
+    changes: list[str] | None,
+    out: Path | None,
+    fresh: bool,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+    report: bool,
 ) -> None:
-    from rich.console import Console
-
     from fedloom.experiment.plan import Plan
-    from fedloom.experiment.progress import Bar, Lines, Silent
     from fedloom.experiment.run import run as run_experiment
 
     experiment = _load(file, changes)
     plan = Plan(experiment)
     folder = out or Path("runs") / experiment.name
-    console = Console(stderr=True)
-    progress: Any = Silent() if quiet else Bar(console) if console.is_terminal else Lines()
-    try:
-        with _stop_on_interrupt() as should_stop:
-            result = run_experiment(
-                **plan.arguments(), out=folder, fresh=fresh, progress=progress, should_stop=should_stop, verbose=verbose
-            )
-    finally:
-        if isinstance(progress, Bar):
-            progress.close()
-    _finish(result, experiment, folder, f"fedloom run {file}" + (f" --out {out}" if out else ""), as_json)
+    with _showing(quiet) as progress, _stop_on_interrupt() as should_stop:
+        result = run_experiment(
+            **plan.arguments(), out=folder, fresh=fresh, progress=progress, should_stop=should_stop, verbose=verbose
+        )
+    _finish(result, experiment, folder, f"fedloom run {file}" + (f" --out {out}" if out else ""), as_json, report)
 
 
-def _finish(result: Any, experiment: Experiment, folder: Path, again: str, as_json: bool) -> None:
+def _finish(result: Any, experiment: Experiment, folder: Path, again: str, as_json: bool, report: bool = True) -> None:
     """Say how a run ended: its numbers, its folder, its picture; `again` is the command to go on with."""
     if result.status != "done":
         _say(f"Stopped; everything up to here is in {folder}. Go on with: {again}")
@@ -205,6 +214,142 @@ def _finish(result: Any, experiment: Experiment, folder: Path, again: str, as_js
         tell(f"Picture: {result.plot(experiment.task.metrics[0] if experiment.task.metrics else 'loss')}")
     except FedloomError as error:  # the results are there, whether or not they can be drawn
         _say(f"No picture: {error}")
+    if report:
+        try:
+            tell(f"Report: {result.report()}")
+        except Exception as error:  # nor does a report that cannot be written make a finished run a failure
+            _say(f"No report: {type(error).__name__}: {error}. Try again with: fedloom report {folder}")
+
+
+@app.command()
+def sweep(
+    file: File,
+    over: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--over", metavar="TABLE.KEY=A,B,C", help="Values of a key to try. May be repeated: all pairs."),
+    ] = None,
+    random: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="Draw so many settings; keys may then have ranges: low:high or low:high:log."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of what is drawn at random.")] = 0,
+    changes: Changes = None,
+    out: Annotated[Optional[Path], typer.Option(help="The sweep's folder (default: runs/NAME-sweep).")] = None,  # noqa: UP045
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew; old folders are kept.")] = False,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+) -> None:
+    """Try many settings and rank them by validation; the test splits are not looked at."""
+    from fedloom.experiment import choices
+    from fedloom.experiment.sweep import sweep as try_all
+
+    with _showing(quiet) as progress, _stop_on_interrupt() as should_stop:
+        found = try_all(
+            file,
+            choices.parse_over(over or []),
+            changes=_parse_changes(changes or []),
+            random=random,
+            seed=seed,
+            out=out,
+            fresh=fresh,
+            progress=progress,
+            should_stop=should_stop,
+        )
+    if found is None:
+        _say("Stopped. The same command goes on.")
+        raise typer.Exit(130)
+    if as_json:
+        print(json.dumps(found.json(), indent=2))
+    else:
+        _print_rows(found.table())
+    say = _say if as_json else print
+    best = found.best()
+    if best is not None:
+        chosen = " ".join(f"--set {key}={json.dumps(value)}" for key, value in best.setting.items())
+        say(f"Best on validation data: {choices.name(best.setting)} ({best.label}). Measure it on test data, once:")
+        say(f"  fedloom run {file} {chosen} --out {found.folder / 'best'}")
+    say(f"Table: {found.folder / 'sweep.csv'}")
+    if (found.folder / "sweep.png").is_file():
+        say(f"Picture: {found.folder / 'sweep.png'}")
+
+
+@app.command()
+def reproduce(
+    name: Annotated[Optional[str], typer.Argument(help="Which (without it: a list).", metavar="NAME")] = None,  # noqa: UP045
+    quick: Annotated[bool, typer.Option("--quick", help="A shortened version, labelled as such.")] = False,
+    only: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--only", metavar="ROW", help="Only rows of this name; * stands for anything. May be repeated."),
+    ] = None,
+    data: Annotated[Optional[Path], typer.Option(help="The folder with the data.")] = None,  # noqa: UP045
+    changes: Changes = None,
+    out: Annotated[Optional[Path], typer.Option(help="Folder (default: runs/reproduce-NAME).")] = None,  # noqa: UP045
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew; old folders are kept.")] = False,
+    estimate: Annotated[bool, typer.Option("--estimate", help="Only say how long it would take.")] = False,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+) -> None:
+    """Run published experiments again, and show ours and theirs side by side."""
+    from fedloom.experiment import reproduce as again
+
+    if name is None:
+        for known in again.names():
+            print(f"{known:<20} {again.load(known).title}")
+        return
+    reproduction = again.load(name)
+    more = {"data.path": str(data.resolve())} if data is not None else {}
+    planned = again.plan(reproduction, quick=quick, only=only or [], changes={**more, **_parse_changes(changes or [])})
+    rows = f"{len(planned)} row" + ("s" if len(planned) > 1 else "")
+    total = sum(one.seconds for one in planned)
+    _say(f"{reproduction.title}{' (quick)' if quick else ''}: {rows}, roughly {again.duration(total)} on this machine.")
+    if estimate:
+        for one in planned:
+            print(f"{one.row.name:<30} {again.duration(one.seconds)}")
+        return
+    folder = out or Path("runs") / f"reproduce-{Path(name).stem}{'-quick' if quick else ''}"
+    with _showing(quiet) as progress, _stop_on_interrupt() as should_stop:
+        table = again.reproduce(
+            reproduction, planned, folder, quick=quick, fresh=fresh, progress=progress, should_stop=should_stop
+        )
+    if table is None:
+        _say("Stopped. The same command goes on.")
+        raise typer.Exit(130)
+    if as_json:
+        print(json.dumps({"title": table.title, "columns": table.columns, "rows": table.rows, "note": table.note}))
+    else:
+        _print_rows(table)
+    (_say if as_json else print)(f"Table: {folder / 'reproduction.csv'}")
+
+
+@contextmanager
+def _showing(quiet: bool) -> Iterator[Any]:
+    """Progress as suits where it is shown."""
+    from rich.console import Console
+
+    from fedloom.experiment.progress import Bar, Lines, Silent
+
+    console = Console(stderr=True)
+    progress: Any = Silent() if quiet else Bar(console) if console.is_terminal else Lines()
+    try:
+        yield progress
+    finally:
+        if isinstance(progress, Bar):
+            progress.close()
+
+
+def _print_rows(table: Any, most: int = 30) -> None:
+    """A table on screen."""
+    from rich.console import Console
+    from rich.table import Table
+
+    made = Table(title=table.title, caption=table.note, caption_justify="left")
+    for name, kind in zip(table.columns, table.kinds, strict=True):
+        made.add_column(name, justify="left" if kind == "text" else "right")
+    for row in table.rows[:most]:
+        made.add_row(*table.shown(row))
+    if len(table.rows) > most:
+        made.add_row("…")
+    Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False).print(made)
 
 
 def _print_table(result: Any) -> None:
@@ -294,6 +439,19 @@ def show(folder: Folder, as_json: AsJson = False) -> None:
         _print_table(result)
 
 
+@app.command()
+def report(
+    folder: Folder,
+    fill: Annotated[Fill, typer.Option(help="What is shaded around means over users.")] = Fill.min_max,
+) -> None:
+    """Write a run's report: one HTML file, with tables and figures as files beside it."""
+    from fedloom.experiment.result import Result
+
+    print(f"Report: {Result.read(folder).report(fill.value)}")
+    print(f"Tables: {folder / 'tables'}")
+    print(f"Figures: {folder / 'figures'}")
+
+
 @app.command("list")
 def list_runs(
     folder: Annotated[Path, typer.Argument(help="Where runs are.", metavar="DIR")] = Path("runs"),
@@ -376,6 +534,9 @@ def graph(
 def export(
     folder: Folder,
     csv: Annotated[bool, typer.Option("--csv", help="All tables as CSV files.")] = False,
+    parquet: Annotated[bool, typer.Option("--parquet", help="All tables as Parquet files.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="All curves as TensorBoard event files.")] = False,
+    mlflow: Annotated[bool, typer.Option("--mlflow", help="All cells as runs in a local MLflow store.")] = False,
     model: Annotated[bool, typer.Option("--model", help="The trained weights: safetensors and a state_dict.")] = False,
     client: Annotated[
         Optional[str],  # noqa: UP045
@@ -383,20 +544,31 @@ def export(
     ] = None,
     to: Annotated[Optional[Path], typer.Option(help="Where to (default: DIR/export).")] = None,  # noqa: UP045
 ) -> None:
-    """Write tables or trained weights out of a run's folder."""
-    from fedloom.experiment.export import export_csv, export_models
+    """Write tables, curves or trained weights out of a run's folder, for other programs."""
+    from fedloom.experiment import export as exporting
     from fedloom.experiment.result import Result
 
-    if not csv and not model:
-        raise InputError("Say what to export: --csv, --model, or both.")
+    wanted = [
+        exporter
+        for asked, exporter in (
+            (csv, exporting.export_csv),
+            (parquet, exporting.export_parquet),
+            (tensorboard, exporting.export_tensorboard),
+            (mlflow, exporting.export_mlflow),
+        )
+        if asked
+    ]
+    if not wanted and not model:
+        raise InputError("Say what to export: --csv, --parquet, --tensorboard, --mlflow or --model; several are fine.")
     if client is not None and not model:
         raise InputError("--client says whose model to export: use it with --model.")
     result = Result.read(folder)
     target = to or folder / "export"
     target.mkdir(parents=True, exist_ok=True)
-    for path in export_csv(result, target) if csv else ():
-        print(path)
-    for path in export_models(result, target, client) if model else ():
+    for exporter in wanted:
+        for path in exporter(result, target):
+            print(path)
+    for path in exporting.export_models(result, target, client) if model else ():
         print(path)
     if model and client is None:
         _say_what_is_missing(result)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Optional
 
 import typer
 
@@ -61,10 +61,7 @@ def serve(
 ) -> None:
     """Run an experiment on other machines: wait for agents, then go on as `run` does."""
     _needs_extra()
-    from rich.console import Console
-
-    from fedloom.cli import _finish, _load, _say, _stop_on_interrupt
-    from fedloom.experiment.progress import Bar, Lines, Silent
+    from fedloom.cli import _finish, _load, _say, _showing, _stop_on_interrupt
     from fedloom.network.serve import Session, prepare_folder
 
     if (certificate is None) != (key is None):
@@ -73,24 +70,19 @@ def serve(
     folder = out or Path("runs") / experiment.name
     prepare_folder(folder, fresh)
     host, port = _address(listen)
-    console = Console(stderr=True)
-    progress: Any = Silent() if quiet else Bar(console) if console.is_terminal else Lines()
-    session = Session(
-        experiment,
-        folder,
-        host=host,
-        port=port if not local or listen != "127.0.0.1:8443" else 0,
-        local=local,
-        certificate=(certificate, key) if certificate and key else None,
-        tls=not no_tls,
-        tell=_say if quiet else progress.note,
-    )
-    try:
+    with _showing(quiet) as progress:
+        session = Session(
+            experiment,
+            folder,
+            host=host,
+            port=port if not local or listen != "127.0.0.1:8443" else 0,
+            local=local,
+            certificate=(certificate, key) if certificate and key else None,
+            tls=not no_tls,
+            tell=_say if quiet else progress.note,
+        )
         with _stop_on_interrupt() as should_stop:
             result = session.run(progress, should_stop)
-    finally:
-        if isinstance(progress, Bar):
-            progress.close()
     _finish(result, session.experiment, folder, f"fedloom serve {file}" + (f" --out {out}" if out else ""), as_json)
 
 

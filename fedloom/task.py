@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,6 +33,7 @@ CACHED = (
     "normalization",
 )  # what each process finds out for itself
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+GENERATOR = threading.RLock()  # torch's generator is one for all threads: who lends it a seed must be alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +123,7 @@ class Task:
         """The initial weights, always the same for the same seed."""
         module = self.build()
         if self.init == "glorot":
-            with torch.random.fork_rng(devices=[]):
+            with GENERATOR, torch.random.fork_rng(devices=[]):
                 torch.manual_seed(keys.key(self.seed, "glorot") >> 1)
                 _glorot(module)
         weights = leaves(module)
@@ -130,7 +132,7 @@ class Task:
     def build(self) -> nn.Module:
         """A new module with initial weights."""
         # modules draw their initial weights from torch's global generator: lend them a seeded one
-        with torch.random.fork_rng(devices=[]):
+        with GENERATOR, torch.random.fork_rng(devices=[]):
             torch.manual_seed(keys.key(self.seed, "init") >> 1)
             if isinstance(self.model, nn.Module):
                 module = copy.deepcopy(self.model)

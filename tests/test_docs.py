@@ -79,6 +79,22 @@ def test_examples_run(file: Path, tmp_path: Path) -> None:
     run([*command, "--out", str(tmp_path / "out")], tmp_path)
 
 
+@pytest.mark.filterwarnings("ignore")  # those of Jupyter's event loop
+@pytest.mark.parametrize("file", sorted((ROOT / "examples").rglob("*.ipynb")), ids=lambda file: file.stem)
+def test_notebooks_run_from_top_to_bottom(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import nbclient
+    import nbformat
+
+    monkeypatch.setenv("ROUNDS", "2")
+    monkeypatch.setenv("SEEDS", "2")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    notebook = nbformat.read(file, as_version=4)
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))
+    assert "95 % interval" in printed
+    assert (tmp_path / "runs" / "notebook" / "report.html").is_file()
+
+
 @pytest.mark.data
 def test_the_mnist_example_learns(tmp_path: Path) -> None:
     folder = Path(os.environ.get("FEDLOOM_DATA", ROOT.parent / "shared" / "data")) / "mnist"

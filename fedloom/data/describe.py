@@ -14,7 +14,7 @@ from rich.text import Text
 from fedloom.data.federation import Federation
 from fedloom.data.picture import plot
 
-__all__ = ["Client", "Description", "describe", "plot", "table"]
+__all__ = ["Client", "Description", "describe", "label_counts", "plot", "table"]
 
 Numbers = NDArray[np.int64]
 
@@ -113,6 +113,21 @@ def _labels(federation: Federation) -> tuple[Numbers, NDArray[np.float64]]:
     labels = np.bincount(found // classes, minlength=len(sizes))
     most = np.maximum.reduceat(counts, np.concatenate([[0], np.cumsum(labels)[:-1]]))
     return labels, most / sizes
+
+
+def label_counts(federation: Federation, most: int = 200) -> dict[str, object] | None:
+    """Examples of every label at every client, as JSON can hold them; nothing for a regression or a large population.
+
+    >>> federation = Federation.from_arrays(np.zeros((6, 1)), [0, 0, 0, 0, 1, 1], client=["a"] * 3 + ["b"] * 3)
+    >>> label_counts(federation)
+    {'classes': ['0', '1'], 'counts': [[3, 0], [1, 2]]}
+    """
+    classes, clients = len(federation.classes), federation.clients
+    if not 0 < classes <= most or clients > most:
+        return None
+    owners = np.repeat(np.arange(clients), np.diff(federation.offsets))
+    counts = np.bincount(owners * classes + federation.y.numpy(), minlength=clients * classes)
+    return {"classes": list(federation.classes), "counts": counts.reshape(clients, classes).tolist()}
 
 
 def _warnings(

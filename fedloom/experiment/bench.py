@@ -80,6 +80,7 @@ def bench(plan: Plan, rounds: int, progress: Progress) -> Bench:
         backend = _backend(federation, task, setup, workers)
         processes = [process.pid for process in workers.processes] if workers else []
         timings = []
+        progress.expect(len(experiment.algorithm), 2 * (rounds + WARM_UP))
         for label, algorithm in experiment.algorithm.items():
             progress.begin(label, 0, 2 * (rounds + WARM_UP))
 
@@ -99,7 +100,7 @@ def bench(plan: Plan, rounds: int, progress: Progress) -> Bench:
             timings.append(
                 _time(label, algorithm, federation, start, experiment.evaluate, rounds, began, processes, progress)
             )
-            progress.end()
+            progress.end(label)
             began = time.perf_counter()
         chosen = choices(facts, setup, experiment.run, cohort, len(processes))
         return Bench(tuple(chosen), tuple(timings), machine.facts())
@@ -130,7 +131,7 @@ def _time(
         for name, records in running.items():
             record = next(records)
             first, done = first or time.perf_counter() - began, done + 1
-            progress.step(done, {}, record.seconds)
+            progress.step(label, done, {}, record.seconds)
             if number >= WARM_UP:
                 seconds[name].append(record.seconds)
         if number >= WARM_UP:

@@ -77,6 +77,7 @@ class Plan:
             "group": settings.group,
             "compile": settings.compile,
             "device": settings.device,
+            "cells": settings.cells,
             "checkpoint_every": settings.checkpoint_every,
             "keep_models": settings.keep_models,
             "description": experiment.description(),

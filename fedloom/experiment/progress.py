@@ -11,59 +11,72 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress(Protocol):
-    """Told about a run as it happens."""
+    """Told about a run as it happens; several cells may be under way at once."""
+
+    def expect(self, cells: int, rounds: int) -> None:
+        """How much there is in all, before anything begins."""
 
     def begin(self, cell: str, done: int, rounds: int) -> None:
         """A cell starts, or goes on after `done` rounds."""
 
-    def step(self, round: int, values: dict[str, float], seconds: float) -> None:
+    def step(self, cell: str, round: int, values: dict[str, float], seconds: float) -> None:
         """A round is over."""
 
     def note(self, text: str) -> None:
         """Something the user should know."""
 
-    def end(self) -> None:
+    def end(self, cell: str) -> None:
         """The cell is over."""
 
 
 class Silent:
     """No progress; what the user should know goes to the log."""
 
+    def expect(self, cells: int, rounds: int) -> None: ...
     def begin(self, cell: str, done: int, rounds: int) -> None: ...
-    def step(self, round: int, values: dict[str, float], seconds: float) -> None: ...
-    def end(self) -> None: ...
+    def step(self, cell: str, round: int, values: dict[str, float], seconds: float) -> None: ...
+    def end(self, cell: str) -> None: ...
 
     def note(self, text: str) -> None:
         logging.getLogger("fedloom").warning(text)
 
 
 class Lines:
-    """One line every ten seconds, for logs."""
+    """One line every ten seconds, and one for every cell that is over: for logs."""
 
     def __init__(self, stream: Any = None) -> None:
         self.stream = stream or sys.stderr
-        self.cell, self.rounds, self.last, self.round, self.text = "", 0, 0.0, 0, ""
+        self.last, self.cells, self.over = time.monotonic(), 0, 0
+        self.rounds: dict[str, int] = {}
+        self.texts: dict[str, str] = {}
+
+    def expect(self, cells: int, rounds: int) -> None:
+        self.cells, self.over = cells, 0
 
     def begin(self, cell: str, done: int, rounds: int) -> None:
-        self.cell, self.rounds, self.last, self.text = cell, rounds, time.monotonic(), ""
+        self.rounds[cell] = rounds
 
-    def step(self, round: int, values: dict[str, float], seconds: float) -> None:
-        words = [f"{self.cell}: round {round} of {self.rounds}", describe(values), f"{seconds:.2g} s a round"]
-        self.text = ", ".join(word for word in words if word)
+    def step(self, cell: str, round: int, values: dict[str, float], seconds: float) -> None:
+        words = [f"{cell}: round {round} of {self.rounds[cell]}", describe(values), f"{seconds:.2g} s a round"]
+        self.texts[cell] = ", ".join(word for word in words if word)
         if time.monotonic() - self.last >= SECONDS_BETWEEN_LINES:
-            self.note(self.text)
-            self.last, self.text = time.monotonic(), ""
+            self.note(self.texts.pop(cell))
+            self.last = time.monotonic()
 
     def note(self, text: str) -> None:
         print(text, file=self.stream, flush=True)
 
-    def end(self) -> None:
-        if self.text:
-            self.note(self.text)
+    def end(self, cell: str) -> None:
+        self.over += 1
+        text = self.texts.pop(cell, "")
+        if text:
+            self.note(text + (f" ({self.over} of {self.cells} cells)" if self.cells > 1 else ""))
 
 
 class Bar:
-    """A progress bar with rounds, loss, accuracy, seconds a round and time left."""
+    """A bar for all cells together, and one for each that is under way, with loss, accuracy and seconds a round."""
+
+    MOST = 8  # so many finished cells stay on screen
 
     def __init__(self, console: Any) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -78,20 +91,40 @@ class Bar:
             console=console,
             expand=True,
         )
-        self.task: Any = None
+        self.all: Any = None
+        self.cells, self.over, self.done = 0, 0, 0
+        self.tasks: dict[str, Any] = {}
+        self.rounds: dict[str, tuple[int, int]] = {}  # done and total
+
+    def expect(self, cells: int, rounds: int) -> None:
+        self.cells, self.over, self.done = cells, 0, 0
+        if cells > 1:
+            self.all = self.progress.add_task("all rounds", total=cells * rounds, values=f"0 of {cells} cells")
 
     def begin(self, cell: str, done: int, rounds: int) -> None:
-        if self.task is None:
-            self.progress.start()
-        self.task = self.progress.add_task(cell, total=rounds, completed=done, values="")
+        self.progress.start()
+        self.rounds[cell] = (done, rounds)
+        self._forward(done)
+        self.tasks[cell] = self.progress.add_task(cell, total=rounds, completed=done, values="")
 
-    def step(self, round: int, values: dict[str, float], seconds: float) -> None:
-        self.progress.update(self.task, completed=round, values=f"{describe(values)} {seconds:.2g} s/round")
+    def step(self, cell: str, round: int, values: dict[str, float], seconds: float) -> None:
+        self.progress.update(self.tasks[cell], completed=round, values=f"{describe(values)} {seconds:.2g} s/round")
+        self._forward(round - self.rounds[cell][0])
+        self.rounds[cell] = (round, self.rounds[cell][1])
+
+    def _forward(self, rounds: int) -> None:
+        if self.all is not None:
+            self.progress.update(self.all, advance=rounds)
 
     def note(self, text: str) -> None:
         self.progress.console.print(text, highlight=False)
 
-    def end(self) -> None:
+    def end(self, cell: str) -> None:
+        self.over += 1
+        if self.all is not None:
+            self.progress.update(self.all, values=f"{self.over} of {self.cells} cells")
+        if self.cells > self.MOST:
+            self.progress.update(self.tasks[cell], visible=False)
         self.progress.refresh()
 
     def close(self) -> None:

@@ -153,6 +153,12 @@ class Result:
         picture(self.rows("server"), self.rows("rounds"), target)
         return target
 
+    def report(self, fill: str = "min-max") -> Path:
+        """Write `report.html` into the run's folder, with `tables` and `figures` beside it; the report's path."""
+        from fedloom.experiment.report import write
+
+        return write(self.folder, fill=fill)
+
     def weights(
         self, algorithm: str | None = None, seed: int | None = None, client: str | int | None = None
     ) -> dict[str, Tree]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from fedloom.backends.serial import Serial
 from fedloom.backends.vector import Vector, Workers
 from fedloom.clients import Setup
 from fedloom.cohort import Backend, Sampling
+from fedloom.data.describe import label_counts
 from fedloom.data.federation import Federation
 from fedloom.engine import Evaluation, RoundRecord, Snapshot, fit
 from fedloom.errors import FedloomError, InputError, QuorumError, StoreError
 from fedloom.evaluation import Measured
-from fedloom.experiment import checkpoint
+from fedloom.experiment import checkpoint, parallel
 from fedloom.experiment.folder import claimed, same_experiment
 from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.result import Result
@@ -30,7 +32,7 @@ from fedloom.experiment.store import Store
 from fedloom.local import Groups
 from fedloom.probe import Probe, probe
 from fedloom.resolve import code_fingerprint
-from fedloom.task import Task
+from fedloom.task import GENERATOR, Task
 
 Connect = Callable[[Federation, Task], Backend]
 
@@ -51,6 +53,7 @@ def run(
     group: int | str = "auto",
     compile: bool | str = "auto",
     device: str = "auto",
+    cells: int | str = "auto",
     checkpoint_every: int = 1,
     keep_models: bool = False,
     fresh: bool = False,
@@ -67,7 +70,7 @@ def run(
     is called after the experiment's fingerprint, so that another experiment gets another folder. `connect` makes a
     backend of another kind than the named ones, such as one whose clients are on other machines.
     """
-    cells = _labelled(algorithms)
+    labelled = _labelled(algorithms)
     seed_list = tuple(range(1, seeds + 1)) if isinstance(seeds, int) else tuple(seeds)
     for given, kind, what in ((cohort, Sampling, "cohort"), (evaluate, Evaluation, "evaluate")):
         if not isinstance(given, kind):
@@ -79,28 +82,71 @@ def run(
         group=group,
         compile=compile,
         device=device,
+        cells=cells,
         checkpoint_every=checkpoint_every,
         keep_models=keep_models,
     )
     _check_numbers(rounds, seed_list, name)
     federations = federation if callable(federation) else lambda seed: federation
     tasks = task if callable(task) and not isinstance(task, Task) else lambda seed: task
-    described = dict(description or _describe(federations, tasks, cells, seed_list, cohort, evaluation))
+    described = dict(description or _describe(federations, tasks, labelled, seed_list, cohort, evaluation))
     title = name or f"run-{identity(described)[:8]}"
     folder = Path(out) if out is not None else Path("runs") / title
     told = progress or Silent()
     with claimed(folder, fresh), Store(folder) as store:
         same_experiment(store, folder, described, rounds, resolved)
         todo = [
-            _Cell(folder, store, label, seed, algorithm, rounds, cohort, evaluation, settings, told)
+            _Cell(folder, store.cell(label, seed), label, seed, algorithm, rounds, cohort, evaluation, settings, told)
             for seed in seed_list
-            for label, algorithm in cells.items()
+            for label, algorithm in labelled.items()
         ]
-        with _Backends(federations, tasks, settings, cohort, store, told, verbose, connect) as backends:
-            for cell in todo:
-                if not cell.train(backends, should_stop):
-                    break
-    return Result.read(folder, tasks, cells)
+        told.expect(len(todo), rounds)
+        todo = [cell for cell in todo if not cell.is_done(store)]
+        if todo:
+            with ExitStack() as stack:
+                lanes = _lanes(stack, folder, todo, federations, tasks, settings, cohort, told, verbose, connect)
+                parallel.train(todo, lanes, should_stop, [lane.kill for lane in lanes])
+    return Result.read(folder, tasks, labelled)
+
+
+def _lanes(
+    stack: ExitStack,
+    folder: Path,
+    todo: Sequence[_Cell],
+    federations: Callable[[int], Federation],
+    tasks: Callable[[int], Task],
+    settings: RunTable,
+    cohort: Sampling,
+    progress: Progress,
+    verbose: bool,
+    connect: Connect | None,
+) -> list[_Backends]:
+    """Where cells are computed: in one lane with all workers, or in several with some of them each."""
+    everyone: list[Workers | None] = [None]
+    if settings.backend == "vector" and connect is None:
+        # first of all: they load torch while this process loads the data
+        workers = Workers(machine.cores() if settings.workers == "auto" else settings.workers)
+        stack.callback(workers.close)
+        federation = federations(todo[0].seed)
+        data = sum(array.nbytes for array in (federation.x, federation.y))
+        wanted = settings.cells if settings.cells != "auto" else parallel.lanes(len(todo), len(workers), data)
+        everyone = [*parallel.divide(workers, min(wanted, len(todo), len(workers)))]
+    return [
+        stack.enter_context(
+            _Backends(
+                federations,
+                tasks,
+                settings,
+                cohort,
+                stack.enter_context(Store(folder)),
+                progress,
+                verbose,
+                group,
+                connect,
+            )
+        )
+        for group in everyone
+    ]
 
 
 def _check_numbers(rounds: object, seeds: Sequence[object], name: object) -> None:
@@ -170,46 +216,49 @@ class _Backends:
     store: Store
     progress: Progress
     verbose: bool
+    workers: Workers | None
     connect: Connect | None = None
 
     def __enter__(self) -> _Backends:
         self._made: dict[tuple[int, int], tuple[Backend, Federation, Task]] = {}
-        self._workers: Workers | None = None
         return self
 
     def __exit__(self, *failure: object) -> None:
         for backend, _, _ in self._made.values():
             backend.close()
-        if self._workers is not None:
-            self._workers.close()
+
+    def kill(self) -> None:
+        """End the workers at once, whatever they are doing."""
+        for process in self.workers.processes if self.workers is not None else ():
+            process.kill()
 
     def get(self, seed: int) -> tuple[Backend, Federation, Task]:
-        if self.settings.backend == "vector" and self._workers is None and self.connect is None:
-            # first of all: they load torch while this process loads the data
-            self._workers = Workers(machine.cores() if self.settings.workers == "auto" else self.settings.workers)
-        federation, task = self.federations(seed), self.tasks(seed)
-        key = (id(federation), id(task))
-        if key not in self._made:
-            self._made = {key: (self._build(federation, task, seed), federation, task)}
-        return self._made[key]
+        # one lane at a time: data is loaded once, models draw from torch's generator, the first one records the setup
+        with GENERATOR:
+            federation, task = self.federations(seed), self.tasks(seed)
+            key = (id(federation), id(task))
+            if key not in self._made:
+                self._made = {key: (self._build(federation, task, seed), federation, task)}
+            return self._made[key]
 
     def _build(self, federation: Federation, task: Task, seed: int) -> Backend:
         self.cohort.check(federation.clients)
         if self.connect is not None:
             self._same_data(federation, seed)
             self._introduce(federation)
+            self.store.set_fact("network", True)
             return self.connect(federation, task)
         facts = probe(federation, task)
         setup = self._setup(facts, federation)
         self._same_data(federation, seed)
         if self.verbose:
             self._explain(federation, task, setup)
-        if self._workers is None:
+        if self.workers is None:
             return Serial(federation, task, setup)
-        return Vector(federation, task, setup, self._workers)
+        return Vector(federation, task, setup, self.workers)
 
     def _explain(self, federation: Federation, task: Task, setup: Setup) -> None:
-        workers = f"{len(self._workers)} worker processes" if self._workers else "this process"
+        workers = f"{len(self.workers)} worker processes for a cell" if self.workers else "this process"
         self.progress.note(f"{federation}, a model of {task.parameters:,} parameters")
         self.progress.note(f"computed in {workers}, {setup}")
         self.progress.note(", ".join(f"{name} {value}" for name, value in machine.facts().items()))
@@ -236,6 +285,9 @@ class _Backends:
         self.store.set_fact("machine", machine.facts())
         if not self.store.rows("clients"):
             self.store.set_clients(federation)
+            held = label_counts(federation) if len(federation.y) else None  # elsewhere, labels are not known here
+            if held is not None:
+                self.store.set_fact("labels", held)
 
     def _same_data(self, federation: Federation, seed: int) -> None:
         known = self.store.fact(f"data of seed {seed}")
@@ -249,7 +301,7 @@ class _Cell:
     """One algorithm with one seed."""
 
     folder: Path
-    store: Store
+    number: int
     label: str
     seed: int
     algorithm: Algorithm
@@ -259,37 +311,49 @@ class _Cell:
     settings: RunTable
     progress: Progress
 
-    def __post_init__(self) -> None:
-        self.number = self.store.cell(self.label, self.seed)
+    @property
+    def title(self) -> str:
+        return f"{self.label} (seed {self.seed})"
 
-    def train(self, backends: _Backends, should_stop: Callable[[], bool]) -> bool:
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "cells" / f"{self.label}-{self.seed}"
+
+    def is_done(self, store: Store) -> bool:
+        """Whether there is nothing left to do; the store is told, if it was not."""
+        loaded = checkpoint.load(self.checkpoints)
+        if loaded is None or (loaded.snapshot.round < self.rounds and not loaded.extra.get("reached")):
+            return False
+        # a kill may have come after the last checkpoint and before the store was told
+        store.set_status(self.number, "done", weights_sha256=loaded.extra.get("weights_sha256"))
+        self.progress.begin(self.title, self.rounds, self.rounds)
+        self.progress.end(self.title)
+        return True
+
+    def train(self, lane: _Backends, should_stop: Callable[[], bool]) -> bool:
         """Run to the end, or from the last checkpoint to the end; false when asked to stop before that."""
-        self.checkpoints = self.folder / "cells" / f"{self.label}-{self.seed}"
+        store = lane.store
         loaded = checkpoint.load(self.checkpoints)
         for note in loaded.notes if loaded else ():
             self.progress.note(f"{self.label}, seed {self.seed}: {note}")
         begun = loaded.snapshot if loaded else None
-        if loaded is not None and (loaded.snapshot.round >= self.rounds or loaded.extra.get("reached")):
-            # a kill may have come after the last checkpoint and before the store was told
-            self.store.set_status(self.number, "done", weights_sha256=loaded.extra.get("weights_sha256"))
-            return True
-        self.store.forget_after(self.number, begun.round if begun else 0)
-        self.store.set_status(self.number, "running")
-        title = f"{self.label} (seed {self.seed})"
-        self.progress.begin(title, begun.round if begun else 0, self.rounds)
+        store.forget_after(self.number, begun.round if begun else 0)
+        store.set_status(self.number, "running")
+        self.progress.begin(self.title, begun.round if begun else 0, self.rounds)
         try:
-            finished = self._rounds(backends, begun, should_stop)
+            finished = self._rounds(lane, begun, should_stop)
         except FedloomError as error:
-            self.store.set_status(self.number, "failed", error=str(error))
+            if not should_stop():  # otherwise its workers were taken away
+                store.set_status(self.number, "failed", error=str(error))
             raise
         finally:
-            self.progress.end()
+            self.progress.end(self.title)
         if not finished:
-            self.store.set_status(self.number, "stopped")
+            store.set_status(self.number, "stopped")
         return finished
 
-    def _rounds(self, backends: _Backends, begun: Snapshot | None, should_stop: Callable[[], bool]) -> bool:
-        backend, federation, task = backends.get(self.seed)
+    def _rounds(self, lane: _Backends, begun: Snapshot | None, should_stop: Callable[[], bool]) -> bool:
+        backend, federation, task = lane.get(self.seed)
         if hasattr(backend, "begin"):
             backend.begin(self.label, self.seed, self.checkpoints)
         own: dict[int, Groups] = dict(begun.own) if begun else {}
@@ -313,12 +377,12 @@ class _Cell:
             own.update(record.own)
             unsaved.update(record.own)
             values = headline_values(record, task)
-            self.progress.step(record.round, values, record.seconds)
+            self.progress.step(self.title, record.round, values, record.seconds)
             reached = record.reached
             last = record.round == self.rounds or reached
             stopping = not last and should_stop()
             saving = last or stopping or record.round % self.settings.checkpoint_every == 0
-            self.store.save(self.number, record, task, durable=saving)
+            lane.store.save(self.number, record, task, durable=saving)
             if self.settings.keep_models:
                 checkpoint.keep_model(self.checkpoints, record.round, self.algorithm.server_model(task, record.state))
             sha = final_sha256(backend, self.algorithm, task, record.state, own) if last else None
@@ -329,7 +393,7 @@ class _Cell:
             if last:
                 if not complete and begun is None:
                     raise QuorumError(f"No round of {self.label} had enough clients: nothing was learnt.")
-                self.store.set_status(self.number, "done", weights_sha256=sha)
+                lane.store.set_status(self.number, "done", weights_sha256=sha)
                 return True
             if stopping:
                 return False
@@ -372,7 +436,11 @@ def headline_values(record: RoundRecord, task: Task) -> dict[str, float]:
         measured = record.server.get("test") or next(iter(record.server.values()))
         return measured.values(task)
     for phase in ("final", "post_fit", "pre_fit"):
-        graded = [next(iter(splits.values())) for splits in record.clients.get(phase, {}).values() if splits]
+        graded = [
+            splits.get("test") or next(iter(splits.values()))
+            for splits in record.clients.get(phase, {}).values()
+            if splits
+        ]
         graded = [measured for measured in graded if measured.count]
         if graded:
             means = ["loss", *(measure.name for measure in task.measures if measure.is_mean)]

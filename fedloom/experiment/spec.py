@@ -90,6 +90,7 @@ class RunTable(Record):
     device: str = "auto"
     group: Count | Literal["auto"] = "auto"
     compile: bool | Literal["auto"] = "auto"
+    cells: Count | Literal["auto"] = "auto"  # cells at the same time, each with its share of the workers
     checkpoint_every: Count = 1
     keep_models: bool = False  # the global model of every round, in a file each
 
@@ -195,11 +196,12 @@ def load(path: Path, changes: Mapping[str, Any] | None = None) -> Experiment:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not a valid TOML file: {error}") from error
     for dotted, value in (changes or {}).items():
-        _change(values, dotted, value)
+        change(values, dotted, value)
     return parse(values, path.resolve().parent, default_name=path.stem)
 
 
-def _change(values: dict[str, Any], dotted: str, value: Any) -> None:
+def change(values: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set a key of a file's tables in place."""
     *tables, key = dotted.split(".")
     for table in tables:
         values = values.setdefault(table, {})

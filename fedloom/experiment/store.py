@@ -104,7 +104,10 @@ class Store:
             if not read_only:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             uri = _uri(self.path, read_only)
-            self._database = sqlite3.connect(uri, uri=True, timeout=timeout, isolation_level=None)
+            # a store may be made in one thread and used in another, never in two at once
+            self._database = sqlite3.connect(
+                uri, uri=True, timeout=timeout, isolation_level=None, check_same_thread=False
+            )
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"The run's database {self.path} cannot be opened: {error}.") from error
         try:
@@ -209,6 +212,19 @@ class Store:
             cursor = database.execute(query, values)
             names = [column[0] for column in cursor.description]
             return [dict(zip(names, row, strict=True)) for row in cursor]
+
+    def client_values(self, cell: int, phase: str, split: str, metric: str) -> list[tuple[int, int, float | None]]:
+        """Round, client's number and value, in this order: one metric of one cell, without names, for many clients."""
+        query = """SELECT round, client, value FROM client_metrics WHERE cell = ? AND phase = ? AND split = ? AND
+            metric = ? ORDER BY round, client"""
+        with self._transaction("BEGIN") as database:
+            return database.execute(query, (cell, phase, split, metric)).fetchall()
+
+    def participating(self, cell: int) -> list[int]:
+        """The numbers of the clients that took part at least once."""
+        with self._transaction("BEGIN") as database:
+            query = "SELECT DISTINCT client FROM participants WHERE cell = ? ORDER BY client"
+            return [client for (client,) in database.execute(query, (cell,))]
 
     def summary(self, cell: int) -> dict[str, float]:
         """The final numbers of a cell, as far as they are defined.

@@ -33,6 +33,7 @@ NEVER = float("inf")  # a value that no generation ever had
 class Neuroevolution(Search):
     """A population of models, judged by the clients and bred by the server: no gradient and no update ever leaves one.
 
+    P ← best ∪ mutate(cross(best)).
     A round is a generation. Clients answer with one fitness for each individual; the server takes the mean over all
     their examples, keeps the `parents` − 1 fittest and one random other unchanged, and fills the population up with
     mutated children of random pairs. When the validation accuracy of a generation's fittest equals one of the last
@@ -109,8 +110,11 @@ class Neuroevolution(Search):
 class RandomSearch(Search):
     """New random models every round, of which the fittest so far is kept: what any search must beat.
 
+    w ← the fittest of w and new draws.
     The best of all rounds is judged again beside the newcomers, so that a round costs `population` evaluations.
     """
+
+    reference: ClassVar[str] = "Brooks, A Discussion of Random Methods for Seeking Maxima, Operations Research 1958"
 
     population: Count = 50
 

@@ -27,8 +27,9 @@ EPSILON = 1e-8
 class OpenAIES(Search):
     """One model, judged with small random changes that clients rebuild from a seed; the server follows those that help.
 
-    Half the population is w + sigma · ε, the other half w − sigma · ε. The estimated gradient of the clients' mean
-    fitness (as centred ranks) goes into Adam. `travels` says what clients are sent: the `model` and a seed; or, where
+    w ← w + η / (n sigma) · Σ F_i ε_i, through Adam.
+    Half the population is w + sigma · ε, the other half w − sigma · ε. F is the clients' mean
+    fitness as centred ranks. `travels` says what clients are sent: the `model` and a seed; or, where
     all clients take part in every round and keep the model themselves, only the last round's `fitness` and a seed.
     For models whose gradients must not be seen or do not exist; better than breeding on all but the smallest of them.
     """

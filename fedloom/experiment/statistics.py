@@ -1,0 +1,155 @@
+"""What several seeds allow one to say. The seed is the unit: the clients of one run are not independent.
+
+A difference is called clear only from six seeds on, when its interval excludes zero and its p-value, corrected for the
+number of comparisons, is at most 5 %. With fewer seeds there is an interval and no verdict.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+
+LEVEL = 0.95
+SEEDS_FOR_A_TEST = 6  # with five, the smallest p-value of a two-sided signed-rank test is 6.25 %
+EXACT = 12  # up to so many seeds, all 2^n signs are tried
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean, standard deviation and t interval of some seeds; with one seed there is only the mean."""
+
+    count: int
+    mean: float
+    std: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+
+
+def spread(values: Sequence[float], level: float = LEVEL) -> Spread:
+    """Mean, sample standard deviation and t interval.
+
+    >>> found = spread([1.0, 2.0, 3.0])
+    >>> found.mean, found.std, round(found.low, 3), round(found.high, 3)
+    (2.0, 1.0, -0.484, 4.484)
+    """
+    known = np.asarray(values, dtype=np.float64)
+    known = known[np.isfinite(known)]
+    if not len(known):
+        return Spread(0, math.nan)
+    mean = float(known.mean())
+    if len(known) == 1:
+        return Spread(1, mean)
+    from scipy.stats import t
+
+    std = float(known.std(ddof=1))
+    reach = float(t.ppf((1 + level) / 2, len(known) - 1)) * std / math.sqrt(len(known))
+    return Spread(len(known), mean, std, mean - reach, mean + reach)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """First minus second, over the seeds that both were run with."""
+
+    first: str
+    second: str
+    spread: Spread
+    wins: int  # seeds in which the first is higher
+    effect: float  # the mean difference in standard deviations of the difference (Cohen's d_z)
+    p: float | None = None  # Wilcoxon's signed-rank test; none below six seeds
+    corrected: float | None = None  # Holm's correction for the number of comparisons
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the interval is on one side of zero."""
+        return self.spread.low > 0 or self.spread.high < 0
+
+    @property
+    def clear(self) -> bool:
+        """Whether it may be called a difference."""
+        return self.excludes_zero and self.corrected is not None and self.corrected <= 1 - LEVEL
+
+
+def difference(first: str, second: str, one: Mapping[int, float], other: Mapping[int, float]) -> Difference:
+    """The paired difference of two algorithms, given their values by seed."""
+    seeds = sorted(one.keys() & other.keys())
+    gaps = np.array([one[seed] - other[seed] for seed in seeds], dtype=np.float64)
+    gaps = gaps[np.isfinite(gaps)]
+    found = spread(gaps.tolist())
+    if found.std > 0:
+        effect = found.mean / found.std
+    else:
+        effect = math.copysign(math.inf, found.mean) if found.count > 1 and found.mean else 0.0
+    p = signed_rank(gaps) if len(gaps) >= SEEDS_FOR_A_TEST else None
+    return Difference(first, second, found, int((gaps > 0).sum()), effect if found.count > 1 else math.nan, p)
+
+
+def signed_rank(gaps: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+    """The two-sided p-value of Wilcoxon's signed-rank test: exact for few seeds, also with ties."""
+    from scipy.stats import PermutationMethod, wilcoxon
+
+    nonzero = gaps[gaps != 0]
+    if len(nonzero) < 2:
+        return 1.0
+    method = PermutationMethod(n_resamples=2 ** len(nonzero) + 1) if len(nonzero) <= EXACT else "auto"
+    return float(wilcoxon(nonzero, method=method).pvalue)
+
+
+def differences(values: Mapping[str, Mapping[int, float]], reference: str | None = None) -> list[Difference]:
+    """All pairs, or each one against a reference, with p-values corrected for how many there are."""
+    labels = list(values)
+    pairs = (
+        [(label, reference) for label in labels if label != reference]
+        if reference is not None
+        else list(combinations(labels, 2))
+    )
+    found = [difference(first, second, values[first], values[second]) for first, second in pairs]
+    corrected = iter(holm([each.p for each in found if each.p is not None]))
+    return [replace(each, corrected=next(corrected)) if each.p is not None else each for each in found]
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down correction.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    order = sorted(range(len(p_values)), key=lambda place: p_values[place])
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(order):
+        largest = max(largest, min(1.0, p_values[place] * (len(p_values) - rank)))
+        corrected[place] = largest
+    return corrected
+
+
+def in_words(difference: Difference, *, metric: str = "accuracy", percent: bool = True, higher: bool = True) -> str:
+    """One sentence; never "no difference" without the interval that says how large it may still be."""
+    scale, unit = (100.0, " points") if percent else (1.0, "")
+    found = difference.spread
+    first, second = difference.first, difference.second
+    if not found.count:
+        return f"{first} and {second} have no seed in common."
+    gap = f"{abs(found.mean) * scale:.3g}{unit}"
+    side = "higher" if found.mean > 0 else "lower"
+    if found.count == 1:
+        return (
+            f"With one seed, {first}'s {metric} was {gap} {side} than {second}'s; one seed says nothing about chance."
+        )
+    span = f"95 % interval {found.low * scale:+.3g} to {found.high * scale:+.3g}{unit}, {found.count} seeds"
+    if difference.p is None:
+        inside = "excludes zero" if difference.excludes_zero else "includes zero"
+        return (
+            f"{first}'s {metric} was {gap} {side} than {second}'s ({span}); the interval {inside}, "
+            f"and fewer than {SEEDS_FOR_A_TEST} seeds allow no test."
+        )
+    test = f"corrected p = {difference.corrected:.3g}, effect size {difference.effect:.2g}"
+    if difference.clear:
+        better = "better" if (found.mean > 0) == higher else "worse"
+        return f"{first} is clearly {better} than {second}: its {metric} is {gap} {side} ({span}; {test})."
+    return (
+        f"No clear difference between {first} and {second} was found: {first}'s {metric} was {gap} {side}, "
+        f"and differences anywhere in the interval fit the data ({span}; {test})."
+    )

@@ -1,0 +1,138 @@
+"""A table: rows of values, how they are shown, and a sentence; as CSV, Markdown and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+Value = str | int | float | None
+STATISTICS = ("Average", "Standard deviation", "Lowest", "Highest")
+MOST_PRINTED = 2000  # rows of a table that is also written for people
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of values, how each column is shown, and what they say."""
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    kinds: tuple[str, ...]  # of each column: text, percent, points, number, whole, bytes, seconds
+    note: str = ""
+
+    def csv(self) -> str:
+        """Numbers in full."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows([["" if missing(value) else value for value in row] for row in self.rows])
+        return out.getvalue()
+
+    def markdown(self) -> str:
+        """For a README or an issue."""
+
+        def line(cells: Sequence[str]) -> str:
+            return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+        marks = ["---" if kind == "text" else "---:" for kind in self.kinds]
+        body = [line(self.shown(row)) for row in self.rows]
+        return "\n".join([f"**{self.title}**", "", line(self.columns), line(marks), *body, "", self.note, ""])
+
+    def latex(self) -> str:
+        """A table environment for the booktabs package."""
+        align = "".join("l" if kind == "text" else "r" for kind in self.kinds)
+        body = [" & ".join(map(_tex, self.shown(row))) + r" \\" for row in self.rows]
+        return "\n".join(
+            [
+                r"\begin{table}",
+                r"  \centering",
+                f"  \\caption{{{_tex(self.title)}. {_tex(self.note)}}}",
+                f"  \\begin{{tabular}}{{{align}}}",
+                r"    \toprule",
+                "    " + " & ".join(map(_tex, self.columns)) + r" \\",
+                r"    \midrule",
+                *(f"    {row}" for row in body),
+                r"    \bottomrule",
+                r"  \end{tabular}",
+                r"\end{table}",
+                "",
+            ]
+        )
+
+    def shown(self, row: Sequence[Value]) -> list[str]:
+        """A row as people read it."""
+        spread = bool(row) and row[0] == STATISTICS[1]  # a standard deviation of percentages is in points
+        return [
+            show(value, "deviation" if spread and kind == "percent" else kind)
+            for value, kind in zip(row, self.kinds, strict=True)
+        ]
+
+
+def missing(value: Value) -> bool:
+    """Whether there is nothing to show."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def show(value: Value, kind: str) -> str:
+    """A value as people read it.
+
+    >>> show(0.9731, "percent"), show(0.0123, "points"), show(1234567, "bytes"), show(None, "number")
+    ('97.31 %', '+1.23', '1.23 MB', '–')
+    """
+    if missing(value):
+        return "–"
+    if isinstance(value, str):
+        return value
+    assert value is not None
+    if kind == "bytes":
+        for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+            if value >= size:
+                return f"{value / size:.2f} {unit}"
+    formats: dict[str, Callable[[float], str]] = {
+        "percent": lambda v: f"{100 * v:.2f} %",
+        "deviation": lambda v: f"{100 * v:.2f}",
+        "points": lambda v: f"{100 * v:+.2f}".replace("-", "−"),
+        "difference": lambda v: f"{v:+.4g}".replace("-", "−"),
+        "p": lambda v: f"{v:.3f}" if v >= 0.001 else "< 0.001",
+        "whole": lambda v: f"{v:,.0f}",
+        "bytes": lambda v: f"{v:.0f} B",
+        "seconds": lambda v: f"{v:.3g} s" if v < 100 else f"{v / 60:.1f} min",
+        "factor": lambda v: f"{v:.2f} ×",
+        "short": lambda v: f"{v:.2f}".replace("-", "−"),
+    }
+    return formats[kind](float(value)) if kind in formats else f"{float(value):.4g}"
+
+
+def write(found: Sequence[Table], folder: Path) -> list[Path]:
+    """Tables as CSV, Markdown and LaTeX files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for table in found:
+        formats = {"csv": table.csv, "md": table.markdown, "tex": table.latex}
+        for ending, text in formats.items():
+            if ending == "csv" or len(table.rows) <= MOST_PRINTED:
+                path = folder / f"{table.name}.{ending}"
+                path.write_text(text(), encoding="utf-8")
+                written.append(path)
+    return written
+
+
+def _tex(text: str) -> str:
+    """Text that LaTeX shows as it is."""
+    for sign in "&%$#_{}":
+        text = text.replace(sign, f"\\{sign}")
+    for sign, tex in (
+        ("−", "$-$"),
+        ("×", r"$\times$"),
+        ("≤", r"$\leq$"),
+        ("²", "$^2$"),
+        ("Σ", r"$\Sigma$"),
+        ("–", "--"),
+    ):
+        text = text.replace(sign, tex)
+    return text.replace("“", "``").replace("”", "''").replace("’", "'").replace(" \\%", r"\,\%")

@@ -1,0 +1,69 @@
+"""What a user sees while several cells are under way."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from fedloom.experiment import progress
+from fedloom.experiment.progress import Bar, Lines
+
+
+def test_lines_name_the_cell_and_count_those_that_are_over() -> None:
+    out = io.StringIO()
+    lines = Lines(out)
+    lines.expect(2, rounds=3)
+    lines.begin("a", 0, 3)
+    lines.begin("b", 0, 3)
+    for round in (1, 2, 3):
+        for cell in ("a", "b"):
+            lines.step(cell, round, {"loss": 0.5 / round}, 0.1)
+    lines.end("b")
+    lines.end("a")
+    assert out.getvalue().splitlines() == [
+        "b: round 3 of 3, loss 0.167, 0.1 s a round (1 of 2 cells)",
+        "a: round 3 of 3, loss 0.167, 0.1 s a round (2 of 2 cells)",
+    ]
+
+
+def test_lines_come_at_most_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    out = io.StringIO()
+    lines = Lines(out)
+    lines.expect(1, rounds=5)
+    lines.begin("a", 0, 5)
+    for round in range(1, 6):
+        now += 4
+        lines.step("a", round, {}, 4.0)
+    assert out.getvalue() == "a: round 3 of 5, 4 s a round\n"
+
+
+def test_one_bar_counts_the_rounds_of_all_cells() -> None:
+    bar = Bar(Console(file=io.StringIO(), force_terminal=True, width=100))
+    bar.expect(3, rounds=10)
+    bar.begin("done before", 10, 10)
+    bar.end("done before")
+    bar.begin("a", 4, 10)
+    bar.begin("b", 0, 10)
+    bar.step("a", 5, {"accuracy": 0.5}, 0.1)
+    bar.step("b", 1, {"accuracy": 0.5}, 0.1)
+    bar.step("a", 6, {"accuracy": 0.5}, 0.1)
+    whole = bar.progress.tasks[0]
+    assert (whole.completed, whole.total) == (10 + 6 + 1, 30)
+    assert whole.fields["values"] == "1 of 3 cells"
+    assert [task.description for task in bar.progress.tasks] == ["all rounds", "done before", "a", "b"]
+    bar.close()
+
+
+def test_many_finished_cells_do_not_fill_the_screen() -> None:
+    bar = Bar(Console(file=io.StringIO(), force_terminal=True))
+    bar.expect(20, rounds=1)
+    for number in range(20):
+        bar.begin(str(number), 0, 1)
+        bar.step(str(number), 1, {}, 0.1)
+        bar.end(str(number))
+    assert sum(task.visible for task in bar.progress.tasks) == 1
+    bar.close()
