@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from fedloom import __version__
+from fedloom import __version__, cli_network
 from fedloom.errors import FedloomError, InputError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at data, or fetch it.")
 app.add_typer(data_app, name="data")
+cli_network.register(app)
 
 File = Annotated[Path, typer.Argument(help="The experiment file (TOML).", metavar="FILE")]
 Changes = Annotated[
@@ -193,8 +194,12 @@ def _run(
         result = run_experiment(
             **plan.arguments(), out=folder, fresh=fresh, progress=progress, should_stop=should_stop, verbose=verbose
         )
+    _finish(result, experiment, folder, f"fedloom run {file}" + (f" --out {out}" if out else ""), as_json, report)
+
+
+def _finish(result: Any, experiment: Experiment, folder: Path, again: str, as_json: bool, report: bool = True) -> None:
+    """Say how a run ended: its numbers, its folder, its picture; `again` is the command to go on with."""
     if result.status != "done":
-        again = f"fedloom run {file}" + (f" --out {out}" if out else "")
         _say(f"Stopped; everything up to here is in {folder}. Go on with: {again}")
         if as_json:
             print(json.dumps(result.json(), indent=2))
@@ -203,15 +208,15 @@ def _run(
         print(json.dumps(result.json(), indent=2))
     else:
         _print_table(result)
-    say = _say if as_json else print
-    say(f"Results: {folder}")
+    tell = _say if as_json else print
+    tell(f"Results: {folder}")
     try:
-        say(f"Picture: {result.plot(experiment.task.metrics[0] if experiment.task.metrics else 'loss')}")
+        tell(f"Picture: {result.plot(experiment.task.metrics[0] if experiment.task.metrics else 'loss')}")
     except FedloomError as error:  # the results are there, whether or not they can be drawn
         _say(f"No picture: {error}")
     if report:
         try:
-            say(f"Report: {result.report()}")
+            tell(f"Report: {result.report()}")
         except Exception as error:  # nor does a report that cannot be written make a finished run a failure
             _say(f"No report: {type(error).__name__}: {error}. Try again with: fedloom report {folder}")
 

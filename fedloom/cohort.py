@@ -17,14 +17,19 @@ from fedloom.data.split import SplitName
 from fedloom.errors import InputError
 from fedloom.evaluation import Measured
 from fedloom.local import Groups
-from fedloom.record import Count, NonNegative, Record, Share
+from fedloom.record import Count, Duration, NonNegative, Positive, Record, Share
 from fedloom.task import Task
 from fedloom.tree import Tree
 from fedloom.work import ClientWork, Outcome, Report, ServerExamination, Work, aggregate
 
 
 class Backend(Protocol):
-    """Carries out work where the data lives."""
+    """Carries out work where the data lives.
+
+    One that is spread over machines may lose clients on the way: what it returns is then about those that answered, in
+    their order, and it raises `RoundAbandoned` when they are too few. What clients keep stays with them; such a backend
+    has a method `keep` that tells what stands for it here.
+    """
 
     def run(self, work: Work) -> Any: ...
     def close(self) -> None: ...
@@ -43,6 +48,12 @@ class Sampling(Record):
     redraw_every: Count = 1
     everyone_every: Count | None = None  # all clients take part in every so many rounds, whatever else is said
     quorum: NonNegative = 0.0  # the fewest clients for a round to count: a share of the cohort, or a number above 1
+    # on a network only
+    start_when: Count | tuple[str, ...] = 2  # how many agents to wait for before the first round, or their names
+    deadline: Duration = "10m"  # how long a round may take: who has not answered by then is left out
+    over_select: NonNegative = 0.0  # so many more clients are asked, as a share, and the first to answer count
+    norm_bound: Positive | None = None  # an update whose change is longer than this is refused
+    weight_cap: Positive = 1e9  # and one that claims to count for more than this
 
     @model_validator(mode="after")
     def _fits(self) -> Sampling:
@@ -66,6 +77,12 @@ class Sampling(Record):
         """The fewest clients for a round to count."""
         size = self.size(population)
         return int(np.ceil(self.quorum * size if self.quorum <= 1 else self.quorum))
+
+    def identity(self) -> dict[str, Any]:
+        """What of this decides the result: not how long somebody waits, and on a network only what was asked for."""
+        values = self.model_dump(mode="json", exclude_none=True, exclude={"start_when", "deadline"})
+        plain = {name: type(self).model_fields[name].default for name in ("over_select", "weight_cap")}
+        return {name: value for name, value in values.items() if name not in plain or value != plain[name]}
 
     def check(self, population: int) -> None:
         if self.count is not None and self.count > population:
@@ -114,6 +131,7 @@ class OwnStates:
         self.initial = initial
         self.states = dict(states or {})
         self.changed: set[int] = set()
+        self._before: dict[int, Groups | None] = {}  # as it was when the changes were last taken
 
     def gather(self, ids: Iterable[int]) -> Groups:
         """The states of some clients, stacked."""
@@ -131,13 +149,24 @@ class OwnStates:
         if not self.initial:
             return
         for position, client in enumerate(ids):
+            self._before.setdefault(client, self.states.get(client))
             self.states[client] = {group: tree.clone(tree.row(stacked, position)) for group, stacked in own.items()}
             self.changed.add(client)
 
     def take_changed(self) -> dict[int, Groups]:
         """The states that changed since this was last asked."""
         changed, self.changed = self.changed, set()
+        self._before = {}
         return {client: self.states[client] for client in sorted(changed)}
+
+    def undo(self) -> None:
+        """Give up all changes that were not taken: the round they belong to does not count."""
+        for client, state in self._before.items():
+            if state is None:
+                self.states.pop(client, None)
+            else:
+                self.states[client] = state
+        self.changed, self._before = set(), {}
 
 
 @dataclass(frozen=True)
@@ -186,6 +215,7 @@ class Cohort:
     calls: int = 0
     reports: list[Report] = field(default_factory=list)
     public: dict[str, Tensor] = field(default_factory=dict)  # numbers that clients made public, by name
+    publishers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # and whose they are, in order
     server_examples: dict[str, int] = field(default_factory=dict)  # how many the server itself holds, by split
     notes: dict[str, float] = field(default_factory=dict)  # what the server noted about this round
 
@@ -275,7 +305,10 @@ class Cohort:
         )
         self.calls += 1
         outcome: Outcome = self.backend.run(work)
+        # on a network some may be gone: the round goes on among those who answered
+        self.ids = tuple(report.client for report in outcome.reports)
         self.own.put(self.ids, outcome.own)
         self.reports.extend(outcome.reports)
         self.public.update(outcome.public)
+        self.publishers.update(dict.fromkeys(outcome.public, self.ids))
         return outcome

@@ -13,7 +13,7 @@ from fedloom.algorithm import Algorithm
 from fedloom.cohort import Backend, Cohort, OwnStates, Sampling
 from fedloom.data.federation import Federation
 from fedloom.data.split import SPLITS, SplitName
-from fedloom.errors import TrainingError
+from fedloom.errors import RoundAbandoned, TrainingError
 from fedloom.evaluation import Measured
 from fedloom.local import Groups
 from fedloom.machine import computing
@@ -86,7 +86,9 @@ def fit(
 
         backend = Serial(federation, task)
     initial = task.initial()
-    own = OwnStates(algorithm.init_own(task, initial), resume.own if resume else None)
+    kept = algorithm.init_own(task, initial)
+    keep = getattr(backend, "keep", None)  # where clients keep things themselves, here is what stands for them
+    own = OwnStates(keep(kept) if keep else kept, resume.own if resume else None)
     state = resume.state if resume else algorithm.init(task, initial)
     for round in range(resume.round + 1 if resume else 1, rounds + 1):
         began = time.perf_counter()
@@ -107,7 +109,11 @@ def fit(
             cohort.universal = evaluation.universal and (round == rounds or until is not None)
             complete = algorithm.pooled or len(ids) >= max(sampling.needed(federation.clients), 1)
             if complete:
-                state = _checked(algorithm.round(state, cohort), state, task, round)
+                try:
+                    state = _checked(algorithm.round(state, cohort), state, task, round)
+                except RoundAbandoned:
+                    complete = False
+                    own.undo()
             for report in cohort.reports:
                 if report.post_fit:
                     clients.setdefault("post_fit", {})[report.client] = report.post_fit
@@ -116,7 +122,7 @@ def fit(
             record = RoundRecord(
                 round,
                 state,
-                ids,
+                cohort.ids,
                 tuple(cohort.reports),
                 clients,
                 server,
@@ -175,6 +181,7 @@ def _examine_server(
 def _public(cohort: Cohort) -> Iterator[Public]:
     """What clients made public in a round; a row with one number per client of the cohort is about those clients."""
     for name, values in cohort.public.items():
-        for client, row in zip(cohort.ids, values.reshape(len(cohort), -1).tolist(), strict=True):
-            about = cohort.ids if len(row) == len(cohort) > 1 else range(len(row))
+        ids = cohort.publishers[name]
+        for client, row in zip(ids, values.reshape(len(ids), -1).tolist(), strict=True):
+            about = ids if len(row) == len(ids) > 1 else range(len(row))
             yield from ((client, name, other, value) for other, value in zip(about, row, strict=True) if value == value)

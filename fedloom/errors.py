@@ -49,6 +49,10 @@ class QuorumError(FedloomError):
     exit_code = 3
 
 
+class RoundAbandoned(QuorumError):
+    """Too few clients answered in this round: the model stays as it is, and the run goes on."""
+
+
 class StoreError(FedloomError):
     """A run folder that cannot be used as asked."""
 

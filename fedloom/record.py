@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import AllowInfNan, BaseModel, ConfigDict, Strict, ValidationError
+from pydantic import AfterValidator, AllowInfNan, BaseModel, ConfigDict, Strict, ValidationError
 from pydantic_core import ErrorDetails
 
 from fedloom.errors import UNKNOWN, InputError, ParameterError, nearest
@@ -18,6 +19,26 @@ NonNegative = Annotated[float, Strict(), AllowInfNan(False), Ge(0)]
 AtLeastOne = Annotated[float, Strict(), AllowInfNan(False), Ge(1)]
 Share = Annotated[float, Strict(), Ge(0), Le(1)]
 Decay = Annotated[float, Strict(), Ge(0), Lt(1)]
+
+
+def seconds(duration: str) -> float:
+    """How long a duration is.
+
+    >>> seconds("1.5m")
+    90.0
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", duration)
+    if not found or float(found[1]) == 0:
+        raise InputError(f'A duration is a number with a unit: "500ms", "60s", "10m", "2h". Got {duration!r} instead.')
+    return float(found[1]) * {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}[found[2]]
+
+
+def _checked_duration(value: str) -> str:
+    seconds(value)
+    return value
+
+
+Duration = Annotated[str, AfterValidator(_checked_duration)]
 
 
 class Record(BaseModel):

@@ -149,6 +149,10 @@ class ClientWork:
         own = _on("cpu", own)
         update = replace(update, groups=_on("cpu", update.groups))
         reports = tuple(self._report(place, data, update, position) for position in range(len(data)))
+        return self.outcome(update, own, reports)
+
+    def outcome(self, update: Update, own: Groups, reports: tuple[Report, ...]) -> Outcome:
+        """What clients answered, as the verb asks for it: as sums, or stacked."""
         sums, stack = {}, {}
         weights = {group: update.weights(group) for group in update.groups}
         whole = {group: rules.whole_leaves(stacked) for group, stacked in update.groups.items()}

@@ -17,7 +17,7 @@ MODULES = sorted(
 
 # from the bottom to the top: a module may import its own layer and those above it in this table
 LAYERS = [
-    ["fedloom", "errors", "machine"],
+    ["fedloom", "errors", "faults", "machine"],
     ["keys", "tree", "record", "resolve"],
     ["rules", "weights", "robust", "optimizers", "masking", "metrics", "data", "models"],
     ["task", "tape"],
@@ -27,8 +27,9 @@ LAYERS = [
     ["algorithms", "backends"],
     ["engine"],
     ["catalogue", "experiment"],
+    ["network"],
     ["testing"],
-    ["cli", "__main__"],
+    ["cli", "cli_network", "__main__"],
 ]
 
 

@@ -15,7 +15,7 @@ SMALL_TEST = 10  # a client's accuracy on fewer examples moves in steps of more 
 
 def cautions(view: View) -> list[str]:
     """In sentences, the gravest first."""
-    checks = (_unfinished, _diverged, _overfitting, _left_behind, _chosen_on_test, _seeds, _small_tests)
+    checks = (_unfinished, _diverged, _overfitting, _left_behind, _chosen_on_test, _seeds, _small_tests, _network)
     return [found for check in checks for found in check(view)]
 
 
@@ -133,3 +133,8 @@ def _small_tests(view: View) -> Iterator[str]:
     if small:
         verb = "client has" if small == 1 else "clients have"
         yield f"{small:,} of {len(sizes):,} {verb} fewer than {SMALL_TEST} test examples: their own numbers are coarse."
+
+
+def _network(view: View) -> Iterator[str]:
+    if view.facts.get("network"):
+        yield "The run was federated without secure aggregation: the coordinator could read each site's update."

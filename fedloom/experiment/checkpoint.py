@@ -26,6 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedloom import faults
 from fedloom.engine import Snapshot
 from fedloom.errors import InputError, StoreError
 from fedloom.local import Groups
@@ -95,7 +96,7 @@ def save(
         needed = [_name("own", int(number)) for number in np.unique(versions) if number != round]
         content["files"] = {**{name: base["files"][name] for name in needed if base}, **written}
         sealed = json.dumps({**content, "sha256": _seal(content)}, indent=1)
-        write_atomically(folder / _name("round", round), sealed.encode())
+        write_atomically(folder / _name("round", round), sealed.encode(), "checkpoint")
         _tidy(folder, keep)
     except _Damaged as why:
         raise StoreError(
@@ -138,22 +139,32 @@ def load(folder: str | Path) -> Checkpoint | None:
     return None
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def kept(folder: str | Path) -> tuple[int, int]:
+    """The rounds of the oldest and the newest checkpoint, 0 if there is none; they are not read."""
+    rounds = _rounds(Path(folder)) or [0]
+    return min(rounds), max(rounds)
+
+
+def write_atomically(path: Path, content: bytes, what: str = "file") -> None:
     """Replace a file so that after a crash it is either the old one or the new one, whole."""
-    with _replacing(path) as temporary:
+    with replacing(path, what) as temporary:
         temporary.write_bytes(content)
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, what: str = "checkpoint") -> Iterator[Path]:
+    """A temporary file that takes the place of another when it is whole; `what` names the instants for fault tests."""
     temporary = path.with_name(f"{path.name}.part")
     try:
         yield temporary
+        faults.point(f"{what}.write")
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
+        faults.point(f"{what}.rename")
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+    faults.point(f"{what}.renamed")
     if os.name == "posix":  # elsewhere a folder cannot be opened, and a rename is durable by itself
         handle = os.open(path.parent, os.O_RDONLY)
         try:
@@ -274,7 +285,7 @@ def _write(path: Path, branches: Mapping[str, Any]) -> str:
                 leaf = leaf.clone(memory_format=torch.contiguous_format)
             storages.add(leaf.untyped_storage().data_ptr())
             tensors[name] = leaf
-    with _replacing(path) as temporary:
+    with replacing(path) as temporary:
         save_file(tensors, temporary, metadata={"order": json.dumps(list(leaves))})
         return _digest(temporary)
 

@@ -171,6 +171,8 @@ class Result:
         snapshot = self._snapshot(run)
         if client is None and "model" in snapshot.state:
             return {"model": snapshot.state["model"]}
+        if any("ticket" in own for own in snapshot.own.values()):
+            raise StoreError(f"What the clients of {run.algorithm} keep never left their sites.")
         if client is None and all("model" in own for own in snapshot.own.values()):
             return {f"client-{number}": own["model"] for number, own in sorted(snapshot.own.items())}
         made, task = self._made(run)

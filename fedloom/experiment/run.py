@@ -5,6 +5,7 @@ The command line and Python call the same function, `run`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
@@ -32,7 +33,8 @@ from fedloom.local import Groups
 from fedloom.probe import Probe, probe
 from fedloom.resolve import code_fingerprint
 from fedloom.task import GENERATOR, Task
-from fedloom.tree import Tree
+
+Connect = Callable[[Federation, Task], Backend]
 
 
 def run(
@@ -60,11 +62,13 @@ def run(
     progress: Progress | None = None,
     verbose: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
+    connect: Connect | None = None,
 ) -> Result:
     """Train every algorithm with every seed and keep all that happened in a folder; go on where an earlier run stopped.
 
     `federation` and `task` may be functions of the seed. The folder is `out`, or `runs/NAME`; without a name it
-    is called after the experiment's fingerprint, so that another experiment gets another folder.
+    is called after the experiment's fingerprint, so that another experiment gets another folder. `connect` makes a
+    backend of another kind than the named ones, such as one whose clients are on other machines.
     """
     labelled = _labelled(algorithms)
     seed_list = tuple(range(1, seeds + 1)) if isinstance(seeds, int) else tuple(seeds)
@@ -100,7 +104,7 @@ def run(
         todo = [cell for cell in todo if not cell.is_done(store)]
         if todo:
             with ExitStack() as stack:
-                lanes = _lanes(stack, folder, todo, federations, tasks, settings, cohort, told, verbose)
+                lanes = _lanes(stack, folder, todo, federations, tasks, settings, cohort, told, verbose, connect)
                 parallel.train(todo, lanes, should_stop, [lane.kill for lane in lanes])
     return Result.read(folder, tasks, labelled)
 
@@ -115,10 +119,11 @@ def _lanes(
     cohort: Sampling,
     progress: Progress,
     verbose: bool,
+    connect: Connect | None,
 ) -> list[_Backends]:
     """Where cells are computed: in one lane with all workers, or in several with some of them each."""
     everyone: list[Workers | None] = [None]
-    if settings.backend == "vector":
+    if settings.backend == "vector" and connect is None:
         # first of all: they load torch while this process loads the data
         workers = Workers(machine.cores() if settings.workers == "auto" else settings.workers)
         stack.callback(workers.close)
@@ -129,7 +134,15 @@ def _lanes(
     return [
         stack.enter_context(
             _Backends(
-                federations, tasks, settings, cohort, stack.enter_context(Store(folder)), progress, verbose, group
+                federations,
+                tasks,
+                settings,
+                cohort,
+                stack.enter_context(Store(folder)),
+                progress,
+                verbose,
+                group,
+                connect,
             )
         )
         for group in everyone
@@ -178,7 +191,7 @@ def _describe(
         "code": sorted(code),
         "metrics": [metric.name for metric in task.measures],
         "seeds": list(seeds),
-        "cohort": cohort.model_dump(mode="json", exclude_none=True),
+        "cohort": cohort.identity(),
         "evaluate": evaluation.model_dump(mode="json", exclude_none=True),
         "algorithm": {k: {"name": type(a).__name__, **a.model_dump(mode="json")} for k, a in algorithms.items()},
     }
@@ -204,6 +217,7 @@ class _Backends:
     progress: Progress
     verbose: bool
     workers: Workers | None
+    connect: Connect | None = None
 
     def __enter__(self) -> _Backends:
         self._made: dict[tuple[int, int], tuple[Backend, Federation, Task]] = {}
@@ -229,6 +243,11 @@ class _Backends:
 
     def _build(self, federation: Federation, task: Task, seed: int) -> Backend:
         self.cohort.check(federation.clients)
+        if self.connect is not None:
+            self._same_data(federation, seed)
+            self._introduce(federation)
+            self.store.set_fact("network", True)
+            return self.connect(federation, task)
         facts = probe(federation, task)
         setup = self._setup(facts, federation)
         self._same_data(federation, seed)
@@ -259,13 +278,16 @@ class _Backends:
             self.progress.note(f"Clients are trained one by one in each worker, because {reason}")
             self.store.set_fact("one by one", reason)
         self.store.set_fact("setup", asdict(setup))
+        self._introduce(federation)
+        return setup
+
+    def _introduce(self, federation: Federation) -> None:
         self.store.set_fact("machine", machine.facts())
         if not self.store.rows("clients"):
             self.store.set_clients(federation)
-            held = label_counts(federation)
+            held = label_counts(federation) if len(federation.y) else None  # elsewhere, labels are not known here
             if held is not None:
                 self.store.set_fact("labels", held)
-        return setup
 
     def _same_data(self, federation: Federation, seed: int) -> None:
         known = self.store.fact(f"data of seed {seed}")
@@ -332,6 +354,8 @@ class _Cell:
 
     def _rounds(self, lane: _Backends, begun: Snapshot | None, should_stop: Callable[[], bool]) -> bool:
         backend, federation, task = lane.get(self.seed)
+        if hasattr(backend, "begin"):
+            backend.begin(self.label, self.seed, self.checkpoints)
         own: dict[int, Groups] = dict(begun.own) if begun else {}
         unsaved: dict[int, Groups] = {}
         saved = begun.round if begun else 0
@@ -361,7 +385,7 @@ class _Cell:
             lane.store.save(self.number, record, task, durable=saving)
             if self.settings.keep_models:
                 checkpoint.keep_model(self.checkpoints, record.round, self.algorithm.server_model(task, record.state))
-            sha = tree.sha256(final_weights(self.algorithm, task, record.state, own)) if last else None
+            sha = final_sha256(backend, self.algorithm, task, record.state, own) if last else None
             if saving:
                 extra = {"reached": reached, "weights_sha256": sha}
                 checkpoint.save(self.checkpoints, record.round, record.state, unsaved, extra, since=saved)
@@ -428,13 +452,20 @@ def headline_values(record: RoundRecord, task: Task) -> dict[str, float]:
     return {}
 
 
-def final_weights(algorithm: Algorithm, task: Task, state: Groups, own: dict[int, Groups]) -> Tree:
-    """The weights that a run ends with: the global model, or every client's where there is none."""
+def final_sha256(
+    backend: Backend, algorithm: Algorithm, task: Task, state: Groups, own: Mapping[int, Groups]
+) -> str | None:
+    """The fingerprint of what a run ends with: the global model, or every client's where there is none.
+
+    Clients' models that are elsewhere are fingerprinted there; without all of them there is no fingerprint.
+    """
     model = algorithm.server_model(task, state)
     if model is not None:
-        return model
-    return {
-        f"{client}/{name}": leaf
-        for client in sorted(own)
-        for name, leaf in algorithm.model(task, state, own[client]).items()
-    }
+        return tree.sha256(model)
+    if hasattr(backend, "model_sha256"):
+        found: Mapping[int, str] = backend.model_sha256(algorithm, state, own)
+    else:
+        found = {client: tree.sha256(algorithm.model(task, state, own[client])) for client in own}
+    if found.keys() != own.keys():
+        return None
+    return hashlib.sha256("".join(f"{client} {found[client]}\n" for client in sorted(found)).encode()).hexdigest()

@@ -141,6 +141,7 @@ class Experiment(Record):
     def description(self) -> dict[str, Any]:
         """What decides the result: all but `rounds` and `[run]`, with fingerprints of the user's own code files."""
         described = {key: value for key, value in self.resolved().items() if key not in ("rounds", "run")}
+        described["cohort"] = self.cohort.identity()
         names = [self.data.source, self.task.model, self.task.loss, *self.names.values()]
         files = {name: resolve.code_file(name, self.base) for name in names if resolve.is_code(name)}
         code = {name: resolve.fingerprint(file) for name, file in files.items() if file is not None}

@@ -1,0 +1,144 @@
+"""Fuzzing of every endpoint: schemathesis against the OpenAPI description, signed, and hypothesis on answers.
+
+    pip install schemathesis
+    PYTHONPATH=. python benchmarks/network_fuzz.py 10000
+
+No request may be answered with a status of 500 or more, crash the coordinator, or be accepted as an answer.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import hypothesis
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+
+from fedloom.network.hub import Hub
+from fedloom.network.identity import Signer, Token
+from fedloom.network.ledger import Ledger
+from fedloom.network.serve import Port
+from tests.network.conftest import HELLO, Speaker, World
+
+
+class Signing(requests.auth.AuthBase):
+    """Signs whatever is sent as an enrolled agent: what is fuzzed is behind the door, not the door."""
+
+    def __init__(self, signer: Signer, session: str) -> None:
+        self.signer = signer
+        self.signer.session = session
+
+    def __call__(self, request: Any) -> Any:
+        body = request.body or b""
+        body = body.encode() if isinstance(body, str) else bytes(body)
+        parts = urlsplit(request.url)
+        path = parts.path + (f"?{parts.query}" if parts.query else "")
+        request.headers.update(self.signer.headers(request.method, path, hashlib.sha256(body).hexdigest()))
+        return request
+
+
+CALM = {"deadline": None, "suppress_health_check": list(HealthCheck), "phases": [Phase.generate], "database": None}
+
+
+def endpoints(url: str, signing: Signing, cases: int) -> dict[str, dict[int, int]]:
+    """Requests drawn from the description, for every endpoint."""
+    schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    operations = [result.ok() for result in schema.get_all_operations()]
+    each = cases // len(operations) + 1
+    return {f"{one.method.upper()} {one.path}": _endpoint(one, signing, each) for one in operations}
+
+
+def _endpoint(operation: Any, signing: Signing, cases: int) -> dict[int, int]:
+    seen: dict[int, int] = collections.Counter()
+    wrong = operation.as_strategy(generation_mode=schemathesis.GenerationMode.NEGATIVE)
+
+    @settings(max_examples=cases, **CALM)
+    @hypothesis.given(case=wrong | operation.as_strategy())
+    def one(case: Any) -> None:
+        reply = case.call(auth=signing, timeout=60)
+        seen[reply.status_code] += 1
+        assert reply.status_code < 500, reply.text
+
+    one()
+    return dict(seen)
+
+
+def bodies(world: World, agent: Speaker, cases: int) -> dict[str, int]:
+    """Answers that were damaged in every way that hypothesis thinks of: none may be accepted."""
+    call = world.open_call(agent, seconds=3600.0)
+    good = agent.answer().whole
+    seen: dict[str, int] = collections.Counter()
+
+    @settings(
+        max_examples=cases,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+        database=None,
+    )
+    @hypothesis.given(st.data())
+    def one(data: Any) -> None:
+        begin = data.draw(st.integers(0, len(good)))
+        end = data.draw(st.integers(begin, len(good)))
+        body = good[:begin] + data.draw(st.binary(max_size=64)) + good[end:]
+        reply = agent.send("POST", "/v1/answers", body)
+        assert reply.status_code < 500, reply.text
+        told = reply.json()
+        outcome = told["code"] if "code" in told else told["results"][0].get("code", told["results"][0]["status"])
+        seen[outcome] += 1
+        if outcome == "accepted":  # other numbers in the right places are a right answer; anything else is not
+            assert len(body) == len(good)
+        # a rejected client has no second try in its round: open the next
+        if 0 not in call.waiting:
+            call.waiting[0] = agent.signer.agent
+            call.answers.clear()
+
+    one()
+    return dict(seen)
+
+
+def main() -> None:
+    cases = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        ledger = Ledger(folder / "network")
+        hub = Hub(ledger)
+        hub.finished = "fuzzing"  # so that polls do not wait
+        with Port(hub, "127.0.0.1", 0, None) as port:
+            url = f"http://127.0.0.1:{port.number}"
+            signer = Signer(folder / "agent.key")
+            token = Token.new("")
+            ledger.invite(token.digest)
+            signer.agent = ledger.enrol(token.digest, "fuzzer", signer.public)
+            session = requests.get(f"{url}/v1/plan", timeout=10).json()["session"]
+            found = endpoints(url, Signing(signer, session), cases // 2)
+        ledger.close()
+    with tempfile.TemporaryDirectory() as temporary:
+        world = World(Path(temporary))
+        agent = world.speaker()
+        agent.hello(HELLO)
+        damaged = bodies(world, agent, cases - cases // 2)
+        world.client.close()
+        world.ledger.close()
+    total = sum(sum(seen.values()) for seen in found.values()) + sum(damaged.values())
+    print(
+        json.dumps(
+            {"cases": total, "endpoints": found, "bodies": damaged, "seconds": round(time.monotonic() - began)},
+            indent=2,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

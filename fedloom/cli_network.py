@@ -1,0 +1,231 @@
+"""The commands of a real federation: serve, join, status, agents. What they need is loaded when they are called."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from fedloom.errors import FedloomError, InputError
+
+agents_app = typer.Typer(no_args_is_help=True, help="See, invite and revoke the agents of a run that is served.")
+
+File = Annotated[Path, typer.Argument(help="The experiment file (TOML).", metavar="FILE")]
+Folder = Annotated[Path, typer.Argument(help="The folder of a run that is served.", metavar="DIR")]
+Url = Annotated[str, typer.Argument(help="The coordinator, such as https://host:8443.", metavar="URL")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command()(serve)
+    app.command()(join)
+    app.command()(status)
+    app.add_typer(agents_app, name="agents")
+
+
+def _needs_extra() -> None:
+    missing = []
+    for name in ("fastapi", "uvicorn", "httpx", "cryptography"):
+        from importlib.util import find_spec
+
+        if find_spec(name) is None:
+            missing.append(name)
+    if missing:
+        raise InputError(f"A real federation needs {', '.join(missing)}: pip install 'fedloom[network]'.")
+
+
+def serve(
+    file: File,
+    changes: Annotated[
+        Optional[list[str]],  # noqa: UP045 (typer reads this at run time, also on Python 3.10)
+        typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change a key of the file; may be repeated."),
+    ] = None,
+    listen: Annotated[str, typer.Option(help="Address and port.", metavar="HOST:PORT")] = "127.0.0.1:8443",
+    local: Annotated[int, typer.Option(help="A rehearsal: so many agents on this machine.", min=0)] = 0,
+    out: Annotated[Optional[Path], typer.Option(help="The run's folder (default: runs/NAME).")] = None,  # noqa: UP045
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start anew; an old folder is kept beside the new one.")
+    ] = False,
+    certificate: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Your own TLS certificate (PEM, with its chain), instead of one that is made."),
+    ] = None,
+    key: Annotated[Optional[Path], typer.Option(help="The certificate's key (PEM).")] = None,  # noqa: UP045
+    no_tls: Annotated[bool, typer.Option("--no-tls", help="Plain HTTP, for a proxy in front that has TLS.")] = False,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+) -> None:
+    """Run an experiment on other machines: wait for agents, then go on as `run` does."""
+    _needs_extra()
+    from fedloom.cli import _finish, _load, _say, _showing, _stop_on_interrupt
+    from fedloom.network.serve import Session, prepare_folder
+
+    if (certificate is None) != (key is None):
+        raise InputError("--certificate and --key belong together: give both, or neither.")
+    experiment = _load(file, changes)
+    folder = out or Path("runs") / experiment.name
+    prepare_folder(folder, fresh)
+    host, port = _address(listen)
+    with _showing(quiet) as progress:
+        session = Session(
+            experiment,
+            folder,
+            host=host,
+            port=port if not local or listen != "127.0.0.1:8443" else 0,
+            local=local,
+            certificate=(certificate, key) if certificate and key else None,
+            tls=not no_tls,
+            tell=_say if quiet else progress.note,
+        )
+        with _stop_on_interrupt() as should_stop:
+            result = session.run(progress, should_stop)
+    _finish(result, session.experiment, folder, f"fedloom serve {file}" + (f" --out {out}" if out else ""), as_json)
+
+
+def _address(listen: str) -> tuple[str, int]:
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise InputError(f"--listen must be an address and a port, such as 0.0.0.0:8443. Got {listen!r} instead.")
+    return host.strip("[]") or "0.0.0.0", int(port)
+
+
+def join(
+    url: Url,
+    site: Annotated[Path, typer.Option(help="This site's file (TOML): [site], [data], [policy].")],
+    token_file: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="The enrolment token, in a file; needed once."),
+    ] = None,
+    state: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Where this agent keeps its key and its clients' states (default: beside the site's file)."),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Never give up: survive restarts of either side.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would leave, and connect nowhere.")] = False,
+    experiment: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="With --dry-run: an experiment file, to show what its algorithms would send."),
+    ] = None,
+    while_stdin: Annotated[bool, typer.Option(hidden=True)] = False,
+) -> None:
+    """Take part in a federation with the data of this machine."""
+    _needs_extra()
+    from fedloom.cli import _say
+    from fedloom.network.policy import load_site
+
+    described = load_site(site)
+    if dry_run:
+        from fedloom.network.dry_run import would_leave
+
+        for line in would_leave(described, experiment):
+            print(line)
+        return
+    from fedloom.network.enrol import claimed, enrol
+    from fedloom.network.identity import Token
+
+    if not url.startswith(("https://", "http://")):
+        raise InputError(f"The coordinator's address must begin with https://. Got {url!r} instead.")
+    if while_stdin:
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
+    token = None
+    if token_file is not None:
+        if not token_file.is_file():
+            raise InputError(f"There is no token file {token_file}.")
+        token = Token.parse(token_file.read_text(encoding="utf-8"))
+    folder = state or site.resolve().with_name(f"{site.stem}-state")
+    with claimed(folder):
+        enrol(url, token, described.name, folder, wait=wait, tell=_say)
+        from fedloom.network.agent import Agent
+
+        Agent(described, folder, wait=wait, tell=_say).run()
+    _say("The run is finished.")
+
+
+def _end_with_stdin() -> None:
+    """End with the process that started this one."""
+    import os
+
+    while os.read(0, 1):
+        pass
+    os._exit(0)
+
+
+def status(url: Url, as_json: AsJson = False) -> None:
+    """Show who is there, what is being done, who is awaited and why."""
+    _needs_extra()
+    import httpx
+
+    from fedloom.network.identity import unverified
+
+    try:
+        with httpx.Client(verify=unverified(), timeout=10.0) as client:
+            found = client.get(f"{url.rstrip('/')}/v1/status").raise_for_status().json()
+    except (httpx.HTTPError, OSError, ValueError) as error:
+        raise FedloomError(f"The coordinator at {url} cannot be asked: {error or type(error).__name__}") from None
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    awaited = [one["name"] for one in found["agents"] if one["awaited"]]
+    print(found["stage"])
+    if awaited:
+        left = f", {found['seconds_left']:.0f} s left" if found["seconds_left"] is not None else ""
+        print(f"awaited: {', '.join(awaited)} ({found['awaited_clients']} client(s){left})")
+    print(f"answers accepted: {found['accepted']}, rejected: {found['rejected']}")
+    for one in found["agents"]:
+        why = f" ({one['why']})" if one["why"] else ""
+        seen = f"seen {one['seconds_since_seen']:.0f} s ago"
+        print(f"{one['name']:<24} {one['state']:<8} {one['clients']:>4} client(s)  {one['doing']:<40} {seen}{why}")
+
+
+@agents_app.command("list")
+def list_agents(folder: Folder, as_json: AsJson = False) -> None:
+    """List the agents that are enrolled."""
+    from datetime import datetime, timezone
+
+    from fedloom.network.serve import coordinator_ledger
+
+    ledger = coordinator_ledger(folder)
+    rows = [{key: row[key] for key in ("agent", "name", "enrolled", "revoked")} for row in ledger.agents()]
+    unused = ledger.unused_tokens()
+    ledger.close()
+    if as_json:
+        print(json.dumps({"agents": rows, "unused_tokens": unused}, indent=2))
+        return
+    for row in rows:
+        when = datetime.fromtimestamp(row["enrolled"], timezone.utc).isoformat(timespec="seconds")
+        print(f"{row['name']:<24} {row['agent']}  enrolled {when}{'  REVOKED' if row['revoked'] else ''}")
+    print(f"{len(rows)} agent(s), {unused} token(s) that nobody has used.")
+
+
+@agents_app.command()
+def revoke(folder: Folder, name: Annotated[str, typer.Argument(help="The agent's name or number.")]) -> None:
+    """Refuse an agent's requests from now on."""
+    from fedloom.network.serve import coordinator_ledger
+
+    ledger = coordinator_ledger(folder)
+    try:
+        ledger.revoke(name)
+    finally:
+        ledger.close()
+    print(f"Revoked {name}.")
+
+
+@agents_app.command("invite")
+def invite_agents(
+    folder: Folder, count: Annotated[int, typer.Option(help="How many tokens.", min=1, max=1000)] = 1
+) -> None:
+    """Make enrolment tokens, one for each agent that is to join."""
+    _needs_extra()
+    from fedloom.network.identity import local_authority
+    from fedloom.network.serve import coordinator_ledger, invite
+
+    ledger = coordinator_ledger(folder)
+    network = folder / "network"
+    certificates = local_authority(network) if (network / "ca.pem").is_file() else None
+    for path in invite(ledger, network, certificates, count):
+        print(path)
+    ledger.close()

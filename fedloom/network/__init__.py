@@ -1,0 +1,1 @@
+"""Real federation: a coordinator, and agents on the machines where the data lives."""

@@ -1,0 +1,263 @@
+"""What the coordinator must not forget: agents, who holds which client, attempts, accepted updates. One SQLite file.
+
+Every commit that somebody relies on is on the disk before it is acknowledged (WAL with synchronous = FULL). The bodies
+of accepted updates are files beside it; their SHA-256 is in the ledger, so one that a power cut took is noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedloom import faults
+from fedloom.errors import InputError, StoreError
+
+Row = dict[str, Any]
+
+SCHEMA = (
+    """CREATE TABLE IF NOT EXISTS tokens (digest TEXT PRIMARY KEY, made REAL NOT NULL, agent TEXT)""",
+    """CREATE TABLE IF NOT EXISTS agents (agent TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, key TEXT NOT NULL UNIQUE,
+       enrolled REAL NOT NULL, revoked REAL, hello TEXT)""",
+    """CREATE TABLE IF NOT EXISTS clients (client INTEGER PRIMARY KEY, agent TEXT NOT NULL REFERENCES agents,
+       local INTEGER NOT NULL, name TEXT NOT NULL)""",
+    """CREATE TABLE IF NOT EXISTS attempts (cell TEXT, round INTEGER, attempt INTEGER, began REAL NOT NULL,
+       asked INTEGER NOT NULL, accepted INTEGER, status TEXT NOT NULL, PRIMARY KEY (cell, round, attempt))""",
+    """CREATE TABLE IF NOT EXISTS updates (cell TEXT, round INTEGER, call INTEGER, client INTEGER, digest TEXT NOT NULL,
+       file TEXT NOT NULL, sha256 TEXT NOT NULL, PRIMARY KEY (cell, round, call, client))""",
+    """CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, time REAL NOT NULL, agent TEXT, kind TEXT NOT NULL,
+       message TEXT NOT NULL)""",
+    "CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+)
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """One client's accepted update: to which question it belongs, and where its body is."""
+
+    cell: str
+    round: int
+    call: int
+    client: int
+    digest: str  # of what was asked: an answer to another question is none
+    file: str
+    sha256: str
+
+
+class Ledger:
+    """The database `ledger.db` of a coordinator, and the folder of accepted updates beside it."""
+
+    def __init__(self, folder: Path, *, existing: bool = False) -> None:
+        self.folder = folder
+        self.updates = folder / "updates"
+        path = folder / "ledger.db"
+        if existing and not path.is_file():
+            raise StoreError(f"There is no coordinator's ledger in {folder}: {path} does not exist.")
+        self._lock, self._reading = threading.Lock(), threading.Lock()
+        try:
+            self.updates.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._database, self._reader = (
+                sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False) for _ in range(2)
+            )  # who reads does not wait for who writes
+            for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+                self._database.execute(f"PRAGMA {pragma}")
+            with self._transaction() as database:
+                for statement in SCHEMA:
+                    database.execute(statement)
+        except (OSError, sqlite3.Error) as error:
+            raise StoreError(f"The coordinator's ledger {path} cannot be used: {error}.") from error
+
+    def close(self) -> None:
+        with self._lock, self._reading:
+            self._database.close()
+            self._reader.close()
+
+    @contextmanager
+    def _transaction(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                if not durable:
+                    self._database.execute("PRAGMA synchronous = NORMAL")
+                self._database.execute("BEGIN IMMEDIATE")
+                yield self._database
+                self._database.execute("COMMIT")
+            except sqlite3.Error as error:
+                raise StoreError(f"The coordinator's ledger in {self.folder} cannot be written: {error}.") from error
+            finally:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                if not durable:
+                    self._database.execute("PRAGMA synchronous = FULL")
+
+    def _rows(self, query: str, *values: Any) -> list[Row]:
+        with self._reading:
+            try:
+                cursor = self._reader.execute(query, values)
+                names = [column[0] for column in cursor.description]
+                return [dict(zip(names, row, strict=True)) for row in cursor]
+            except sqlite3.Error as error:
+                raise StoreError(f"The coordinator's ledger in {self.folder} cannot be read: {error}.") from error
+
+    # --- facts
+
+    def fact(self, key: str) -> Any:
+        found = self._rows("SELECT value FROM facts WHERE key = ?", key)
+        return json.loads(found[0]["value"]) if found else None
+
+    def set_fact(self, key: str, value: Any) -> None:
+        with self._transaction() as database:
+            database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (key, json.dumps(value)))
+
+    def next_attempt(self) -> int:
+        """A number that no earlier process of this coordinator had: it tells its questions from theirs."""
+        number = int(self.fact("attempt") or 0) + 1
+        self.set_fact("attempt", number)
+        return number
+
+    # --- agents
+
+    def invite(self, digest: str) -> None:
+        """Remember a one-time token."""
+        with self._transaction() as database:
+            database.execute("INSERT OR IGNORE INTO tokens (digest, made) VALUES (?, ?)", (digest, time.time()))
+
+    def unused_tokens(self) -> int:
+        return int(self._rows("SELECT count(*) AS n FROM tokens WHERE agent IS NULL")[0]["n"])
+
+    def enrol(self, digest: str, name: str, key: str) -> str:
+        """Exchange a token for an agent's number. The same agent may ask again, should the answer have been lost."""
+        with self._transaction() as database:
+            found = database.execute("SELECT agent FROM tokens WHERE digest = ?", (digest,)).fetchone()
+            if found is None:
+                raise InputError("unknown token")
+            agent = hashlib.sha256(bytes.fromhex(key)).hexdigest()[:16]
+            if found[0] is not None:
+                if found[0] == agent:
+                    return agent
+                raise InputError("the token was used by another agent: every agent needs its own")
+            taken = database.execute("SELECT agent FROM agents WHERE name = ?", (name,)).fetchone()
+            if taken is not None and taken[0] != agent:
+                raise InputError(f"there is another agent with the name '{name}': choose another")
+            values = (agent, name, key, time.time())
+            database.execute("INSERT OR IGNORE INTO agents (agent, name, key, enrolled) VALUES (?, ?, ?, ?)", values)
+            database.execute("UPDATE tokens SET agent = ? WHERE digest = ?", (agent, digest))
+            return agent
+
+    def agent(self, agent: str) -> Row | None:
+        found = self._rows("SELECT * FROM agents WHERE agent = ?", agent)
+        return found[0] if found else None
+
+    def agents(self) -> list[Row]:
+        return self._rows("SELECT * FROM agents ORDER BY name")
+
+    def revoke(self, name: str) -> None:
+        """From now on this agent's requests are refused."""
+        with self._transaction() as database:
+            changed = database.execute(
+                "UPDATE agents SET revoked = coalesce(revoked, ?) WHERE name = ? OR agent = ?",
+                (time.time(), name, name),
+            )
+            if not changed.rowcount:
+                known = ", ".join(row["name"] for row in self.agents()) or "nobody"
+                raise InputError(f"There is no agent '{name}'. Enrolled: {known}.")
+
+    def set_hello(self, agent: str, hello: Row) -> None:
+        with self._transaction() as database:
+            database.execute("UPDATE agents SET hello = ? WHERE agent = ?", (json.dumps(hello), agent))
+
+    # --- clients: who holds whom, fixed when the run begins
+
+    def clients(self) -> list[Row]:
+        return self._rows("SELECT * FROM clients ORDER BY client")
+
+    def set_clients(self, rows: Iterable[tuple[int, str, int, str]]) -> None:
+        with self._transaction() as database:
+            database.executemany("INSERT INTO clients VALUES (?, ?, ?, ?)", rows)
+
+    # --- rounds
+
+    def begin(self, cell: str, round: int, attempt: int, asked: int) -> None:
+        with self._transaction(durable=False) as database:
+            database.execute(
+                "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, NULL, 'running')",
+                (cell, round, attempt, time.time(), asked),
+            )
+
+    def end(self, cell: str, round: int, attempt: int, accepted: int, status: str) -> None:
+        with self._transaction(durable=False) as database:
+            database.execute(
+                "UPDATE attempts SET accepted = ?, status = ? WHERE cell = ? AND round = ? AND attempt = ?",
+                (accepted, status, cell, round, attempt),
+            )
+
+    def attempts(self) -> list[Row]:
+        return self._rows("SELECT * FROM attempts ORDER BY cell, round, attempt")
+
+    def accept(self, updates: Sequence[Accepted]) -> None:
+        """Several accepted updates in one commit, which is on the disk when this returns."""
+        faults.point("ledger.accept")
+        with self._transaction() as database:
+            database.executemany(
+                "INSERT OR REPLACE INTO updates VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [(u.cell, u.round, u.call, u.client, u.digest, u.file, u.sha256) for u in updates],
+            )
+        faults.point("ledger.accepted")
+
+    def accepted(self, cell: str, round: int, call: int, digest: str) -> list[Accepted]:
+        """Updates that were accepted for this very question and are whole."""
+        query = "SELECT * FROM updates WHERE cell = ? AND round = ? AND call = ? AND digest = ? ORDER BY client"
+        found = [Accepted(**row) for row in self._rows(query, cell, round, call, digest)]
+        return [update for update in found if _whole(self.updates / update.file, update.sha256)]
+
+    def drop(self, update: Accepted) -> None:
+        """An update came too late after all."""
+        with self._transaction(durable=False) as database:
+            where = (update.cell, update.round, update.call, update.client)
+            database.execute("DELETE FROM updates WHERE cell = ? AND round = ? AND call = ? AND client = ?", where)
+        (self.updates / update.file).unlink(missing_ok=True)
+
+    def forget(self, cell: str, round: int) -> None:
+        """Updates up to a round are part of a checkpoint now."""
+        faults.point("ledger.forget")
+        files = self._rows("SELECT file FROM updates WHERE cell = ? AND round <= ?", cell, round)
+        if files:
+            with self._transaction(durable=False) as database:
+                database.execute("DELETE FROM updates WHERE cell = ? AND round <= ?", (cell, round))
+        for row in files:
+            (self.updates / row["file"]).unlink(missing_ok=True)
+
+    def sweep(self) -> None:
+        """Delete bodies that no row knows: uploads that a crash interrupted."""
+        known = {row["file"] for row in self._rows("SELECT file FROM updates")}
+        for file in self.updates.iterdir():
+            if file.name not in known:
+                file.unlink(missing_ok=True)
+
+    # --- what happened
+
+    def note(self, kind: str, message: str, agent: str | None = None) -> None:
+        with self._transaction(durable=False) as database:
+            values = (time.time(), agent, kind, message)
+            database.execute("INSERT INTO events (time, agent, kind, message) VALUES (?, ?, ?, ?)", values)
+
+    def events(self, last: int = 1000) -> list[Row]:
+        found = self._rows("SELECT * FROM events ORDER BY id DESC LIMIT ?", last)
+        return found[::-1]
+
+
+def _whole(path: Path, sha256: str) -> bool:
+    try:
+        digest = hashlib.sha256()
+        with open(path, "rb") as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
+    except OSError:
+        return False
+    return digest.hexdigest() == sha256

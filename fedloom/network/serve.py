@@ -1,0 +1,412 @@
+"""`fedloom serve`: the coordinator's port in one thread, the engine in another, and perhaps some agents to rehearse."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import uvicorn
+
+from fedloom import machine
+from fedloom.clients import Setup
+from fedloom.cohort import Backend, Sampling
+from fedloom.data.federation import Federation
+from fedloom.errors import FedloomError, InputError, QuorumError, StoreError
+from fedloom.experiment.folder import claimed
+from fedloom.experiment.plan import Plan
+from fedloom.experiment.progress import Progress
+from fedloom.experiment.result import Result
+from fedloom.experiment.run import run
+from fedloom.experiment.spec import Experiment
+from fedloom.network.backend import Network
+from fedloom.network.coordinator import make_app
+from fedloom.network.hosted import Roster, data_facts
+from fedloom.network.hub import Hub
+from fedloom.network.identity import Certificates, Token, given, local_authority, write_private
+from fedloom.network.ledger import Ledger
+from fedloom.network.messages import Hello
+from fedloom.network.sources import source_hashes
+from fedloom.network.template import Made
+from fedloom.network.wire import PROTOCOL, Parcel
+from fedloom.record import seconds
+from fedloom.task import Task
+
+GOODBYE = 5.0  # seconds in which agents may hear that the run is over
+
+
+class Port:
+    """The HTTPS port, served by uvicorn in a thread of its own."""
+
+    def __init__(self, hub: Hub, host: str, port: int, certificates: Certificates | None) -> None:
+        self.hub = hub
+        app = make_app(hub, certificates.authority if certificates else b"")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        # asyncio turns Nagle's algorithm off only where the protocol is named: without it every reply waits 40 ms
+        self.socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self.socket.bind((host, port))
+        except OSError as error:
+            raise InputError(f"--listen {host}:{port} cannot be used: {error.strerror or error}.") from None
+        self.number = int(self.socket.getsockname()[1])
+        settings: dict[str, Any] = {"log_level": "error", "access_log": False, "lifespan": "off", "backlog": 2048}
+        settings["timeout_keep_alive"] = 120  # longer than agents keep a connection that they do not use
+        if certificates is not None:
+            settings |= {"ssl_certfile": str(certificates.certificate), "ssl_keyfile": str(certificates.key)}
+        self.server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=2, **settings))
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        sys.setswitchinterval(0.0005)  # requests must not wait for the thread that checks or adds up
+        make = self.server.config.get_loop_factory()  # uvloop, where it is installed
+        self.hub.loop = make() if make is not None else asyncio.new_event_loop()
+        self.hub.loop.run_until_complete(self.server.serve(sockets=[self.socket]))
+        self.hub.loop.close()
+
+    def __enter__(self) -> Port:
+        self._thread.start()
+        while not self.server.started and self._thread.is_alive():
+            time.sleep(0.01)
+        if not self.server.started:
+            raise InputError("The coordinator's port could not be opened.")
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.server.should_exit = True
+        self._thread.join(timeout=10)
+
+
+class Session:
+    """One experiment, served: from the first agent to the last round."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: Path,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8443,
+        local: int = 0,
+        certificate: tuple[Path, Path] | None = None,
+        tls: bool = True,
+        names: tuple[str, ...] = (),
+        tell: Callable[[str], None] = print,
+    ) -> None:
+        self.experiment, notes = federated(experiment)
+        for note in notes:
+            tell(note)
+        self.folder, self.local, self.tell = folder, local, tell
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.plan = Plan(self.experiment)
+        self.network = folder / "network"
+        self.ledger = Ledger(self.network)
+        os.chmod(self.network, 0o700)
+        self.ledger.sweep()
+        self.attempt = self.ledger.next_attempt()
+        self.hub = Hub(self.ledger, tell, seconds(self.experiment.cohort.deadline))
+        self.certificates = None
+        if tls:
+            own = certificate is not None
+            self.certificates = given(*certificate) if own and certificate else local_authority(self.network, names)
+        self.port = Port(self.hub, host, port, self.certificates)
+        shown = host if host not in ("0.0.0.0", "::") else socket.gethostname()
+        self.url = f"{'https' if tls else 'http'}://{f'[{shown}]' if ':' in shown else shown}:{self.port.number}"
+
+    # --- before the first round
+
+    def _offer(self) -> None:
+        """What agents are told: names, fields, and hashes of code; initial weights by their SHA-256."""
+        values = self.experiment.resolved()
+        for key in ("data", "run"):
+            values.pop(key)
+        initial = {}
+        for seed in self.experiment.seeds:
+            parcel = Parcel({}, self.plan.task(seed).initial())
+            self.hub.lasting[parcel.sha256] = parcel
+            initial[str(seed)] = parcel.sha256
+        run_id = self.ledger.fact("run") or secrets.token_hex(8)
+        self.ledger.set_fact("run", run_id)
+        if self.local:
+            self.ledger.set_fact("data", data_facts(self.plan.federation(self.experiment.seeds[0])))
+        facts = machine.facts()
+        self.hub.offer = {
+            "protocol": PROTOCOL,
+            "run": run_id,
+            "experiment": values,
+            "initial": initial,
+            "sources": source_hashes(self.experiment),
+            "versions": {name: facts[name] for name in ("fedloom", "torch", "python", "cpu_capability")},
+            "data": self.ledger.fact("data"),
+            "privacy": {"secure_aggregation": False, "epsilon": None},
+        }
+
+    def invite(self, count: int) -> list[Path]:
+        """New one-time tokens, each in a file of its own."""
+        return invite(self.ledger, self.network, self.certificates, count)
+
+    def _start_when(self) -> int | tuple[str, ...]:
+        return self.local or self.experiment.cohort.start_when
+
+    def _wait_for_agents(self) -> None:
+        """Until those who were to be waited for are ready; a run that goes on waits for all who were in it."""
+        before = {row["agent"] for row in self.ledger.clients()}
+        names = {row["agent"]: row["name"] for row in self.ledger.agents()}
+        deadline = seconds(self.experiment.cohort.deadline)
+        if before:
+            for agent in before:
+                self.hub.expect(agent, names[agent])
+            self.hub.stage = "waiting for the agents to come back"
+
+            def back() -> bool:
+                self._check_local()
+                return before <= {one.agent for one in self.hub.ready()}
+
+            if not self.hub.wait_until(back, deadline) and not self.hub.ready():
+                raise QuorumError(
+                    f"None of the agents came back within {self.experiment.cohort.deadline}. Start them again, and "
+                    "serve the same file to go on."
+                )
+            return
+        wanted = self._start_when()
+        words = f"{wanted} agent(s)" if isinstance(wanted, int) else ", ".join(wanted)
+        self.hub.stage = f"waiting for {words}"
+        self.tell(f"Waiting for {words} …")
+
+        def enough() -> bool:
+            self._check_local()
+            ready = {one.name for one in self.hub.ready()}
+            return len(ready) >= wanted if isinstance(wanted, int) else set(wanted) <= ready
+
+        self.hub.wait_until(enough)
+        self._fix_clients(wanted)
+
+    def _fix_clients(self, wanted: int | tuple[str, ...]) -> None:
+        """Who takes part from now on, and under which number: by the agents' names, or as a rehearsal says."""
+        ready = sorted(self.hub.ready(), key=lambda one: one.name)
+        if not isinstance(wanted, int):
+            ready = [one for one in ready if one.name in wanted]
+        rows: list[tuple[int, str, int, str]] = []
+        for one in ready:
+            assert one.hello is not None
+            for local, client in enumerate(one.hello.clients):
+                number = len(rows) if client.number is None else client.number
+                rows.append((number, one.agent, local if client.number is None else client.number, client.name))
+        if sorted(row[0] for row in rows) != list(range(len(rows))):
+            raise InputError("The agents' [site] hosts do not make up one numbering: each client must be hosted once.")
+        self.ledger.set_clients(rows)
+
+    # --- the run
+
+    def _roster(self) -> tuple[Roster, dict[int, tuple[str, int]], Setup, Made]:
+        rows = self.ledger.clients()
+        hellos = {row["agent"]: row["hello"] for row in self.ledger.agents()}
+        said = {agent: Hello.model_validate_json(hellos[agent]) for agent in {row["agent"] for row in rows}}
+        counts: dict[str, int] = {}
+        sizes = []
+        for row in rows:
+            hello = said[row["agent"]]
+            local = row["local"]
+            if hello.clients[0].number is not None:
+                local = next(i for i, client in enumerate(hello.clients) if client.number == row["local"])
+            sizes.append(hello.clients[local].model_dump(include={"train", "validation", "test"}))
+            counts[row["agent"]] = counts.get(row["agent"], 0) + 1
+        first = said[rows[0]["agent"]]
+        known = {one.name for one in fields(Setup)}
+        setup = replace(Setup(**{k: v for k, v in first.setup.items() if k in known}), device="cpu")  # type: ignore[arg-type]
+        server, scale = {}, 1.0
+        if self.experiment.data.server != "none":
+            held = self.plan.federation(self.experiment.seeds[0])
+            server, scale = held.server, held.scale
+        marks = [said[agent].data_mark for agent in sorted(said)]
+        roster = Roster.of([row["name"] for row in rows], sizes, first.classes, marks, server, scale)
+        holders = {row["client"]: (row["agent"], row["local"]) for row in rows}
+        return roster, holders, setup, Made(first.features, first.dtype, first.classes)
+
+    def run(
+        self, progress: Progress, should_stop: Callable[[], bool] = lambda: False, join_hint: bool = True
+    ) -> Result:
+        """Open the port, wait for agents, run all cells."""
+        self._offer()
+        with self.port, self._agents():
+            if join_hint and not self.local:
+                self._print_join()
+            try:
+                self._wait_for_agents()
+                self.hub.offer["data"] = self.ledger.fact("data")
+                roster, holders, setup, made = self._roster()
+                sampling = self.experiment.cohort
+                sampling.check(roster.clients)
+
+                def connect(federation: Federation, task: Task) -> Backend:
+                    same = self.experiment.data.seed != "run"
+                    return Network(self.hub, roster, holders, task, sampling, setup, made, self.attempt, same)
+
+                arguments = {
+                    **self.plan.arguments(),
+                    "federation": lambda seed: roster,
+                    "cohort": widened(sampling, roster.clients),
+                    "connect": connect,
+                }
+                result = run(**arguments, out=self.folder, progress=progress, should_stop=should_stop)
+                self._end("The run is finished." if result.status == "done" else "")
+                return result
+            except BaseException as error:
+                self._end(f"The run has ended: {error}" if not isinstance(error, KeyboardInterrupt) else "")
+                raise
+            finally:
+                self.ledger.close()
+
+    def _end(self, words: str) -> None:
+        """Let agents hear that there is nothing more to do; after an interruption they wait for the next start."""
+        if not words:
+            return
+        self.hub.finished = words
+        self.hub.wake_all()
+        time.sleep(0.3 if self.hub.connections else 0.0)
+
+    def _print_join(self) -> None:
+        wanted = self._start_when()
+        missing = (wanted if isinstance(wanted, int) else len(wanted)) - len(self.ledger.agents())
+        files = self.invite(missing) if missing > 0 and not self.ledger.unused_tokens() else []
+        if self.certificates is not None:
+            self.tell(f"Serving {self.url}, certificate authority {self.certificates.fingerprint}")
+        else:
+            self.tell(f"Serving {self.url} without TLS: only behind a proxy that has it.")
+        for file in files:
+            self.tell(f"To join, once: fedloom join {self.url} --token-file {file} --site SITE.toml")
+        self.tell("Without secure aggregation, the coordinator can read each site's update.")
+
+    @contextlib.contextmanager
+    def _agents(self) -> Iterator[None]:
+        """Agents on this machine, for a rehearsal: each hosts some of the partition's clients."""
+        if not self.local:
+            yield
+            return
+        count = self.plan.federation(self.experiment.seeds[0]).clients
+        if self.local > count:
+            raise InputError(f"--local {self.local}: there are only {count} clients to host.")
+        self.tell(f"Rehearsal: {self.local} agents on this machine host {count} clients.")
+        self.processes = processes = [self._agent(number, count) for number in range(self.local)]
+        try:
+            yield
+        finally:
+            for process in processes:
+                if process.stdin is not None:
+                    process.stdin.close()  # which tells it to end
+            for process in processes:
+                try:
+                    process.wait(timeout=GOODBYE)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+    def _check_local(self) -> None:
+        """A rehearsal's agent that ended will not come back: say why."""
+        for number, process in enumerate(self.processes):
+            if process.poll() is not None:
+                log = self.network / "local" / f"local-{number + 1}" / "log.txt"
+                said = log.read_text(errors="replace").strip().splitlines()
+                raise FedloomError(f"The agent local-{number + 1} ended: {' '.join(said[-2:])} (see {log})")
+
+    def _agent(self, number: int, clients: int) -> subprocess.Popen[bytes]:
+        name = f"local-{number + 1}"
+        folder = self.network / "local" / name
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        tables = (self.experiment.data, self.experiment.source)
+        data = {
+            k: v for one in tables for k, v in one.model_dump(mode="json", exclude_unset=True).items() if v is not None
+        }
+        allowed = sorted({*self.experiment.names.values()})
+        task = self.experiment.task
+        site = {
+            "site": {
+                "name": name,
+                "base": str(self.experiment.base.resolve()),
+                "hosts": list(range(number, clients, self.local)),
+            },
+            "data": data,
+            "policy": {
+                "algorithms": allowed,
+                "models": [task.model],
+                "losses": [task.loss],
+                "metrics": ["loss", *task.metrics],
+            },
+        }
+        write_private(folder / "site.toml", tomli_w.dumps(site).encode())
+        token = folder / "token"
+        if not (folder / "state" / "coordinator.json").is_file():
+            (made,) = self.invite(1)
+            made.replace(token)
+        command = [sys.executable, "-m", "fedloom", "join", self.url, "--site", str(folder / "site.toml")]
+        command += ["--state", str(folder / "state"), "--wait", "--while-stdin"]
+        command += ["--token-file", str(token)] if token.is_file() else []
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        with open(folder / "log.txt", "ab") as log:
+            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment)
+
+
+def invite(ledger: Ledger, network: Path, certificates: Certificates | None, count: int) -> list[Path]:
+    """New one-time tokens, each in a file of its own."""
+    files = []
+    for _ in range(count):
+        token = Token.new(certificates.fingerprint if certificates else "")
+        ledger.invite(token.digest)
+        path = network / "tokens" / f"{token.digest[:8]}.token"
+        write_private(path, f"{token}\n".encode())
+        files.append(path)
+    return files
+
+
+def federated(experiment: Experiment) -> tuple[Experiment, list[str]]:
+    """An experiment without what needs all data in one place, and what was left out."""
+    notes = []
+    pooled = [label for label, algorithm in experiment.algorithm.items() if algorithm.pooled]
+    if pooled:
+        notes.append(f"{', '.join(pooled)}: left out on a network, because it needs all data in one place.")
+        left = {label: one for label, one in experiment.algorithm.items() if label not in pooled}
+        if not left:
+            raise InputError("There is nothing to serve: the pooled baseline needs all data in one place.")
+        experiment = experiment.model_copy(update={"algorithm": left})
+    if experiment.evaluate.universal:
+        notes.append("evaluate.universal: left out on a network, because nobody holds everybody's test data.")
+        evaluate = experiment.evaluate.model_copy(update={"universal": False})
+        experiment = experiment.model_copy(update={"evaluate": evaluate})
+    return experiment, notes
+
+
+def widened(sampling: Sampling, population: int) -> Sampling:
+    """Who is asked: more than are needed, if so many more were to be selected."""
+    if not sampling.over_select:
+        return sampling
+    more = 1 + sampling.over_select
+    if sampling.sampling == "poisson":
+        return sampling.model_copy(update={"fraction": min(1.0, sampling.fraction * more), "quorum": 0.0})
+    count = min(population, math.ceil(sampling.size(population) * more))
+    return sampling.model_copy(update={"count": count, "fraction": 1.0, "quorum": 0.0})
+
+
+def prepare_folder(folder: Path, fresh: bool) -> None:
+    """Move an old run aside if it is to be begun anew, before anything is written beside it."""
+    if fresh:
+        with claimed(folder, fresh=True):
+            pass
+
+
+def coordinator_ledger(folder: Path) -> Ledger:
+    """The ledger of a run's coordinator."""
+    if not (folder / "network" / "ledger.db").is_file():
+        raise StoreError(f"{folder} is not the folder of a run that was served: there is no network/ledger.db in it.")
+    return Ledger(folder / "network", existing=True)

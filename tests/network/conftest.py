@@ -1,0 +1,299 @@
+"""A coordinator inside the test's process, agents that only speak the protocol, and real processes over TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import tomli_w
+import torch
+
+from fedloom.algorithm import Update
+from fedloom.network.checks import Limits, check_update
+from fedloom.network.coordinator import make_app, welcome
+from fedloom.network.hub import Call, Hub
+from fedloom.network.identity import Signer, Token, Verifier
+from fedloom.network.ledger import Ledger
+from fedloom.network.messages import Ask, Asked, ClientFacts, Hello, Outgoing
+from fedloom.network.template import Template
+from fedloom.network.wire import Parcel
+
+MODEL = {"model": {"w": torch.zeros(3), "b": torch.zeros(2, dtype=torch.float64)}}
+FORM = Template({"model": {"w": ((3,), torch.float32), "b": ((2,), torch.float64)}}, {})
+HELLO = Hello(
+    versions={"torch": "2"},
+    features=(4,),
+    dtype="float32",
+    classes=("a", "b"),
+    clients=(ClientFacts(name="c", train=6, validation=2, test=2),),
+    data_mark="m",
+    setup={},
+)
+
+
+class Speaker:
+    """An agent that only speaks the protocol."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+        self.signer = Signer(world.folder / f"{name}.key")
+        token = Token.new("")
+        world.ledger.invite(token.digest)
+        self.signer.agent = world.ledger.enrol(token.digest, name, self.signer.public)
+        self.signer.session = world.verifier.session
+
+    def send(self, method: str, path: str, body: bytes = b"", **headers: str) -> Any:
+        signed = self.signer.headers(method, path, hashlib.sha256(body).hexdigest())
+        return self.world.client.request(method, path, content=body or None, headers={**signed, **headers})
+
+    def hello(self, hello: Hello = HELLO) -> None:
+        welcome(self.world.hub, self.world.hub.seen(self.signer.agent, self.name), hello)
+
+    def answer(self, client: int = 0, ask: str = "ask", scale: float = 1.0, **changes: Any) -> Parcel:
+        groups = {"model": {name: leaf[None] + scale for name, leaf in MODEL["model"].items()}}
+        update = changes.pop("update", Update(groups, {"model": torch.tensor([2.0])}))
+        outgoing = Outgoing(ask)
+        outgoing.add(client, update=update, **changes)
+        return outgoing.parcel()
+
+
+class Requests:
+    """Requests to an application in this process."""
+
+    def __init__(self, app: Any) -> None:
+        self._loop = asyncio.new_event_loop()
+        transport = httpx.ASGITransport(app)
+        self._client = httpx.AsyncClient(transport=transport, base_url="http://coordinator")
+
+    def request(self, method: str, path: str, **more: Any) -> httpx.Response:
+        return self._loop.run_until_complete(self._client.request(method, path, **more))
+
+    def get(self, path: str, **more: Any) -> httpx.Response:
+        return self.request("GET", path, **more)
+
+    def post(self, path: str, **more: Any) -> httpx.Response:
+        return self.request("POST", path, **more)
+
+    def close(self) -> None:
+        self._loop.run_until_complete(self._client.aclose())
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+
+class World:
+    """A coordinator in this process, without a port."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.said: list[str] = []
+        self.ledger = Ledger(folder / "network")
+        self.hub = Hub(self.ledger, self.said.append)
+        self.verifier = Verifier()
+        self.client = Requests(make_app(self.hub, b"", self.verifier))
+
+    def speaker(self, name: str = "kerry") -> Speaker:
+        return Speaker(self, name)
+
+    def open_call(self, *speakers: Speaker, clients: int = 1, limits: Limits = Limits(), seconds: float = 60.0) -> Call:
+        """Ask every speaker for its clients: the first has 0 … clients − 1, the next those after them."""
+        asks = {}
+        for number, speaker in enumerate(speakers):
+            numbers = range(number * clients, (number + 1) * clients)
+            asked = tuple(Asked(client=one, local=one) for one in numbers)
+            asks[speaker.signer.agent] = Ask(
+                id="ask",
+                kind="train",
+                verb="reduce",
+                label="fedavg",
+                seed=1,
+                round=1,
+                attempt=1,
+                cohort=len(speakers) * clients,
+                population=len(speakers) * clients,
+                clients=asked,
+            )
+
+        def check(ask: Ask, answer: Any) -> None:
+            check_update(answer, ask, FORM, MODEL, limits, keeps=False)
+
+        call = Call("a test", asks, {}, check, time.monotonic() + seconds, keep=("fedavg-1", 1, 0, "digest"))
+        self.hub.ask(call)
+        return call
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.client.close()
+    made.ledger.close()
+
+
+# --- real processes
+
+EXPERIMENT: dict[str, Any] = {
+    "name": "net",
+    "rounds": 4,
+    "data": {"source": "digits", "partition": {"name": "iid", "clients": 4}},
+    "task": {"model": "digits_mlp"},
+    "evaluate": {"every": 2},
+    "algorithm": {"fedavg": {}},
+    "run": {"backend": "serial"},
+}
+
+
+def write_toml(path: Path, values: dict[str, Any]) -> Path:
+    path.write_text(tomli_w.dumps(values))
+    return path
+
+
+def start(
+    *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None, log: str = "log.txt"
+) -> subprocess.Popen[bytes]:
+    """A fedloom process; what it says goes to a file."""
+    root = Path(__file__).parents[2]
+    with open(cwd / log, "ab") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "fedloom", *map(str, arguments)],
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", **(env or {})},
+        )
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 300.0) -> Any:
+    """What the condition gives as soon as it gives something."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError("what was waited for did not happen")
+
+
+def said(folder: Path, pattern: str, log: str = "log.txt") -> re.Match[str] | None:
+    path = folder / log
+    return re.search(pattern, path.read_text(errors="replace")) if path.exists() else None
+
+
+def weights(folder: Path) -> dict[str, str | None]:
+    """The fingerprint of every cell of a run."""
+    from fedloom.experiment.result import Result
+
+    return {f"{run.algorithm}-{run.seed}": run.weights_sha256 for run in Result.read(folder).runs}
+
+
+def serial_weights(values: dict[str, Any], folder: Path) -> dict[str, str | None]:
+    """The same by the serial backend, in this process."""
+    from fedloom.experiment.plan import Plan
+    from fedloom.experiment.run import run
+    from fedloom.experiment.spec import parse
+
+    run(**Plan(parse(values)).arguments(), out=folder)
+    return weights(folder)
+
+
+class Federation:
+    """A coordinator's process and agents' processes that outlive it, all over TLS on this machine."""
+
+    def __init__(self, folder: Path, values: dict[str, Any], agents: int = 2, port: int | None = None) -> None:
+        self.folder, self.agents = folder, agents
+        self.values = {**values, "cohort": {"start_when": agents, "deadline": "30s", **values.get("cohort", {})}}
+        self.file = write_toml(folder / "experiment.toml", self.values)
+        self.port = port or free_port()
+        self.url = f"https://127.0.0.1:{self.port}"
+        self.out = folder / "run"
+        self.coordinator: subprocess.Popen[bytes] | None = None
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def serve(self, **env: str) -> subprocess.Popen[bytes]:
+        listen = f"127.0.0.1:{self.port}"
+        self.coordinator = start("serve", self.file, "--listen", listen, "--out", self.out, cwd=self.folder, env=env)
+        return self.coordinator
+
+    def tokens(self) -> list[Path]:
+        def made() -> list[Path] | None:
+            found = sorted((self.out / "network" / "tokens").glob("*.token"))
+            return found if len(found) >= self.agents else None
+
+        found: list[Path] = wait_for(made)
+        return found
+
+    def site(self, number: int, **tables: Any) -> Path:
+        clients = int(self.values["data"]["partition"]["clients"])
+        hosts = list(range(number, clients, self.agents))
+        values = {"site": {"name": f"site-{number}", "hosts": hosts}, "data": self.values["data"], **tables}
+        return write_toml(self.folder / f"site-{number}.toml", values)
+
+    def join(self, number: int, url: str | None = None, **env: str) -> subprocess.Popen[bytes]:
+        site = self.folder / f"site-{number}.toml"
+        if not site.exists():
+            self.site(number)
+        state = self.folder / f"site-{number}-state"
+        token = [] if (state / "coordinator.json").exists() else ["--token-file", self.tokens()[number]]
+        process = start(
+            "join",
+            url or self.url,
+            "--site",
+            site,
+            "--wait",
+            *token,
+            cwd=self.folder,
+            env=env,
+            log=f"site-{number}.txt",
+        )
+        self.processes[number] = process
+        return process
+
+    def finish(self, seconds: float = 300.0) -> int:
+        assert self.coordinator is not None
+        return self.coordinator.wait(timeout=seconds)
+
+    def stop(self) -> None:
+        for process in [*self.processes.values(), *([self.coordinator] if self.coordinator else [])]:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+            process.wait()
+
+    def log(self) -> str:
+        return (self.folder / "log.txt").read_text(errors="replace")
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Iterator[Callable[..., Federation]]:
+    made: list[Federation] = []
+
+    def make(values: dict[str, Any] = EXPERIMENT, agents: int = 2) -> Federation:
+        made.append(Federation(tmp_path, values, agents))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()
+
+
+def audit(folder: Path, number: int) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / f"site-{number}-state" / "audit.jsonl").read_text().splitlines()]

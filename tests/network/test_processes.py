@@ -1,0 +1,138 @@
+"""Real processes over TLS: the bits of the serial backend, whoever is killed, and clear words when it cannot be."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.network.conftest import (
+    EXPERIMENT,
+    Federation,
+    audit,
+    said,
+    serial_weights,
+    start,
+    wait_for,
+    weights,
+    write_toml,
+)
+
+THREE = {
+    **EXPERIMENT,
+    "algorithm": {"fedavg": {}, "scaffold": {}, "peer": {"name": "peer", "weights": "score", "topology": "ring"}},
+}
+
+
+def test_a_rehearsal_gives_the_bits_of_the_serial_backend(tmp_path: Path) -> None:
+    values = {**THREE, "algorithm": {**THREE["algorithm"], "pooled": {}}}
+    file = write_toml(tmp_path / "experiment.toml", values)
+    process = start("serve", file, "--local", "2", "--out", tmp_path / "net", "--json", cwd=tmp_path)
+    assert process.wait(timeout=300) == 0, (tmp_path / "log.txt").read_text()
+    assert said(tmp_path, "pooled: left out on a network")
+    assert weights(tmp_path / "net") == serial_weights(THREE, tmp_path / "serial")
+
+
+def test_a_killed_coordinator_and_a_killed_agent_come_back_and_no_bit_changes(
+    federation: Callable[..., Federation], tmp_path: Path
+) -> None:
+    world = federation({**THREE, "rounds": 3, "algorithm": {"scaffold": {}}})
+    coordinator = world.serve(FEDLOOM_KILL_AT="checkpoint.rename:3")
+    first, _ = world.join(0, FEDLOOM_KILL_AT="own.renamed:3"), world.join(1)
+    assert coordinator.wait(timeout=300) == -signal.SIGKILL
+    world.serve()  # agents find it again by themselves
+    assert first.wait(timeout=300) == -signal.SIGKILL
+    world.join(0)  # under the same identity, with what its clients keep
+    assert world.finish() == 0, world.log()
+    assert weights(world.out) == serial_weights(
+        {**THREE, "rounds": 3, "algorithm": {"scaffold": {}}}, tmp_path / "serial"
+    )
+    lines = audit(tmp_path, 0)
+    assert {line["event"] for line in lines} >= {"hello", "answered"}
+    answered = [line for line in lines if line["event"] == "answered" and line["asked"] == "reduce client"]
+    assert all(line["bytes"] > 0 and "update model" in line["left"]["values"] for line in answered)
+
+
+def test_a_site_that_refuses_and_one_that_fails_are_shown_on_both_sides(
+    federation: Callable[..., Federation], tmp_path: Path
+) -> None:
+    values = {**EXPERIMENT, "rounds": 1, "cohort": {"start_when": 2, "deadline": "20s"}}
+    world = federation(values, agents=3)
+    world.serve()
+    tokens = world.out / "network" / "tokens"
+    wait_for(lambda: len(list(tokens.glob("*.token"))) >= 2)
+    done = subprocess.run(
+        [sys.executable, "-m", "fedloom", "agents", "invite", str(world.out)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip().endswith(".token")
+    data = {"source": "digits", "partition": {"name": "iid", "clients": 1}}
+    world.site(0, site={"name": "kerry"}, data=data, policy={"algorithms": ["fedprox"]})
+    world.site(1, site={"name": "clare"}, data=data, policy={"metrics": ["loss"]})
+    world.site(2, site={"name": "cork"}, data=data)
+    refused = world.join(0)
+    assert refused.wait(timeout=300) == 2
+    assert said(tmp_path, "does not allow the algorithm 'fedavg'", "site-0.txt")
+    assert wait_for(lambda: said(tmp_path, "kerry refuses: .*'fedavg'"))
+    world.join(1)
+    world.join(2)
+    assert world.finish() == 0, world.log()
+    shown = json.loads(
+        subprocess.run(
+            [sys.executable, "-m", "fedloom", "agents", "list", str(world.out), "--json"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    )
+    assert [row["name"] for row in shown["agents"]] == ["clare", "cork", "kerry"]
+    from fedloom.experiment.result import Result
+
+    found = {(row["client"], row["metric"]): row["value"] for row in Result.read(world.out).rows("clients")}
+    assert found["clare", "loss"] is not None
+    assert found["clare", "accuracy"] is None  # it stays at the site
+    assert found["cork", "accuracy"] is not None
+    assert "site-0.toml" not in world.log()
+
+
+def test_when_all_agents_are_gone_the_coordinator_says_so_and_ends(federation: Callable[..., Federation]) -> None:
+    values = {**EXPERIMENT, "rounds": 1000, "evaluate": {"splits": []}, "cohort": {"deadline": "3s"}}
+    world = federation(values)
+    world.serve()
+    for number in range(2):
+        world.join(number)
+    wait_for(lambda: said(world.folder, "site-1 is ready"))
+    time.sleep(0.5)
+    for process in world.processes.values():
+        process.kill()
+    assert world.finish(300) == 3
+    assert "all agents are gone" in world.log()
+    assert "Traceback" not in world.log()
+
+
+def test_a_dry_run_shows_what_would_leave_and_connects_nowhere(tmp_path: Path) -> None:
+    site = write_toml(
+        tmp_path / "kerry.toml",
+        {
+            "data": {"source": "digits", "partition": {"name": "iid", "clients": 2}},
+            "policy": {"verbs": ["reduce", "evaluate"]},
+        },
+    )
+    experiment = write_toml(tmp_path / "experiment.toml", THREE)
+    command = ["join", "https://nowhere.invalid:1", "--site", site, "--dry-run", "--experiment", experiment]
+    done = subprocess.run(
+        [sys.executable, "-m", "fedloom", *map(str, command)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "fedavg: reduce client\n  model: 2,410 numbers in 4 tensors" in done.stdout
+    assert "peer: map client  (REFUSED by the policy)" in done.stdout
+    assert (
+        "scaffold: reduce client\n  model: 2,410 numbers in 4 tensors, and its weight\n  control: 2,410" in done.stdout
+    )
+    assert not (tmp_path / "kerry-state").exists()
