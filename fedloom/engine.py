@@ -96,7 +96,9 @@ def fit(
             measuring = round % evaluation.every == 0 or round in (1, rounds)
             splits = evaluation.splits if measuring else ()
             ids = (federation.everyone,) if algorithm.pooled else sampling.draw(federation.clients, round, seed)
-            observed = tuple(range(federation.clients)) if algorithm.pooled or evaluation.clients == "all" else ids
+            everyone = algorithm.pooled or evaluation.clients == "all"
+            # a million numbers are made only when somebody is measured
+            observed = (tuple(range(federation.clients)) if everyone else ids) if evaluation.splits else ()
             clients: dict[Phase, dict[int, dict[str, Measured]]] = {}
             if splits and observed:
                 clients["pre_fit"] = backend.run(
