@@ -217,8 +217,14 @@ def _fused(kernels: Sequence[Kernel]) -> list[Kernel]:
     readers = Counter(place for kernel in kernels for place in kernel.reads)
     writers = Counter(place for kernel in kernels for place in kernel.writes)
     products = {place: kernel for kernel in kernels if kernel.op in _PRODUCTS for place in kernel.writes}
+    inside = {place for kernel in kernels if not kernel.in_place for place in kernel.writes}
     gathers = {place: kernel for kernel in kernels if kernel.op is _ROWS for place in kernel.writes}
     absorbed: set[Kernel] = set()
+
+    def settled(tensors: Iterable[Tensor]) -> bool:
+        """Whether tensors stay what they are once they are made, so that whatever reads them can be moved to later."""
+        places = [_memory(tensor) for tensor in tensors]
+        return all(writers[place] == (1 if place in inside else 0) for place in places)
 
     def row_by_row(target: Tensor, term: Tensor, factor: Any) -> Kernel | None:
         """The gradient of an embedding, which is zero but in the rows that were looked up."""
@@ -229,7 +235,7 @@ def _fused(kernels: Sequence[Kernel]) -> list[Kernel]:
         whole = gather.outputs[0]
         assert whole is not None
         plain = _same(term, whole) and padding < 0 and not by_frequency
-        if not plain or not gradient.is_contiguous() or any(writers[_memory(f)] > 1 for f in (gradient, rows)):
+        if not plain or not gradient.is_contiguous() or not settled((gradient, rows)):
             return None
         absorbed.add(gather)
         flat = gradient.view(-1, gradient.shape[-1])
@@ -239,8 +245,7 @@ def _fused(kernels: Sequence[Kernel]) -> list[Kernel]:
 
     def directly(target: Tensor, term: Tensor, factor: Any) -> Kernel | None:
         product = products.get(_memory(term))
-        # moving the product to the place of the addition is safe only if its factors are written once
-        if product is None or readers[_memory(term)] > 1 or any(writers[_memory(f)] > 1 for f in product.args):
+        if product is None or readers[_memory(term)] > 1 or not settled(product.args):
             return None
         whole = product.outputs[0]
         assert whole is not None

@@ -125,6 +125,25 @@ def test_a_fused_step_is_the_same_up_to_rounding(name: str) -> None:
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-13)
 
 
+class Factors(nn.Module):
+    """Two parameters whose gradients are products with each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Parameter(numbers(7, 2).double()), nn.Parameter(numbers(2, 3).double())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left @ self.right + x[:, :3]
+
+
+def test_parameters_that_are_factors_of_each_others_gradients_are_changed_together() -> None:
+    training = Training(Factors(), numbers(7, 6).double())
+    tape = record(training.step).fused()
+    done, replayed = both(training, no_grad(tape.replay))
+    for a, b in zip(done, replayed, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-13)
+
+
 def test_recording_leaves_everything_as_it_was() -> None:
     training = Training(MODELS["normalised, with dropout"][0](), numbers(7, 6))
     before = [leaf.clone() for leaf in (*training.changes(), training.x)]
