@@ -25,7 +25,13 @@ from tests.conformance.transcriptions import (
 
 QUIET = Evaluation(splits=())
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
-BY_OTHER_TESTS = {"fed_dropout"}  # its sub-models are drawn, so that a transcription has to be told them: below
+BY_OTHER_TESTS = {
+    "fed_dropout",  # its sub-models are drawn, so that a transcription has to be told them: below
+    "neuroevolution",  # these take no gradients: tests/algorithms/evolution has their papers' formulas
+    "random_search",
+    "openai_es",
+    "snes",
+}
 
 
 def algorithm_of(name: str, **settings: object) -> Algorithm:
