@@ -233,6 +233,9 @@ def sweep(
         typer.Option(min=1, help="Draw so many settings; keys may then have ranges: low:high or low:high:log."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of what is drawn at random.")] = 0,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Only the better half after a third of the rounds goes to the end.")
+    ] = False,
     changes: Changes = None,
     out: Annotated[Optional[Path], typer.Option(help="The sweep's folder (default: runs/NAME-sweep).")] = None,  # noqa: UP045
     fresh: Annotated[bool, typer.Option("--fresh", help="Start anew; old folders are kept.")] = False,
@@ -252,6 +255,7 @@ def sweep(
             seed=seed,
             out=out,
             fresh=fresh,
+            prune=prune,
             progress=progress,
             should_stop=should_stop,
         )

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,14 +23,12 @@ from fedloom.experiment.choices import Choices, Setting, name, settings, short
 from fedloom.experiment.drawing import STYLE, Drawn, new_figure, settled, show_percent
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress, Silent
+from fedloom.experiment.result import Result
 from fedloom.experiment.run import run
 from fedloom.experiment.spec import Experiment
 from fedloom.experiment.statistics import spread
 from fedloom.experiment.table import Table, Value, show
 from fedloom.experiment.table import write as write_tables
-
-if TYPE_CHECKING:
-    from fedloom.experiment.result import Result
 
 
 @dataclass
@@ -42,6 +40,7 @@ class Tried:
     values: dict[int, float] = field(default_factory=dict)
     error: str = ""
     result: Result | None = None
+    pruned: bool = False  # was behind early on, and was not run to the end
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,8 @@ class Swept:
 
     def best(self, label: str | None = None) -> Tried | None:
         """The best setting, of one algorithm or of all."""
-        return next((one for one in self.tried if label in (None, one.label) and one.values), None)
+        whole = (one for one in self.tried if one.values and not one.pruned)
+        return next((one for one in whole if label in (None, one.label)), None)
 
     def table(self) -> Table:
         """Every setting that was tried, the best first."""
@@ -69,7 +69,7 @@ class Swept:
             label = (one.label,) if several else ()
             rows.append(
                 (
-                    rank if one.values else None,
+                    rank if one.values and not one.pruned else None,
                     *label,
                     *(short(one.setting[key]) for key in keys),
                     over.mean if one.values else None,
@@ -82,7 +82,7 @@ class Swept:
             )
         shown, deviation = ("percent", "deviation") if self.percent else ("number", "number")
         names = ("rank", *(("algorithm",) if several else ()), *keys)
-        columns = (*names, "mean", "std over seeds", "95 % low", "95 % high", "seeds", "what went wrong")
+        columns = (*names, "mean", "std over seeds", "95 % low", "95 % high", "seeds", "remark")
         kinds = ("whole", *["text"] * (len(names) - 1), shown, deviation, shown, shown, "whole", "text")
         note = (
             f"Every setting that was tried ({len(self.tried)} rows), ranked by {self.metric} on {self.measured}. The "
@@ -199,10 +199,14 @@ def sweep(
     seed: int = 0,
     out: Path | None = None,
     fresh: bool = False,
+    prune: bool = False,
     progress: Progress | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Swept | None:
-    """Try every setting and rank them by validation; None when asked to stop before the end."""
+    """Try every setting and rank them by validation; None when asked to stop before the end.
+
+    With `prune`, all are run for a third of the rounds, and of each algorithm only the better half to the end.
+    """
     if not over:
         raise InputError("Say what to sweep over, such as --over train.lr=0.01,0.1.")
     found = settings(over, random, seed)
@@ -212,33 +216,73 @@ def sweep(
     told = progress or Silent()
     labels = list(experiments[0].algorithm)
     todo = [(setting, label, one) for setting, one in zip(found, experiments, strict=True) for label in labels]
-    tried: list[Tried] = []
     plans: dict[str, Plan] = {}
-    for number, (setting, label, experiment) in enumerate(todo, 1):
-        if not isinstance(told, Silent):
-            told.note(f"{number} of {len(todo)}: {name(setting)} {label if len(labels) > 1 else ''}".rstrip())
-        # one algorithm at a time: when one of them diverges, the others still have a result
-        only = experiment.replace(
-            algorithm={label: experiment.algorithm[label]}, names={label: experiment.names[label]}
-        )
-        plan = _plan(only, plans)
-        one = Tried(setting, label)
-        tried.append(one)
-        try:
-            one.result = run(
-                **plan.arguments(),
-                out=folder / "settings" / _folder(setting) / label,
-                fresh=fresh,
-                progress=told,
-                should_stop=should_stop,
+    tried = [Tried(setting, label) for setting, label, _ in todo]
+
+    def train(rounds: int | None, fresh: bool) -> bool:
+        """Run all that are still in, for so many rounds or to the end; false when asked to stop."""
+        for number, (one, (setting, label, experiment)) in enumerate(zip(tried, todo, strict=True), 1):
+            if one.pruned or one.error:
+                continue
+            if not isinstance(told, Silent):
+                told.note(f"{number} of {len(todo)}: {name(setting)} {label if len(labels) > 1 else ''}".rstrip())
+            # one algorithm at a time: when one of them diverges, the others still have a result
+            only = experiment.replace(
+                algorithm={label: experiment.algorithm[label]}, names={label: experiment.names[label]}
             )
-        except TrainingError as error:  # a setting that diverges is a result; the others go on
-            told.note(f"  failed: {error}")
-            one.error = str(error)
-            continue
-        if one.result.status != "done":
-            return None
-    return _ranked(folder, experiments[0], tried)
+            where = folder / "settings" / _folder(setting) / label
+            arguments = _plan(only, plans).arguments()
+            if rounds is not None:
+                arguments["rounds"] = rounds if fresh else max(rounds, _rounds_done(where))
+            try:
+                one.result = run(**arguments, out=where, fresh=fresh, progress=told, should_stop=should_stop)
+            except TrainingError as error:  # a setting that diverges is a result; the others go on
+                told.note(f"  failed: {error}")
+                one.error = str(error)
+                continue
+            if one.result.status != "done":
+                return False
+        return True
+
+    early, decided = max(1, experiments[0].rounds // 3), folder / "pruned.json"
+    if prune and early < experiments[0].rounds:
+        if fresh or not decided.is_file():
+            if not train(early, fresh):
+                return None
+            behind = _behind(experiments[0], tried)
+            write_atomically(decided, json.dumps({"after": early, "pruned": behind}, indent=1).encode())
+            fresh = False
+        record = json.loads(decided.read_text())
+        for one in tried:
+            if _place(one) in record["pruned"]:
+                one.pruned, one.error = True, f"behind after {record['after']} rounds: not run to the end"
+                one.result = Result.read(folder / "settings" / _folder(one.setting) / one.label)
+    return _ranked(folder, experiments[0], tried) if train(None, fresh) else None
+
+
+def _rounds_done(folder: Path) -> int:
+    """How far an earlier sweep has come with a setting."""
+    if not (folder / "run.db").is_file():
+        return 0
+    return max((cell.rounds for cell in Result.read(folder).runs), default=0)
+
+
+def _place(one: Tried) -> str:
+    return f"{_folder(one.setting)}/{one.label}"
+
+
+def _behind(experiment: Experiment, tried: Sequence[Tried]) -> list[str]:
+    """The worse half of each algorithm's settings, by what validation says now."""
+    _measure(experiment, tried)
+    lower = _metric(experiment, tried)[1]
+    found = []
+    for label in {one.label for one in tried}:
+        able = [one for one in tried if one.label == label and one.values]
+        able.sort(key=lambda one: spread(list(one.values.values())).mean, reverse=not lower)
+        found += [_place(one) for one in able[(len(able) + 1) // 2 :]]
+    for one in tried:
+        one.values.clear()
+    return sorted(found)
 
 
 def _axis(values: Sequence[Any]) -> list[str]:
@@ -278,22 +322,33 @@ def _folder(setting: Setting) -> str:
     )
 
 
-def _ranked(folder: Path, experiment: Experiment, tried: Sequence[Tried]) -> Swept:
+def _metric(experiment: Experiment, tried: Sequence[Tried]) -> tuple[str, bool, bool]:
+    """What ranks, whether less of it is better, and whether the server holds the validation data."""
     runs = [cell for one in tried if one.result is not None for cell in one.result.runs]
     metric = next(iter(experiment.task.metrics), "loss")
     if runs and not any(f"post_fit_validation_{metric}" in cell.final for cell in runs):
         metric = "loss"  # a metric that is no mean over examples
     served = bool(runs) and all(f"server_validation_{metric}" in cell.final for cell in runs)
+    return metric, metric in ("loss", "mse", "mae"), served
+
+
+def _measure(experiment: Experiment, tried: Sequence[Tried]) -> None:
+    """What validation says of each setting, by seed."""
+    metric, _, served = _metric(experiment, tried)
     key = f"{'server' if served else 'post_fit'}_validation_{metric}"
-    lower = metric in ("loss", "mse", "mae")
     for one in tried:
         for cell in one.result.runs if one.result is not None else ():
             if math.isfinite(cell.final.get(key, math.nan)):
                 one.values[cell.seed] = cell.final[key]
 
-    def order(one: Tried) -> tuple[bool, float]:
+
+def _ranked(folder: Path, experiment: Experiment, tried: Sequence[Tried]) -> Swept:
+    metric, lower, served = _metric(experiment, tried)
+    _measure(experiment, tried)
+
+    def order(one: Tried) -> tuple[bool, bool, float]:
         mean = spread(list(one.values.values())).mean if one.values else 0.0
-        return not one.values, mean if lower else -mean
+        return not one.values, one.pruned, mean if lower else -mean
 
     where = (
         "the global model on validation data" if served else "the clients' own validation splits after local training"

@@ -40,6 +40,33 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "small.toml"
 
 
+def test_pruning_ends_the_worse_half_early_and_says_so(file: Path, tmp_path: Path) -> None:
+    file.write_text(EXPERIMENT.replace("rounds = 2", "rounds = 6").replace("local = {}\n", ""))
+    over = parse_over(["train.lr=0.0001,0.001,0.1,0.3"])
+    calls = iter(range(1000))
+    assert sweep(file, over, out=tmp_path / "s", prune=True, should_stop=lambda: next(calls) == 12) is None
+    found = sweep(file, over, out=tmp_path / "s", prune=True)
+    assert found is not None
+    done = {one.setting["train.lr"]: [run.rounds for run in one.result.runs] for one in found.tried if one.result}
+    assert done == {0.3: [6, 6], 0.1: [6, 6], 0.001: [2, 2], 0.0001: [2, 2]}
+    assert [one.pruned for one in found.tried] == [False, False, True, True]
+    rows = found.table().rows
+    assert [row[0] for row in rows] == [1, 2, None, None]  # what was measured earlier has no rank
+    assert rows[2][-1] == "behind after 2 rounds: not run to the end"
+    again = sweep(file, over, out=tmp_path / "s", prune=True)
+    assert again is not None
+    assert again.json() == found.json()
+    whole = sweep(file, over, out=tmp_path / "s")  # and without pruning, the others go on
+    assert whole is not None
+    assert all(run.rounds == 6 for one in whole.tried if one.result for run in one.result.runs)
+    late = sweep(file, over, out=tmp_path / "t")
+    assert late is not None
+    assert {one.setting["train.lr"]: one.values for one in late.tried} == {
+        one.setting["train.lr"]: one.values for one in whole.tried
+    }
+    assert sweep(file, over, out=tmp_path / "t", prune=True) is not None  # nothing is left to be pruned
+
+
 def test_a_sweep_ranks_by_validation_lists_all_and_goes_on(file: Path, tmp_path: Path) -> None:
     over = parse_over(["train.lr=0.001,0.3", "train.epochs=1,2"])
     rounds = iter(range(1000))
