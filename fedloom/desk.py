@@ -20,11 +20,12 @@ from fedloom.evaluation import batch
 from fedloom.masking import Masked
 from fedloom.tape import Tape, recorded
 from fedloom.task import Task
-from fedloom.tree import Tree, clone, row
+from fedloom.tree import Tree, clone, row, size
 
 Parts = Callable[[], Iterable[tuple[Tensor, Tensor, Tensor | None]]]  # examples, labels and dropout key of every pass
 Layout = tuple[tuple[str, str, tuple[int, ...], torch.dtype, torch.device], ...]  # group, leaf, and what it is like
 Built = TypeVar("Built")
+SMALL_REST, SMALL_MODEL = 32, 4_000_000  # examples in the last batch of an epoch, and bytes of a model
 PREPARED_BYTES = 1_000_000  # how much of an epoch is made ready at once: more would leave the cache
 
 
@@ -39,6 +40,7 @@ class Desk:
         named = dict(self.module.named_parameters())
         self.parameters: Tree = {name: named[name] for name in task.trainable}
         at = {name: leaf.detach() for name, leaf in self.parameters.items()}
+        self.bytes = size(at)
         self.begin = clone(at) if correct else {}
         self.shared, self.own = empty(shared), empty(own)
         self.state = optimizers.initial_state(training, at, task.trainable)
@@ -84,6 +86,9 @@ class Desk:
 
     def replay(self, x: Tensor, y: Tensor, key: Tensor | None) -> None:
         """The same, by replaying a recorded step, where this step can be recorded."""
+        if not self.pays(len(x)):
+            self.step(lambda: [(x, y, key)], len(x))
+            return
         values = (x, y) if key is None else (x, y, key)
         shapes = (x.shape, y.shape)
         if shapes not in self.tapes:
@@ -97,6 +102,13 @@ class Desk:
         for target, value in zip(inputs, values, strict=True):
             target.copy_(value)
         tape.replay()
+
+    def pays(self, count: int) -> bool:
+        """Whether steps on so many examples are recorded: each size has a tape of its own, and each takes memory.
+
+        Full batches are; what is left at the end of an epoch only if both it and the model are small.
+        """
+        return count == self.training.batch_size or (count <= SMALL_REST and self.bytes <= SMALL_MODEL)
 
     def take_loss(self) -> float:
         """The sum of the examples' losses since this was last asked."""
@@ -143,8 +155,8 @@ class Batches:
     def __init__(self, course: Course, task: Task) -> None:
         self.course, self.task = course, task
         data = course.job.data
-        size = max(data.federation.x[0].numel() * task.torch_dtype.itemsize, 1)
-        self.together = max(PREPARED_BYTES // size // course.batch, 1)
+        example = max(data.federation.x[0].numel() * task.torch_dtype.itemsize, 1)
+        self.together = max(PREPARED_BYTES // example // course.batch, 1)
         self.ready: Iterator[tuple[Tensor, Tensor]] = iter(())
 
     def next(self) -> tuple[Tensor, Tensor]:

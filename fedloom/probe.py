@@ -22,6 +22,7 @@ from fedloom.task import Task
 from fedloom.tree import clone
 
 SMALL_MODEL = 256 * 1024  # bytes: above this, stacked weights leave the cache and vmapped steps gain nothing
+LARGE_MODEL = 64_000_000  # bytes: above this, recording takes much memory and gains little
 EAGER_GROUP = 10  # fewer lanes do not pay for vmap's own cost
 COMPILED_GROUP = 5
 
@@ -56,8 +57,8 @@ class Probe:
 
     def kernels(self) -> int | None:
         """How many kernels a replayed step of plain SGD on one client launches; None if it cannot be replayed."""
-        desk = Desk(self.task, Training(), None, self.masked, (), ())
         x, y = self.examples
+        desk = Desk(self.task, Training(batch_size=len(x)), None, self.masked, (), ())
         key = torch.zeros(2, dtype=torch.int64) if self.masked else None
         local.load(self.task.module.train(), self.task.initial())
         with torch.no_grad():
@@ -68,7 +69,7 @@ class Probe:
     def setup(self, group: int, device: str = "cpu", **settings: Any) -> Setup:
         return Setup(
             device=device,
-            replay=device == "cpu" and not self.draws_globally,
+            replay=device == "cpu" and not self.draws_globally and self.bytes <= LARGE_MODEL,
             group=group if group == 1 or not self.cannot_group else 1,
             draws_globally=self.draws_globally,
             masked=self.masked,

@@ -153,6 +153,13 @@ def test_clipping_is_torchs_clip_grad_norm(group: int) -> None:
         assert_trees_close(tree.row(trained.model, position), expected)
 
 
+def test_a_desk_records_full_batches_and_small_rests_of_small_models() -> None:
+    small = desks.Desk(Task(Dense), Training(batch_size=100), None, False, (), ())
+    assert [count for count in (1, 32, 33, 99, 100) if small.pays(count)] == [1, 32, 100]
+    large = desks.Desk(Task("mnist_cnn"), Training(batch_size=100), None, False, (), ())
+    assert [count for count in (1, 32, 99, 100) if large.pays(count)] == [100]
+
+
 def test_a_desk_is_found_again_when_an_equal_algorithm_comes_from_another_process() -> None:
     task, data = Task(Dense), federation(RAGGED)
 
