@@ -267,11 +267,11 @@ def sweep(
     else:
         _print_rows(found.table())
     say = _say if as_json else print
-    best = found.best()
-    if best is not None:
+    bests = [found.best(label) for label in dict.fromkeys(one.label for one in found.tried)]
+    for best in (one for one in bests if one is not None):
         chosen = " ".join(f"--set {key}={json.dumps(value)}" for key, value in best.setting.items())
         say(f"Best on validation data: {choices.name(best.setting)} ({best.label}). Measure it on test data, once:")
-        say(f"  fedloom run {file} {chosen} --out {found.folder / 'best'}")
+        say(f"  fedloom run {file} {chosen} --out {found.folder / f'best-{best.label}'}")
     say(f"Table: {found.folder / 'sweep.csv'}")
     if (found.folder / "sweep.png").is_file():
         say(f"Picture: {found.folder / 'sweep.png'}")

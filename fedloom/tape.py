@@ -12,12 +12,14 @@ weight matrix, the product is added to the tensor directly, rounded once less, a
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -102,32 +104,49 @@ def recorded(
     """A fused tape of a computation on `inputs` that changes `changes`, or nothing if it cannot be replayed.
 
     A computation may do things that a recording does not see: look at values in Python, count its calls, draw from
-    numpy. So the recording is tried on other values, and must give the same bits as the computation itself. In the end
-    all values are what they were.
+    numpy. So the recording is tried on other values, and must give the same bits as the computation itself, and almost
+    the same when fused. In the end all values are what they were.
     """
     with torch.no_grad():
         before = [leaf.clone() for leaf in changes()]
         given = [value.clone() for value in inputs]
         places = [leaf.data_ptr() for leaf in changes()]
+    drawn = (random.getstate(), np.random.get_state())
+
+    def tried(attempt: Callable[[], Any], gradients: bool) -> list[Tensor]:
+        with torch.no_grad():
+            for leaf, value in zip(changes(), before, strict=True):
+                leaf.copy_(value * 1.25 if value.is_floating_point() else value)
+            for value, was in zip(inputs, given, strict=True):
+                value.copy_(was.flip(0))
+                if value.is_floating_point():
+                    value[:1] *= 0.5
+            with torch.set_grad_enabled(gradients):
+                attempt()
+            return [leaf.clone() for leaf in changes()]
+
     try:
         tape = record(computation)
-        found = []
-        for attempt, gradients in ((computation, True), (tape.replay, False)):
-            with torch.no_grad():
-                for leaf, value in zip(changes(), before, strict=True):
-                    leaf.copy_(value * 1.25 if value.is_floating_point() else value)
-                for value, was in zip(inputs, given, strict=True):
-                    value.copy_(was.flip(0))
-                    value[:1] = 0
-                with torch.set_grad_enabled(gradients):
-                    attempt()
-                found.append([leaf.clone() for leaf in changes()])
-        stayed = places == [leaf.data_ptr() for leaf in changes()]
-        equal = all(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in zip(*found, strict=True))
-        return tape.fused() if stayed and equal else None
+        if repr(drawn) != repr((random.getstate(), np.random.get_state())):
+            return None
+        done, replayed = tried(computation, True), tried(tape.replay, False)
+        fused = tape.fused()
+        almost = tried(fused.replay, False)
+        if places != [leaf.data_ptr() for leaf in changes()]:
+            return None
+        for start, one, other, near in zip(before, done, replayed, almost, strict=True):
+            if bool(torch.isfinite(start).all()) and not bool(torch.isfinite(one).all()):
+                return None  # the trial says nothing
+            if not torch.allclose(one, other, rtol=0, atol=0, equal_nan=True):
+                return None
+            if not torch.allclose(one, near, rtol=1e-3, atol=1e-4, equal_nan=True):
+                return None
+        return fused
     except Exception:  # what is wrong with the computation itself is said when it is done without a tape
         return None
     finally:
+        random.setstate(drawn[0])
+        np.random.set_state(drawn[1])
         with torch.no_grad():
             for leaf, value in zip((*changes(), *inputs), (*before, *given), strict=True):
                 leaf.copy_(value)
@@ -235,12 +254,12 @@ def _fused(kernels: Sequence[Kernel]) -> list[Kernel]:
         whole = gather.outputs[0]
         assert whole is not None
         plain = _same(term, whole) and padding < 0 and not by_frequency
-        if not plain or not gradient.is_contiguous() or not settled((gradient, rows)):
+        flat = gradient.is_contiguous() and rows.is_contiguous()  # a copy made now would go stale
+        if not plain or not flat or not settled((gradient, rows)):
             return None
         absorbed.add(gather)
-        flat = gradient.view(-1, gradient.shape[-1])
         place = frozenset({_memory(target)})
-        args = (target, 0, rows.reshape(-1), flat)
+        args = (target, 0, rows.view(-1), gradient.view(-1, gradient.shape[-1]))
         return Kernel(Tensor.index_add_, args, {"alpha": factor}, (target,), gather.reads | place, place)
 
     def directly(target: Tensor, term: Tensor, factor: Any) -> Kernel | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import numpy as np
@@ -50,11 +51,23 @@ def tokens(*shape: int) -> Tensor:
     return torch.from_numpy(np.random.default_rng(0).integers(0, 12, size=shape))
 
 
+class Sideways(nn.Module):
+    """Words looked up by indices that are not laid out one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(12, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.words(x.t()).tanh().mean(0) + self.words(x[:, :2]).sum(1))
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "dense": (lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), numbers(7, 6)),
     "normalised, with dropout": (Normed, numbers(7, 6)),
     "pooled": (Pooled, numbers(7, 1, 8, 8)),
     "words": (Words, tokens(7, 4)),
+    "words, sideways": (Sideways, tokens(7, 4)),
     "words in a normalised cell": (lambda: Words(layer_norm=True), tokens(7, 4)),
 }
 
@@ -237,12 +250,21 @@ def test_what_a_recording_does_not_see_is_found_by_trying() -> None:
     def draws_from_numpy() -> None:
         total.add_(x + np.random.default_rng().normal())
 
+    def draws_rarely() -> None:
+        total.add_(x * (2 if random.random() < 1e-9 else 1))
+
+    def hides_behind_nan() -> None:
+        calls.append(1)
+        total.add_(x / (x - x) * len(calls))
+
     def moves() -> None:
         nonlocal total
         total = total + x
 
-    for computation in (counts_its_calls, looks_at_numpy, draws_from_numpy, moves):
+    state = random.getstate()
+    for computation in (counts_its_calls, looks_at_numpy, draws_from_numpy, draws_rarely, hides_behind_nan, moves):
         assert recorded(computation, (x,), lambda: [total]) is None
+    assert random.getstate() == state
 
 
 def test_torchs_own_lstm_is_left_alone() -> None:

@@ -214,7 +214,7 @@ def sweep(
     experiments = [_validated(spec.load(file, {**(changes or {}), **setting})) for setting in found]
     folder = out or Path("runs") / f"{experiments[0].name}-sweep"
     told = progress or Silent()
-    labels = list(experiments[0].algorithm)
+    labels = _affected(list(experiments[0].algorithm), list(found[0]))
     todo = [(setting, label, one) for setting, one in zip(found, experiments, strict=True) for label in labels]
     plans: dict[str, Plan] = {}
     tried = [Tried(setting, label) for setting, label, _ in todo]
@@ -258,6 +258,13 @@ def sweep(
                 one.pruned, one.error = True, f"behind after {record['after']} rounds: not run to the end"
                 one.result = Result.read(folder / "settings" / _folder(one.setting) / one.label)
     return _ranked(folder, experiments[0], tried) if train(None, fresh) else None
+
+
+def _affected(labels: list[str], keys: Sequence[str]) -> list[str]:
+    """The algorithms that the keys are about: one algorithm's own settings change nothing in the others."""
+    named = {key.split(".")[1] for key in keys if key.startswith("algorithm.")}
+    only = all(key.startswith("algorithm.") for key in keys)
+    return [label for label in labels if label in named] or labels if only else labels
 
 
 def _rounds_done(folder: Path) -> int:
