@@ -406,19 +406,11 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Measure how long a file's rounds take on this machine; nothing is stored."""
-    from rich.console import Console
-
     from fedloom.experiment.bench import bench as measure
     from fedloom.experiment.plan import Plan
-    from fedloom.experiment.progress import Bar, Lines
 
-    console = Console(stderr=True)
-    progress: Bar | Lines = Bar(console) if console.is_terminal else Lines()
-    try:
+    with _showing(quiet=False) as progress:
         found = measure(Plan(_load(file, changes)), rounds, progress)
-    finally:
-        if isinstance(progress, Bar):
-            progress.close()
     if as_json:
         print(json.dumps(found.json(), indent=2))
         return

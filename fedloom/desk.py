@@ -32,10 +32,8 @@ PREPARED_BYTES = 1_000_000  # how much of an epoch is made ready at once: more w
 class Desk:
     """One client's tensors, reused from client to client."""
 
-    def __init__(
-        self, task: Task, training: Training, correct: Correct | None, masked: bool, shared: Layout, own: Layout
-    ) -> None:
-        self.task, self.training, self.correct, self.masked = task, training, correct, masked
+    def __init__(self, task: Task, training: Training, correct: Correct | None, shared: Layout, own: Layout) -> None:
+        self.task, self.training, self.correct = task, training, correct
         self.module = task.module
         named = dict(self.module.named_parameters())
         self.parameters: Tree = {name: named[name] for name in task.trainable}
@@ -122,11 +120,11 @@ class Desk:
         return [*inside, *self.state.values(), self.loss]
 
 
-def desk_for(job: Job, masked: bool) -> Desk:
+def desk_for(job: Job) -> Desk:
     """The desk for a job: the one of an earlier job of the same kind, because recording takes a few steps' time."""
     own = {group: {name: leaf[0] for name, leaf in tree.items()} for group, tree in job.own.items()}
     layouts = (layout(job.shared), layout(own)) if job.correct else ((), ())
-    return rebuilt(_cached_desk, _desk, job.task, job.training, *parts_of(job.correct), masked, *layouts)
+    return rebuilt(_cached_desk, _desk, job.task, job.training, *parts_of(job.correct), *layouts)
 
 
 def parts_of(method: Any) -> tuple[Any, Any]:
@@ -142,8 +140,8 @@ def rebuilt(cached: Callable[..., Built], build: Callable[..., Built], *parts: A
         return build(*parts)
 
 
-def _desk(task: Task, training: Training, owner: Any, function: Any, masked: bool, shared: Layout, own: Layout) -> Desk:
-    return Desk(task, training, function if owner is None else partial(function, owner), masked, shared, own)
+def _desk(task: Task, training: Training, owner: Any, function: Any, shared: Layout, own: Layout) -> Desk:
+    return Desk(task, training, function if owner is None else partial(function, owner), shared, own)
 
 
 _cached_desk = lru_cache(maxsize=16)(_desk)

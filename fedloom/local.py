@@ -66,7 +66,7 @@ def train(
     # a full batch fills the machine by itself, and so does the one client that owns everything
     size = training.batch_size
     if data.setup.group == 1 or size == "full" or data.ids == (data.federation.everyone,):
-        desk = desk_for(job, data.setup.masked)
+        desk = desk_for(job)
         for position in range(len(data)):
             _train_alone(job, desk, position, replayed=data.setup.replay and size != "full")
     else:

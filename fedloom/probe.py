@@ -58,7 +58,7 @@ class Probe:
     def kernels(self) -> int | None:
         """How many kernels a replayed step of plain SGD on one client launches; None if it cannot be replayed."""
         x, y = self.examples
-        desk = Desk(self.task, Training(batch_size=len(x)), None, self.masked, (), ())
+        desk = Desk(self.task, Training(batch_size=len(x)), None, (), ())
         key = torch.zeros(2, dtype=torch.int64) if self.masked else None
         local.load(self.task.module.train(), self.task.initial())
         with torch.no_grad():

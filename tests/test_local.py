@@ -154,9 +154,9 @@ def test_clipping_is_torchs_clip_grad_norm(group: int) -> None:
 
 
 def test_a_desk_records_full_batches_and_small_rests_of_small_models() -> None:
-    small = desks.Desk(Task(Dense), Training(batch_size=100), None, False, (), ())
+    small = desks.Desk(Task(Dense), Training(batch_size=100), None, (), ())
     assert [count for count in (1, 32, 33, 99, 100) if small.pays(count)] == [1, 32, 100]
-    large = desks.Desk(Task("mnist_cnn"), Training(batch_size=100), None, False, (), ())
+    large = desks.Desk(Task("mnist_cnn"), Training(batch_size=100), None, (), ())
     assert [count for count in (1, 32, 99, 100) if large.pays(count)] == [100]
 
 
@@ -166,7 +166,7 @@ def test_a_desk_is_found_again_when_an_equal_algorithm_comes_from_another_proces
     def desk(mu: float) -> desks.Desk:
         start = tree.expand(task.initial(), data.clients)
         job = Job(task, clients(task, data), start, Training(), Prox(mu=mu).correct, {}, {}, None, start)
-        return desks.desk_for(job, False)
+        return desks.desk_for(job)
 
     assert desk(0.5) is desk(0.5)
     assert desk(0.7) is not desk(0.5)

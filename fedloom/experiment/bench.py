@@ -82,7 +82,6 @@ def bench(plan: Plan, rounds: int, progress: Progress) -> Bench:
         timings = []
         progress.expect(len(experiment.algorithm), 2 * (rounds + WARM_UP))
         for label, algorithm in experiment.algorithm.items():
-            progress.begin(label, 0, 2 * (rounds + WARM_UP))
 
             def start(evaluation: Evaluation, algorithm: Algorithm = algorithm) -> Iterator[RoundRecord]:
                 sampling = experiment.cohort
@@ -100,7 +99,6 @@ def bench(plan: Plan, rounds: int, progress: Progress) -> Bench:
             timings.append(
                 _time(label, algorithm, federation, start, experiment.evaluate, rounds, began, processes, progress)
             )
-            progress.end(label)
             began = time.perf_counter()
         chosen = choices(facts, setup, experiment.run, cohort, len(processes))
         return Bench(tuple(chosen), tuple(timings), machine.facts())
@@ -123,6 +121,8 @@ def _time(
     """Rounds with and without evaluation, in turns, so that a busy moment of the machine disturbs both."""
     running = {"rounds": start(evaluation), "training": start(Evaluation(splits=(), server=()))}
     seconds: dict[str, list[float]] = {name: [] for name in running}
+    title = f"{label}, with and without evaluation"
+    progress.begin(title, 0, 2 * (rounds + WARM_UP))
     examples, first, done = 0, 0.0, 0
     used, clock = _processor_seconds(processes), time.perf_counter()
     for number in range(WARM_UP + rounds):
@@ -131,12 +131,13 @@ def _time(
         for name, records in running.items():
             record = next(records)
             first, done = first or time.perf_counter() - began, done + 1
-            progress.step(label, done, {}, record.seconds)
+            progress.step(title, done, {}, record.seconds)
             if number >= WARM_UP:
                 seconds[name].append(record.seconds)
         if number >= WARM_UP:
             clients = range(federation.clients) if algorithm.pooled else record.cohort
             examples += int(federation.counts(clients, "train").sum() * algorithm.train.epochs)
+    progress.end(title)
     worked, elapsed = _processor_seconds(processes), time.perf_counter() - clock
     busy = None if used is None or worked is None else (worked - used) / elapsed / max(len(processes), 1)
     return Timing(

@@ -147,7 +147,10 @@ def test_whatever_was_measured_there_is_a_report(evaluate: fl.Evaluation, tmp_pa
     algorithms = {"fedavg": fl.FedAvg(), "pooled": fl.Pooled()}
     result = fl.run(federation([9, 8, 7]), fl.Task(Dense), algorithms, rounds=4, evaluate=evaluate,
                     out=tmp_path, backend="serial", cohort=fl.Sampling(count=2))  # fmt: skip
-    Page(report.write(result.folder, files=False).read_text())
+    text = report.write(result.folder, files=False).read_text()
+    Page(text)
+    assert "fedavg" in text
+    assert "pooled" in text
 
 
 def test_a_regression_and_a_metric_that_is_no_mean_have_reports(tmp_path: Path) -> None:
