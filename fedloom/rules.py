@@ -83,6 +83,8 @@ def _pairwise(rows: Tensor, weights: Tensor) -> Tensor:
     kind = rows.dtype if rows.is_floating_point() else torch.float64
     flat = rows.reshape(len(rows), -1)
     factors = weights.to(kind).unsqueeze(1)
+    if len(rows) == 1:
+        return (flat.to(kind) * factors).reshape(rows.shape[1:])
     total = torch.empty(flat.shape[1], dtype=kind, device=rows.device)
     width = max(BLOCK // len(rows), 1)
     for begin in range(0, flat.shape[1], width):

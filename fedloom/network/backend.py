@@ -139,6 +139,7 @@ class Network:
             lambda ask, answer: None,
             cell.deadline,
             keep=(cell.name, work.round, work.call, digest),
+            enough=self.sampling.size(self.roster.clients) if self.sampling.over_select else None,
         )
         form = self._template(work)
         limits = Limits(
@@ -153,13 +154,11 @@ class Network:
         for update in known:
             call.answers[update.client] = self._reopen(update)
         faults.point("coordinator.ask")
-        population = self.roster.clients
-        needed = max(self.sampling.needed(population), 1)
-        enough = self.sampling.size(population) if self.sampling.over_select else None
-        self._put(call, needed, enough)
+        needed = max(self.sampling.needed(self.roster.clients), 1)
+        self._put(call, needed)
         answered = [client for client in work.ids if client in call.answers]
-        if enough is not None:  # the first to answer count
-            first = set(list(call.answers)[:enough])
+        if call.enough is not None:  # the first to answer count
+            first = set(list(call.answers)[: call.enough])
             answered = [client for client in answered if client in first]
         status = "accepted" if len(answered) >= needed else "abandoned"
         self.hub.ledger.end(cell.name, work.round, self.attempt, len(answered), status)
@@ -167,7 +166,8 @@ class Network:
             self._abandon(work, call, len(answered), needed)
         self.hub.stage = f"{cell.label}: adding up round {work.round}"
         faults.point("coordinator.aggregate")
-        outcome = self._add_up(work, call, answered)
+        with computing():  # as the serial backend adds up, to the bit
+            outcome = self._add_up(work, call, answered)
         faults.point("coordinator.aggregated")
         return outcome
 
@@ -294,10 +294,10 @@ class Network:
 
     # --- common to all
 
-    def _put(self, call: Call, needed: int, enough: int | None = None) -> None:
+    def _put(self, call: Call, needed: int) -> None:
         self.hub.stage = call.title
         self.hub.ask(call)
-        self.hub.wait(call, needed, enough)
+        self.hub.wait(call, needed)
 
     def _shared(self, groups: Groups) -> tuple[tuple[Part, ...], dict[str, Parcel]]:
         parcel = Parcel({}, flatten(groups))

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 import os
 import secrets
 import socket
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
-import tomli_w
-import uvicorn
+import torch
 
 from fedloom import machine
 from fedloom.clients import Setup
 from fedloom.cohort import Backend, Sampling
 from fedloom.data.federation import Federation
-from fedloom.errors import FedloomError, InputError, QuorumError, StoreError
+from fedloom.errors import InputError, QuorumError, StoreError
+from fedloom.experiment.checkpoint import replacing
 from fedloom.experiment.folder import claimed
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
@@ -32,61 +27,19 @@ from fedloom.experiment.result import Result
 from fedloom.experiment.run import run
 from fedloom.experiment.spec import Experiment
 from fedloom.network.backend import Network
-from fedloom.network.coordinator import make_app
 from fedloom.network.hosted import Roster, data_facts
 from fedloom.network.hub import Hub
-from fedloom.network.identity import Certificates, Token, given, local_authority, write_private
+from fedloom.network.identity import given, local_authority
 from fedloom.network.ledger import Ledger
+from fedloom.network.local import LocalAgents
 from fedloom.network.messages import Hello
+from fedloom.network.port import Port
 from fedloom.network.sources import source_hashes
 from fedloom.network.template import Made
+from fedloom.network.tokens import invite, operator
 from fedloom.network.wire import PROTOCOL, Parcel
 from fedloom.record import seconds
 from fedloom.task import Task
-
-GOODBYE = 5.0  # seconds in which agents may hear that the run is over
-
-
-class Port:
-    """The HTTPS port, served by uvicorn in a thread of its own."""
-
-    def __init__(self, hub: Hub, host: str, port: int, certificates: Certificates | None) -> None:
-        self.hub = hub
-        app = make_app(hub, certificates.authority if certificates else b"")
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        # asyncio turns Nagle's algorithm off only where the protocol is named: without it every reply waits 40 ms
-        self.socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            self.socket.bind((host, port))
-        except OSError as error:
-            raise InputError(f"--listen {host}:{port} cannot be used: {error.strerror or error}.") from None
-        self.number = int(self.socket.getsockname()[1])
-        settings: dict[str, Any] = {"log_level": "error", "access_log": False, "lifespan": "off", "backlog": 2048}
-        settings["timeout_keep_alive"] = 120  # longer than agents keep a connection that they do not use
-        if certificates is not None:
-            settings |= {"ssl_certfile": str(certificates.certificate), "ssl_keyfile": str(certificates.key)}
-        self.server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=2, **settings))
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def _run(self) -> None:
-        sys.setswitchinterval(0.0005)  # requests must not wait for the thread that checks or adds up
-        make = self.server.config.get_loop_factory()  # uvloop, where it is installed
-        self.hub.loop = make() if make is not None else asyncio.new_event_loop()
-        self.hub.loop.run_until_complete(self.server.serve(sockets=[self.socket]))
-        self.hub.loop.close()
-
-    def __enter__(self) -> Port:
-        self._thread.start()
-        while not self.server.started and self._thread.is_alive():
-            time.sleep(0.01)
-        if not self.server.started:
-            raise InputError("The coordinator's port could not be opened.")
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self.server.should_exit = True
-        self._thread.join(timeout=10)
 
 
 class Session:
@@ -108,8 +61,7 @@ class Session:
         self.experiment, notes = federated(experiment)
         for note in notes:
             tell(note)
-        self.folder, self.local, self.tell = folder, local, tell
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.folder, self.tell = folder, tell
         self.plan = Plan(self.experiment)
         self.network = folder / "network"
         self.ledger = Ledger(self.network)
@@ -121,9 +73,13 @@ class Session:
         if tls:
             own = certificate is not None
             self.certificates = given(*certificate) if own and certificate else local_authority(self.network, names)
-        self.port = Port(self.hub, host, port, self.certificates)
+        self.operator, token = operator(self.network, self.certificates)
+        self.port = Port(self.hub, host, port, self.certificates, token.digest)
         shown = host if host not in ("0.0.0.0", "::") else socket.gethostname()
         self.url = f"{'https' if tls else 'http'}://{f'[{shown}]' if ':' in shown else shown}:{self.port.number}"
+        self.local: LocalAgents | None = None
+        if local:
+            self.local = LocalAgents(self.network / "local", self.experiment, local, lambda: self.invite(1)[0])
 
     # --- before the first round
 
@@ -135,11 +91,16 @@ class Session:
         initial = {}
         for seed in self.experiment.seeds:
             parcel = Parcel({}, self.plan.task(seed).initial())
-            self.hub.lasting[parcel.sha256] = parcel
+            path = self.network / "initial" / f"{parcel.sha256}.safetensors"
+            if not path.is_file():
+                path.parent.mkdir(exist_ok=True)
+                with replacing(path, "file") as temporary, open(temporary, "wb") as file:
+                    file.writelines(parcel.pieces())
+            self.hub.lasting[parcel.sha256] = path
             initial[str(seed)] = parcel.sha256
         run_id = self.ledger.fact("run") or secrets.token_hex(8)
         self.ledger.set_fact("run", run_id)
-        if self.local:
+        if self.local is not None:
             self.ledger.set_fact("data", data_facts(self.plan.federation(self.experiment.seeds[0])))
         facts = machine.facts()
         self.hub.offer = {
@@ -158,7 +119,7 @@ class Session:
         return invite(self.ledger, self.network, self.certificates, count)
 
     def _start_when(self) -> int | tuple[str, ...]:
-        return self.local or self.experiment.cohort.start_when
+        return self.local.count if self.local is not None else self.experiment.cohort.start_when
 
     def _wait_for_agents(self) -> None:
         """Until those who were to be waited for are ready; a run that goes on waits for all who were in it."""
@@ -235,13 +196,14 @@ class Session:
         holders = {row["client"]: (row["agent"], row["local"]) for row in rows}
         return roster, holders, setup, Made(first.features, first.dtype, first.classes)
 
-    def run(
-        self, progress: Progress, should_stop: Callable[[], bool] = lambda: False, join_hint: bool = True
-    ) -> Result:
+    def run(self, progress: Progress, should_stop: Callable[[], bool] = lambda: False) -> Result:
         """Open the port, wait for agents, run all cells."""
+        torch.set_num_threads(
+            1
+        )  # answers are checked side by side: threads of their own would only wait for each other
         self._offer()
         with self.port, self._agents():
-            if join_hint and not self.local:
+            if self.local is None:
                 self._print_join()
             try:
                 self._wait_for_agents()
@@ -287,87 +249,18 @@ class Session:
             self.tell(f"Serving {self.url} without TLS: only behind a proxy that has it.")
         for file in files:
             self.tell(f"To join, once: fedloom join {self.url} --token-file {file} --site SITE.toml")
+        self.tell(f"To watch: fedloom status {self.url} --token-file {self.operator}")
         self.tell("Without secure aggregation, the coordinator can read each site's update.")
 
-    @contextlib.contextmanager
-    def _agents(self) -> Iterator[None]:
-        """Agents on this machine, for a rehearsal: each hosts some of the partition's clients."""
-        if not self.local:
-            yield
-            return
-        count = self.plan.federation(self.experiment.seeds[0]).clients
-        if self.local > count:
-            raise InputError(f"--local {self.local}: there are only {count} clients to host.")
-        self.tell(f"Rehearsal: {self.local} agents on this machine host {count} clients.")
-        self.processes = processes = [self._agent(number, count) for number in range(self.local)]
-        try:
-            yield
-        finally:
-            for process in processes:
-                if process.stdin is not None:
-                    process.stdin.close()  # which tells it to end
-            for process in processes:
-                try:
-                    process.wait(timeout=GOODBYE)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+    def _agents(self) -> contextlib.AbstractContextManager[None]:
+        """Agents on this machine, for a rehearsal."""
+        if self.local is None:
+            return contextlib.nullcontext()
+        return self.local.running(self.url, self.plan.federation(self.experiment.seeds[0]).clients, self.tell)
 
     def _check_local(self) -> None:
-        """A rehearsal's agent that ended will not come back: say why."""
-        for number, process in enumerate(self.processes):
-            if process.poll() is not None:
-                log = self.network / "local" / f"local-{number + 1}" / "log.txt"
-                said = log.read_text(errors="replace").strip().splitlines()
-                raise FedloomError(f"The agent local-{number + 1} ended: {' '.join(said[-2:])} (see {log})")
-
-    def _agent(self, number: int, clients: int) -> subprocess.Popen[bytes]:
-        name = f"local-{number + 1}"
-        folder = self.network / "local" / name
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        tables = (self.experiment.data, self.experiment.source)
-        data = {
-            k: v for one in tables for k, v in one.model_dump(mode="json", exclude_unset=True).items() if v is not None
-        }
-        allowed = sorted({*self.experiment.names.values()})
-        task = self.experiment.task
-        site = {
-            "site": {
-                "name": name,
-                "base": str(self.experiment.base.resolve()),
-                "hosts": list(range(number, clients, self.local)),
-            },
-            "data": data,
-            "policy": {
-                "algorithms": allowed,
-                "models": [task.model],
-                "losses": [task.loss],
-                "metrics": ["loss", *task.metrics],
-            },
-        }
-        write_private(folder / "site.toml", tomli_w.dumps(site).encode())
-        token = folder / "token"
-        if not (folder / "state" / "coordinator.json").is_file():
-            (made,) = self.invite(1)
-            made.replace(token)
-        command = [sys.executable, "-m", "fedloom", "join", self.url, "--site", str(folder / "site.toml")]
-        command += ["--state", str(folder / "state"), "--wait", "--while-stdin"]
-        command += ["--token-file", str(token)] if token.is_file() else []
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        with open(folder / "log.txt", "ab") as log:
-            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment)
-
-
-def invite(ledger: Ledger, network: Path, certificates: Certificates | None, count: int) -> list[Path]:
-    """New one-time tokens, each in a file of its own."""
-    files = []
-    for _ in range(count):
-        token = Token.new(certificates.fingerprint if certificates else "")
-        ledger.invite(token.digest)
-        path = network / "tokens" / f"{token.digest[:8]}.token"
-        write_private(path, f"{token}\n".encode())
-        files.append(path)
-    return files
+        if self.local is not None:
+            self.local.check()
 
 
 def federated(experiment: Experiment) -> tuple[Experiment, list[str]]:

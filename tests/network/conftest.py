@@ -54,8 +54,9 @@ class Speaker:
         self.signer.agent = world.ledger.enrol(token.digest, name, self.signer.public)
         self.signer.session = world.verifier.session
 
-    def send(self, method: str, path: str, body: bytes = b"", **headers: str) -> Any:
-        signed = self.signer.headers(method, path, hashlib.sha256(body).hexdigest())
+    def send(self, method: str, path: str, body: bytes = b"", *, signs: bytes | None = None, **headers: str) -> Any:
+        """A signed request; `signs` is what was signed, if it is not the body itself."""
+        signed = self.signer.headers(method, path, hashlib.sha256(body if signs is None else signs).hexdigest())
         return self.world.client.request(method, path, content=body or None, headers={**signed, **headers})
 
     def hello(self, hello: Hello = HELLO) -> None:
@@ -100,8 +101,8 @@ class World:
         self.said: list[str] = []
         self.ledger = Ledger(folder / "network")
         self.hub = Hub(self.ledger, self.said.append)
-        self.verifier = Verifier()
-        self.client = Requests(make_app(self.hub, b"", self.verifier))
+        self.verifier, self.operator = Verifier(), Token.new("")
+        self.client = Requests(make_app(self.hub, b"", self.verifier, self.operator.digest))
 
     def speaker(self, name: str = "kerry") -> Speaker:
         return Speaker(self, name)
