@@ -147,6 +147,11 @@ def _desk(task: Task, training: Training, owner: Any, function: Any, shared: Lay
 _cached_desk = lru_cache(maxsize=16)(_desk)
 
 
+def forget_desks() -> None:
+    """Give back the memory of all desks: each holds a model."""
+    _cached_desk.cache_clear()
+
+
 class Batches:
     """The batches of a course, several made ready at a time."""
 

@@ -44,8 +44,6 @@ from fedloom.record import seconds
 from fedloom.task import Task
 from fedloom.work import ClientWork, Examination, Outcome, Place, Report, ServerExamination, Work
 
-TOGETHER = 32 << 20  # bytes of answers that are added up in one go: a large model is added by itself
-
 
 @dataclass
 class Cell:
@@ -166,8 +164,7 @@ class Network:
             self._abandon(work, call, len(answered), needed)
         self.hub.stage = f"{cell.label}: adding up round {work.round}"
         faults.point("coordinator.aggregate")
-        with computing():  # as the serial backend adds up, to the bit
-            outcome = self._add_up(work, call, answered)
+        outcome = self._add_up(work, call, answered)
         faults.point("coordinator.aggregated")
         return outcome
 
@@ -225,22 +222,12 @@ class Network:
 
     def _add_up(self, work: ClientWork, call: Call, answered: list[int]) -> Outcome:
         """The answers in the cohort's order, as if nobody else had been asked: late ones change no bit."""
-        position = {client: number for number, client in enumerate(work.ids)}
-        whole = _scored(call.answers[client].measured for client in answered)
-        model = max(1, sum(tree.size(group) for group in work.shared.values()))
-        together = min(max(TOGETHER // model, 1), 16)
-        total: Outcome | None = None
-        batch: list[Outcome] = []
-        for rank, client in enumerate(answered):
-            answer = call.answers.pop(client)
-            part = replace(work.part(position[client], position[client] + 1), first=rank)
-            own = ticket_group([answer.ticket]) if answer.ticket is not None else {}
-            batch.append(part.outcome(answer.update, own, (self._report(call, answer, whole),)))
-            if len(batch) == together or rank == len(answered) - 1:
-                total = work.merge(batch if total is None else [total, *batch])
-                batch = []
-        assert total is not None
-        return total
+        answers = [call.answers[client] for client in answered]
+        scored = _scored(answer.measured for answer in answers)
+        tickets = [answer.ticket for answer in answers if answer.ticket is not None]
+        reports = tuple(self._report(call, answer, scored) for answer in answers)
+        own = ticket_group(tickets) if tickets else {}
+        return work.outcome_of([answer.update for answer in answers], own, reports)
 
     def _report(self, call: Call, answer: ClientAnswer, scored: bool) -> Report:
         agent, _ = self.holders[answer.client]
@@ -366,7 +353,7 @@ class Network:
         about = (work.method, ",".join(work.shared), width)
         if about not in self._templates:
             try:
-                made = template(work, self._kept, self.made.place(self.task, self.setup))
+                made = template(work, self._kept, self.made.place(replace(self.task), self.setup))
             except Exception as error:  # made-up examples need not suit every model: then the first checks do
                 self.hub.log("note", f"answers are not compared with a template: {type(error).__name__}: {error}")
                 made = None

@@ -104,14 +104,14 @@ class Parts:
     def _groups(self, ask: Ask, role: str) -> tuple[dict[str, Any], Groups]:
         (part,) = (part for part in ask.parts if part.role == role)
         if part.sha256 not in self._read:
+            current = {one.sha256 for one in ask.parts}
+            self._read = {sha: found for sha, found in self._read.items() if sha in current}
             if part.sha256 in self._small:
                 header, kept = read_parcel(self._small[part.sha256])
             else:
                 header, leaves = open_parcel(self.folder / part.sha256)
                 # a copy of its own: mapped memory is aligned otherwise, which may change the bits of later arithmetic
                 kept = {name: leaf.clone() for name, leaf in leaves.items()}
-            current = {one.sha256 for one in ask.parts}
-            self._read = {sha: found for sha, found in self._read.items() if sha in current}
             self._read[part.sha256] = header, unflatten(kept)
         return self._read[part.sha256]
 
