@@ -53,7 +53,7 @@ def peaks(width: int, pack: bool) -> dict[str, dict[str, float]]:
         fedloom = [sys.executable, "-m", "fedloom"]
         processes: dict[str, subprocess.Popen[bytes]] = {}
         most = {name: {"own": 0.0, "mapped": 0.0, "both": 0.0} for name in ("coordinator", "agent")}
-        log = open(folder / "log.txt", "wb")
+        log = open(folder / "log.txt", "wb")  # noqa: SIM115 (closed below)
         serve = [*fedloom, "serve", str(file), "--listen", f"127.0.0.1:{port}", "--out", str(folder / "run"), "-q"]
         processes["coordinator"] = subprocess.Popen(serve, stdout=log, stderr=log)
         tokens = folder / "run" / "network" / "tokens"

@@ -91,6 +91,7 @@ class Network:
         """From now on, work belongs to this cell."""
         self.cell = Cell(label, seed, checkpoints)
         self._templates.clear()
+        self.task.release()
 
     def keep(self, own: Groups) -> Groups:
         """What stands for the clients' own states here: they stay with the clients, under a version."""
