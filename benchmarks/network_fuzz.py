@@ -21,14 +21,14 @@ from urllib.parse import urlsplit
 import hypothesis
 import requests
 import schemathesis
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis import strategies as st
+from hypothesis import settings
 
 from fedloom.network.hub import Hub
 from fedloom.network.identity import Signer, Token
 from fedloom.network.ledger import Ledger
-from fedloom.network.serve import Port
-from tests.network.conftest import HELLO, Speaker, World
+from fedloom.network.port import Port
+from tests.network.conftest import HELLO, World
+from tests.network.fuzzing import CALM, fuzz_answers
 
 
 class Signing(requests.auth.AuthBase):
@@ -45,9 +45,6 @@ class Signing(requests.auth.AuthBase):
         path = parts.path + (f"?{parts.query}" if parts.query else "")
         request.headers.update(self.signer.headers(request.method, path, hashlib.sha256(body).hexdigest()))
         return request
-
-
-CALM = {"deadline": None, "suppress_health_check": list(HealthCheck), "phases": [Phase.generate], "database": None}
 
 
 def endpoints(url: str, signing: Signing, cases: int) -> dict[str, dict[int, int]]:
@@ -68,40 +65,6 @@ def _endpoint(operation: Any, signing: Signing, cases: int) -> dict[int, int]:
         reply = case.call(auth=signing, timeout=60)
         seen[reply.status_code] += 1
         assert reply.status_code < 500, reply.text
-
-    one()
-    return dict(seen)
-
-
-def bodies(world: World, agent: Speaker, cases: int) -> dict[str, int]:
-    """Answers that were damaged in every way that hypothesis thinks of: none may be accepted."""
-    call = world.open_call(agent, seconds=3600.0)
-    good = agent.answer().whole
-    seen: dict[str, int] = collections.Counter()
-
-    @settings(
-        max_examples=cases,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate],
-        database=None,
-    )
-    @hypothesis.given(st.data())
-    def one(data: Any) -> None:
-        begin = data.draw(st.integers(0, len(good)))
-        end = data.draw(st.integers(begin, len(good)))
-        body = good[:begin] + data.draw(st.binary(max_size=64)) + good[end:]
-        reply = agent.send("POST", "/v1/answers", body)
-        assert reply.status_code < 500, reply.text
-        told = reply.json()
-        outcome = told["code"] if "code" in told else told["results"][0].get("code", told["results"][0]["status"])
-        seen[outcome] += 1
-        if outcome == "accepted":  # other numbers in the right places are a right answer; anything else is not
-            assert len(body) == len(good)
-        # a rejected client has no second try in its round: open the next
-        if 0 not in call.waiting:
-            call.waiting[0] = agent.signer.agent
-            call.answers.clear()
 
     one()
     return dict(seen)
@@ -128,7 +91,7 @@ def main() -> None:
         world = World(Path(temporary))
         agent = world.speaker()
         agent.hello(HELLO)
-        damaged = bodies(world, agent, cases - cases // 2)
+        damaged = fuzz_answers(world, agent, cases - cases // 2)
         world.client.close()
         world.ledger.close()
     total = sum(sum(seen.values()) for seen in found.values()) + sum(damaged.values())

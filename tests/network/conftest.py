@@ -21,7 +21,7 @@ import tomli_w
 import torch
 
 from fedloom.algorithm import Update
-from fedloom.network.checks import Limits, check_update
+from fedloom.network.checks import Limits, check_measured, check_update
 from fedloom.network.coordinator import make_app, welcome
 from fedloom.network.hub import Call, Hub
 from fedloom.network.identity import Signer, Token, Verifier
@@ -128,6 +128,7 @@ class World:
 
         def check(ask: Ask, answer: Any) -> None:
             check_update(answer, ask, FORM, MODEL, limits, keeps=False)
+            check_measured(answer.measured, ask.splits, {}, ())
 
         call = Call("a test", asks, {}, check, time.monotonic() + seconds, keep=("fedavg-1", 1, 0, "digest"))
         self.hub.ask(call)
