@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import os
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import numpy as np
 import torch
@@ -17,6 +21,8 @@ from fedloom.record import Record
 
 Progress = Callable[[str, int, int | None], None]  # what it is about, how much is done, of how much if that is known
 Task = Literal["auto", "classification", "regression"]
+OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+UNREADABLE = (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError, zlib.error)  # what reading `opened` may raise
 
 
 class Source(Record):
@@ -35,6 +41,12 @@ def locate(base: Path, path: Path) -> Path:
         hint = nearest(found.name, beside)
         raise InputError(f"There is no file or folder {found}. Paths are relative to the experiment file.{hint}")
     return found
+
+
+def opened(path: Path, newline: str | None = None) -> TextIO:
+    """A text file, compressed or not."""
+    stream: TextIO = OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8-sig", newline=newline)
+    return stream
 
 
 def cache(name: str) -> Path:
