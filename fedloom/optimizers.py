@@ -81,8 +81,21 @@ def _adam(
         # one pass over the memory instead of a dozen; torch's kernel takes any gradient for a contiguous one
         given = [gradient.contiguous() for gradient in gradients]
         counts = [steps.to(torch.float32)] * len(parameters)
-        settings = {"lr": training.lr, "beta1": beta1, "beta2": beta2, "eps": epsilon, "weight_decay": 0.0}
-        torch._fused_adam_(parameters, given, first, second, [], counts, **settings, amsgrad=False, maximize=False)
+        torch._fused_adam_(
+            parameters,
+            given,
+            first,
+            second,
+            [],
+            counts,
+            lr=training.lr,
+            beta1=beta1,
+            beta2=beta2,
+            eps=epsilon,
+            weight_decay=0.0,  # it is in the gradients already
+            amsgrad=False,
+            maximize=False,
+        )
         return
     torch._foreach_lerp_(first, gradients, 1 - beta1)
     torch._foreach_mul_(second, beta2)

@@ -139,7 +139,7 @@ def _parts(split: Split, seed: int, client: int, start: int, end: int) -> dict[S
     # a cache keyed by the federation itself would keep the tensors of every federation ever built alive
     train, validation, test = (int(part[0]) for part in split.sizes(np.array([end - start])))
     if not split.shuffle:
-        first, then, last = torch.arange(start, end).split([train, validation, test])
+        first, then, last = torch.split(torch.arange(start, end), [train, validation, test])
         return {"test": last, "validation": then, "train": first}
     if train == end - start:
         order = np.arange(train)

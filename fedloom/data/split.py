@@ -20,7 +20,7 @@ class Split(Record):
     """Shares of a client's examples: first the test part is taken, then `validation / (1 − test)` of the rest.
 
     Parts are rounded up, as scikit-learn's `train_test_split` does, but training always keeps one example. Examples are
-    drawn at random for each part, or with `shuffle` off taken in the order in which they came: training first, test last.
+    drawn at random for each part, or without `shuffle` taken in their order: training first, test last.
 
     >>> [int(part[0]) for part in Split().sizes(np.array([11]))]
     [6, 2, 3]
@@ -43,7 +43,9 @@ class Split(Record):
 
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
         # fingerprints of data are made of this: what was there before `shuffle` has to look as it did
-        return ((name, getattr(self, name)) for name in type(self).model_fields if name != "shuffle" or not self.shuffle)
+        return (
+            (name, getattr(self, name)) for name in type(self).model_fields if name != "shuffle" or not self.shuffle
+        )
 
     def sizes(self, examples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Examples in each part, for clients with these numbers of examples."""

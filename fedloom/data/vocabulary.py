@@ -26,7 +26,7 @@ class Vocabulary:
 
     @staticmethod
     def of(texts: Iterable[Iterable[str]], size: int) -> Vocabulary:
-        """The most frequent words, with padding and the unknown word `size` of them at most; alphabetical where equal."""
+        """Padding, the unknown word and the most frequent words: `size` in all, alphabetical where equally frequent."""
         counted = Counter(word for text in texts for word in text)
         order = sorted(counted, key=lambda word: (-counted[word], word))
         return Vocabulary((PADDING, UNKNOWN, *order[: max(size - 2, 0)]))
@@ -49,7 +49,7 @@ class Vocabulary:
             seen[word] = line
         for needed in (PADDING, UNKNOWN):
             if needed not in seen:
-                raise InputError(f"The vocabulary {path} has no line {needed}: padding and unknown words need a number.")
+                raise InputError(f"The vocabulary {path} has no line {needed}: padding and unknown words need one.")
         return Vocabulary(words)
 
     def write(self, path: Path) -> None:

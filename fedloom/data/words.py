@@ -74,8 +74,8 @@ def windows(of: Sequence[Sequence[int]], length: int, padding: int) -> tuple[NDA
     for row, line in zip(table, of, strict=True):
         row[: len(line)] = line
     counts = np.array([max(len(line) - 1, 0) for line in of], dtype=np.int64)
-    line = np.repeat(np.arange(len(of)), counts)
-    label = np.arange(len(line)) - np.repeat(np.cumsum(counts) - counts, counts) + 1  # its place in the line
+    owner = np.repeat(np.arange(len(of)), counts)
+    label = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts) + 1  # its place in the line
     place = np.arange(length) - length + label[:, None]
-    x = np.where(place >= 0, table[line[:, None], np.maximum(place, 0)], np.int32(padding))
-    return x, table[line, label].astype(np.int64)
+    x = np.where(place >= 0, table[owner[:, None], np.maximum(place, 0)], np.int32(padding))
+    return x, table[owner, label].astype(np.int64)

@@ -50,8 +50,7 @@ def _files(path: Path) -> list[Path]:
 def _text(comment: Any, where: str) -> Text:
     if isinstance(comment, str):
         return comment
-    pieces = comment if isinstance(comment, list) else [None]
-    found = [word for piece in pieces for word in (piece if isinstance(piece, list) else [None])]
-    if not all(isinstance(word, str) for word in found):
+    pieces: list[Any] = comment if isinstance(comment, list) else [None]
+    if not all(isinstance(piece, list) and all(isinstance(word, str) for word in piece) for piece in pieces):
         raise InputError(f"{where} has a comment that is neither a string nor pieces of words: {str(comment)[:40]}.")
-    return [word for word in found if word not in MARKS]
+    return [word for piece in pieces for word in piece if word not in MARKS]

@@ -80,9 +80,8 @@ class NextWord(Source):
         wanted = self.authors or max(len(able), 1)
         if len(able) < wanted:
             limit = f"{self.min_texts} to {most:,}" if self.max_texts else f"at least {self.min_texts}"
-            raise InputError(
-                f"The file {self.path} has {len(able):,} authors with {limit} texts, and {wanted:,} are needed."
-            )
+            found = f"{len(able):,} of {len(texts):,} authors"
+            raise InputError(f"In {self.path}, {found} have {limit} texts, and {wanted:,} are needed.")
         return sorted(able, key=lambda author: (-len(texts[author]), author))[:wanted]
 
     def _known(self, wanted: Iterable[str], texts: dict[str, list[Text]], field: str) -> None:
