@@ -10,7 +10,9 @@ from fedloom.data.sources.eeg import Eeg
 from fedloom.data.sources.idx import FashionMnist, Mnist
 from fedloom.data.sources.images import Images
 from fedloom.data.sources.leaf_reddit import LeafReddit
+from fedloom.data.sources.natural_images import NaturalImages
 from fedloom.data.sources.npz import Npz
+from fedloom.data.sources.postures import Postures
 from fedloom.data.sources.shakespeare import Shakespeare
 from fedloom.data.sources.texts import Texts
 from fedloom.errors import InputError, nearest
@@ -28,6 +30,8 @@ SOURCES: dict[str, type[Source]] = {
     "texts": Texts,
     "leaf_reddit": LeafReddit,
     "shakespeare": Shakespeare,
+    "natural_images": NaturalImages,
+    "postures": Postures,
 }
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import lzma
 import os
-import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,8 +17,6 @@ from fedloom.record import Record
 
 Progress = Callable[[str, int, int | None], None]  # what it is about, how much is done, of how much if that is known
 Task = Literal["auto", "classification", "regression"]
-OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
-UNREADABLE = (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError, zlib.error)  # what reading `opened` may raise
 
 
 class Source(Record):
@@ -43,16 +37,22 @@ def locate(base: Path, path: Path) -> Path:
     return found
 
 
-def opened(path: Path, newline: str | None = None) -> TextIO:
-    """A text file, compressed or not."""
-    stream: TextIO = OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8-sig", newline=newline)
-    return stream
-
-
 def cache(name: str) -> Path:
     """The folder in which `fedloom data get` keeps a dataset."""
     root = os.environ.get("FEDLOOM_CACHE")
     return (Path(root).expanduser() if root else Path.home() / ".cache" / "fedloom") / name
+
+
+def locate_or_cached(base: Path, path: Path | None, name: str) -> Path:
+    """The file or folder that a path means; without one, what `fedloom data get` put into the cache."""
+    if path is not None:
+        return locate(base, path)
+    folder = cache(name)
+    if not folder.exists():
+        raise InputError(
+            f"There is no folder {folder}. Run `fedloom data get {name}`, or set 'path' to where you have the data."
+        )
+    return folder
 
 
 def encode(values: Iterable[Any]) -> tuple[np.ndarray[Any, np.dtype[np.int64]], tuple[str, ...]]:

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedloom.data.sources.base import UNREADABLE, opened
-from fedloom.data.sources.next_word import NextWord, Text, as_object, field
+from fedloom.data.sources.next_word import NOT_TEXT, NextWord, Text, as_object, field, opened
 from fedloom.errors import InputError
 
 MARKS = ("<BOS>", "<EOS>", "<PAD>")
@@ -26,7 +25,7 @@ class LeafReddit(NextWord):
             try:
                 with opened(file) as stream:
                     content = stream.read()
-            except UNREADABLE as error:
+            except NOT_TEXT as error:
                 raise InputError(f"The file {file} cannot be read: {error}.") from None
             users = field(as_object(content, f"The file {file}"), "user_data", f"The file {file}")
             if not isinstance(users, dict):

@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TextIO
 
 import numpy as np
 import torch
@@ -14,13 +14,15 @@ from annotated_types import Ge
 from pydantic import Strict
 
 from fedloom.data.federation import Dataset
-from fedloom.data.sources.base import UNREADABLE, Source, locate, opened
+from fedloom.data.sources.archive import PACKED, UNREADABLE
+from fedloom.data.sources.base import Source, locate
 from fedloom.data.vocabulary import Vocabulary
 from fedloom.data.words import clean, lines, windows, words
 from fedloom.errors import InputError, nearest
 from fedloom.record import Count
 
 Text = str | list[str]  # as it was written, or as its words
+NOT_TEXT = (*UNREADABLE, UnicodeDecodeError)  # what reading a file may raise
 Several = Annotated[int, Strict(), Ge(2)]
 
 
@@ -112,6 +114,12 @@ class NextWord(Source):
         return windows(cut, self.line, vocabulary.padding)
 
 
+def opened(path: Path) -> TextIO:
+    """A text file, plain or compressed."""
+    file: TextIO = PACKED.get(path.suffix, open)(path, "rt", encoding="utf-8-sig")
+    return file
+
+
 def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The objects in a file with one on each line, plain or compressed, and where each stands."""
     try:
@@ -120,7 +128,7 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 if line.strip():
                     where = f"Line {number} of {path}"
                     yield where, as_object(line, where)
-    except UNREADABLE as error:
+    except NOT_TEXT as error:
         raise InputError(f"The file {path} cannot be read: {error}.") from None
 
 
