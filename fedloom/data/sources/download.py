@@ -18,6 +18,7 @@ import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO
 from urllib.parse import unquote
@@ -126,9 +127,8 @@ def _by_hand(name: str, offer: Offer, missing: Sequence[str], problems: Sequence
 def _one_by_one(offer: Offer, mirror: str, folder: Path, progress: Progress | None) -> list[str]:
     """Whatever is missing and a mirror has, and what went wrong; a mirror that fails once is asked no more."""
     for file in _missing(offer, folder):
-        known = offer.sums[file]
         target = folder / f"{file}{offer.packed}"
-        problem = _download(mirror + target.name, target, lambda part, known=known: _right(part, known), progress)
+        problem = _download(mirror + target.name, target, partial(_right, known=offer.sums[file]), progress)
         if problem:
             return [problem]
     return []
@@ -138,7 +138,7 @@ def _archive(offer: Offer, url: str, folder: Path, progress: Progress | None) ->
     """Whatever is missing and an archive has."""
     target = folder / unquote(url.rsplit("/", 1)[-1])
     known = offer.archives.get(target.name)
-    problem = _download(url, target, lambda part: _is_archive(part, known), progress)
+    problem = _download(url, target, partial(_is_archive, known=known), progress)
     if problem:
         return [problem]
     try:

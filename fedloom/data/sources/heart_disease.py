@@ -72,7 +72,7 @@ class HeartDisease(Source):
     def _kept(self, table: Numbers, columns: Sequence[str]) -> Numbers:
         if self.missing == "mean":
             return table
-        return table[~np.isnan(table[:, [COLUMNS.index(name) for name in columns]]).any(axis=1)]  # type: ignore[arg-type]
+        return table[~np.isnan(table[:, [COLUMNS.index(name) for name in columns]]).any(axis=1)]
 
 
 def _read(path: Path, sites: Sequence[str]) -> dict[str, Numbers]:
@@ -126,7 +126,7 @@ def _encode(table: Numbers, columns: Sequence[str], indicators: bool) -> tuple[N
     """Quantities as they are, a column for each code of the others; then, if asked, what is missing."""
     parts, names = [], []
     for name in columns:
-        values = table[:, COLUMNS.index(name)]  # type: ignore[arg-type]
+        values = table[:, COLUMNS.index(name)]
         for code in CODES.get(name, ()):
             parts.append(np.where(np.isnan(values), np.nan, values == code))
             names.append(f"{name}={code}")
@@ -135,6 +135,6 @@ def _encode(table: Numbers, columns: Sequence[str], indicators: bool) -> tuple[N
             names.append(name)
     for name in columns if indicators else ():
         if name not in ALWAYS_KNOWN:
-            parts.append(np.isnan(table[:, COLUMNS.index(name)]))  # type: ignore[arg-type]
+            parts.append(np.isnan(table[:, COLUMNS.index(name)]))
             names.append(f"{name} missing")
     return np.column_stack(parts).astype(np.float32), names
