@@ -7,6 +7,7 @@ from fedloom.data.sources.csv import Csv
 from fedloom.data.sources.custom import custom
 from fedloom.data.sources.digits import Digits
 from fedloom.data.sources.eeg import Eeg
+from fedloom.data.sources.heart_disease import HeartDisease
 from fedloom.data.sources.idx import FashionMnist, Mnist
 from fedloom.data.sources.images import Images
 from fedloom.data.sources.leaf_reddit import LeafReddit
@@ -30,6 +31,7 @@ SOURCES: dict[str, type[Source]] = {
     "texts": Texts,
     "leaf_reddit": LeafReddit,
     "shakespeare": Shakespeare,
+    "heart_disease": HeartDisease,
     "natural_images": NaturalImages,
     "postures": Postures,
 }
