@@ -62,7 +62,7 @@ def serve(
     """Run an experiment on other machines: wait for agents, then go on as `run` does."""
     _needs_extra()
     from fedloom.cli import _finish, _load, _say, _showing, _stop_on_interrupt
-    from fedloom.network.serve import Session, prepare_folder
+    from fedloom.network.serve import Served, prepare_folder
 
     if (certificate is None) != (key is None):
         raise InputError("--certificate and --key belong together: give both, or neither.")
@@ -71,7 +71,7 @@ def serve(
     prepare_folder(folder, fresh)
     host, port = _address(listen)
     with _showing(quiet) as progress:
-        session = Session(
+        session = Served(
             experiment,
             folder,
             host=host,
