@@ -29,7 +29,7 @@ LAYERS = [
     ["catalogue", "experiment"],
     ["network"],
     ["testing"],
-    ["cli", "cli_network", "__main__"],
+    ["cli", "__main__"],
 ]
 
 

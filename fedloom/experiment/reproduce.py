@@ -8,14 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
+from pydantic import Field, field_validator
 
 from fedloom.errors import InputError, nearest
-from fedloom.experiment import milestones, spec
+from fedloom.experiment import spec
 from fedloom.experiment.check import estimate
 from fedloom.experiment.checkpoint import write_atomically
+from fedloom.experiment.measuring import Measure, named
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.run import run
@@ -28,28 +30,34 @@ from fedloom.record import Record
 FOLDER = Path(__file__).parent / "reproductions"
 
 
-class Measure(Record):
-    """What is compared: rounds until a target, or a number at the end of the run."""
-
-    kind: Literal["rounds_to", "final"]
-    metric: str = "accuracy"
-    target: float = 0.0
-    key: str = ""  # of the final numbers, such as universal_accuracy
+Published = float | str  # in words where no number was reached
 
 
 class Row(Record):
-    """One published result and how to make it."""
+    """One published result and how to make it. Rows that name the same `run` share it, each with its own `label`."""
 
     name: str
-    published: dict[str, float]
-    set: dict[str, Any]
+    published: dict[str, Published | dict[str, Published]] = Field(
+        default_factory=dict
+    )  # source → number, or measure → number
+    set: dict[str, Any] = Field(default_factory=dict)
+    run: str = ""
+    label: str | None = None  # of the algorithm; without it, all of them
+
+    def numbers(self, measure: Measure) -> dict[str, Published]:
+        """What each source says about one measure."""
+        found = {
+            name: told.get(measure.name) if isinstance(told, dict) else told for name, told in self.published.items()
+        }
+        return {name: told for name, told in found.items() if told is not None}
 
 
 class Quick(Record):
     """What the shortened version runs."""
 
-    rows: tuple[str, ...]
+    rows: tuple[str, ...] = ()
     rounds: int
+    set: dict[str, Any] = Field(default_factory=dict)
 
 
 class Reproduction(Record):
@@ -58,10 +66,20 @@ class Reproduction(Record):
     title: str
     about: str = ""
     sources: dict[str, str]  # short name → where the numbers are from; the first is what differences are about
-    measure: Measure
+    measure: tuple[Measure, ...]
     quick: Quick
     experiment: dict[str, Any]
     row: tuple[Row, ...]
+
+    @field_validator("measure", mode="before")
+    @classmethod
+    def _measures(cls, value: Any) -> Any:
+        return [value] if isinstance(value, Mapping) else value
+
+    @field_validator("measure")
+    @classmethod
+    def _named(cls, value: tuple[Measure, ...]) -> tuple[Measure, ...]:
+        return named(value)
 
 
 def names() -> list[str]:
@@ -87,7 +105,8 @@ class Planned:
     row: Row
     experiment: Experiment
     seconds: float  # a rough guess
-    ours: list[float | None] = field(default_factory=list)  # one a seed; none where the target was not reached
+    ours: dict[str, list[float | None]] = field(default_factory=dict)  # measure → one a seed; none: not reached
+    sha256: str | None = None  # of all weights that its run ended with
 
 
 def plan(
@@ -103,9 +122,9 @@ def plan(
     if not rows:
         known = "; ".join(row.name for row in reproduction.row)
         raise InputError(f"No row is called {', '.join(wanted)}. Known: {known}.")
-    found, speeds = [], dict[str, float]()
+    found, speeds, shared = [], dict[str, float](), set[str]()
     for row in rows:
-        settings = {**row.set, **(changes or {})}
+        settings = {**row.set, **(reproduction.quick.set if quick else {}), **(changes or {})}
         if quick:
             settings["rounds"] = min(int(settings.get("rounds", 10**9)), reproduction.quick.rounds)
         values = json.loads(json.dumps(reproduction.experiment))
@@ -113,13 +132,26 @@ def plan(
             spec.change(values, key, value)
         experiment = spec.parse(values, Path.cwd(), default_name="reproduction")
         # rows differ in batches and cohorts: what a step costs is timed once for each
-        kind = json.dumps([settings.get("train.batch_size"), settings.get("cohort.fraction")])
+        kind = json.dumps([settings.get(key) for key in ("train.batch_size", "train.epochs", "cohort.fraction")])
         if kind not in speeds:
             speeds[kind] = estimate(Plan(experiment)).seconds_a_round
-        expected = max(row.published.values(), default=experiment.rounds)
-        rounds = min(expected if reproduction.measure.kind == "rounds_to" else experiment.rounds, experiment.rounds)
-        found.append(Planned(row, experiment, speeds[kind] * rounds * len(experiment.seeds) + 3))
+        rounds = min(_expected(reproduction, row, experiment.rounds), experiment.rounds)
+        cells = len(experiment.algorithm) * len(experiment.seeds)
+        seconds = 0.0 if row.run in shared else speeds[kind] * rounds * cells + 3
+        shared |= {row.run} - {""}
+        found.append(Planned(row, experiment, seconds))
     return found
+
+
+def _expected(reproduction: Reproduction, row: Row, most: int) -> float:
+    """How many rounds it took others."""
+    told = [
+        told
+        for measure in reproduction.measure
+        if measure.kind == "rounds_to"
+        for told in row.numbers(measure).values()
+    ]
+    return max((one for one in told if not isinstance(one, str)), default=most)
 
 
 def reproduce(
@@ -134,59 +166,100 @@ def reproduce(
 ) -> Table | None:
     """Run the rows that are not done, then the table; None when asked to stop before the end."""
     told = progress or Silent()
+    ran: set[Path] = set()
     for one in planned:
-        out = folder / "rows" / "".join(sign if sign.isalnum() or sign in ".-" else "_" for sign in one.row.name)
-        result = run(**Plan(one.experiment).arguments(), out=out, fresh=fresh, progress=told, should_stop=should_stop)
+        out = folder / "rows" / _plain(one.row.run or one.row.name)
+        arguments = Plan(one.experiment).arguments()
+        again = fresh and out not in ran
+        result = run(**arguments, out=out, fresh=again, progress=told, should_stop=should_stop)
         if result.status != "done":
             return None
-        one.ours = measured(reproduction.measure, View.read(out))
+        ran.add(out)
+        view, one.sha256 = View.read(out), result.weights_sha256
+        one.ours = {measure.name: measured(measure, view, one.row.label) for measure in reproduction.measure}
         made = table(reproduction, planned, quick=quick)
         write_tables([made], folder)  # after every row: a long reproduction can be looked at while it runs
-    write_atomically(folder / "reproduction.json", json.dumps(made.rows, indent=1).encode())
+        write_atomically(folder / "reproduction.json", json.dumps(_record(planned), indent=1).encode())
     return made
 
 
-def measured(measure: Measure, view: View) -> list[float | None]:
-    """What came out, for each seed."""
-    if measure.kind == "final":
-        return [run.final.get(measure.key) for run in view.result.runs]
-    higher = view.kind(measure.metric).higher
-    found = [
-        milestones.reached(*view.headline_curve(label, seed, measure.metric), measure.target, higher)
-        for label, seed in view.cells
+def _plain(name: str) -> str:
+    return "".join(sign if sign.isalnum() or sign in ".-" else "_" for sign in name)
+
+
+def _record(planned: Sequence[Planned]) -> list[dict[str, Any]]:
+    """What came out, in full."""
+    return [
+        {"row": one.row.name, "seeds": one.experiment.seeds, "ours": one.ours, "weights_sha256": one.sha256}
+        for one in planned
+        if one.ours
     ]
-    return [None if one is None else float(one.round) for one in found]
+
+
+def measured(measure: Measure, view: View, label: str | None = None) -> list[float | None]:
+    """What came out, for each seed."""
+    if label is not None and label not in view.labels:
+        raise InputError(f"There is no algorithm '{label}' in {view.folder}. Known: {', '.join(view.labels)}.")
+    return [measure.value(view, *cell) for cell in view.cells if label in (None, cell[0])]
 
 
 def table(reproduction: Reproduction, planned: Sequence[Planned], *, quick: bool = False) -> Table:
-    """Ours, what was published, and the difference to the first source."""
+    """Ours, what was published, and the difference to the first source; a line for every row and measure."""
     first, *others = reproduction.sources
+    several = len(reproduction.measure) > 1
     rows: list[tuple[Value, ...]] = []
     for one in planned:
-        known = [value for value in one.ours if value is not None]
-        whole = bool(one.ours) and len(known) == len(one.ours)
-        ours: Value = float(np.mean(known)) if whole else None
-        text = ours if whole else f"> {one.experiment.rounds}" if one.ours else "not run yet"
-        paper = one.row.published.get(first)
-        gap = ours - paper if isinstance(ours, float) and paper is not None else None
-        ratio = ours / paper if isinstance(ours, float) and paper else None
-        rows.append((one.row.name, text, paper, gap, ratio, *(one.row.published.get(name) for name in others)))
-    final = reproduction.measure.kind == "final"
-    number = "number" if final else "whole"
-    columns = ("row", "ours", first, "difference", f"ours / {first}", *others)
-    kinds = ("text", number, number, "difference", "short", *[number] * len(others))
-    sources = "; ".join(f"{name}: {where}" for name, where in reproduction.sources.items())
-    seeds = planned[0].experiment.seeds
-    note = (
-        " ".join(reproduction.about.split())
-        + f" Sources: {sources}. Ours: "
-        + ("one seed." if len(seeds) == 1 else f"mean of {len(seeds)} seeds.")
-    )
-    if quick:
-        most = max(one.experiment.rounds for one in planned)
-        note = f"QUICK: {len(planned)} of {len(reproduction.row)} rows, at most {most} rounds. {note}"
+        for measure in reproduction.measure:
+            known = one.row.numbers(measure)
+            found = one.ours.get(measure.name, [])
+            ours = _mean(found)
+            text = ours if ours is not None else _instead(found, measure, one.experiment)
+            paper = known.get(first)
+            gap = ratio = None
+            if ours is not None and paper is not None and not isinstance(paper, str):
+                gap, ratio = ours - paper, ours / paper if paper else None
+            name = (one.row.name, measure.name) if several else (one.row.name,)
+            rows.append((*name, text, _range(found), paper, gap, ratio, *(known.get(name) for name in others)))
+    whole = all(measure.kind in ("rounds_to", "peak_round") for measure in reproduction.measure)
+    number = "whole" if whole else "number"
+    names = ("row", "measure") if several else ("row",)
+    columns = (*names, "ours", "over seeds", first, "difference", f"ours / {first}", *others)
+    kinds = (*["text"] * len(names), number, "text", number, "difference", "short", *[number] * len(others))
     title = reproduction.title + (" (quick)" if quick else "")
-    return Table("reproduction", title, columns, tuple(rows), kinds, note)
+    return Table("reproduction", title, columns, tuple(rows), kinds, _note(reproduction, planned, quick))
+
+
+def _mean(found: Sequence[float | None]) -> float | None:
+    """Over seeds; none unless all of them got there."""
+    known = [value for value in found if value is not None]
+    return float(np.mean(known)) if known and len(known) == len(found) else None
+
+
+def _instead(found: Sequence[float | None], measure: Measure, experiment: Experiment) -> str | None:
+    """In words, where there is no number."""
+    if not found:
+        return "not run yet"
+    return f"> {experiment.rounds}" if measure.kind in ("rounds_to", "crossing") else None
+
+
+def _range(found: Sequence[float | None]) -> str | None:
+    """The lowest and the highest seed."""
+    known = sorted(value for value in found if value is not None)
+    if len(found) < 2 or not known:
+        return None
+    missed = f", {len(found) - len(known)} not reached" if len(known) < len(found) else ""
+    return f"{known[0]:.4g} – {known[-1]:.4g}{missed}"
+
+
+def _note(reproduction: Reproduction, planned: Sequence[Planned], quick: bool) -> str:
+    sources = "; ".join(f"{name}: {where}" for name, where in reproduction.sources.items())
+    counts = sorted({len(one.experiment.seeds) for one in planned})
+    most = "one seed" if counts[-1] == 1 else f"mean of {' or '.join(map(str, counts))} seeds"
+    note = f"{' '.join(reproduction.about.split())} Sources: {sources}. Ours: {most}."
+    if quick:
+        rounds = max(one.experiment.rounds for one in planned)
+        note = f"QUICK: {len(planned)} of {len(reproduction.row)} rows, at most {rounds} rounds. {note}"
+    return note
 
 
 def duration(seconds: float) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from fedloom.errors import InputError
 from fedloom.experiment import reproduce
+from fedloom.experiment.result import Result
 from fedloom.experiment.view import View
 
 SMALL = """
@@ -49,7 +53,7 @@ set = { "train.lr" = 0.00001, "rounds" = 2 }
 
 
 def test_every_shipped_file_is_sound() -> None:
-    assert "mnist-2nn" in reproduce.names()
+    assert "mcmahan-table1-2nn" in reproduce.names()
     for name in reproduce.names():
         found = reproduce.load(name)
         names = [row.name for row in found.row]
@@ -59,8 +63,9 @@ def test_every_shipped_file_is_sound() -> None:
 
 
 def test_the_2nn_rows_are_those_of_the_table() -> None:
-    rows = {row.name: row for row in reproduce.load("mnist-2nn").row}
-    assert len(rows) == 16  # twenty, without the four that were not reached
+    rows = {row.name: row for row in reproduce.load("mcmahan-table1-2nn").row}
+    assert len(rows) == 20
+    assert rows["iid, B ∞, C 1"].published == {"paper": "-", "slides": "-"}  # not reached
     assert rows["iid, B 10, C 0.1"].published == {"paper": 87, "slides": 53}
     assert rows["non-iid, B ∞, C 0"].published == {"paper": 4278, "slides": 2620}
     assert rows["non-iid, B 10, C 1"].set["cohort.fraction"] == 1.0
@@ -77,11 +82,134 @@ def test_ours_and_theirs_are_side_by_side(tmp_path: Path) -> None:
     fast, slow = table.rows
     curves = [View.read(tmp_path / "out" / "rows" / "fast").server("fedavg", seed, "accuracy") for seed in (1, 2)]
     first = [int(rounds[values >= 0.5][0]) for rounds, values in curves]
-    assert fast[:5] == ("fast", sum(first) / 2, 4, sum(first) / 2 - 4, pytest.approx(sum(first) / 8))
-    assert fast[5] == 2
-    assert slow == ("slow", "> 2", 7, None, None, None)
+    assert fast[:2] == ("fast", sum(first) / 2)
+    assert fast[2] == f"{min(first)} – {max(first)}"
+    assert fast[3:] == (4, sum(first) / 2 - 4, pytest.approx(sum(first) / 8), 2)
+    assert slow == ("slow", "> 2", None, 7, None, None, None)
+    record = json.loads((tmp_path / "out" / "reproduction.json").read_text())
+    assert [one["ours"][""] for one in record] == [first, [None, None]]
+    assert all(len(one["weights_sha256"]) == 64 for one in record)
     assert "QUICK" not in table.note
     assert (tmp_path / "out" / "reproduction.md").is_file()
+
+
+SEVERAL = """
+title = "Digits, clients before and after training"
+sources = { paper = "nobody" }
+[[measure]]
+name = "lowest before"
+kind = "last"
+of = "pre_fit"
+clients = "lowest"
+percent = true
+[[measure]]
+name = "spread after, last 2"
+kind = "last"
+of = "post_fit"
+clients = "std"
+rounds = 2
+[[measure]]
+name = "peak round"
+kind = "peak_round"
+of = "post_fit"
+[[measure]]
+name = "least"
+kind = "trough"
+of = "post_fit"
+clients = "highest"
+[[measure]]
+name = "crossing"
+kind = "crossing"
+of = "pre_fit"
+target = 0.5
+[[measure]]
+name = "everybody's tests"
+kind = "last"
+of = "universal"
+[[measure]]
+name = "never measured"
+kind = "last"
+of = "server"
+split = "validation"
+[quick]
+rounds = 2
+set = { seeds = [1] }
+[experiment]
+rounds = 3
+seeds = [1, 2]
+[experiment.data]
+source = "digits"
+partition = { name = "affinity", clients = 3, probability = 0.6 }
+[experiment.train]
+lr = 0.2
+[experiment.evaluate]
+universal = true
+[experiment.algorithm]
+local = {}
+central = { name = "fedavg" }
+pooled = {}
+[experiment.run]
+backend = "serial"
+[[row]]
+name = "no sharing"
+run = "all"
+label = "local"
+published = { paper = { "lowest before" = 20.0, "crossing" = "-" } }
+[[row]]
+name = "averaging"
+run = "all"
+label = "central"
+[[row]]
+name = "one place"
+run = "all"
+label = "pooled"
+"""
+
+
+def test_a_row_may_state_several_numbers_of_one_algorithm_among_others(tmp_path: Path) -> None:
+    (tmp_path / "several.toml").write_text(SEVERAL)
+    found = reproduce.load(str(tmp_path / "several.toml"))
+    planned = reproduce.plan(found)
+    assert [one.seconds > 0 for one in planned] == [True, False, False]  # the run is one and the same
+    table = reproduce.reproduce(found, planned, tmp_path / "out")
+    assert table is not None
+    assert [path.name for path in (tmp_path / "out" / "rows").iterdir()] == ["all"]
+    ours = {row[:2]: row for row in table.rows}
+    assert len(ours) == 3 * 7
+    clients = Result.read(tmp_path / "out" / "rows" / "all").frame("clients")
+    accuracy = clients[(clients.metric == "accuracy") & (clients.split == "test")]
+
+    def curves(label: str, phase: str, statistic: str) -> list[Any]:
+        rows = accuracy[(accuracy.phase == phase) & (accuracy.algorithm == label)]
+        return [rows[rows.seed == seed].groupby("round").value.agg(statistic) for seed in (1, 2)]
+
+    lowest = np.mean([100 * curve.loc[3] for curve in curves("local", "pre_fit", "min")])
+    assert ours["no sharing", "lowest before"][2] == pytest.approx(lowest)
+    assert ours["no sharing", "lowest before"][4:6] == (20.0, pytest.approx(lowest - 20))
+    assert ours["no sharing", "crossing"][4:] == ("-", None, None)
+    after = [curve.loc[2:].mean() for curve in curves("central", "post_fit", "std")]  # of samples: n − 1
+    assert ours["averaging", "spread after, last 2"][2] == pytest.approx(np.mean(after) * np.sqrt(2 / 3))
+    assert ours["averaging", "peak round"][2] == np.mean([c.idxmax() for c in curves("central", "post_fit", "mean")])
+    assert ours["averaging", "least"][2] == np.mean([c.min() for c in curves("central", "post_fit", "max")])
+    universal = [curve.loc[3] for curve in curves("pooled", "universal", "mean")]
+    assert ours["one place", "everybody's tests"][2] == pytest.approx(np.mean(universal))
+    assert ours["averaging", "never measured"][2] is None
+
+
+def test_the_quick_version_may_change_settings_too(tmp_path: Path) -> None:
+    (tmp_path / "several.toml").write_text(SEVERAL)
+    planned = reproduce.plan(reproduce.load(str(tmp_path / "several.toml")), quick=True)
+    assert [(one.row.name, one.experiment.rounds, one.experiment.seeds) for one in planned] == [
+        ("no sharing", 2, (1,)),
+        ("averaging", 2, (1,)),
+        ("one place", 2, (1,)),
+    ]
+
+
+def test_measures_must_be_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "several.toml").write_text(SEVERAL.replace('"peak round"', '"lowest before"'))
+    with pytest.raises(InputError, match="each need a name of their own"):
+        reproduce.load(str(tmp_path / "several.toml"))
 
 
 def test_the_quick_version_is_labelled_and_shorter(tmp_path: Path) -> None:
@@ -98,5 +226,5 @@ def test_the_quick_version_is_labelled_and_shorter(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_says_what_is_known() -> None:
-    with pytest.raises(InputError, match="Did you mean 'mnist-2nn'"):
-        reproduce.load("mnist-2n")
+    with pytest.raises(InputError, match="Did you mean 'mcmahan-table1-2nn'"):
+        reproduce.load("mcmahan-table1-2n")
