@@ -141,8 +141,6 @@ def _run_a_strategy(world: Fleet, folder: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_killed_superlink_and_worker_lose_nothing_with_tls_and_node_keys(
     fleet: Callable[..., Fleet], tmp_path: Path
 ) -> None:
-    fleet: Callable[..., Fleet], tmp_path: Path
-) -> None:
     values = {**VALUES, "rounds": 3, "algorithm": {"scaffold": {}}}
     app, world = app_of(tmp_path, values), fleet(keys=True)
     link, out = world.superlink(), tmp_path / "run"
