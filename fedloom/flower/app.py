@@ -12,6 +12,7 @@ import tomli_w
 from fedloom import __version__, resolve
 from fedloom.errors import InputError
 from fedloom.experiment.spec import Experiment
+from fedloom.network.policy import written_data
 from fedloom.network.session import federated
 
 HALF = '''"""{what} Written by `fedloom flower app`."""
@@ -30,7 +31,7 @@ def write_app(experiment: Experiment, folder: Path) -> list[str]:
         raise InputError(f"{folder} exists and is not an empty folder: choose another for the app.")
     experiment, notes = federated(experiment)
     values = experiment.resolved()
-    values["data"] = {key: _absolute(value, experiment.base) for key, value in values["data"].items()}
+    values["data"] = {key: _absolute(value, experiment.base) for key, value in written_data(experiment).items()}
     values["task"]["init"] = _absolute(values["task"]["init"], experiment.base)
     for label in set(values["algorithm"]) - set(experiment.algorithm):
         del values["algorithm"][label]

@@ -233,7 +233,7 @@ def run(app: Path, grid: Grid, config: Any) -> None:
         print(text, flush=True)
 
     try:
-        changes = {"rounds": int(config["rounds"])} if config.get("rounds") else {}
+        changes = {"rounds": config["rounds"]} if config.get("rounds") else {}
         experiment = spec.load(app / "experiment.toml", changes)
         folder = Path(str(config.get("out") or default_folder() / "runs" / experiment.name)).expanduser()
         folder.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ import json
 import secrets
 import shutil
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import AuthenticationError
@@ -30,6 +31,7 @@ from fedloom.network.identity import write_private
 from fedloom.network.link import Link
 from fedloom.network.messages import Failure, Hello
 from fedloom.network.policy import Site, load_site, rehearsal, site_of
+from fedloom.network.telling import short_traceback
 from fedloom.network.wire import Parcel
 
 
@@ -114,8 +116,10 @@ class Worker:
                 if "plan" in letter.header:
                     return self._hello(letter.header["plan"])
                 self._obey(letter)
-        except FedloomError as error:
-            return Letter({"failure": str(error)})
+        except Exception as error:  # whatever a model or a full disk raises is shown on both sides
+            if not isinstance(error, FedloomError):
+                self.agent.tell(f"error: {traceback.format_exc()}")
+            return Letter({"failure": short_traceback(error)})
         failures = [failure.model_dump(mode="json") for failure in self.box.failures]
         return Letter({"failures": failures}, {str(number): body for number, body in enumerate(self.box.answers)})
 

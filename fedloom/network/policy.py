@@ -120,13 +120,10 @@ class Site:
 
 def rehearsal(experiment: Experiment, name: str, hosts: Sequence[int]) -> dict[str, dict[str, Any]]:
     """A site file's tables for some clients of the experiment's own data; it allows what the experiment needs."""
-    tables = (experiment.data, experiment.source)
     task = experiment.task
     return {
         "site": {"name": name, "base": str(experiment.base.resolve()), "hosts": list(hosts)},
-        "data": {
-            k: v for one in tables for k, v in one.model_dump(mode="json", exclude_unset=True).items() if v is not None
-        },
+        "data": written_data(experiment),
         "policy": {
             "algorithms": sorted({*experiment.names.values()}),
             "models": [task.model],
@@ -134,6 +131,12 @@ def rehearsal(experiment: Experiment, name: str, hosts: Sequence[int]) -> dict[s
             "metrics": ["loss", *task.metrics],
         },
     }
+
+
+def written_data(experiment: Experiment) -> dict[str, Any]:
+    """An experiment's [data] as it was written: a source may tell a default from what was asked for."""
+    tables = (experiment.data, experiment.source)
+    return {k: v for one in tables for k, v in one.model_dump(mode="json", exclude_unset=True).items() if v is not None}
 
 
 def load_site(path: Path) -> Site:

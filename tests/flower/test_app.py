@@ -7,9 +7,11 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedloom.errors import InputError
+from fedloom.experiment.plan import Plan
 from fedloom.experiment.spec import load, tomllib
 from fedloom.flower.app import write_app
 from tests.flower.conftest import VALUES
@@ -51,6 +53,13 @@ def test_code_of_ones_own_travels_and_paths_stay_valid(tmp_path: Path) -> None:
     moved = load(tmp_path / "app" / "experiment.toml")
     assert moved.source.path == tmp_path / "mine.csv"  # type: ignore[attr-defined]
     assert (tmp_path / "app" / "code" / "net.py").read_text() == (tmp_path / "code" / "net.py").read_text()
+
+
+def test_what_was_left_out_of_the_data_stays_left_out(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", x=np.zeros((40, 2), np.float32), y=np.arange(40) % 2)  # no column of clients
+    data = {"source": "npz", "path": "mine.npz", "partition": {"name": "iid", "clients": 2}}
+    write_app(load(write_toml(tmp_path / "experiment.toml", {**VALUES, "data": data})), tmp_path / "app")
+    assert Plan(load(tmp_path / "app" / "experiment.toml")).federation(1).clients == 2
 
 
 def test_code_from_elsewhere_cannot_travel(tmp_path: Path) -> None:

@@ -171,6 +171,16 @@ def test_a_site_that_refuses_is_named(room: Rooms, tmp_path: Path, capsys: pytes
     assert "node 8 does not take part: This site does not take part: the policy does not allow the algorithm" in said
 
 
+def test_nonsense_does_not_end_a_worker(room: Rooms) -> None:
+    made, _ = room()
+    for header, words in (
+        ({"plan": {}}, "does not have the form"),
+        ({"nonsense": 1}, "KeyError"),
+        ({"run": "unknown", "ask": {}}, "a run that it does not know"),
+    ):
+        assert words in made.nodes[7](Letter(header)).header["failure"]
+
+
 def test_a_letter_is_the_same_after_either_way() -> None:
     letter = Letter({"a": [1, "é"]}, {"x": b"\0\1" * 1000, "y": b"z"})
     assert Letter.read(letter.content()) == letter
