@@ -204,29 +204,45 @@ def measured(measure: Measure, view: View, label: str | None = None) -> list[flo
 
 
 def table(reproduction: Reproduction, planned: Sequence[Planned], *, quick: bool = False) -> Table:
-    """Ours, what was published, and the difference to the first source; a line for every row and measure."""
-    first, *others = reproduction.sources
-    several = len(reproduction.measure) > 1
+    """Ours and what was published: side by side if a row states one number, one above the other if several."""
+    title = reproduction.title + (" (quick)" if quick else "")
+    columns, rows, kinds = (_wide if len(reproduction.measure) > 1 else _long)(reproduction, planned)
+    return Table("reproduction", title, columns, tuple(rows), kinds, _note(reproduction, planned, quick))
+
+
+Parts = tuple[tuple[str, ...], list[tuple[Value, ...]], tuple[str, ...]]  # columns, rows, kinds
+
+
+def _long(reproduction: Reproduction, planned: Sequence[Planned]) -> Parts:
+    """A line for every row, with the difference to the first source."""
+    (measure,), (first, *others) = reproduction.measure, reproduction.sources
     rows: list[tuple[Value, ...]] = []
     for one in planned:
-        for measure in reproduction.measure:
-            known = one.row.numbers(measure)
-            found = one.ours.get(measure.name, [])
-            ours = _mean(found)
-            text = ours if ours is not None else _instead(found, measure, one.experiment)
-            paper = known.get(first)
-            gap = ratio = None
-            if ours is not None and paper is not None and not isinstance(paper, str):
-                gap, ratio = ours - paper, ours / paper if paper else None
-            name = (one.row.name, measure.name) if several else (one.row.name,)
-            rows.append((*name, text, _range(found), paper, gap, ratio, *(known.get(name) for name in others)))
-    whole = all(measure.kind in ("rounds_to", "peak_round") for measure in reproduction.measure)
-    number = "whole" if whole else "number"
-    names = ("row", "measure") if several else ("row",)
-    columns = (*names, "ours", "over seeds", first, "difference", f"ours / {first}", *others)
-    kinds = (*["text"] * len(names), number, "text", number, "difference", "short", *[number] * len(others))
-    title = reproduction.title + (" (quick)" if quick else "")
-    return Table("reproduction", title, columns, tuple(rows), kinds, _note(reproduction, planned, quick))
+        known, found = one.row.numbers(measure), one.ours.get(measure.name, [])
+        ours, paper = _mean(found), known.get(first)
+        gap = ratio = None
+        if ours is not None and paper is not None and not isinstance(paper, str):
+            gap, ratio = ours - paper, ours / paper if paper else None
+        text = _shown(found, measure, one.experiment)
+        rows.append((one.row.name, text, _range(found), paper, gap, ratio, *(known.get(name) for name in others)))
+    number = "whole" if measure.kind in ("rounds_to", "peak_round") else "number"
+    columns = ("row", "ours", "over seeds", first, "difference", f"ours / {first}", *others)
+    return columns, rows, ("text", number, "text", number, "difference", "short", *[number] * len(others))
+
+
+def _wide(reproduction: Reproduction, planned: Sequence[Planned]) -> Parts:
+    """A column for every measure; under ours the range over seeds, and what each source states."""
+    rows: list[tuple[Value, ...]] = []
+    for one in planned:
+        found = [one.ours.get(measure.name, []) for measure in reproduction.measure]
+        told = [one.row.numbers(measure) for measure in reproduction.measure]
+        shown = [_shown(each, m, one.experiment) for each, m in zip(found, reproduction.measure, strict=True)]
+        rows.append((one.row.name, "ours", *shown))
+        if any(_range(each) for each in found):
+            rows.append(("", "over seeds", *map(_range, found)))
+        rows += [("", name, *(each.get(name) for each in told)) for name in one.row.published]
+    names = [measure.name for measure in reproduction.measure]
+    return ("row", "whose", *names), rows, ("text", "text", *["number"] * len(names))
 
 
 def _mean(found: Sequence[float | None]) -> float | None:
@@ -235,11 +251,12 @@ def _mean(found: Sequence[float | None]) -> float | None:
     return float(np.mean(known)) if known and len(known) == len(found) else None
 
 
-def _instead(found: Sequence[float | None], measure: Measure, experiment: Experiment) -> str | None:
-    """In words, where there is no number."""
+def _shown(found: Sequence[float | None], measure: Measure, experiment: Experiment) -> Value:
+    """Ours, or in words why there is no number."""
     if not found:
         return "not run yet"
-    return f"> {experiment.rounds}" if measure.kind in ("rounds_to", "crossing") else None
+    ours = _mean(found)
+    return f"> {experiment.rounds}" if ours is None and measure.kind in ("rounds_to", "crossing") else ours
 
 
 def _range(found: Sequence[float | None]) -> str | None:
