@@ -17,9 +17,11 @@ from fedloom.errors import InputError, nearest
 from fedloom.experiment import spec
 from fedloom.experiment.check import estimate
 from fedloom.experiment.checkpoint import write_atomically
+from fedloom.experiment.curves import Curves, save
 from fedloom.experiment.measuring import Measure, named
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress, Silent
+from fedloom.experiment.report import write as write_report
 from fedloom.experiment.run import run
 from fedloom.experiment.spec import Experiment, tomllib
 from fedloom.experiment.table import Table, Value
@@ -37,9 +39,8 @@ class Row(Record):
     """One published result and how to make it. Rows that name the same `run` share it, each with its own `label`."""
 
     name: str
-    published: dict[str, Published | dict[str, Published]] = Field(
-        default_factory=dict
-    )  # source → number, or measure → number
+    # by source: a number for the first measure, or for each measure
+    published: dict[str, Published | dict[str, Published]] = Field(default_factory=dict)
     set: dict[str, Any] = Field(default_factory=dict)
     run: str = ""
     label: str | None = None  # of the algorithm; without it, all of them
@@ -68,6 +69,8 @@ class Reproduction(Record):
     sources: dict[str, str]  # short name → where the numbers are from; the first is what differences are about
     measure: tuple[Measure, ...]
     quick: Quick
+    curves: Curves | None = None  # a picture of all rows
+    report: bool = False  # of every run, as after `fedloom run`
     experiment: dict[str, Any]
     row: tuple[Row, ...]
 
@@ -166,25 +169,33 @@ def reproduce(
 ) -> Table | None:
     """Run the rows that are not done, then the table; None when asked to stop before the end."""
     told = progress or Silent()
-    ran: set[Path] = set()
+    ran: dict[Path, View] = {}
     for one in planned:
-        out = folder / "rows" / _plain(one.row.run or one.row.name)
+        out = _out(folder, one.row)
         arguments = Plan(one.experiment).arguments()
         again = fresh and out not in ran
         result = run(**arguments, out=out, fresh=again, progress=told, should_stop=should_stop)
         if result.status != "done":
             return None
-        ran.add(out)
-        view, one.sha256 = View.read(out), result.weights_sha256
-        one.ours = {measure.name: measured(measure, view, one.row.label) for measure in reproduction.measure}
+        if out not in ran:
+            ran[out] = View.read(out)
+            if reproduction.report:
+                write_report(out)
+        one.sha256 = result.weights_sha256
+        one.ours = {measure.name: measured(measure, ran[out], one.row.label) for measure in reproduction.measure}
         made = table(reproduction, planned, quick=quick)
         write_tables([made], folder)  # after every row: a long reproduction can be looked at while it runs
         write_atomically(folder / "reproduction.json", json.dumps(_record(planned), indent=1).encode())
+        if reproduction.curves is not None:
+            views = {done.row.name: ran[_out(folder, done.row)] for done in planned if done.ours}
+            target = next(iter(one.experiment.evaluate.target.values()), None)
+            save(reproduction.curves, views, reproduction.title, folder, target)
     return made
 
 
-def _plain(name: str) -> str:
-    return "".join(sign if sign.isalnum() or sign in ".-" else "_" for sign in name)
+def _out(folder: Path, row: Row) -> Path:
+    plain = "".join(sign if sign.isalnum() or sign in ".-" else "_" for sign in row.run or row.name)
+    return folder / "rows" / plain
 
 
 def _record(planned: Sequence[Planned]) -> list[dict[str, Any]]:
@@ -206,7 +217,9 @@ def measured(measure: Measure, view: View, label: str | None = None) -> list[flo
 def table(reproduction: Reproduction, planned: Sequence[Planned], *, quick: bool = False) -> Table:
     """Ours and what was published: side by side if a row states one number, one above the other if several."""
     title = reproduction.title + (" (quick)" if quick else "")
-    columns, rows, kinds = (_wide if len(reproduction.measure) > 1 else _long)(reproduction, planned)
+    plain = any(not isinstance(told, dict) for one in planned for told in one.row.published.values())
+    layout = _long if plain or len(reproduction.measure) == 1 else _wide
+    columns, rows, kinds = layout(reproduction, planned)
     return Table("reproduction", title, columns, tuple(rows), kinds, _note(reproduction, planned, quick))
 
 
@@ -214,8 +227,8 @@ Parts = tuple[tuple[str, ...], list[tuple[Value, ...]], tuple[str, ...]]  # colu
 
 
 def _long(reproduction: Reproduction, planned: Sequence[Planned]) -> Parts:
-    """A line for every row, with the difference to the first source."""
-    (measure,), (first, *others) = reproduction.measure, reproduction.sources
+    """A line for every row: the first measure with its difference to the first source, then our further measures."""
+    (measure, *more), (first, *others) = reproduction.measure, reproduction.sources
     rows: list[tuple[Value, ...]] = []
     for one in planned:
         known, found = one.row.numbers(measure), one.ours.get(measure.name, [])
@@ -223,11 +236,13 @@ def _long(reproduction: Reproduction, planned: Sequence[Planned]) -> Parts:
         gap = ratio = None
         if ours is not None and paper is not None and not isinstance(paper, str):
             gap, ratio = ours - paper, ours / paper if paper else None
-        text = _shown(found, measure, one.experiment)
-        rows.append((one.row.name, text, _range(found), paper, gap, ratio, *(known.get(name) for name in others)))
+        told = (paper, gap, ratio, *(known.get(name) for name in others))
+        also = [_shown(one.ours.get(further.name, []), further, one.experiment) for further in more]
+        rows.append((one.row.name, _shown(found, measure, one.experiment), _range(found), *told, *also))
     number = "whole" if measure.kind in ("rounds_to", "peak_round") else "number"
     columns = ("row", "ours", "over seeds", first, "difference", f"ours / {first}", *others)
-    return columns, rows, ("text", number, "text", number, "difference", "short", *[number] * len(others))
+    kinds = ("text", number, "text", number, "difference", "short", *[number] * len(others))
+    return (*columns, *(f"our {further.name}" for further in more)), rows, (*kinds, *["number"] * len(more))
 
 
 def _wide(reproduction: Reproduction, planned: Sequence[Planned]) -> Parts:

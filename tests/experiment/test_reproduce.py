@@ -11,6 +11,7 @@ import pytest
 
 from fedloom.errors import InputError
 from fedloom.experiment import reproduce
+from fedloom.experiment.curves import Curves, draw
 from fedloom.experiment.result import Result
 from fedloom.experiment.view import View
 
@@ -203,6 +204,29 @@ def test_a_row_may_state_several_numbers_of_one_algorithm_among_others(tmp_path:
     universal = [curve.loc[3] for curve in curves("pooled", "universal", "mean")]
     assert ours["one place", "everybody's tests"] == pytest.approx(np.mean(universal))
     assert ours["averaging", "never measured"] is None
+
+
+def test_further_measures_stand_beside_what_is_compared_and_curves_are_drawn(tmp_path: Path) -> None:
+    both = SMALL.replace("[measure]", '[[measure]]\nname = "rounds"').replace(
+        "[quick]", '[[measure]]\nname = "crossing"\nkind = "crossing"\ntarget = 0.5\n[curves]\nbest = true\n[quick]'
+    )
+    (tmp_path / "both.toml").write_text(both.replace('"fast"', '"a, fast"').replace('"slow"', '"a, slow"'))
+    found = reproduce.load(str(tmp_path / "both.toml"))
+    table = reproduce.reproduce(found, reproduce.plan(found), tmp_path / "out")
+    assert table is not None
+    fast = dict(zip(table.columns, table.rows[0], strict=True))
+    assert fast["ours"] - 1 < fast["our crossing"] <= fast["ours"]
+    assert fast["paper"] == 4
+    assert table.rows[1][-1] == "> 2"
+    rows = {name: View.read(tmp_path / "out" / "rows" / name) for name in ("a__fast", "a__slow")}
+    panels = Curves().panels({"a, fast": rows["a__fast"], "a, slow": rows["a__slow"], "other": rows["a__slow"]})
+    assert {panel: list(lines) for panel, lines in panels.items()} == {"a": ["fast", "slow"], "": ["other"]}
+    splits = Curves(splits=("train", "test")).panels({"a, fast": rows["a__fast"]})
+    assert {panel: list(lines) for panel, lines in splits.items()} == {"a, fast": ["train", "test"]}
+    (axes,) = draw(Curves(best=True), {"a, fast": rows["a__fast"]}, "").figure.axes
+    drawn = axes.lines[0].get_ydata()
+    assert list(drawn) == list(np.maximum.accumulate(rows["a__fast"].server("fedavg", 1, "accuracy")[1]))
+    assert (tmp_path / "out" / "curves.png").is_file()
 
 
 def test_the_quick_version_may_change_settings_too(tmp_path: Path) -> None:
