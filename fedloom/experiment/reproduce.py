@@ -127,15 +127,9 @@ def plan(
         raise InputError(f"No row is called {', '.join(wanted)}. Known: {known}.")
     found, speeds, shared = [], dict[str, float](), set[str]()
     for row in rows:
-        settings = {**row.set, **(reproduction.quick.set if quick else {}), **(changes or {})}
-        if quick:
-            settings["rounds"] = min(int(settings.get("rounds", 10**9)), reproduction.quick.rounds)
-        values = json.loads(json.dumps(reproduction.experiment))
-        for key, value in settings.items():
-            spec.change(values, key, value)
-        experiment = spec.parse(values, Path.cwd(), default_name="reproduction")
+        experiment = experiment_of(reproduction, row, quick=quick, changes=changes)
         # rows differ in batches and cohorts: what a step costs is timed once for each
-        kind = json.dumps([settings.get(key) for key in ("train.batch_size", "train.epochs", "cohort.fraction")])
+        kind = f"{experiment.train} {experiment.cohort}"
         if kind not in speeds:
             speeds[kind] = estimate(Plan(experiment)).seconds_a_round
         rounds = min(_expected(reproduction, row, experiment.rounds), experiment.rounds)
@@ -144,6 +138,19 @@ def plan(
         shared |= {row.run} - {""}
         found.append(Planned(row, experiment, seconds))
     return found
+
+
+def experiment_of(
+    reproduction: Reproduction, row: Row, *, quick: bool = False, changes: Mapping[str, Any] | None = None
+) -> Experiment:
+    """What a row runs."""
+    settings = {**row.set, **(reproduction.quick.set if quick else {}), **(changes or {})}
+    if quick:
+        settings["rounds"] = min(int(settings.get("rounds", 10**9)), reproduction.quick.rounds)
+    values = json.loads(json.dumps(reproduction.experiment))
+    for key, value in settings.items():
+        spec.change(values, key, value)
+    return spec.parse(values, Path.cwd(), default_name="reproduction")
 
 
 def _expected(reproduction: Reproduction, row: Row, most: int) -> float:

@@ -14,6 +14,7 @@ from fedloom.experiment import reproduce
 from fedloom.experiment.curves import Curves, draw
 from fedloom.experiment.result import Result
 from fedloom.experiment.view import View
+from fedloom.models import MODELS
 
 SMALL = """
 title = "Digits, rounds until half are right"
@@ -53,14 +54,20 @@ set = { "train.lr" = 0.00001, "rounds" = 2 }
 """
 
 
-def test_every_shipped_file_is_sound() -> None:
-    assert "mcmahan-table1-2nn" in reproduce.names()
-    for name in reproduce.names():
-        found = reproduce.load(name)
-        names = [row.name for row in found.row]
-        assert len(set(names)) == len(names)
-        assert set(found.quick.rows) <= set(names)
-        assert all(set(row.published) <= set(found.sources) for row in found.row)
+@pytest.mark.parametrize("name", reproduce.names())
+def test_every_shipped_file_is_sound(name: str) -> None:
+    found = reproduce.load(name)
+    names = [row.name for row in found.row]
+    assert len(set(names)) == len(names)
+    assert set(found.quick.rows) <= set(names)
+    measures = {measure.name for measure in found.measure}
+    for row in found.row:
+        assert set(row.published) <= set(found.sources)
+        assert all(set(told) <= measures for told in row.published.values() if isinstance(told, dict))
+        experiment = reproduce.experiment_of(found, row)
+        assert row.label is None or row.label in experiment.algorithm
+        assert reproduce.experiment_of(found, row, quick=True).rounds <= min(found.quick.rounds, experiment.rounds)
+        assert experiment.task.model in MODELS
 
 
 def test_the_2nn_rows_are_those_of_the_table() -> None:
@@ -71,6 +78,22 @@ def test_the_2nn_rows_are_those_of_the_table() -> None:
     assert rows["non-iid, B ∞, C 0"].published == {"paper": 4278, "slides": 2620}
     assert rows["non-iid, B 10, C 1"].set["cohort.fraction"] == 1.0
     assert rows["non-iid, B 10, C 1"].set["data.partition"] == {"name": "shards", "clients": 100}
+
+
+def test_the_other_tables_have_the_published_rows() -> None:
+    cnn = {row.name: row.published for row in reproduce.load("mcmahan-table1-cnn").row}
+    assert len(cnn) == 20
+    assert cnn["iid, B 10, C 0.1"] == {"paper": 18, "slides": 26}
+    assert cnn["non-iid, B 10, C 1"] == {"paper": 97, "slides": "724 (98.89 %)"}
+    second = {row.name: row for row in reproduce.load("mcmahan-table2").row}
+    assert len(second) == 18
+    assert second["non-iid, E 20, B 10"].published == {"paper": 173, "slides": 632}
+    assert second["iid, E 5, B 10"].published == {"paper": 20}
+    assert len(reproduce.load("mcmahan-figure2").row) == 12
+    skewed = {row.name: row.published.get("thesis") for row in reproduce.load("images-skewed").row}
+    assert skewed["peer-to-peer, selective"]["before: lowest"] == 70.09
+    assert skewed["central, selective"]["before: lowest"] == 50.0
+    assert skewed["not federated"] == {"everybody's tests: average": 87.21}
 
 
 def test_ours_and_theirs_are_side_by_side(tmp_path: Path) -> None:
