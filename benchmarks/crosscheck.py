@@ -2,9 +2,9 @@
 
     python benchmarks/crosscheck.py --data Postures.csv
 
-Both train on the same users, splits and initial weights, with the settings of `fedloom reproduce crosscheck` (the row that
-averages by examples); only the order of examples is drawn by each. First full batches and SGD, where no order matters:
-the weights must agree to rounding.
+Both train on the same users, splits and initial weights, with the settings of `fedloom reproduce crosscheck` (the row
+that averages by examples); only the order of examples is drawn by each. First full batches and SGD, where no order
+matters: the weights must agree to rounding.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python flower_crosscheck.py JOB.npz RESULT.json
 
-The file holds `train_x_K`, `train_y_K`, `test_x`, `test_y`, `weight_L` and `bias_L` (client K, dense layer L) and `settings`.
-Nothing here comes from fedloom: the model, the training loop and the averaging are torch's and Flower's.
+The file holds `train_x_K`, `train_y_K`, `test_x`, `test_y`, `weight_L` and `bias_L` (client K, dense layer L) and
+`settings`. Nothing here comes from fedloom: the model, the training loop and the averaging are torch's and Flower's.
 """
 
 from __future__ import annotations
