@@ -24,9 +24,18 @@ SHAPES = {
     "mlp": (36,),
     "mnist_2nn": (28, 28),
     "mnist_cnn": (28, 28),
+    "natural_images_cnn": (3, 80, 80),
     "next_word_lstm": (10,),
+    "postures_mlp": (36,),
 }
-CLASSES = {"eeg_cnn": 2, "logistic": 3, "mlp": 5, "next_word_lstm": 10_000}
+CLASSES = {
+    "eeg_cnn": 2,
+    "logistic": 3,
+    "mlp": 5,
+    "natural_images_cnn": 8,
+    "next_word_lstm": 10_000,
+    "postures_mlp": 5,
+}
 
 
 def examples(name: str, *shape: int) -> torch.Tensor:
@@ -46,6 +55,8 @@ def parameters(module: nn.Module) -> int:
         ("digits_mlp", 2_410),
         ("logistic", 63),
         ("mlp", 88_901),
+        ("postures_mlp", 88_901),
+        ("natural_images_cnn", 2_897_608),
         ("next_word_lstm", 830_736),
         ("eeg_cnn", 21_002),
     ],
@@ -177,7 +188,9 @@ def test_every_model_has_a_line_and_a_file_of_its_own() -> None:
         "mlp": "—",
         "mnist_2nn": "199,210",
         "mnist_cnn": "1,663,370",
+        "natural_images_cnn": "2,897,608",
         "next_word_lstm": "830,736",
+        "postures_mlp": "88,901",
     }
     for name, model in MODELS.items():
         assert (model.__doc__ or "").strip().count("\n") == 0
@@ -190,6 +203,11 @@ def test_describing_draws_no_random_numbers() -> None:
     before = torch.random.get_rng_state()
     describe()
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_the_net_for_pictures_has_the_published_layers() -> None:
+    counts = {name: parameters(part) for name, part in build("natural_images_cnn").named_children()}
+    assert list(counts.values()) == [896, 18_496, 73_856, 147_584, 295_168, 2_359_552, 2_056]
 
 
 # The EEG net

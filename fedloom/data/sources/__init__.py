@@ -9,7 +9,9 @@ from fedloom.data.sources.digits import Digits
 from fedloom.data.sources.eeg import Eeg
 from fedloom.data.sources.idx import FashionMnist, Mnist
 from fedloom.data.sources.images import Images
+from fedloom.data.sources.natural_images import NaturalImages
 from fedloom.data.sources.npz import Npz
+from fedloom.data.sources.postures import Postures
 from fedloom.errors import InputError, nearest
 
 __all__ = ["SOURCES", "Progress", "Source", "source"]
@@ -22,6 +24,8 @@ SOURCES: dict[str, type[Source]] = {
     "images": Images,
     "npz": Npz,
     "eeg": Eeg,
+    "natural_images": NaturalImages,
+    "postures": Postures,
 }
 
 
