@@ -31,7 +31,7 @@ EXACT = {
     "seeds": [1],
     "train.optimizer": "sgd",
     "train.epsilon": None,
-    "train.lr": 1e-4,
+    "train.lr": 1e-6,
     "train.epochs": 2,
     "train.batch_size": "full",
 }
