@@ -12,6 +12,7 @@ from fedloom.cli.shared import (
     Changes,
     File,
     load,
+    say,
 )
 
 data_app = typer.Typer(no_args_is_help=True, help="Look at data, or fetch it.")
@@ -45,11 +46,14 @@ def describe(
 
 @data_app.command()
 def get(
-    name: Annotated[str, typer.Argument(help="mnist or fashion_mnist.", metavar="NAME")],
+    name: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(help="Which (without it: a list).", metavar="NAME"),
+    ] = None,
     to: Annotated[Optional[Path], typer.Option(help="Folder (default: the user's cache).")] = None,  # noqa: UP045
     from_file: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--from", help="A folder or file fetched by hand, instead of a download."),
+        typer.Option("--from", metavar="FILE", help="A file, archive or folder at hand, instead of a download."),
     ] = None,
 ) -> None:
     """Fetch a dataset, with checksums."""
@@ -58,7 +62,12 @@ def get(
 
     from fedloom.data.sources import download
     from fedloom.data.sources.base import cache
+    from fedloom.data.sources.offers import OFFERS
 
+    if name is None:
+        for known, offer in OFFERS.items():
+            print(f"{known:<16} {', '.join(offer.sums)}")
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         tasks: dict[str, Any] = {}
@@ -69,4 +78,6 @@ def get(
             bar.update(tasks[what], completed=done, total=total)
 
         folder = download.get(name, to or cache(name), from_file, progress)
+    for file, digest in download.unchecked(name, folder).items():
+        say(f"No SHA-256 is published for {file}, so it was not checked. This copy has {digest}.")
     print(folder)

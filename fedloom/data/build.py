@@ -42,6 +42,11 @@ def federate(
             f"The 'normalize' of the data must be {', '.join(NORMALIZE)}. Got {normalize!r} instead."
             f"{nearest(str(normalize), NORMALIZE)}"
         )
+    if dataset.missing and normalize == "none":
+        raise InputError(
+            "This data has missing values, which are filled with the means that normalisation finds: set normalize = "
+            '"federated" (means over all clients, learnt from sums) or "client" (each client\'s own).'
+        )
     y = check.labels(dataset)
     held = _held(server, len(y), seed)
     if held and normalize == "client":
@@ -70,7 +75,7 @@ def federate(
         },
         features=dataset.features,
     )
-    return federation if normalize == "none" else normalized(federation, normalize)
+    return federation if normalize == "none" else normalized(federation, normalize, dataset.missing)
 
 
 def _split(split: Split | Sequence[float] | None) -> Split:

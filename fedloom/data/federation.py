@@ -32,6 +32,7 @@ class Dataset:
     classes: tuple[str, ...] = ()  # names of the labels; empty for a regression
     scale: float = 1.0  # integer features are multiplied by this on their way into the model
     features: tuple[str, ...] = ()
+    missing: bool = False  # whether NaN stands for a value that is missing, to be filled when features are normalised
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ from fedloom.data.sources.csv import Csv
 from fedloom.data.sources.custom import custom
 from fedloom.data.sources.digits import Digits
 from fedloom.data.sources.eeg import Eeg
+from fedloom.data.sources.heart_disease import HeartDisease
 from fedloom.data.sources.idx import FashionMnist, Mnist
 from fedloom.data.sources.images import Images
 from fedloom.data.sources.natural_images import NaturalImages
@@ -24,6 +25,7 @@ SOURCES: dict[str, type[Source]] = {
     "images": Images,
     "npz": Npz,
     "eeg": Eeg,
+    "heart_disease": HeartDisease,
     "natural_images": NaturalImages,
     "postures": Postures,
 }

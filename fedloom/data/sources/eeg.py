@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedloom.data.federation import Dataset
 from fedloom.data.sources.archive import files
-from fedloom.data.sources.base import Progress, Source, locate
+from fedloom.data.sources.base import Progress, Source, locate_or_cached
 from fedloom.errors import InputError
 
 ELECTRODES, SAMPLES = 64, 256
@@ -49,12 +49,12 @@ class Eeg(Source):
     counted.
     """
 
-    path: Path
+    path: Path | None = None
     stimuli: tuple[Stimulus, ...] = STIMULI
 
     def load(self, base: Path, progress: Progress | None = None) -> Dataset:
         """All trials of the wanted stimuli; `progress` is called after every file."""
-        path = locate(base, self.path)
+        path = locate_or_cached(base, self.path, "eeg")
         found: dict[tuple[str, int], Trial] = {}
         left: Counter[str] = Counter()
         trials = ((name, stream.read()) for name, stream in files(path) if _TRIAL.search(name))

@@ -18,4 +18,6 @@ class NaturalImages(Images):
 
     def load(self, base: Path, progress: Progress | None = None) -> Dataset:
         """Exactly the eight classes must be there."""
-        return self.read(locate_or_cached(base, self.path, "natural_images"), progress, CLASSES)
+        found = locate_or_cached(base, self.path, "natural_images")
+        fetched = found / "natural_images.zip"
+        return self.read(fetched if fetched.is_file() else found, progress, CLASSES)
