@@ -12,12 +12,15 @@ from pathlib import Path
 import pytest
 
 from fedloom import resolve
+from fedloom.data.sources.download import get
 from fedloom.experiment import spec
 from fedloom.testing import check_algorithm
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 RUNNABLE = {"README.md", "python.md"}  # pages whose Python can be run from top to bottom
+FETCHED = {"tutorial-heart.md": "heart_disease"}  # pages whose commands need a dataset that is fetched from elsewhere
+COMMANDED = [pytest.param(page, marks=[pytest.mark.data] if page.name in FETCHED else []) for page in PAGES]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -49,8 +52,11 @@ def test_the_algorithm_that_is_added_in_ten_minutes_keeps_all_promises(tmp_path:
     check_algorithm(resolve.code("mine.py:FedProx", tmp_path))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_in_the_documentation_run(page: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", COMMANDED, ids=lambda page: page.name)
+def test_commands_in_the_documentation_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if page.name in FETCHED:
+        monkeypatch.setenv("FEDLOOM_CACHE", str(tmp_path / "cache"))
+        get(FETCHED[page.name], from_file=real_data(FETCHED[page.name]))
     for text in blocks(page, "toml"):
         named = re.match(r"# (\S+\.toml)\n", text)
         if named:
@@ -97,15 +103,20 @@ def test_notebooks_run_from_top_to_bottom(file: Path, tmp_path: Path, monkeypatc
 
 @pytest.mark.data
 def test_the_mnist_example_learns(tmp_path: Path) -> None:
-    folder = Path(os.environ.get("FEDLOOM_DATA", ROOT.parent / "shared" / "data")) / "mnist"
-    if not folder.is_dir():
-        pytest.skip(f"no MNIST in {folder}")
+    folder = real_data("mnist")
     example = ROOT / "examples" / "mnist-fedavg.toml"
     command = [sys.executable, "-m", "fedloom.cli", "run", str(example), "-q", "--json", "--set", "rounds=4"]
     done = run([*command, "--set", f"data.path={folder}", "--out", str(tmp_path / "out")], tmp_path)
     accuracy = re.search(r'"server_test_accuracy": ([\d.]+)', done)
     assert accuracy is not None
     assert float(accuracy[1]) > 0.8
+
+
+def real_data(name: str) -> Path:
+    folder = Path(os.environ.get("FEDLOOM_DATA", ROOT.parent / "shared" / "data")) / name
+    if not folder.is_dir():
+        pytest.skip(f"there is no real data at {folder}; set FEDLOOM_DATA")
+    return folder
 
 
 def run(command: list[str], folder: Path) -> str:

@@ -28,8 +28,9 @@ LAYERS = [
     ["engine"],
     ["catalogue", "experiment"],
     ["network"],
+    ["flower"],
     ["testing"],
-    ["cli", "cli_network", "__main__"],
+    ["cli", "__main__"],
 ]
 
 

@@ -42,6 +42,11 @@ def federate(
             f"The 'normalize' of the data must be {', '.join(NORMALIZE)}. Got {normalize!r} instead."
             f"{nearest(str(normalize), NORMALIZE)}"
         )
+    if dataset.missing and normalize == "none":
+        raise InputError(
+            "This data has missing values, which are filled with the means that normalisation finds: set normalize = "
+            '"federated" (means over all clients, learnt from sums) or "client" (each client\'s own).'
+        )
     y = check.labels(dataset)
     held = _held(server, len(y), seed)
     if held and normalize == "client":
@@ -59,7 +64,7 @@ def federate(
         x=_take(dataset.x, order),
         y=_take(y, order),
         offsets=np.concatenate([[0], np.cumsum(sizes)]),
-        split=_split(split),
+        split=as_split(split),
         seed=seed,
         names=names,
         classes=dataset.classes,
@@ -70,10 +75,11 @@ def federate(
         },
         features=dataset.features,
     )
-    return federation if normalize == "none" else normalized(federation, normalize)
+    return federation if normalize == "none" else normalized(federation, normalize, dataset.missing)
 
 
-def _split(split: Split | Sequence[float] | None) -> Split:
+def as_split(split: Split | Sequence[float] | None) -> Split:
+    """Three shares, or a split as it is."""
     if split is None or isinstance(split, Split):
         return split or Split()
     if len(split) != 3:

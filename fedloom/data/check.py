@@ -44,7 +44,7 @@ def official(dataset: Dataset) -> tuple[Tensor, Tensor]:
             f"The official test set has {len(y)} labels for examples of shape {tuple(x.shape)}: it must have one for "
             f"each, and examples of shape {tuple(dataset.x.shape[1:])} like the others."
         )
-    row = _not_finite(x)
+    row = _not_finite(x, dataset.missing)
     if row is not None:
         raise InputError(
             f"Example {row} of the official test set has a feature that is not a finite number: correct it."
@@ -54,11 +54,11 @@ def official(dataset: Dataset) -> tuple[Tensor, Tensor]:
 
 def features(dataset: Dataset, holder: Callable[[int], str]) -> None:
     """All features are finite; `holder` says who has a row."""
-    row = _not_finite(dataset.x)
+    row = _not_finite(dataset.x, dataset.missing)
     if row is None:
         return
     values = dataset.x[row].flatten()
-    place = _first(~torch.isfinite(values))
+    place = _first(~_allowed(values, dataset.missing))
     feature = f"'{dataset.features[place]}'" if len(dataset.features) == len(values) else place
     raise InputError(
         f"Feature {feature} of example {row} ({holder(row)}) is {values[place].item()}: features must be finite "
@@ -94,13 +94,17 @@ def _numbers(y: Tensor, classes: tuple[str, ...], where: Callable[[int], str]) -
     return numbers
 
 
-def _not_finite(x: Tensor) -> int | None:
+def _not_finite(x: Tensor, missing: bool) -> int | None:
     if x.is_floating_point():
         for start in range(0, len(x), ROWS):
-            finite = torch.isfinite(x[start : start + ROWS])
-            if not finite.all():
-                return start + _first(~finite)
+            allowed = _allowed(x[start : start + ROWS], missing)
+            if not allowed.all():
+                return start + _first(~allowed)
     return None
+
+
+def _allowed(values: Tensor, missing: bool) -> Tensor:
+    return ~torch.isinf(values) if missing else torch.isfinite(values)
 
 
 def _first(wrong: Tensor) -> int:

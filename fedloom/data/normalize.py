@@ -1,11 +1,12 @@
 """Features with mean 0 and standard deviation 1, by statistics of the training splits only.
 
-A statistic belongs to one position of the features: for images that is one pixel of one channel, not a channel.
+A statistic belongs to one position of the features: for images that is one pixel of one channel, not a channel. Where
+values are missing (NaN), statistics are those of the others, and a missing value becomes 0, which is then the mean.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -21,49 +22,72 @@ class Statistics:
 
     mean: Tensor
     std: Tensor
+    missing: bool = field(default=False, repr=False)
 
     def apply(self, x: Tensor, scale: float) -> Tensor:
         """Normalised features in float32."""
         result = torch.empty(x.shape, dtype=torch.float32)
         for start in range(0, len(x), ROWS):
             result[start : start + ROWS] = (x[start : start + ROWS].double() * scale - self.mean) / self.std
-        return result
+        return result.nan_to_num_(nan=0.0) if self.missing else result
 
 
-def statistics(x: Tensor, rows: Tensor, scale: float = 1.0) -> Statistics:
+def statistics(x: Tensor, rows: Tensor, scale: float = 1.0, missing: bool = False) -> Statistics:
     """Statistics of some rows; a feature that never varies keeps its unit, so its standard deviation counts as 1.
+
+    Of a feature that is missing in all of them nothing is known: it counts as infinite, and all values become 0.
 
     >>> statistics(torch.tensor([[1.0, 5.0], [3.0, 5.0], [9.0, 9.0]]), torch.tensor([0, 1]))
     Statistics(mean=tensor([2., 5.], dtype=torch.float64), std=tensor([1., 1.], dtype=torch.float64))
     """
     zeros = torch.zeros(x.shape[1:], dtype=torch.float64)
-    first = x[rows[0]].double() * scale
+    first = _first(x, rows, missing) * scale
     total, squares, varies = zeros.clone(), zeros.clone(), zeros.bool()
+    seen = _seen(x, rows) if missing else torch.tensor(len(rows))
     blocks = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
+
+    def known(values: Tensor) -> Tensor:
+        return values.nan_to_num_(nan=0.0) if missing else values
+
     for block in blocks:
         # relative to the first row: a constant feature is then exactly 0, and large offsets lose no digits
-        total += (x[block].double() * scale - first).sum(dim=0)
-    mean = total / len(rows)
+        total += known(x[block].double() * scale - first).sum(dim=0)
+    mean = total / seen.clamp(min=1)
     for block in blocks:
         difference = x[block].double() * scale - first
-        squares += (difference - mean).square().sum(dim=0)
-        varies |= (difference != 0).any(dim=0)
-    std = (squares / len(rows)).sqrt()
-    return Statistics(mean + first, torch.where(varies & (std > 0), std, 1.0))
+        squares += known(difference - mean).square().sum(dim=0)
+        varies |= (known(difference) != 0).any(dim=0)
+    std = (squares / seen.clamp(min=1)).sqrt()
+    std = torch.where(varies & (std > 0), std, 1.0)
+    return Statistics(mean + first, torch.where(seen > 0, std, torch.inf), missing)
 
 
-def normalized(federation: Federation, by: str) -> Federation:
+def _first(x: Tensor, rows: Tensor, missing: bool) -> Tensor:
+    """The first value of every feature that is not missing."""
+    if not missing:
+        return x[rows[0]].double()
+    values = x[rows].double()
+    places = (~values.isnan()).int().argmax(dim=0, keepdim=True)
+    return values.gather(0, places)[0].nan_to_num_(nan=0.0)
+
+
+def _seen(x: Tensor, rows: Tensor) -> Tensor:
+    """How many values of every feature are not missing."""
+    return (~x[rows].isnan()).sum(dim=0)
+
+
+def normalized(federation: Federation, by: str, missing: bool = False) -> Federation:
     """Every client by its own statistics (`client`), or all, and the server, by everybody's (`federated`)."""
     x = federation.x
     scale = 1.0 if x.is_floating_point() else federation.scale
     train = [federation.indices(client, "train") for client in range(federation.clients)]
     if by == "federated":
         # sums over the clients' sums: what a server would learn from n, Σx and Σx² of each client
-        everybody = statistics(x, torch.cat(train), scale)
+        everybody = statistics(x, torch.cat(train), scale, missing)
         server = {name: (everybody.apply(data, scale), y) for name, (data, y) in federation.server.items()}
         return replace(federation, x=everybody.apply(x, scale), server=server, scale=1.0)
     result = torch.empty(x.shape, dtype=torch.float32)
     for client, rows in enumerate(train):
         start, end = int(federation.offsets[client]), int(federation.offsets[client + 1])
-        result[start:end] = statistics(x, rows, scale).apply(x[start:end], scale)
+        result[start:end] = statistics(x, rows, scale, missing).apply(x[start:end], scale)
     return replace(federation, x=result, scale=1.0)

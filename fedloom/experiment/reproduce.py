@@ -8,16 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
+from pydantic import Field, field_validator
 
 from fedloom.errors import InputError, nearest
-from fedloom.experiment import milestones, spec
+from fedloom.experiment import spec
 from fedloom.experiment.check import estimate
 from fedloom.experiment.checkpoint import write_atomically
+from fedloom.experiment.curves import Curves, save
+from fedloom.experiment.measuring import Measure, named
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress, Silent
+from fedloom.experiment.report import write as write_report
 from fedloom.experiment.run import run
 from fedloom.experiment.spec import Experiment, tomllib
 from fedloom.experiment.table import Table, Value
@@ -28,28 +32,33 @@ from fedloom.record import Record
 FOLDER = Path(__file__).parent / "reproductions"
 
 
-class Measure(Record):
-    """What is compared: rounds until a target, or a number at the end of the run."""
-
-    kind: Literal["rounds_to", "final"]
-    metric: str = "accuracy"
-    target: float = 0.0
-    key: str = ""  # of the final numbers, such as universal_accuracy
+Published = float | str  # in words where no number was reached
 
 
 class Row(Record):
-    """One published result and how to make it."""
+    """One published result and how to make it. Rows that name the same `run` share it, each with its own `label`."""
 
     name: str
-    published: dict[str, float]
-    set: dict[str, Any]
+    # by source: a number for the first measure, or for each measure
+    published: dict[str, Published | dict[str, Published]] = Field(default_factory=dict)
+    set: dict[str, Any] = Field(default_factory=dict)
+    run: str = ""
+    label: str | None = None  # of the algorithm; without it, all of them
+
+    def numbers(self, measure: Measure) -> dict[str, Published]:
+        """What each source says about one measure."""
+        found = {
+            name: told.get(measure.name) if isinstance(told, dict) else told for name, told in self.published.items()
+        }
+        return {name: told for name, told in found.items() if told is not None}
 
 
 class Quick(Record):
     """What the shortened version runs."""
 
-    rows: tuple[str, ...]
+    rows: tuple[str, ...] = ()
     rounds: int
+    set: dict[str, Any] = Field(default_factory=dict)
 
 
 class Reproduction(Record):
@@ -58,10 +67,22 @@ class Reproduction(Record):
     title: str
     about: str = ""
     sources: dict[str, str]  # short name → where the numbers are from; the first is what differences are about
-    measure: Measure
+    measure: tuple[Measure, ...]
     quick: Quick
+    curves: Curves | None = None  # a picture of all rows
+    report: bool = False  # of every run, as after `fedloom run`
     experiment: dict[str, Any]
     row: tuple[Row, ...]
+
+    @field_validator("measure", mode="before")
+    @classmethod
+    def _measures(cls, value: Any) -> Any:
+        return [value] if isinstance(value, Mapping) else value
+
+    @field_validator("measure")
+    @classmethod
+    def _named(cls, value: tuple[Measure, ...]) -> tuple[Measure, ...]:
+        return named(value)
 
 
 def names() -> list[str]:
@@ -87,7 +108,8 @@ class Planned:
     row: Row
     experiment: Experiment
     seconds: float  # a rough guess
-    ours: list[float | None] = field(default_factory=list)  # one a seed; none where the target was not reached
+    ours: dict[str, list[float | None]] = field(default_factory=dict)  # measure → one a seed; none: not reached
+    sha256: str | None = None  # of all weights that its run ended with
 
 
 def plan(
@@ -103,23 +125,43 @@ def plan(
     if not rows:
         known = "; ".join(row.name for row in reproduction.row)
         raise InputError(f"No row is called {', '.join(wanted)}. Known: {known}.")
-    found, speeds = [], dict[str, float]()
+    found, speeds, shared = [], dict[str, float](), set[str]()
     for row in rows:
-        settings = {**row.set, **(changes or {})}
-        if quick:
-            settings["rounds"] = min(int(settings.get("rounds", 10**9)), reproduction.quick.rounds)
-        values = json.loads(json.dumps(reproduction.experiment))
-        for key, value in settings.items():
-            spec.change(values, key, value)
-        experiment = spec.parse(values, Path.cwd(), default_name="reproduction")
+        experiment = experiment_of(reproduction, row, quick=quick, changes=changes)
         # rows differ in batches and cohorts: what a step costs is timed once for each
-        kind = json.dumps([settings.get("train.batch_size"), settings.get("cohort.fraction")])
+        kind = f"{experiment.train} {experiment.cohort}"
         if kind not in speeds:
             speeds[kind] = estimate(Plan(experiment)).seconds_a_round
-        expected = max(row.published.values(), default=experiment.rounds)
-        rounds = min(expected if reproduction.measure.kind == "rounds_to" else experiment.rounds, experiment.rounds)
-        found.append(Planned(row, experiment, speeds[kind] * rounds * len(experiment.seeds) + 3))
+        rounds = min(_expected(reproduction, row, experiment.rounds), experiment.rounds)
+        cells = len(experiment.algorithm) * len(experiment.seeds)
+        seconds = 0.0 if row.run in shared else speeds[kind] * rounds * cells + 3
+        shared |= {row.run} - {""}
+        found.append(Planned(row, experiment, seconds))
     return found
+
+
+def experiment_of(
+    reproduction: Reproduction, row: Row, *, quick: bool = False, changes: Mapping[str, Any] | None = None
+) -> Experiment:
+    """What a row runs."""
+    settings = {**row.set, **(reproduction.quick.set if quick else {}), **(changes or {})}
+    if quick:
+        settings["rounds"] = min(int(settings.get("rounds", 10**9)), reproduction.quick.rounds)
+    values = json.loads(json.dumps(reproduction.experiment))
+    for key, value in settings.items():
+        spec.change(values, key, value)
+    return spec.parse(values, Path.cwd(), default_name="reproduction")
+
+
+def _expected(reproduction: Reproduction, row: Row, most: int) -> float:
+    """How many rounds it took others."""
+    told = [
+        told
+        for measure in reproduction.measure
+        if measure.kind == "rounds_to"
+        for told in row.numbers(measure).values()
+    ]
+    return max((one for one in told if not isinstance(one, str)), default=most)
 
 
 def reproduce(
@@ -134,59 +176,129 @@ def reproduce(
 ) -> Table | None:
     """Run the rows that are not done, then the table; None when asked to stop before the end."""
     told = progress or Silent()
+    ran: dict[Path, View] = {}
     for one in planned:
-        out = folder / "rows" / "".join(sign if sign.isalnum() or sign in ".-" else "_" for sign in one.row.name)
-        result = run(**Plan(one.experiment).arguments(), out=out, fresh=fresh, progress=told, should_stop=should_stop)
+        out = _out(folder, one.row)
+        arguments = Plan(one.experiment).arguments()
+        again = fresh and out not in ran
+        result = run(**arguments, out=out, fresh=again, progress=told, should_stop=should_stop)
         if result.status != "done":
             return None
-        one.ours = measured(reproduction.measure, View.read(out))
+        if out not in ran:
+            ran[out] = View.read(out)
+            if reproduction.report:
+                write_report(out)
+        one.sha256 = result.weights_sha256
+        one.ours = {measure.name: measured(measure, ran[out], one.row.label) for measure in reproduction.measure}
         made = table(reproduction, planned, quick=quick)
         write_tables([made], folder)  # after every row: a long reproduction can be looked at while it runs
-    write_atomically(folder / "reproduction.json", json.dumps(made.rows, indent=1).encode())
+        write_atomically(folder / "reproduction.json", json.dumps(_record(planned), indent=1).encode())
+        if reproduction.curves is not None:
+            views = {done.row.name: ran[_out(folder, done.row)] for done in planned if done.ours}
+            target = next(iter(one.experiment.evaluate.target.values()), None)
+            save(reproduction.curves, views, reproduction.title, folder, target)
     return made
 
 
-def measured(measure: Measure, view: View) -> list[float | None]:
-    """What came out, for each seed."""
-    if measure.kind == "final":
-        return [run.final.get(measure.key) for run in view.result.runs]
-    higher = view.kind(measure.metric).higher
-    found = [
-        milestones.reached(*view.headline_curve(label, seed, measure.metric), measure.target, higher)
-        for label, seed in view.cells
+def _out(folder: Path, row: Row) -> Path:
+    plain = "".join(sign if sign.isalnum() or sign in ".-" else "_" for sign in row.run or row.name)
+    return folder / "rows" / plain
+
+
+def _record(planned: Sequence[Planned]) -> list[dict[str, Any]]:
+    """What came out, in full."""
+    return [
+        {"row": one.row.name, "seeds": one.experiment.seeds, "ours": one.ours, "weights_sha256": one.sha256}
+        for one in planned
+        if one.ours
     ]
-    return [None if one is None else float(one.round) for one in found]
+
+
+def measured(measure: Measure, view: View, label: str | None = None) -> list[float | None]:
+    """What came out, for each seed."""
+    if label is not None and label not in view.labels:
+        raise InputError(f"There is no algorithm '{label}' in {view.folder}. Known: {', '.join(view.labels)}.")
+    return [measure.value(view, *cell) for cell in view.cells if label in (None, cell[0])]
 
 
 def table(reproduction: Reproduction, planned: Sequence[Planned], *, quick: bool = False) -> Table:
-    """Ours, what was published, and the difference to the first source."""
-    first, *others = reproduction.sources
+    """Ours and what was published: side by side if a row states one number, one above the other if several."""
+    title = reproduction.title + (" (quick)" if quick else "")
+    plain = any(not isinstance(told, dict) for one in planned for told in one.row.published.values())
+    layout = _long if plain or len(reproduction.measure) == 1 else _wide
+    columns, rows, kinds = layout(reproduction, planned)
+    return Table("reproduction", title, columns, tuple(rows), kinds, _note(reproduction, planned, quick))
+
+
+Parts = tuple[tuple[str, ...], list[tuple[Value, ...]], tuple[str, ...]]  # columns, rows, kinds
+
+
+def _long(reproduction: Reproduction, planned: Sequence[Planned]) -> Parts:
+    """A line for every row: the first measure with its difference to the first source, then our further measures."""
+    (measure, *more), (first, *others) = reproduction.measure, reproduction.sources
     rows: list[tuple[Value, ...]] = []
     for one in planned:
-        known = [value for value in one.ours if value is not None]
-        whole = bool(one.ours) and len(known) == len(one.ours)
-        ours: Value = float(np.mean(known)) if whole else None
-        text = ours if whole else f"> {one.experiment.rounds}" if one.ours else "not run yet"
-        paper = one.row.published.get(first)
-        gap = ours - paper if isinstance(ours, float) and paper is not None else None
-        ratio = ours / paper if isinstance(ours, float) and paper else None
-        rows.append((one.row.name, text, paper, gap, ratio, *(one.row.published.get(name) for name in others)))
-    final = reproduction.measure.kind == "final"
-    number = "number" if final else "whole"
-    columns = ("row", "ours", first, "difference", f"ours / {first}", *others)
-    kinds = ("text", number, number, "difference", "short", *[number] * len(others))
+        known, found = one.row.numbers(measure), one.ours.get(measure.name, [])
+        ours, paper = _mean(found), known.get(first)
+        gap = ratio = None
+        if ours is not None and paper is not None and not isinstance(paper, str):
+            gap, ratio = ours - paper, ours / paper if paper else None
+        told = (paper, gap, ratio, *(known.get(name) for name in others))
+        also = [_shown(one.ours.get(further.name, []), further, one.experiment) for further in more]
+        rows.append((one.row.name, _shown(found, measure, one.experiment), _range(found), *told, *also))
+    number = "whole" if measure.kind in ("rounds_to", "peak_round") else "number"
+    columns = ("row", "ours", "over seeds", first, "difference", f"ours / {first}", *others)
+    kinds = ("text", number, "text", number, "difference", "short", *[number] * len(others))
+    return (*columns, *(f"our {further.name}" for further in more)), rows, (*kinds, *["number"] * len(more))
+
+
+def _wide(reproduction: Reproduction, planned: Sequence[Planned]) -> Parts:
+    """A column for every measure; under ours the range over seeds, and what each source states."""
+    rows: list[tuple[Value, ...]] = []
+    for one in planned:
+        found = [one.ours.get(measure.name, []) for measure in reproduction.measure]
+        told = [one.row.numbers(measure) for measure in reproduction.measure]
+        shown = [_shown(each, m, one.experiment) for each, m in zip(found, reproduction.measure, strict=True)]
+        rows.append((one.row.name, "ours", *shown))
+        if any(_range(each) for each in found):
+            rows.append(("", "over seeds", *map(_range, found)))
+        rows += [("", name, *(each.get(name) for each in told)) for name in one.row.published]
+    names = [measure.name for measure in reproduction.measure]
+    return ("row", "whose", *names), rows, ("text", "text", *["number"] * len(names))
+
+
+def _mean(found: Sequence[float | None]) -> float | None:
+    """Over seeds; none unless all of them got there."""
+    known = [value for value in found if value is not None]
+    return float(np.mean(known)) if known and len(known) == len(found) else None
+
+
+def _shown(found: Sequence[float | None], measure: Measure, experiment: Experiment) -> Value:
+    """Ours, or in words why there is no number."""
+    if not found:
+        return "not run yet"
+    ours = _mean(found)
+    return f"> {experiment.rounds}" if ours is None and measure.kind in ("rounds_to", "crossing") else ours
+
+
+def _range(found: Sequence[float | None]) -> str | None:
+    """The lowest and the highest seed."""
+    known = sorted(value for value in found if value is not None)
+    if len(found) < 2 or not known:
+        return None
+    missed = f", {len(found) - len(known)} not reached" if len(known) < len(found) else ""
+    return f"{known[0]:.4g} – {known[-1]:.4g}{missed}"
+
+
+def _note(reproduction: Reproduction, planned: Sequence[Planned], quick: bool) -> str:
     sources = "; ".join(f"{name}: {where}" for name, where in reproduction.sources.items())
-    seeds = planned[0].experiment.seeds
-    note = (
-        " ".join(reproduction.about.split())
-        + f" Sources: {sources}. Ours: "
-        + ("one seed." if len(seeds) == 1 else f"mean of {len(seeds)} seeds.")
-    )
+    counts = sorted({len(one.experiment.seeds) for one in planned})
+    most = "one seed" if counts[-1] == 1 else f"mean of {' or '.join(map(str, counts))} seeds"
+    note = f"{' '.join(reproduction.about.split())} Sources: {sources}. Ours: {most}."
     if quick:
-        most = max(one.experiment.rounds for one in planned)
-        note = f"QUICK: {len(planned)} of {len(reproduction.row)} rows, at most {most} rounds. {note}"
-    title = reproduction.title + (" (quick)" if quick else "")
-    return Table("reproduction", title, columns, tuple(rows), kinds, note)
+        rounds = max(one.experiment.rounds for one in planned)
+        note = f"QUICK: {len(planned)} of {len(reproduction.row)} rows, at most {rounds} rounds. {note}"
+    return note
 
 
 def duration(seconds: float) -> str:

@@ -17,7 +17,9 @@ from fedloom.models.logistic import Logistic
 from fedloom.models.mlp import MLP
 from fedloom.models.mnist_2nn import Mnist2NN
 from fedloom.models.mnist_cnn import MnistCNN
+from fedloom.models.natural_images_cnn import NaturalImagesCNN
 from fedloom.models.next_word_lstm import NextWordLSTM
+from fedloom.models.postures_mlp import PosturesMLP
 
 __all__ = [
     "MLP",
@@ -27,7 +29,9 @@ __all__ = [
     "Logistic",
     "Mnist2NN",
     "MnistCNN",
+    "NaturalImagesCNN",
     "NextWordLSTM",
+    "PosturesMLP",
     "build",
     "describe",
 ]
@@ -39,7 +43,9 @@ MODELS: dict[str, type[nn.Module]] = {
     "mlp": MLP,
     "mnist_2nn": Mnist2NN,
     "mnist_cnn": MnistCNN,
+    "natural_images_cnn": NaturalImagesCNN,
     "next_word_lstm": NextWordLSTM,
+    "postures_mlp": PosturesMLP,
 }
 
 

@@ -66,6 +66,16 @@ class Intake:
         finally:
             self._release(judged)
 
+    def receive_now(self, agent: str, body: Body, expected: str | None) -> list[Verdict]:
+        """The same without an event loop, one after another."""
+        sha256, ask_id, judged = self._judge(agent, body, expected)
+        try:
+            if kept := [one.kept for one in judged if one.kept is not None]:
+                self.ledger.accept(kept)
+            return [self._settle(agent, ask_id, one, sha256, body.size // len(judged)) for one in judged]
+        finally:
+            self._release(judged)
+
     # --- reading and checking, in a thread
 
     def _judge(self, agent: str, body: Body, expected: str | None) -> tuple[str, str, list[Judged]]:

@@ -36,6 +36,8 @@ class Denied(FedloomError):
 class Link:
     """Signed requests, for one thread."""
 
+    pack = False  # whether tensors are compressed
+
     def __init__(self, url: str, signer: Signer, verify: Any, pack: bool = False) -> None:
         self.url, self.signer, self.pack = url.rstrip("/"), signer, pack
         limits = httpx.Limits(max_connections=4, keepalive_expiry=60.0)

@@ -8,13 +8,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
 from fedloom.errors import FedloomError, InputError
 from fedloom.experiment.spec import Experiment
 from fedloom.network.identity import write_private
+from fedloom.network.policy import rehearsal
 
 GOODBYE = 5.0  # seconds in which agents may hear that the run is over
 
@@ -57,29 +57,11 @@ class LocalAgents:
     def _folder(self, number: int) -> Path:
         return self.folder / _name(number)
 
-    def _site(self, number: int, clients: int) -> dict[str, Any]:
-        """A site that hosts its share and allows this experiment."""
-        experiment, task = self.experiment, self.experiment.task
-        tables = [table.model_dump(mode="json", exclude_unset=True) for table in (experiment.data, experiment.source)]
-        return {
-            "site": {
-                "name": _name(number),
-                "base": str(experiment.base.resolve()),
-                "hosts": list(range(number, clients, self.count)),
-            },
-            "data": {key: value for table in tables for key, value in table.items() if value is not None},
-            "policy": {
-                "algorithms": sorted({*experiment.names.values()}),
-                "models": [task.model],
-                "losses": [task.loss],
-                "metrics": ["loss", *task.metrics],
-            },
-        }
-
     def _start(self, number: int, clients: int, url: str) -> subprocess.Popen[bytes]:
         folder = self._folder(number)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_private(folder / "site.toml", tomli_w.dumps(self._site(number, clients)).encode())
+        site = rehearsal(self.experiment, _name(number), range(number, clients, self.count))
+        write_private(folder / "site.toml", tomli_w.dumps(site).encode())
         token = folder / "token"
         if not (folder / "state" / "coordinator.json").is_file():
             self.invite().replace(token)

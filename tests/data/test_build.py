@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -257,6 +258,54 @@ def test_unknown_normalisation() -> None:
         InputError, match=r"none, client, federated\. Got 'federate' instead\. Did you mean 'federated'"
     ):
         federate(numbered(), clients=2, normalize="federate")
+
+
+# Missing values
+
+HOLES = [[1.0, nan, 5.0], [3.0, nan, nan], [nan, nan, 7.0], [nan, 2.0, 9.0]]
+
+
+def holes(client: list[str] | None = None) -> Dataset:
+    return replace(as_dataset(np.array(HOLES), np.zeros(4, int), client=client), missing=True)
+
+
+def test_what_is_missing_becomes_the_mean_of_what_is_known() -> None:
+    normal = federate(holes(), clients=1, split=TRAIN_ONLY, normalize="federated").x
+    assert normal[:, 0].tolist() == [-1.0, 1.0, 0.0, 0.0]
+    assert normal[:, 1].tolist() == [0.0, 0.0, 0.0, 0.0]
+    assert normal[:, 2].tolist() == pytest.approx([-(1.5**0.5), 0.0, 0.0, 1.5**0.5])
+
+
+def test_a_client_that_never_saw_a_feature_learns_nothing_about_it() -> None:
+    data = holes(["a", "a", "b", "b"])
+    assert federate(data, split=TRAIN_ONLY, normalize="client").x.tolist() == [
+        [-1.0, 0.0, 0.0],
+        [1.0, 0.0, 0.0],
+        [0.0, 0.0, -1.0],
+        [0.0, 0.0, 1.0],
+    ]
+    x = torch.full((50, 1), nan)
+    plain = federate(Dataset(torch.zeros(50, 1), torch.zeros(50)), clients=1)
+    x[plain.indices(0, "test")] = 1e6  # known in the test split only: nothing in training says what it means
+    for normalize in ("client", "federated"):
+        assert federate(Dataset(x, torch.zeros(50), missing=True), clients=1, normalize=normalize).x.eq(0).all()
+
+
+def test_statistics_of_holes_are_those_of_the_known_values() -> None:
+    generator = np.random.default_rng(3)
+    x = generator.normal(1e5, 7, (1500, 2))
+    x[generator.random(x.shape) < 0.4] = nan
+    found = statistics(torch.from_numpy(x), torch.arange(1500), missing=True)
+    np.testing.assert_allclose(found.mean, np.nanmean(x, axis=0), rtol=1e-12)
+    np.testing.assert_allclose(found.std, np.nanstd(x, axis=0), rtol=1e-9)
+
+
+def test_missing_values_need_normalisation_and_are_the_only_exception() -> None:
+    with pytest.raises(InputError, match=r'missing values, which are filled .*normalize = "federated"'):
+        federate(holes(), clients=1)
+    infinite = replace(holes(), x=torch.tensor(HOLES).index_fill(0, torch.tensor([2]), torch.inf))
+    with pytest.raises(InputError, match=r"Feature 0 of example 2 .* is inf"):
+        federate(infinite, clients=1, normalize="federated")
 
 
 # What must hold of the examples

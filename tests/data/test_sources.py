@@ -483,14 +483,6 @@ def test_real_mnist(real: Path) -> None:
 
 
 @pytest.mark.data
-def test_real_postures(real: Path) -> None:
-    path = "mocap_hand_postures_partial/Postures_users0-2.csv.xz"
-    data = load("csv", real, path=path, label="Class", client="User", missing={"?": 0})
-    assert data.x.shape == (11_022, 36)
-    assert federate(data).names == ["0", "1", "2"]
-
-
-@pytest.mark.data
 def test_real_heart_disease(real: Path) -> None:
     fields = {"path": "heart_disease/heart_disease_4sites.csv", "label": "num", "client": "site"}
     federation = federate(load("csv", real, **fields, fill="zero"), normalize="federated")
@@ -504,10 +496,3 @@ def test_real_activities(real: Path) -> None:
     data = load("npz", real, path="har_hapt/hapt_features30.npz", client="user")
     assert federate(data).names == [str(person) for person in range(1, 31)]
     assert data.classes == tuple("123456")
-
-
-@pytest.mark.data
-def test_real_pictures(real: Path) -> None:
-    data = load("images", real, path="natural_images/sample_originals")
-    assert data.x.shape == (160, 3, 80, 80)
-    assert data.y.bincount().tolist() == [20] * 8

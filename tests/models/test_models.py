@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from fedloom import models
+from fedloom import keys, models
 from fedloom.errors import InputError
+from fedloom.masking import Masked
 from fedloom.models import MODELS, build, describe
 from fedloom.task import Task
 
@@ -24,9 +25,18 @@ SHAPES = {
     "mlp": (36,),
     "mnist_2nn": (28, 28),
     "mnist_cnn": (28, 28),
+    "natural_images_cnn": (3, 80, 80),
     "next_word_lstm": (10,),
+    "postures_mlp": (36,),
 }
-CLASSES = {"eeg_cnn": 2, "logistic": 3, "mlp": 5, "next_word_lstm": 10_000}
+CLASSES = {
+    "eeg_cnn": 2,
+    "logistic": 3,
+    "mlp": 5,
+    "natural_images_cnn": 8,
+    "next_word_lstm": 10_000,
+    "postures_mlp": 5,
+}
 
 
 def examples(name: str, *shape: int) -> torch.Tensor:
@@ -46,12 +56,38 @@ def parameters(module: nn.Module) -> int:
         ("digits_mlp", 2_410),
         ("logistic", 63),
         ("mlp", 88_901),
+        ("postures_mlp", 88_901),
+        ("natural_images_cnn", 2_897_608),
         ("next_word_lstm", 830_736),
         ("eeg_cnn", 21_002),
     ],
 )
 def test_models_have_exactly_as_many_parameters_as_the_papers_say(name: str, expected: int) -> None:
     assert parameters(build(name, **ARGS.get(name, {}))) == expected
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ({"layer_norm": True}, 830_736 + 2 * (256 + 256 + 64)),
+        ({"recurrent_dropout": 0.5}, 830_736),
+        ({"units": 128}, 10_000 * 16 + 4 * 128 * (16 + 128 + 1) + 10_000 * 129),
+        ({"embedding": 6}, 10_000 * 6 + 4 * 64 * (6 + 64 + 1) + 10_000 * 65),
+    ],
+)
+def test_variants_of_the_next_word_model_have_the_parameters_of_their_layers(
+    args: dict[str, Any], expected: int
+) -> None:
+    assert parameters(build("next_word_lstm", **args)) == expected
+
+
+def test_the_next_word_model_starts_as_in_keras() -> None:
+    model = build("next_word_lstm", vocabulary=500, embedding=6, units=8)
+    assert model.embedding.weight.abs().max() <= 0.05
+    assert model.out.weight.abs().max() <= (6 / 508) ** 0.5
+    torch.testing.assert_close(model.recurrent.weight.T @ model.recurrent.weight, torch.eye(8))
+    assert model.input.bias.tolist() == [0.0] * 8 + [1.0] * 8 + [0.0] * 16  # the second quarter lets it remember
+    assert not model.out.bias.any()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -120,6 +156,20 @@ def test_recurrent_dropout_is_for_training_only() -> None:
     assert not torch.equal(model.train()(tokens), model(tokens))
 
 
+def test_recurrent_dropout_drops_candidates_and_never_what_is_remembered() -> None:
+    model = build("next_word_lstm", vocabulary=11, embedding=3, units=4, recurrent_dropout=0.5).double()
+    tokens, key = torch.randint(0, 11, (5, 7)), torch.tensor([3, 4])
+    hidden = memory = torch.zeros(5, 4, dtype=torch.float64)
+    for step in range(7):
+        gates = model.input(model.embedding(tokens[:, step])) + model.recurrent(hidden)
+        enter, forget, leave, candidate = gates.chunk(4, 1)
+        kept = (keys.uniform(key, 20, step) >= 0.5).reshape(5, 4)  # the draw of this client, in this step
+        memory = forget.sigmoid() * memory + enter.sigmoid() * candidate.tanh() * kept * 2
+        hidden = leave.sigmoid() * memory.tanh()
+    with Masked(key):
+        torch.testing.assert_close(model(tokens), model.out(hidden))
+
+
 def test_an_mlp_computes_what_its_layers_say() -> None:
     model = build("mlp", features=2, hidden=[2], classes=1)
     with torch.no_grad():
@@ -177,7 +227,9 @@ def test_every_model_has_a_line_and_a_file_of_its_own() -> None:
         "mlp": "—",
         "mnist_2nn": "199,210",
         "mnist_cnn": "1,663,370",
+        "natural_images_cnn": "2,897,608",
         "next_word_lstm": "830,736",
+        "postures_mlp": "88,901",
     }
     for name, model in MODELS.items():
         assert (model.__doc__ or "").strip().count("\n") == 0
@@ -190,6 +242,11 @@ def test_describing_draws_no_random_numbers() -> None:
     before = torch.random.get_rng_state()
     describe()
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_the_net_for_pictures_has_the_published_layers() -> None:
+    counts = {name: parameters(part) for name, part in build("natural_images_cnn").named_children()}
+    assert list(counts.values()) == [896, 18_496, 73_856, 147_584, 295_168, 2_359_552, 2_056]
 
 
 # The EEG net

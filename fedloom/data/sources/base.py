@@ -43,6 +43,18 @@ def cache(name: str) -> Path:
     return (Path(root).expanduser() if root else Path.home() / ".cache" / "fedloom") / name
 
 
+def locate_or_cached(base: Path, path: Path | None, name: str) -> Path:
+    """The file or folder that a path means; without one, what `fedloom data get` put into the cache."""
+    if path is not None:
+        return locate(base, path)
+    folder = cache(name)
+    if not folder.exists():
+        raise InputError(
+            f"There is no folder {folder}. Run `fedloom data get {name}`, or set 'path' to where you have the data."
+        )
+    return folder
+
+
 def encode(values: Iterable[Any]) -> tuple[np.ndarray[Any, np.dtype[np.int64]], tuple[str, ...]]:
     """Class numbers and the classes' names: the distinct values in order, as numbers if all of them are.
 

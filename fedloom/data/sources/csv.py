@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import bz2
 import csv
-import gzip
-import lzma
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -19,11 +16,12 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt
 
 from fedloom.data.federation import Dataset
+from fedloom.data.sources.archive import PACKED, UNREADABLE
 from fedloom.data.sources.base import Source, Task, locate, targets
 from fedloom.errors import InputError, nearest
 
 ROWS = 8192  # lines turned into numbers in one go: their text takes ten times the memory
-OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+NOT_CSV = (*UNREADABLE, UnicodeDecodeError, csv.Error)
 
 
 class Csv(Source):
@@ -48,12 +46,13 @@ class Csv(Source):
         """Labels become classes in order, clients keep the names of their column."""
         path = locate(base, self.path)
         try:
-            with OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8-sig", newline="") as file:
-                return self._parse(file)
-        except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError, csv.Error) as error:
+            with PACKED.get(path.suffix, open)(path, "rt", encoding="utf-8-sig", newline="") as file:
+                return self.parse(file)
+        except NOT_CSV as error:
             raise InputError(f"The file {path} cannot be read as CSV: {error}.") from None
 
-    def _parse(self, file: TextIO) -> Dataset:
+    def parse(self, file: TextIO) -> Dataset:
+        """The examples in an open file; `path` is then only its name in messages."""
         reader = csv.reader(file, delimiter=self.delimiter)
         header = [name.strip() for name in (list(self.columns) or next(reader, []))]
         label, client, features = self._places(header)

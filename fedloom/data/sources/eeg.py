@@ -5,21 +5,19 @@ from __future__ import annotations
 import gzip
 import logging
 import re
-import tarfile
-import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fedloom.data.federation import Dataset
-from fedloom.data.sources.base import Progress, Source, locate
+from fedloom.data.sources.archive import files
+from fedloom.data.sources.base import Progress, Source, locate_or_cached
 from fedloom.errors import InputError
 
 ELECTRODES, SAMPLES = 64, 256
@@ -51,15 +49,16 @@ class Eeg(Source):
     counted.
     """
 
-    path: Path
+    path: Path | None = None
     stimuli: tuple[Stimulus, ...] = STIMULI
 
     def load(self, base: Path, progress: Progress | None = None) -> Dataset:
         """All trials of the wanted stimuli; `progress` is called after every file."""
-        path = locate(base, self.path)
+        path = locate_or_cached(base, self.path, "eeg")
         found: dict[tuple[str, int], Trial] = {}
         left: Counter[str] = Counter()
-        for done, (name, content) in enumerate(_files(path), 1):
+        trials = ((name, stream.read()) for name, stream in files(path) if _TRIAL.search(name))
+        for done, (name, content) in enumerate(trials, 1):
             trial = parse(name, content)
             if isinstance(trial, str):
                 left[trial] += 1
@@ -77,11 +76,11 @@ class Eeg(Source):
                 f"There are no EEG trials in {path}: it must be, or hold, files such as co2a0000364.rd.000.gz, with "
                 f"{ELECTRODES} electrodes and {SAMPLES} samples, of {', '.join(self.stimuli)}."
             )
-        trials = [found[key] for key in sorted(found)]
+        kept = [found[key] for key in sorted(found)]
         return Dataset(
-            torch.from_numpy(np.stack([trial.values for trial in trials])),
-            torch.tensor([trial.group for trial in trials]),
-            client=np.array([trial.subject for trial in trials]),
+            torch.from_numpy(np.stack([trial.values for trial in kept])),
+            torch.tensor([trial.group for trial in kept]),
+            client=np.array([trial.subject for trial in kept]),
             classes=CLASSES,
         )
 
@@ -105,33 +104,3 @@ def parse(name: str, content: bytes) -> Trial | str:
     if not np.isfinite(values).all():
         return "damaged"
     return Trial(values, subject[1], "ca".index(subject[2]), stimulus[1], int(stimulus[2]))
-
-
-def _files(path: Path) -> Iterator[tuple[str, bytes]]:
-    """The name and content of every trial in a folder, an archive, or archives inside of either, in order of names."""
-    if path.is_dir():
-        for inner in sorted(path.iterdir()):
-            yield from _files(inner)
-        return
-    with path.open("rb") as stream:
-        yield from _members(path.name, stream, path)
-
-
-def _members(name: str, stream: IO[bytes], path: Path) -> Iterator[tuple[str, bytes]]:
-    if _TRIAL.search(name):
-        yield name, stream.read()
-    elif name.endswith((".tar", ".tar.gz", ".tgz", ".zip")):
-        try:
-            if name.endswith(".zip"):
-                with zipfile.ZipFile(stream) as archive:
-                    for inner in sorted(archive.namelist()):
-                        with archive.open(inner) as member:
-                            yield from _members(Path(inner).name, member, path)
-            else:
-                with tarfile.open(fileobj=stream) as archive:
-                    for entry in archive:
-                        content = archive.extractfile(entry)
-                        if content is not None:
-                            yield from _members(Path(entry.name).name, content, path)
-        except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
-            raise InputError(f"The archive {name} in {path} cannot be read ({error}): fetch it again.") from None

@@ -1,9 +1,11 @@
-"""A folder with one sub-folder of pictures for each class."""
+"""A folder with one sub-folder of pictures for each class, or a zip file of it."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Literal
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePath
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -11,10 +13,12 @@ from numpy.typing import NDArray
 from pydantic import PositiveInt
 
 from fedloom.data.federation import Dataset
+from fedloom.data.sources.archive import UNREADABLE, visible
 from fedloom.data.sources.base import Progress, Source, locate
 from fedloom.errors import InputError
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+Place: TypeAlias = "Path | zipfile.Path"
 
 
 class Images(Source):
@@ -26,22 +30,26 @@ class Images(Source):
 
     def load(self, base: Path, progress: Progress | None = None) -> Dataset:
         """Classes and files in the order of their names; `progress` is called after every picture."""
-        folder = locate(base, self.path)
-        files = {name: _pictures(folder / name) for name in _classes(folder)}
+        return self.read(locate(base, self.path), progress)
+
+    def read(self, path: Path, progress: Progress | None = None, classes: Sequence[str] = ()) -> Dataset:
+        """The pictures of a folder or zip file; `classes` are the names that its folders must have."""
+        folder = _opened(path)
+        files = {place.name: _pictures(place) for place in _classes(folder, classes)}
         labels = [number for number, pictures in enumerate(files.values()) for _ in pictures]
         x = np.empty((len(labels), self.channels, *self.size), dtype=np.uint8)
         for place, file in enumerate(file for pictures in files.values() for file in pictures):
             x[place] = self._pixels(file)
             if progress is not None:
-                progress(folder.name, place + 1, len(labels))
+                progress(path.name, place + 1, len(labels))
         return Dataset(torch.from_numpy(x), torch.tensor(labels), classes=tuple(files), scale=1 / 255)
 
-    def _pixels(self, file: Path) -> NDArray[np.uint8]:
+    def _pixels(self, file: Place) -> NDArray[np.uint8]:
         from PIL import Image  # only this source needs Pillow
 
         height, width = self.size
         try:
-            with Image.open(file) as image:
+            with file.open("rb") as stream, Image.open(stream) as image:
                 mode = "RGB" if self.channels == 3 else "L"
                 resized = image.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
                 pixels = np.array(resized, dtype=np.uint8).reshape(height, width, self.channels)
@@ -50,21 +58,56 @@ class Images(Source):
         return np.moveaxis(pixels, 2, 0)
 
 
-def _classes(folder: Path) -> list[str]:
-    if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder: 'path' must be one, with a sub-folder of pictures for each class.")
-    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    if not names:
+def _opened(path: Path) -> Place:
+    if path.is_dir():
+        return path
+    try:
+        return zipfile.Path(path)
+    except UNREADABLE as error:
+        raise InputError(
+            f"{path} is not a folder, and cannot be read as a zip file either ({error}): 'path' must be one of them, "
+            "with a sub-folder of pictures for each class."
+        ) from None
+
+
+def _classes(folder: Place, wanted: Sequence[str]) -> list[Place]:
+    """The class folders, in the outermost folder that has sub-folders with pictures: archives often add a level."""
+    found = _folders(_root(folder))
+    names = [place.name for place in found]
+    if not found:
         raise InputError(
             f"The folder {folder} has no sub-folders: there must be one for each class, with its pictures."
         )
-    return names
+    if wanted and names != list(wanted):
+        missing, more = sorted(set(wanted) - set(names)), sorted(set(names) - set(wanted))
+        raise InputError(
+            f"The folder {folder} must have the class folders {', '.join(wanted)}. "
+            f"Missing: {', '.join(missing) or 'none'}; unknown: {', '.join(more) or 'none'}."
+        )
+    return found
 
 
-def _pictures(folder: Path) -> list[Path]:
-    files = sorted(
-        file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
-    )
+def _root(folder: Place) -> Place:
+    level = [folder]
+    while level:
+        for place in level:
+            if any(_is_picture(file) for inner in _folders(place) for file in inner.iterdir()):
+                return place
+        level = [inner for place in level for inner in _folders(place)]
+    return folder
+
+
+def _folders(folder: Place) -> list[Place]:
+    inside: Iterator[Place] = iter(folder.iterdir())
+    return sorted((place for place in inside if place.is_dir() and visible(place.name)), key=lambda place: place.name)
+
+
+def _pictures(folder: Place) -> list[Place]:
+    files = sorted((file for file in folder.iterdir() if _is_picture(file)), key=lambda file: file.name)
     if not files:
         raise InputError(f"The class folder {folder} has no pictures ({', '.join(SUFFIXES)}): add some or remove it.")
     return files
+
+
+def _is_picture(file: Place) -> bool:
+    return PurePath(file.name).suffix.lower() in SUFFIXES and visible(file.name)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from fedloom.cli.shared import AsJson, Changes, File, Quiet, finish, load, say, showing, stop_on_interrupt
 from fedloom.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,10 +17,8 @@ if TYPE_CHECKING:
 
 agents_app = typer.Typer(no_args_is_help=True, help="See, invite and revoke the agents of a run that is served.")
 
-File = Annotated[Path, typer.Argument(help="The experiment file (TOML).", metavar="FILE")]
 Folder = Annotated[Path, typer.Argument(help="The folder of a run that is served.", metavar="DIR")]
 Url = Annotated[str, typer.Argument(help="The coordinator, such as https://host:8443.", metavar="URL")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -43,10 +42,7 @@ def _needs_extra() -> None:
 
 def serve(
     file: File,
-    changes: Annotated[
-        Optional[list[str]],  # noqa: UP045 (typer reads this at run time, also on Python 3.10)
-        typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change a key of the file; may be repeated."),
-    ] = None,
+    changes: Changes = None,
     listen: Annotated[str, typer.Option(help="Address and port.", metavar="HOST:PORT")] = "127.0.0.1:8443",
     local: Annotated[int, typer.Option(help="A rehearsal: so many agents on this machine.", min=0)] = 0,
     out: Annotated[Optional[Path], typer.Option(help="The run's folder (default: runs/NAME).")] = None,  # noqa: UP045
@@ -60,21 +56,20 @@ def serve(
     key: Annotated[Optional[Path], typer.Option(help="The certificate's key (PEM).")] = None,  # noqa: UP045
     no_tls: Annotated[bool, typer.Option("--no-tls", help="Plain HTTP, for a proxy in front that has TLS.")] = False,
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run an experiment on other machines: wait for agents, then go on as `run` does."""
     _needs_extra()
-    from fedloom.cli import _finish, _load, _say, _showing, _stop_on_interrupt
-    from fedloom.network.serve import Session, prepare_folder
+    from fedloom.network.serve import Served, prepare_folder
 
     if (certificate is None) != (key is None):
         raise InputError("--certificate and --key belong together: give both, or neither.")
-    experiment = _load(file, changes)
+    experiment = load(file, changes)
     folder = out or Path("runs") / experiment.name
     prepare_folder(folder, fresh)
     host, port = _address(listen)
-    with _showing(quiet) as progress:
-        session = Session(
+    with showing(quiet) as progress:
+        session = Served(
             experiment,
             folder,
             host=host,
@@ -82,11 +77,11 @@ def serve(
             local=local,
             certificate=(certificate, key) if certificate and key else None,
             tls=not no_tls,
-            tell=_say if quiet else progress.note,
+            tell=say if quiet else progress.note,
         )
-        with _stop_on_interrupt() as should_stop:
+        with stop_on_interrupt() as should_stop:
             result = session.run(progress, should_stop)
-    _finish(result, session.experiment, folder, f"fedloom serve {file}" + (f" --out {out}" if out else ""), as_json)
+    finish(result, session.experiment, folder, f"fedloom serve {file}" + (f" --out {out}" if out else ""), as_json)
 
 
 def _address(listen: str) -> tuple[str, int]:
@@ -117,7 +112,6 @@ def join(
 ) -> None:
     """Take part in a federation with the data of this machine."""
     _needs_extra()
-    from fedloom.cli import _say
     from fedloom.network.policy import load_site
 
     described = load_site(site)
@@ -135,11 +129,11 @@ def join(
     token = _token(token_file)
     folder = state or site.resolve().with_name(f"{site.stem}-state")
     with claimed(folder):
-        enrol(url, token, described.name, folder, wait=wait, tell=_say)
+        enrol(url, token, described.name, folder, wait=wait, tell=say)
         from fedloom.network.agent import Agent
 
-        Agent(described, folder, wait=wait, tell=_say).run()
-    _say("The run is finished.")
+        Agent(described, folder, wait=wait, tell=say).run()
+    say("The run is finished.")
 
 
 def _end_with_stdin() -> None:

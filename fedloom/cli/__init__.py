@@ -1,0 +1,64 @@
+"""The command line. Results go to stdout, progress and messages to stderr; errors are one message and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from fedloom import __version__
+from fedloom.cli import data, flower, network, planning, results, running
+from fedloom.cli.shared import say
+from fedloom.errors import FedloomError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Federated learning: one experiment file in, trained models, tables and a picture out.",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for group in (running, planning, results, data, network, flower):
+    group.register(app)
+
+
+def main() -> None:
+    """Entry point: turns fedloom's own errors into a message and an exit code."""
+    try:
+        code = app(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except FedloomError as error:
+        say(f"error: {error}")
+        sys.exit(error.exit_code)
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        say("Interrupted.")
+        sys.exit(130)
+    except Exception as error:
+        if hasattr(error, "format_message"):  # click's usage errors
+            if error.format_message():
+                say(f"error: {error.format_message()}")
+            sys.exit(getattr(error, "exit_code", 2))
+        raise
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            torch = version("torch")  # the package's own record: importing torch takes a second
+        except PackageNotFoundError:
+            torch = "not installed"
+        print(f"fedloom {__version__} (torch {torch}, Python {sys.version.split()[0]})")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show versions.")
+    ] = False,
+) -> None:
+    """Options of the command itself."""

@@ -1,0 +1,108 @@
+"""The commands before a run: init, check, graph, algorithms."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from fedloom.cli.shared import (
+    AsJson,
+    Changes,
+    File,
+    load,
+)
+from fedloom.errors import InputError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command()(init)
+    app.command()(check)
+    app.command()(graph)
+    app.command()(algorithms)
+
+
+def init(
+    file: Annotated[Path, typer.Argument(help="Where to write it.", metavar="FILE")] = Path("experiment.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+) -> None:
+    """Write a commented experiment file to start from."""
+    if file.exists() and not force:
+        raise InputError(f"{file} exists already. Choose another name, or use --force to overwrite it.")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    template = Path(__file__).parents[1] / "experiment" / "files" / "template.toml"
+    file.write_bytes(template.read_bytes())
+    print(f"Wrote {file}. Next: fedloom check {file}, then fedloom run {file}")
+
+
+def check(file: File, changes: Changes = None, as_json: AsJson = False) -> None:
+    """Show what a file means and what it would cost; nothing is run."""
+    import tomli_w
+
+    from fedloom.experiment.check import estimate
+    from fedloom.experiment.plan import Plan
+
+    experiment = load(file, changes)
+    costs = estimate(Plan(experiment))
+    if as_json:
+        print(json.dumps({"experiment": experiment.resolved(), "estimate": costs.json()}, indent=2))
+        return
+    print(tomli_w.dumps(experiment.resolved()))
+    for line in costs.lines():
+        print(f"# {line}")
+
+
+def graph(
+    file: File,
+    changes: Changes = None,
+    picture: Annotated[Path | None, typer.Option(help="Where to draw it (default: FILE's name + -graph.png).")] = None,
+) -> None:
+    """Draw who hears whom in the peer-to-peer algorithms of a file."""
+    from fedloom.algorithms import Peer
+    from fedloom.experiment.graph import draw
+    from fedloom.experiment.plan import Plan
+
+    experiment = load(file, changes)
+    peers = {label: one for label, one in experiment.algorithm.items() if isinstance(one, Peer)}
+    if not peers:
+        raise InputError(
+            f'{file} has no peer-to-peer algorithm: add one, such as [algorithm] ring = {{ name = "peer" }}.'
+        )
+    federation = Plan(experiment).federation(experiment.seeds[0])
+    count = experiment.cohort.size(federation.clients)
+    path = picture or Path(f"{file.stem}-graph.png")
+    draw({label: peer.graph(count, experiment.seeds[0], 1) for label, peer in peers.items()}, path)
+    print(f"Picture: {path}")
+
+
+def algorithms(
+    name: Annotated[Optional[str], typer.Argument(help="One algorithm.", metavar="NAME")] = None,  # noqa: UP045
+    as_json: AsJson = False,
+) -> None:
+    """List the algorithms, or show all about one."""
+    from dataclasses import asdict
+
+    from fedloom import catalogue
+
+    if name is None:
+        found = catalogue.entries()
+        if as_json:
+            print(json.dumps([asdict(entry) for entry in found], indent=2))
+        for entry in found if not as_json else ():
+            print(f"{entry.name:<12} {entry.summary}")
+        return
+    entry = catalogue.entry(name)
+    if as_json:
+        print(json.dumps(asdict(entry), indent=2))
+        return
+    print(f"{entry.name}: {entry.summary}\n")
+    if entry.details:
+        print(f"{entry.details}\n")
+    for key, (kind, default) in entry.fields.items():
+        print(f"  {key:<16} {kind} (default {default})")
+    print(f"\nAlso any key of [train]. Secure aggregation: {entry.secure}. On a network: {entry.network}.")
+    if entry.reference:
+        print(f"Reference: {entry.reference}.")

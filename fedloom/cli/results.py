@@ -1,0 +1,133 @@
+"""The commands after a run: show, list, report, export."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from fedloom.cli.shared import (
+    AsJson,
+    Folder,
+    print_table,
+    say,
+)
+from fedloom.errors import FedloomError, InputError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command()(show)
+    app.command("list")(list_runs)
+    app.command()(report)
+    app.command()(export)
+
+
+class Fill(str, Enum):
+    """What is shaded in sausage graphs."""
+
+    min_max = "min-max"
+    std = "std"
+
+
+def show(folder: Folder, as_json: AsJson = False) -> None:
+    """Show the results in a run's folder."""
+    from fedloom.experiment.result import Result
+
+    result = Result.read(folder)
+    if as_json:
+        print(json.dumps(result.json(), indent=2))
+    else:
+        print_table(result)
+
+
+def list_runs(
+    folder: Annotated[Path, typer.Argument(help="Where runs are.", metavar="DIR")] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """List the runs in a folder."""
+    from fedloom.experiment.result import Result
+
+    found = []
+    for path in sorted(folder.glob("*/run.db")):
+        try:
+            found.append(Result.read(path.parent))
+        except FedloomError as error:
+            say(f"{path.parent}: {error}")
+    if as_json:
+        print(json.dumps([result.json() for result in found], indent=2))
+    elif not found:
+        print(f"No runs in {folder}.")
+    for result in found if not as_json else ():
+        rounds = max((run.rounds for run in result.runs), default=0)
+        print(f"{result.name:<30} {result.status:<8} {len(result.runs):>3} cells  {rounds:>5} rounds  {result.folder}")
+
+
+def report(
+    folder: Folder,
+    fill: Annotated[Fill, typer.Option(help="What is shaded around means over users.")] = Fill.min_max,
+) -> None:
+    """Write a run's report: one HTML file, with tables and figures as files beside it."""
+    from fedloom.experiment.result import Result
+
+    print(f"Report: {Result.read(folder).report(fill.value)}")
+    print(f"Tables: {folder / 'tables'}")
+    print(f"Figures: {folder / 'figures'}")
+
+
+def export(
+    folder: Folder,
+    csv: Annotated[bool, typer.Option("--csv", help="All tables as CSV files.")] = False,
+    parquet: Annotated[bool, typer.Option("--parquet", help="All tables as Parquet files.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="All curves as TensorBoard event files.")] = False,
+    mlflow: Annotated[bool, typer.Option("--mlflow", help="All cells as runs in a local MLflow store.")] = False,
+    model: Annotated[bool, typer.Option("--model", help="The trained weights: safetensors and a state_dict.")] = False,
+    client: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="NAME", help="With --model: the whole model that this client uses."),
+    ] = None,
+    to: Annotated[Optional[Path], typer.Option(help="Where to (default: DIR/export).")] = None,  # noqa: UP045
+) -> None:
+    """Write tables, curves or trained weights out of a run's folder, for other programs."""
+    from fedloom.experiment import export as exporting
+    from fedloom.experiment.result import Result
+
+    wanted = [
+        exporter
+        for asked, exporter in (
+            (csv, exporting.export_csv),
+            (parquet, exporting.export_parquet),
+            (tensorboard, exporting.export_tensorboard),
+            (mlflow, exporting.export_mlflow),
+        )
+        if asked
+    ]
+    if not wanted and not model:
+        raise InputError("Say what to export: --csv, --parquet, --tensorboard, --mlflow or --model; several are fine.")
+    if client is not None and not model:
+        raise InputError("--client says whose model to export: use it with --model.")
+    result = Result.read(folder)
+    target = to or folder / "export"
+    target.mkdir(parents=True, exist_ok=True)
+    for exporter in wanted:
+        for path in exporter(result, target):
+            print(path)
+    for path in exporting.export_models(result, target, client) if model else ():
+        print(path)
+    if model and client is None:
+        _say_what_is_missing(result)
+
+
+def _say_what_is_missing(result: Any) -> None:
+    try:
+        personal = result.personal()
+    except FedloomError:  # the weights are written, whether or not more can be said about them
+        return
+    if personal:
+        say(
+            f"Of {', '.join(personal)} only the server's model was written, which is not what clients use: each has a "
+            "part of its own. `--client NAME` writes the whole model of one of them."
+        )
