@@ -16,7 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 
 from fedloom import __version__, faults
-from fedloom.errors import FedloomError, InputError
+from fedloom.errors import InputError, StoreError
 from fedloom.network.body import Body, TooLarge
 from fedloom.network.checks import Rejected
 from fedloom.network.door import Denied, Door, described
@@ -48,6 +48,11 @@ def make_app(hub: Hub, authority: bytes = b"", verifier: Verifier | None = None,
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         return await _denied(request, Denied(422, "malformed", f"{place}: {first['msg']}"))
+
+    @app.exception_handler(StoreError)
+    async def _full(request: Request, error: StoreError) -> JSONResponse:
+        hub.log("disk", str(error))
+        return await _denied(request, Denied(507, "disk", "The coordinator cannot use its disk now; try again."))
 
     @app.get("/v1/ca", summary="The certificate to pin: compare its SHA-256 with the fingerprint in the token.")
     async def ca() -> Response:
@@ -169,9 +174,8 @@ def make_app(hub: Hub, authority: bytes = b"", verifier: Verifier | None = None,
             wrong = error if isinstance(error, Rejected) else Rejected("malformed", "the body is not what zstd makes")
             hub.log("rejected", f"{connection.name}: an answer was rejected ({wrong.code}: {wrong.message})")
             raise Denied(422, wrong.code, wrong.message) from None
-        except (OSError, FedloomError) as error:
-            hub.log("disk", f"an answer of {connection.name} could not be kept: {error}")
-            raise Denied(507, "disk", "The coordinator cannot write to its disk now; try again.") from None
+        except OSError as error:
+            raise StoreError(f"An answer of {connection.name} could not be written: {error}.") from error
         finally:
             body.discard()
         return JSONResponse({"results": found})

@@ -173,33 +173,37 @@ class Session:
 
     def run(self, progress: Progress, should_stop: Callable[[], bool] = lambda: False) -> Result:
         """Wait for agents, then run all cells."""
-        self._offer()
-        with self._carrying():
-            try:
-                self._wait_for_agents()
-                self.hub.offer["data"] = self.ledger.fact("data")
-                roster, holders, setup, made = self._roster()
-                sampling = self.experiment.cohort
-                sampling.check(roster.clients)
+        try:
+            self._offer()
+            with self._carrying():
+                return self._run(progress, should_stop)
+        finally:
+            self.ledger.close()
 
-                def connect(federation: Federation, task: Task) -> Backend:
-                    same = self.experiment.data.seed != "run"
-                    return Network(self.hub, roster, holders, task, sampling, setup, made, self.attempt, same)
+    def _run(self, progress: Progress, should_stop: Callable[[], bool]) -> Result:
+        try:
+            self._wait_for_agents()
+            self.hub.offer["data"] = self.ledger.fact("data")
+            roster, holders, setup, made = self._roster()
+            sampling = self.experiment.cohort
+            sampling.check(roster.clients)
 
-                arguments = {
-                    **self.plan.arguments(),
-                    "federation": lambda seed: roster,
-                    "cohort": widened(sampling, roster.clients),
-                    "connect": connect,
-                }
-                result = run(**arguments, out=self.folder, progress=progress, should_stop=should_stop)
-                self._end("The run is finished." if result.status == "done" else "")
-                return result
-            except BaseException as error:
-                self._end(f"The run has ended: {error}" if not isinstance(error, KeyboardInterrupt) else "")
-                raise
-            finally:
-                self.ledger.close()
+            def connect(federation: Federation, task: Task) -> Backend:
+                same = self.experiment.data.seed != "run"
+                return Network(self.hub, roster, holders, task, sampling, setup, made, self.attempt, same)
+
+            arguments = {
+                **self.plan.arguments(),
+                "federation": lambda seed: roster,
+                "cohort": widened(sampling, roster.clients),
+                "connect": connect,
+            }
+            result = run(**arguments, out=self.folder, progress=progress, should_stop=should_stop)
+            self._end("The run is finished." if result.status == "done" else "")
+            return result
+        except BaseException as error:
+            self._end(f"The run has ended: {error}" if not isinstance(error, KeyboardInterrupt) else "")
+            raise
 
     def _end(self, words: str) -> None:
         """Let agents hear that there is nothing more to do; after an interruption they wait for the next start."""

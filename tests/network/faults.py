@@ -66,12 +66,11 @@ class Scene:
             code = world.coordinator.poll()
             if code == 0:
                 return
-            stopped = code == 1 and self.forgiving and "Traceback" not in world.log()
-            if code == -signal.SIGKILL or stopped:
+            if code == -signal.SIGKILL:
                 self.struck += self.victim == "coordinator"
                 world.serve(**(self.again() if self.victim == "coordinator" else {}))
             elif code is not None:
-                raise AssertionError(f"the coordinator ended with {code}: {world.log()[-2000:]}")
+                self.forgive(code)
             for number, process in list(world.processes.items()):
                 code = process.poll()
                 if code == -signal.SIGKILL:
@@ -83,6 +82,13 @@ class Scene:
             time.sleep(0.1)
         raise AssertionError(f"the run did not end: {world.log()[-2000:]}")
 
+    def forgive(self, code: int) -> None:
+        """A coordinator that could not write may stop, with words; it is started again."""
+        log = self.world.log()
+        if not self.forgiving or code != 1 or "Traceback" in log:
+            raise AssertionError(f"the coordinator ended with {code}: {log[-2000:]}")
+        self.world.serve()
+
     def rounds_done(self) -> int:
         """How many rounds are checkpointed."""
         folder = self.world.out / "cells" / "scaffold-1"
@@ -93,7 +99,7 @@ class Scene:
         """Moments of the run: after drawn rounds, and a drawn moment later."""
         wanted = sorted(self.draws.randrange(0, int(self.world.values["rounds"]) - 1) for _ in range(STRIKES))
         for round in wanted:
-            wait_for(lambda round=round: self._over() or (self.rounds_done() >= round and self._begun()), 600)
+            wait_for(lambda round=round: self._over() or (self.rounds_done() >= round and self._begun()), 400)
             time.sleep(self.draws.uniform(0.0, 0.4))
             if self._over():
                 return
@@ -104,7 +110,10 @@ class Scene:
         return (self.world.out / "run.db").exists()
 
     def _over(self) -> bool:
-        return self.world.coordinator is not None and self.world.coordinator.poll() == 0
+        code = self.world.coordinator.poll() if self.world.coordinator is not None else None
+        if code == 1:
+            self.forgive(code)
+        return code == 0
 
     def kill_coordinator(self) -> None:
         assert self.world.coordinator is not None
@@ -212,9 +221,6 @@ def disk_full(whose: str) -> Callable[[Scene], None]:
             ballast = fill(folder)
             time.sleep(scene.draws.uniform(0.5, 3.0))
             ballast.unlink()
-            if scene.forgiving and scene.world.coordinator is not None and scene.world.coordinator.poll() == 1:
-                assert "Traceback" not in scene.world.log(), scene.world.log()[-2000:]
-                scene.world.serve()
 
     return fault
 

@@ -390,13 +390,16 @@ def test_an_answer_that_cannot_be_kept_is_asked_for_again(world: World, monkeypa
     call = world.open_call(agent)
     accept = world.ledger.accept
 
-    def full(updates: Any) -> None:
+    def full(*given: Any) -> None:
         raise StoreError("the disk is full")
 
     monkeypatch.setattr(world.ledger, "accept", full)
     reply = agent.send("POST", "/v1/answers", agent.answer().whole)
     assert (reply.status_code, code(reply)) == (507, "disk")
     assert (list(call.waiting), call.answers) == ([0], {})
+    monkeypatch.setattr(world.ledger, "set_hello", full)
+    said = agent.send("POST", "/v1/hello", HELLO.model_dump_json().encode())
+    assert (said.status_code, code(said)) == (507, "disk")
     monkeypatch.setattr(world.ledger, "accept", accept)
     assert agent.send("POST", "/v1/answers", agent.answer().whole).json()["results"][0]["status"] == "accepted"
 
