@@ -23,6 +23,7 @@ import requests
 import schemathesis
 from hypothesis import settings
 
+from fedloom.network.coordinator import welcome
 from fedloom.network.hub import Hub
 from fedloom.network.identity import Signer, Token
 from fedloom.network.ledger import Ledger
@@ -51,8 +52,12 @@ def endpoints(url: str, signing: Signing, cases: int) -> dict[str, dict[int, int
     """Requests drawn from the description, for every endpoint."""
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     operations = [result.ok() for result in schema.get_all_operations()]
-    each = cases // len(operations) + 1
+    each = cases // sum(_varies(one) for one in operations) + 1
     return {f"{one.method.upper()} {one.path}": _endpoint(one, signing, each) for one in operations}
+
+
+def _varies(operation: Any) -> bool:
+    return bool(operation.body or operation.query or operation.path_parameters)
 
 
 def _endpoint(operation: Any, signing: Signing, cases: int) -> dict[int, int]:
@@ -84,6 +89,7 @@ def main() -> None:
             token = Token.new("")
             ledger.invite(token.digest)
             signer.agent = ledger.enrol(token.digest, "fuzzer", signer.public)
+            welcome(hub, hub.seen(signer.agent, "fuzzer"), HELLO)
             session = requests.get(f"{url}/v1/plan", timeout=10).json()["session"]
             found = endpoints(url, Signing(signer, session), cases // 2)
         ledger.close()
@@ -91,7 +97,7 @@ def main() -> None:
         world = World(Path(temporary))
         agent = world.speaker()
         agent.hello(HELLO)
-        damaged = fuzz_answers(world, agent, cases - cases // 2)
+        damaged = fuzz_answers(world, agent, cases - sum(sum(seen.values()) for seen in found.values()))
         world.client.close()
         world.ledger.close()
     total = sum(sum(seen.values()) for seen in found.values()) + sum(damaged.values())

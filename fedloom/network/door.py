@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -34,13 +35,13 @@ class Door:
         """The agent that made this request, if its signature says so; the body is compared when it is read."""
         headers = {name: value for name, value in request.headers.items() if name.startswith("fedloom-")}
         row = self.hub.ledger.agent(headers.get(AGENT, "")[:64])
-        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        path, query = request.scope["raw_path"].decode("latin-1"), request.scope["query_string"].decode("latin-1")
         try:
             if row is None:
                 raise Refused("unknown", "This agent is not enrolled here.")
             if row["revoked"] is not None:
                 raise Refused("revoked", "This agent was revoked.")
-            self.verifier.check(row["key"], request.method, path, headers)
+            self.verifier.check(row["key"], request.method, f"{path}?{query}" if query else path, headers)
         except Refused as why:
             if why.code not in ("session", "clock"):  # those mend themselves
                 name = row["name"] if row else headers.get(AGENT, "")[:64] or "nobody"
@@ -79,5 +80,17 @@ class Door:
 
 def described(kind: type[BaseModel]) -> dict[str, Any]:
     """A JSON body for the OpenAPI description: it is read by `Door.read`, after its signature."""
-    content = {"application/json": {"schema": kind.model_json_schema()}}
+    schema = kind.model_json_schema()
+    content = {"application/json": {"schema": _inlined(schema, schema.pop("$defs", {}))}}
     return {"requestBody": {"required": True, "content": content}}
+
+
+def _inlined(schema: Any, known: Mapping[str, Any]) -> Any:
+    """A schema that needs no others: references would have to be in the description's own list of schemas."""
+    if isinstance(schema, list):
+        return [_inlined(one, known) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inlined(known[schema["$ref"].rpartition("/")[2]], known)
+    return {key: _inlined(value, known) for key, value in schema.items()}

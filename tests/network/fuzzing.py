@@ -86,12 +86,14 @@ def fuzz_answers(world: World, agent: Speaker, cases: int) -> dict[str, int]:
     seen: dict[str, int] = collections.Counter()
 
     @settings(max_examples=cases, **CALM)
-    @hypothesis.given(body=damaged(agent.answer().whole) | parcels() | st.binary(max_size=200), how=st.integers(0, 9))
+    @hypothesis.given(
+        body=damaged(agent.answer().whole) | parcels() | st.binary(max_size=200), how=st.sampled_from(range(9))
+    )
     def one(body: bytes, how: int) -> None:
         sent, headers = body, {}
-        if how < 3:
+        if how > 5:
             sent, headers = b"".join(packed([body])), {"content-encoding": "zstd"}
-            sent = sent[: len(sent) // 2] if how == 0 else sent
+            sent = sent[: len(sent) // 2] if how == 8 else sent
         reply = agent.send("POST", "/v1/answers", sent, signs=body, **headers)
         assert reply.status_code < 500, reply.text
         told = reply.json()

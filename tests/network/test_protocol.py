@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -285,6 +286,10 @@ def test_work_waits_for_a_hello_and_hands_out_what_is_not_answered(world: World)
 
 def test_the_description_of_the_protocol_lists_every_path(world: World) -> None:
     described = world.client.get("/openapi.json").json()
+    known = described["components"]["schemas"]
+    for name in re.findall(r'"\$ref": "([^"]*)"', json.dumps(described)):
+        assert name.startswith("#/components/schemas/")
+        assert name.rpartition("/")[2] in known
     page = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
     for path, methods in described["paths"].items():
         for method in methods:
