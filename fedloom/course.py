@@ -103,23 +103,24 @@ class Course:
             order = keys.permutation(self.job.data.key(self.position, "batches", epoch), len(self.rows))
             self.order = self.rows[torch.from_numpy(order)]
 
-    def next_rows(self) -> Tensor:
-        """The rows of the next batch; the last one of an epoch may be smaller."""
-        begin = self.steps % self.per_epoch * self.batch
-        rows = self.order[begin : begin + self.batch]
+    def next_rows(self, most: int = 1) -> Tensor:
+        """The rows of at most so many batches, all of one size: the last one of an epoch, if smaller, comes alone."""
+        step = self.steps % self.per_epoch
+        count = max(min(most, len(self.order) // self.batch - step, self.total - self.steps), 1)
+        rows = self.order[step * self.batch : (step + count) * self.batch]
         self.seen += len(rows)
         return rows
 
-    def step_key(self) -> Tensor:
-        """What dropout is drawn from in the next step."""
-        return key_tensor(self.job.data, self.position, self.steps)
+    def step_key(self, ahead: int = 0) -> Tensor:
+        """What dropout is drawn from in the next step, or in one after it."""
+        return key_tensor(self.job.data, self.position, self.steps + ahead)
 
-    def advance(self, loss_sum: Callable[[], float], weights: Callable[[], Tree]) -> bool:
-        """Count a step; at the end of an epoch note the loss and decide about stopping. True when the course is done.
+    def advance(self, loss_sum: Callable[[], float], weights: Callable[[], Tree], steps: int = 1) -> bool:
+        """Count steps; at the end of an epoch note the loss and decide about stopping. True when the course is done.
 
         `loss_sum` gives the sum of the losses since the epoch began, and begins anew.
         """
-        self.steps += 1
+        self.steps += steps
         done = self.steps == self.total
         if self.steps % self.per_epoch and not done:
             return False

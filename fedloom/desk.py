@@ -5,7 +5,7 @@ A step is plain autograd code on the module. It is run as it is written, or reco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import Any, TypeVar
@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedloom import optimizers
-from fedloom.course import Correct, Course, Groups, Job, Step, Training, clip
-from fedloom.evaluation import batch
+from fedloom.course import Correct, Groups, Job, Step, Training, clip
 from fedloom.masking import Masked
 from fedloom.tape import Tape, recorded
 from fedloom.task import Task
@@ -43,7 +42,7 @@ class Desk:
         self.shared, self.own = empty(shared), empty(own)
         self.state = optimizers.initial_state(training, at, task.trainable)
         self.loss = torch.zeros((), dtype=torch.float64, device=next(iter(at.values())).device)
-        self.tapes: dict[tuple[Any, ...], tuple[list[Tensor], Tape | None]] = {}  # with their inputs, by shapes
+        self.tapes: dict[tuple[Any, ...], tuple[Tape | None, list[Tensor]]] = {}  # with their inputs, by shapes
 
     def seat(self, job: Job, position: int) -> None:
         """Lay out everything for one client."""
@@ -82,24 +81,31 @@ class Desk:
             self.loss.add_(loss, alpha=count)
         return loss
 
-    def replay(self, x: Tensor, y: Tensor, key: Tensor | None) -> None:
-        """The same, by replaying a recorded step, where this step can be recorded."""
+    def replay(self, *columns: Sequence[Tensor]) -> None:
+        """The same for several batches of one size, by replaying a recorded step where this step can be recorded.
+
+        The columns are the batches' examples, their labels and, for models with dropout, their keys.
+        """
+        tape, inputs = self.tape_for(*(column[0] for column in columns))
+        for values in zip(*columns, strict=True):
+            if tape is None:
+                x, y, *key = values
+                self.step(partial(iter, [(x, y, key[0] if key else None)]), len(x))
+                continue
+            for target, value in zip(inputs, values):  # noqa: B905 (a loop that runs hundreds of times a second)
+                target.copy_(value)
+            tape.replay()
+
+    def tape_for(self, x: Tensor, y: Tensor, *key: Tensor) -> tuple[Tape | None, list[Tensor]]:
+        """A step on batches like this one as a tape, if it can be recorded and that pays, and where its inputs are."""
         if not self.pays(len(x)):
-            self.step(lambda: [(x, y, key)], len(x))
-            return
-        values = (x, y) if key is None else (x, y, key)
+            return None, []
         shapes = (x.shape, y.shape)
         if shapes not in self.tapes:
-            inputs = [value.clone() for value in values]
-            part = (inputs[0], inputs[1], None if key is None else inputs[2])
-            self.tapes[shapes] = inputs, recorded(lambda: self.step(lambda: [part], len(x)), inputs, self.changes)
-        inputs, tape = self.tapes[shapes]
-        if tape is None:
-            self.step(lambda: [(x, y, key)], len(x))
-            return
-        for target, value in zip(inputs, values, strict=True):
-            target.copy_(value)
-        tape.replay()
+            inputs = [value.clone() for value in (x, y, *key)]
+            part = (inputs[0], inputs[1], inputs[2] if key else None)
+            self.tapes[shapes] = recorded(lambda: self.step(lambda: [part], len(x)), inputs, self.changes), inputs
+        return self.tapes[shapes]
 
     def pays(self, count: int) -> bool:
         """Whether steps on so many examples are recorded: each size has a tape of its own, and each takes memory.
@@ -147,26 +153,10 @@ def _desk(task: Task, training: Training, owner: Any, function: Any, shared: Lay
 _cached_desk = lru_cache(maxsize=16)(_desk)
 
 
-class Batches:
-    """The batches of a course, several made ready at a time."""
-
-    def __init__(self, course: Course, task: Task) -> None:
-        self.course, self.task = course, task
-        data = course.job.data
-        example = max(data.federation.x[0].numel() * task.torch_dtype.itemsize, 1)
-        self.together = max(PREPARED_BYTES // example // course.batch, 1)
-        self.ready: Iterator[tuple[Tensor, Tensor]] = iter(())
-
-    def next(self) -> tuple[Tensor, Tensor]:
-        course = self.course
-        step = course.steps % course.per_epoch
-        if step == 0 or (found := next(self.ready, None)) is None:
-            rows = course.order[step * course.batch : (step + self.together) * course.batch]
-            parts = (torch.split(part, course.batch) for part in batch(course.job.data, rows, self.task))
-            self.ready = iter(list(zip(*parts, strict=True)))
-            found = next(self.ready)
-        course.seen += len(found[0])
-        return found
+def ready_together(job: Job, size: int) -> int:
+    """How many batches are made ready at a time."""
+    example = max(job.data.federation.x[0].numel() * job.task.torch_dtype.itemsize, 1)
+    return max(PREPARED_BYTES // example // size, 1)
 
 
 def gradient_of(

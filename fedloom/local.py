@@ -28,8 +28,7 @@ from fedloom.course import (
     key_tensor,
     training_rows,
 )
-from fedloom.desk import Batches, Desk, Parts, desk_for, gradient_of, load, unload
-from fedloom.errors import TrainingError
+from fedloom.desk import Desk, Parts, desk_for, gradient_of, load, ready_together, unload
 from fedloom.evaluation import batch, passes
 from fedloom.lanes import train_lanes
 from fedloom.task import Task
@@ -91,22 +90,25 @@ def _train_alone(job: Job, desk: Desk, position: int, replayed: bool) -> None:
     data = job.data
     course = Course(job, position)
     desk.seat(job, position)
-    batches = Batches(course, job.task) if replayed else None
+    together = ready_together(job, course.batch) if replayed else 1
     done = False
     with torch.no_grad(), _own_generator(data):
         while not done:
             place = f"local training, step {course.steps + 1} of {course.total}"
             try:
-                key = course.step_key() if data.setup.masked else None
-                if batches is not None:
-                    desk.replay(*batches.next(), key)
+                rows = course.next_rows(together)
+                steps = -(-len(rows) // course.batch)
+                keys = [course.step_key(ahead) for ahead in range(steps)] if data.setup.masked else []
+                if replayed:
+                    columns = [torch.split(part, course.batch) for part in batch(data, rows, job.task)]
+                    desk.replay(*columns, *([keys] if keys else []))
                 else:
-                    rows = course.next_rows()
                     seed = data.key(position, "draws", course.steps)
-                    check_finite(desk.step(_parts(job.task, data, rows, key, seed), len(rows)).item())
-                done = course.advance(desk.take_loss, lambda: unload(desk.module))
+                    parts = _parts(job.task, data, rows, keys[0] if keys else None, seed)
+                    check_finite(desk.step(parts, len(rows)).item())
+                done = course.advance(desk.take_loss, lambda: unload(desk.module), steps)
             except Exception as error:
-                if replayed and isinstance(error, TrainingError):  # seen at the end of an epoch: find the very step
+                if replayed:  # seen some steps later: find the very step
                     _train_alone(job, desk, position, replayed=False)
                 raise blame(error, place, data, position) from error
     course.finish(unload(desk.module), clone(desk.state))

@@ -59,11 +59,10 @@ class Probe:
         """How many kernels a replayed step of plain SGD on one client launches; None if it cannot be replayed."""
         x, y = self.examples
         desk = Desk(self.task, Training(batch_size=len(x)), None, (), ())
-        key = torch.zeros(2, dtype=torch.int64) if self.masked else None
+        key = [torch.zeros(2, dtype=torch.int64)] if self.masked else []
         local.load(self.task.module.train(), self.task.initial())
         with torch.no_grad():
-            desk.replay(x, y, key)
-        ((_, tape),) = desk.tapes.values()
+            tape, _ = desk.tape_for(x, y, *key)
         return None if tape is None else len(tape)
 
     def setup(self, group: int, device: str = "cpu", **settings: Any) -> Setup:

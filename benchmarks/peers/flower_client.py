@@ -33,14 +33,19 @@ def train(model: torch.nn.Module, x: Tensor, y: Tensor, work: works.Work, lr: fl
             optimizer.step()
 
 
-def client_app(name: str, folder: str, partition: str, lr: float) -> ClientApp:
-    """An app whose clients each hold one part of MNIST."""
+def client_app(name: str, folder: str, partition: str, lr: float, in_script: bool = False) -> ClientApp:
+    """An app whose clients each hold one part of MNIST.
+
+    A client that is written in the script which starts the simulation travels to the actors with every message, and
+    what it kept in the script's variables does not: `in_script` reads the data anew for every message, as that does.
+    """
     app = ClientApp()
     work = works.WORKS[name]
+    read = examples.__wrapped__ if in_script else examples
 
     @app.train()
     def fit(message: Message, context: Context) -> Message:
-        x, y = examples(folder, partition, work.clients)
+        x, y = read(folder, partition, work.clients)
         number = int(context.node_config["partition-id"])
         model = torch_models.build(name)
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())

@@ -13,6 +13,7 @@ from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ["RAY_ADDRESS"] = "local"  # not a cluster that somebody else has started on this machine
 here = str(Path(__file__).resolve().parent)
 os.environ["PYTHONPATH"] = os.pathsep.join(path for path in (here, os.environ.get("PYTHONPATH")) if path)
 
@@ -43,7 +44,9 @@ class Strict(FedAvg):
 
 def main() -> None:
     """Load everything, say so, and run until the parent has had enough."""
-    options = works.arguments(__doc__).parse_args()
+    parser = works.arguments(__doc__)
+    parser.add_argument("--in-script", action="store_true", help="clients that keep nothing, as if written in here")
+    options = parser.parse_args()
     if options.work == "lstm":
         raise SystemExit("the LSTM is not written for Flower")
     work = works.WORKS[options.work]
@@ -87,7 +90,9 @@ def main() -> None:
 
     run_simulation(
         server_app=server,
-        client_app=client_app(options.work, str(folder), options.partition, options.lr or work.lr),
+        client_app=client_app(
+            options.work, str(folder), options.partition, options.lr or work.lr, in_script=options.in_script
+        ),
         num_supernodes=work.clients,
         backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
     )

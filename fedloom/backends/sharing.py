@@ -6,19 +6,30 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedloom.data.federation import Federation
 from fedloom.data.split import Split
 
+Array = np.ndarray[Any, Any]
 MOST_NAMES = 100_000  # beyond this, workers call clients by their numbers
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What a federation is besides its arrays."""
+
+    split: Split
+    seed: int
+    names: Sequence[str] | None
+    classes: tuple[str, ...]
+    scale: float
 
 
 @dataclass(frozen=True)
@@ -27,18 +38,38 @@ class Handle:
 
     path: str
     arrays: dict[str, tuple[int, str, tuple[int, ...]]]  # name → offset, dtype, shape
-    split: Split
-    seed: int
-    names: Sequence[str] | None
-    classes: tuple[str, ...]
-    scale: float
+    rest: Rest
+
+
+def dismantle(federation: Federation) -> tuple[dict[str, Array], Rest]:
+    """A federation's arrays by name, and the rest of it."""
+    arrays = {"x": federation.x.numpy(), "y": federation.y.numpy(), "offsets": federation.offsets}
+    for split, (x, y) in federation.server.items():
+        arrays[f"server/{split}/x"], arrays[f"server/{split}/y"] = x.numpy(), y.numpy()
+    names = federation.names if federation.names is not None and len(federation.names) <= MOST_NAMES else None
+    return arrays, Rest(federation.split, federation.seed, names, federation.classes, federation.scale)
+
+
+def assemble(arrays: Mapping[str, Array], rest: Rest) -> Federation:
+    """The federation again, on the memory that the arrays have."""
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items() if name != "offsets"}
+    held = sorted({name.split("/")[1] for name in arrays if name.startswith("server/")})
+    return Federation(
+        tensors["x"],
+        tensors["y"],
+        arrays["offsets"],
+        split=rest.split,
+        seed=rest.seed,
+        names=rest.names,
+        classes=rest.classes,
+        scale=rest.scale,
+        server={split: (tensors[f"server/{split}/x"], tensors[f"server/{split}/y"]) for split in held},
+    )
 
 
 def share(federation: Federation) -> Handle:
     """Write the arrays to memory that other processes can map; it is given back when the handle is."""
-    arrays = {"x": federation.x.numpy(), "y": federation.y.numpy(), "offsets": federation.offsets}
-    for split, (x, y) in federation.server.items():
-        arrays[f"server/{split}/x"], arrays[f"server/{split}/y"] = x.numpy(), y.numpy()
+    arrays, rest = dismantle(federation)
     needed = sum(array.nbytes + 64 for array in arrays.values())
     file, path = tempfile.mkstemp(prefix="fedloom-", suffix=".data", dir=_folder(needed))
     placed = {}
@@ -47,8 +78,7 @@ def share(federation: Federation) -> Handle:
             out.write(b"\0" * (-out.tell() % 64))
             placed[name] = (out.tell(), array.dtype.str, array.shape)
             np.ascontiguousarray(array).tofile(out)
-    names = federation.names if federation.names is not None and len(federation.names) <= MOST_NAMES else None
-    handle = Handle(path, placed, federation.split, federation.seed, names, federation.classes, federation.scale)
+    handle = Handle(path, placed, rest)
     weakref.finalize(handle, Path(path).unlink, missing_ok=True)
     return handle
 
@@ -56,28 +86,13 @@ def share(federation: Federation) -> Handle:
 def attach(handle: Handle) -> Federation:
     """The federation again, in another process."""
 
-    def array(name: str) -> np.ndarray[Any, Any]:
-        offset, dtype, shape = handle.arrays[name]
+    def array(offset: int, dtype: str, shape: tuple[int, ...]) -> Array:
         if 0 in shape:
             return np.zeros(shape, dtype)
         # copy-on-write: a stray write stays in the process that made it
         return np.memmap(handle.path, dtype=dtype, mode="c", offset=offset, shape=shape).view(np.ndarray)
 
-    def tensor(name: str) -> Tensor:
-        return torch.from_numpy(array(name))
-
-    held = sorted({name.split("/")[1] for name in handle.arrays if name.startswith("server/")})
-    return Federation(
-        tensor("x"),
-        tensor("y"),
-        array("offsets"),
-        split=handle.split,
-        seed=handle.seed,
-        names=handle.names,
-        classes=handle.classes,
-        scale=handle.scale,
-        server={split: (tensor(f"server/{split}/x"), tensor(f"server/{split}/y")) for split in held},
-    )
+    return assemble({name: array(*where) for name, where in handle.arrays.items()}, handle.rest)
 
 
 def _folder(needed: int) -> str | None:

@@ -45,6 +45,9 @@ class Workers:
     def __len__(self) -> int:
         return len(self.connections)
 
+    def __str__(self) -> str:
+        return "1 worker process" if len(self) == 1 else f"{len(self)} worker processes"
+
     def tell(self, kind: str, payload: Any, only: int | None = None, ticket: int = 0) -> None:
         """Send one message, pickled once, to all workers or to one."""
         from fedloom.backends import wire

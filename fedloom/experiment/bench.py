@@ -12,14 +12,14 @@ from typing import Any
 
 from fedloom import machine
 from fedloom.algorithm import Algorithm
+from fedloom.backends.vector import Workers
 from fedloom.clients import Setup
-from fedloom.cohort import Backend
 from fedloom.data.federation import Federation
 from fedloom.engine import Evaluation, RoundRecord, fit
 from fedloom.experiment.check import duration, size
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
-from fedloom.experiment.run import choose_setup
+from fedloom.experiment.run import backend_on, choose_setup, start_workers
 from fedloom.experiment.spec import RunTable
 from fedloom.probe import EAGER_GROUP, SMALL_MODEL, Probe, probe
 
@@ -70,15 +70,17 @@ def bench(plan: Plan, rounds: int, progress: Progress) -> Bench:
     """Run some rounds of every algorithm with the experiment's first seed; nothing is stored."""
     began = time.perf_counter()
     experiment, seed = plan.experiment, plan.experiment.seeds[0]
-    workers = _workers(experiment.run)
+    workers = start_workers(experiment.run, progress.note)
     try:
         federation, task = plan.federation(seed), plan.task(seed)
         experiment.cohort.check(federation.clients)
         cohort = experiment.cohort.size(federation.clients)
         facts = probe(federation, task)
         setup = choose_setup(facts, experiment.run, cohort)
-        backend = _backend(federation, task, setup, workers)
-        processes = [process.pid for process in workers.processes] if workers else []
+        backend = backend_on(workers, federation, task, setup)
+        processes = None  # on a cluster they are elsewhere
+        if workers is None or isinstance(workers, Workers):
+            processes = [process.pid for process in workers.processes] if workers else []
         timings = []
         progress.expect(len(experiment.algorithm), 2 * (rounds + WARM_UP))
         for label, algorithm in experiment.algorithm.items():
@@ -100,10 +102,10 @@ def bench(plan: Plan, rounds: int, progress: Progress) -> Bench:
                 _time(label, algorithm, federation, start, experiment.evaluate, rounds, began, processes, progress)
             )
             began = time.perf_counter()
-        chosen = choices(facts, setup, experiment.run, cohort, len(processes))
+        chosen = choices(facts, setup, experiment.run, cohort, workers)
         return Bench(tuple(chosen), tuple(timings), machine.facts())
     finally:
-        if workers:
+        if workers is not None:
             workers.close()
 
 
@@ -115,7 +117,7 @@ def _time(
     evaluation: Evaluation,
     rounds: int,
     began: float,
-    processes: list[int],
+    processes: list[int] | None,
     progress: Progress,
 ) -> Timing:
     """Rounds with and without evaluation, in turns, so that a busy moment of the machine disturbs both."""
@@ -139,7 +141,7 @@ def _time(
             examples += int(federation.counts(clients, "train").sum() * algorithm.train.epochs)
     progress.end(title)
     worked, elapsed = _processor_seconds(processes), time.perf_counter() - clock
-    busy = None if used is None or worked is None else (worked - used) / elapsed / max(len(processes), 1)
+    busy = None if used is None or worked is None else (worked - used) / elapsed / max(len(processes or ()), 1)
     return Timing(
         label,
         first,
@@ -151,10 +153,9 @@ def _time(
     )
 
 
-def choices(facts: Probe, setup: Setup, settings: RunTable, cohort: int, workers: int) -> list[str]:
+def choices(facts: Probe, setup: Setup, settings: RunTable, cohort: int, workers: object) -> list[str]:
     """How clients are computed, and why so."""
-    count = "1 worker process" if workers == 1 else f"{workers} worker processes"
-    where = f"{count} with one thread each" if workers else "this process, one client after another"
+    where = "this process, one client after another" if workers is None else f"{workers} with one thread each"
     asked = "as asked" if settings.group != "auto" else ""
     if setup.group > 1:
         why = asked or f"a model of {size(facts.bytes)} is small (up to {size(SMALL_MODEL)}) and {cohort} take part"
@@ -173,26 +174,10 @@ def choices(facts: Probe, setup: Setup, settings: RunTable, cohort: int, workers
     return [where, together, steps]
 
 
-def _workers(settings: RunTable) -> Any:
-    if settings.backend == "serial":
-        return None
-    from fedloom.backends.vector import Workers
-
-    return Workers(machine.cores() if settings.workers == "auto" else settings.workers)
-
-
-def _backend(federation: Any, task: Any, setup: Setup, workers: Any) -> Backend:
-    if workers is None:
-        from fedloom.backends.serial import Serial
-
-        return Serial(federation, task, setup)
-    from fedloom.backends.vector import Vector
-
-    return Vector(federation, task, setup, workers)
-
-
-def _processor_seconds(processes: list[int]) -> float | None:
+def _processor_seconds(processes: list[int] | None) -> float | None:
     """Processor time of the workers, or of this process where there are none."""
+    if processes is None:
+        return None
     measured = processes or [os.getpid()]
     try:
         fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in measured]
@@ -201,8 +186,10 @@ def _processor_seconds(processes: list[int]) -> float | None:
         return None
 
 
-def _peak_bytes(processes: list[int]) -> int | None:
+def _peak_bytes(processes: list[int] | None) -> int | None:
     """The peaks of this process and of the workers, added up."""
+    if processes is None:
+        return None
     try:
         found = [Path(f"/proc/{pid}/status").read_text() for pid in (os.getpid(), *processes)]
         peaks = [line for status in found for line in status.splitlines() if line.startswith("VmHWM")]

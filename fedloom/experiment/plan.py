@@ -74,6 +74,8 @@ class Plan:
             "name": experiment.name,
             "backend": settings.backend,
             "workers": settings.workers,
+            "address": settings.address,
+            "nodes": settings.nodes,
             "group": settings.group,
             "compile": settings.compile,
             "device": settings.device,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedloom import machine, tree
 from fedloom.algorithm import Algorithm
@@ -34,6 +34,9 @@ from fedloom.probe import Probe, probe
 from fedloom.resolve import code_fingerprint
 from fedloom.task import GENERATOR, Task
 
+if TYPE_CHECKING:
+    from fedloom.backends.ray import Cluster
+
 Connect = Callable[[Federation, Task], Backend]
 
 
@@ -54,6 +57,8 @@ def run(
     compile: bool | str = "auto",
     device: str = "auto",
     cells: int | str = "auto",
+    address: str = "local",
+    nodes: int | str = "auto",
     checkpoint_every: int = 1,
     keep_models: bool = False,
     fresh: bool = False,
@@ -83,6 +88,8 @@ def run(
         compile=compile,
         device=device,
         cells=cells,
+        address=address,
+        nodes=nodes,
         checkpoint_every=checkpoint_every,
         keep_models=keep_models,
     )
@@ -122,11 +129,12 @@ def _lanes(
     connect: Connect | None,
 ) -> list[_Backends]:
     """Where cells are computed: in one lane with all workers, or in several with some of them each."""
-    everyone: list[Workers | None] = [None]
-    if settings.backend == "vector" and connect is None:
-        # first of all: they load torch while this process loads the data
-        workers = Workers(machine.cores() if settings.workers == "auto" else settings.workers)
+    # first of all: they load torch while this process loads the data
+    workers = start_workers(settings, progress.note) if connect is None else None
+    if workers is not None:
         stack.callback(workers.close)
+    everyone: list[Workers | Cluster | None] = [workers]
+    if isinstance(workers, Workers):
         federation = federations(todo[0].seed)
         data = sum(array.nbytes for array in (federation.x, federation.y))
         wanted = settings.cells if settings.cells != "auto" else parallel.lanes(len(todo), len(workers), data)
@@ -147,6 +155,28 @@ def _lanes(
         )
         for group in everyone
     ]
+
+
+def start_workers(settings: RunTable, tell: Callable[[str], None]) -> Workers | Cluster | None:
+    """The processes that compute clients; None where this one does."""
+    if settings.backend == "serial":
+        return None
+    if settings.backend == "vector":
+        return Workers(machine.cores() if settings.workers == "auto" else settings.workers)
+    from fedloom.backends.ray import Cluster
+
+    return Cluster(settings.address, settings.nodes, settings.workers, tell)
+
+
+def backend_on(workers: Workers | Cluster | None, federation: Federation, task: Task, setup: Setup) -> Backend:
+    """The backend that spreads work over these processes."""
+    if workers is None:
+        return Serial(federation, task, setup)
+    if isinstance(workers, Workers):
+        return Vector(federation, task, setup, workers)
+    from fedloom.backends.ray import Ray
+
+    return Ray(federation, task, setup, workers)
 
 
 def _check_numbers(rounds: object, seeds: Sequence[object], name: object) -> None:
@@ -216,7 +246,7 @@ class _Backends:
     store: Store
     progress: Progress
     verbose: bool
-    workers: Workers | None
+    workers: Workers | Cluster | None
     connect: Connect | None = None
 
     def __enter__(self) -> _Backends:
@@ -229,7 +259,7 @@ class _Backends:
 
     def kill(self) -> None:
         """End the workers at once, whatever they are doing."""
-        for process in self.workers.processes if self.workers is not None else ():
+        for process in self.workers.processes if isinstance(self.workers, Workers) else ():
             process.kill()
 
     def get(self, seed: int) -> tuple[Backend, Federation, Task]:
@@ -253,12 +283,10 @@ class _Backends:
         self._same_data(federation, seed)
         if self.verbose:
             self._explain(federation, task, setup)
-        if self.workers is None:
-            return Serial(federation, task, setup)
-        return Vector(federation, task, setup, self.workers)
+        return backend_on(self.workers, federation, task, setup)
 
     def _explain(self, federation: Federation, task: Task, setup: Setup) -> None:
-        workers = f"{len(self.workers)} worker processes for a cell" if self.workers else "this process"
+        workers = f"{self.workers} for a cell" if self.workers is not None else "this process"
         self.progress.note(f"{federation}, a model of {task.parameters:,} parameters")
         self.progress.note(f"computed in {workers}, {setup}")
         self.progress.note(", ".join(f"{name} {value}" for name, value in machine.facts().items()))
@@ -418,7 +446,7 @@ class _Cell:
 
 def choose_setup(facts: Probe, settings: RunTable, cohort: int) -> Setup:
     """How clients are computed: what was asked for, or a rule on facts that are known before the first round."""
-    compiled = settings.compile is True and settings.backend == "vector"
+    compiled = settings.compile is True and settings.backend != "serial"
     if compiled and not machine.has_compiler():
         raise InputError(
             "[run] compile = true needs a C++ compiler (g++ or clang++), and there is none on this machine."
@@ -426,7 +454,7 @@ def choose_setup(facts: Probe, settings: RunTable, cohort: int) -> Setup:
     group = facts.group(cohort, compiled) if settings.group == "auto" else settings.group
     if settings.backend == "serial":
         group = 1
-    setup = facts.setup(group, device=machine.device(settings.device))
+    setup = facts.setup(group, device=machine.device("cpu" if settings.backend == "ray" else settings.device))
     return replace(setup, compile=compiled and setup.group > 1)
 
 

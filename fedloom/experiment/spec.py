@@ -85,14 +85,30 @@ class EvaluateTable(Evaluation):
 class RunTable(Record):
     """[run]: how, never what."""
 
-    backend: Literal["vector", "serial"] = "vector"
-    workers: Annotated[int, Strict(), Ge(1), Le(1024)] | Literal["auto"] = "auto"
+    backend: Literal["vector", "serial", "ray"] = "vector"
+    workers: Annotated[int, Strict(), Ge(1), Le(1024)] | Literal["auto"] = "auto"  # on Ray: at most so many a node
+    address: str = "local"  # of a Ray cluster: "auto" or "HOST:PORT"; "local" starts one here
+    nodes: Count | Literal["auto"] = "auto"  # of it, to wait for before the first round
     device: str = "auto"
     group: Count | Literal["auto"] = "auto"
     compile: bool | Literal["auto"] = "auto"
     cells: Count | Literal["auto"] = "auto"  # cells at the same time, each with its share of the workers
     checkpoint_every: Count = 1
     keep_models: bool = False  # the global model of every round, in a file each
+
+    @model_validator(mode="after")
+    def _fits(self) -> RunTable:
+        if self.backend != "ray":
+            for key in ("address", "nodes"):
+                if getattr(self, key) != type(self).model_fields[key].default:
+                    raise InputError(f'[run] {key} is for backend = "ray". Got backend = "{self.backend}".')
+        elif self.address == "local" and self.nodes not in ("auto", 1):
+            raise InputError(
+                f'[run] nodes = {self.nodes} needs the address of a cluster: address = "local" is one node.'
+            )
+        elif self.device not in ("auto", "cpu"):
+            raise InputError(f'[run] backend = "ray" computes on processors. Got device = "{self.device}".')
+        return self
 
 
 class Experiment(Record):

@@ -229,20 +229,10 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
 def test_the_command_writes_the_clients_of_an_experiment(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py", reason="h5py is not installed")
     file = write(tmp_path / "e.toml", 'rounds = 1\n[data]\npartition = { name = "iid", clients = 3 }\n')
-    command = [
-        "data",
-        "export",
-        str(file),
-        "--to",
-        str(tmp_path / "train.h5"),
-        "--split",
-        "train",
-        "--features",
-        "points",
-    ]
-    done = CliRunner().invoke(app, command)
+    command = ["data", "export", str(file), "--to", str(tmp_path / "train.h5"), "--split", "train"]
+    done = CliRunner().invoke(app, [*command, "--features", "points"])
     assert done.stdout == f"{tmp_path / 'train.h5'}: 1077 examples of 3 clients\n"
     with h5py.File(tmp_path / "train.h5") as written:
-        assert {
-            name: dict(client["points"].attrs) or client["points"].shape for name, client in written["examples"].items()
-        } == {str(client): (359, 64) for client in range(3)}
+        assert {name: (*client, client["points"].shape) for name, client in written["examples"].items()} == {
+            str(client): ("label", "points", (359, 64)) for client in range(3)
+        }

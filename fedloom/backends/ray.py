@@ -1,0 +1,387 @@
+"""Clients on a cluster. Ray moves, schedules and retries; what is computed and how it is added up is fedloom's.
+
+The examples are in every node's object store once, and all of its processes map them. What all clients of a round
+need (algorithm, shared weights) is put there once a round. A range of clients is a task; the sums of a node's ranges
+are added up on that node, so that it sends one message with the sums of the fewest whole subtrees of the pairwise sum
+(`rules.PairwiseSum`). Tasks depend on nothing but what they are given, so Ray may repeat them anywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Any, Literal
+
+import numpy as np
+
+from fedloom import machine, tree
+from fedloom.backends import wire
+from fedloom.backends.sharing import assemble, dismantle
+from fedloom.backends.vector import shares
+from fedloom.clients import Setup
+from fedloom.data.federation import Federation
+from fedloom.errors import FedloomError, InputError, TrainingError
+from fedloom.task import Task
+from fedloom.work import Place, Work
+
+RETRIES = 3  # of one range of clients, after its process or node died
+FAN_IN = 8  # messages that one receiver adds up: from more nodes than this on, nodes add up for each other
+PATIENCE = 60.0  # seconds without an answer after which it is said what is awaited
+LONGEST_WAIT = 600.0  # seconds for nodes to join
+PROCESS_BYTES = 300_000_000  # of a worker before it has a model: Python, torch, Ray
+MUST_AGREE = ("fedloom", "torch", "numpy")  # versions: other ones may compute other bits
+
+Tell = Callable[[str], None]
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine of the cluster."""
+
+    id: str
+    name: str
+    workers: int
+    store_bytes: int  # of its object store
+    memory_bytes: int  # of what its processes may use
+
+
+class Cluster:
+    """A connection to Ray: to a cluster that runs, or to one on this machine that begins and ends with it."""
+
+    def __init__(
+        self,
+        address: str = "local",
+        nodes: int | Literal["auto"] = "auto",
+        workers: int | Literal["auto"] = "auto",
+        tell: Tell = logging.getLogger("fedloom").warning,
+    ) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of the tasks that nobody asks about any more
+        self.ray = _import_ray()
+        self.tell = tell
+        self.workers = workers
+        self._folder: str | None = None
+        self._tasks: dict[Any, Any] = {}
+        self._closes = not self.ray.is_initialized()  # what somebody else has started, somebody else ends
+        try:
+            if self._closes:
+                self._start(address)
+            self._wait_for(1 if nodes == "auto" else nodes)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, address: str) -> None:
+        quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+        if address == "local":
+            # short, because the names of sockets may not be long
+            self._folder = tempfile.mkdtemp(prefix="fedloom-ray-", dir="/tmp" if os.name == "posix" else None)
+            count = machine.cores() if self.workers == "auto" else self.workers
+            self.ray.init(address="local", num_cpus=count, include_dashboard=False, _temp_dir=self._folder, **quiet)
+            return
+        _check_reachable(address)
+        try:
+            self.ray.init(address=address, **quiet)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise InputError(f'[run] address = "{address}": {" ".join(str(error).split())}') from None
+
+    def nodes(self) -> list[Node]:
+        """Who can compute at the moment."""
+        found = []
+        for node in self.ray.nodes():
+            has = node["Resources"]
+            processors = int(has.get("CPU", 0))
+            if node["Alive"] and processors:
+                name = f"{node['NodeManagerHostname']} ({node['NodeID'][:6]})"
+                workers = processors if self.workers == "auto" else min(self.workers, processors)
+                store, memory = (int(has.get(kind, 0)) for kind in ("object_store_memory", "memory"))
+                found.append(Node(node["NodeID"], name, workers, store, memory))
+        return sorted(found, key=lambda node: (-node.workers, node.id))
+
+    def __str__(self) -> str:
+        nodes = self.nodes()
+        return f"{sum(node.workers for node in nodes)} worker processes on {', '.join(node.name for node in nodes)}"
+
+    def _wait_for(self, count: int) -> None:
+        began = told = time.monotonic()
+        while len(found := self.nodes()) < count:
+            now = time.monotonic()
+            if now - began > LONGEST_WAIT:
+                raise TrainingError(f"The Ray cluster has {len(found)} of {count} nodes after {now - began:.0f} s.")
+            if now - told > PATIENCE / 6:
+                told = now
+                self.tell(f"Waiting for nodes of the Ray cluster: {len(found)} of {count} are there.")
+            time.sleep(0.2)
+
+    def on(self, node: Node, function: Any) -> Any:
+        """A function as a task of one worker of a node; if the node is gone, another one takes it."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        if function not in self._tasks:
+            self._tasks[function] = self.ray.remote(num_cpus=1, max_retries=RETRIES)(function)
+        affinity = NodeAffinitySchedulingStrategy(node.id, soft=True)
+        return self._tasks[function].options(scheduling_strategy=affinity).remote
+
+    def close(self) -> None:
+        if self._closes and self.ray.is_initialized():
+            self.ray.shutdown()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise InputError(
+            '[run] backend = "ray" needs Ray: pip install "fedloom[ray]". Ray has releases for Python 3.10 to '
+            '3.14 on Linux and macOS (Apple silicon). backend = "vector" needs nothing.'
+        ) from None
+    return ray
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself would try for minutes."""
+    if address == "auto":
+        return
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isdigit()) or "//" in address:
+        raise InputError(
+            f'[run] address must be "local", "auto" (the cluster that this machine belongs to) or "HOST:PORT" of the '
+            f'head node. Got "{address}" instead.'
+        )
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        raise InputError(
+            f'[run] address = "{address}": nobody answers there ({error}). `ray start --head` prints the address.'
+        ) from None
+
+
+class Ray:
+    """Spreads work over a cluster; the results do not depend on how many nodes there are, nor on which of them die."""
+
+    def __init__(self, federation: Federation, task: Task, setup: Setup, cluster: Cluster) -> None:
+        if setup.device != "cpu":
+            raise InputError(f'[run] backend = "ray" computes on processors. Got device = "{setup.device}".')
+        self.place = Place(federation, task, setup)
+        self.setup, self.cluster = setup, cluster
+        arrays, rest = dismantle(federation)
+        data = sum(array.nbytes for array in arrays.values())
+        nodes = cluster.nodes()
+        for node in nodes:
+            check_memory(node, data, tree.size(task.initial()), setup.group)
+        ours = machine.facts()
+        whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        self._settled = cluster.ray.put((ours, sys.path, pack((rest, task, setup)), whole))
+        arriving = {cluster.on(node, arrive)([self._settled]): node for node in nodes for _ in range(node.workers)}
+        kinds = self._collect({ref: node.name for ref, node in arriving.items()}, "loading data and model")
+        for name in sorted({node.name for ref, node in arriving.items() if kinds[ref] != ours["cpu_capability"]}):
+            cluster.tell(f"{name} has another kind of processor: bits may depend on which node computes a client.")
+
+    def run(self, work: Work) -> Any:
+        """Give every node its range of clients, add up on the nodes, merge what comes back."""
+        ray, nodes = self.cluster.ray, self._alive()
+        common = ray.put(pack({name: getattr(work, name) for name in work.common}))
+        given = ([self._settled], [common])  # in lists: a process fetches them only if it does not have them
+        adds = getattr(work, "keep", "") == "sum"
+        empty = pack(_light(work, 0, 0))
+        answers: list[tuple[Node, Any, str]] = []
+        for node, ranges in zip(nodes, spread(work.costs(self.place), nodes, self.setup.group > 1), strict=True):
+            parts = [self.cluster.on(node, perform)(*given, pack(_light(work, *part))) for part in ranges]
+            if adds and len(parts) > 1:
+                parts = [self.cluster.on(node, merge)(empty, *parts)]
+                ranges = [(ranges[0][0], ranges[-1][1])]
+            answers += [
+                (node, part, f"{node.name}, clients {begin + 1} to {end}")
+                for part, (begin, end) in zip(parts, ranges, strict=True)
+            ]
+        while adds and len(answers) > FAN_IN:
+            answers = [self._add_up(answers[i : i + FAN_IN], empty) for i in range(0, len(answers), FAN_IN)]
+        found = self._collect({ref: who for _, ref, who in answers}, _describe(work))
+        return work.merge(unpack(found[ref]) for _, ref, _ in answers)
+
+    def _add_up(self, answers: list[tuple[Node, Any, str]], empty: Any) -> tuple[Node, Any, str]:
+        """Some nodes' answers, added up on the first of them."""
+        node = answers[0][0]
+        return node, self.cluster.on(node, merge)(empty, *(ref for _, ref, _ in answers)), f"{node.name} for others"
+
+    def _alive(self) -> list[Node]:
+        nodes = self.cluster.nodes()
+        if not nodes:
+            raise TrainingError("No node of the Ray cluster has a processor for tasks any more.")
+        return nodes
+
+    def _collect(self, awaited: dict[Any, str], what: str) -> dict[Any, Any]:
+        """Answers as they come; whoever waits long is told for what."""
+        ray = self.cluster.ray
+        pending, found, began = list(awaited), {}, time.monotonic()
+        try:
+            while pending:
+                done, pending = ray.wait(pending, timeout=PATIENCE)
+                for ref in done:
+                    found[ref] = self._get(ref, what)
+                if not done:
+                    self._say_what_is_awaited([awaited[ref] for ref in pending], what, time.monotonic() - began)
+        except BaseException:
+            for ref in pending:
+                ray.cancel(ref)
+            raise
+        return found
+
+    def _get(self, ref: Any, what: str) -> Any:
+        from ray.exceptions import RayError, RayTaskError
+
+        try:
+            return self.cluster.ray.get(ref)
+        except RayError as error:
+            cause: BaseException = error
+            while isinstance(cause, RayTaskError) and isinstance(cause.cause, BaseException):
+                cause = cause.cause
+            if isinstance(cause, FedloomError):
+                raise cause from None
+            if isinstance(error, RayTaskError) and not isinstance(cause, RayError):
+                raise TrainingError(f"A worker process failed: {type(cause).__name__}: {cause}\n{error}") from None
+            raise TrainingError(
+                f"{what[0].upper()}{what[1:]}: Ray gave up after {RETRIES} retries (a worker that dies again and again "
+                f"often has too little memory; fewer workers need less). {type(cause).__name__}: {cause}"
+            ) from None
+
+    def _say_what_is_awaited(self, who: Sequence[str], what: str, seconds: float) -> None:
+        nodes = self._alive()
+        free = self.cluster.ray.available_resources().get("CPU", 0)
+        total = sum(node.workers for node in nodes)
+        self.cluster.tell(
+            f"{what}: waiting since {seconds:.0f} s for {'; '.join(who[:3])}{' …' if len(who) > 3 else ''}. "
+            f"The cluster has {len(nodes)} nodes with {total} workers; {free:g} processors are free."
+        )
+
+    def close(self) -> None:
+        """The examples leave the object store when nobody refers to them."""
+        self._settled = None
+
+
+def _light(work: Work, begin: int, end: int) -> Work:
+    """A range of clients without what is common to all."""
+    light: Work = replace(work.part(begin, end), **dict.fromkeys(work.common))  # type: ignore[type-var]
+    return light
+
+
+def _describe(work: Work) -> str:
+    kind = getattr(work, "method", "evaluation")
+    return f"round {work.round}, {kind}" if hasattr(work, "round") else kind
+
+
+def check_memory(node: Node, data: int, model: int, group: int) -> None:
+    """Whether a node has room for a run, before anything is sent to it."""
+    workers, gb = node.workers, 1e9
+    stored = data + model * (2 + 4 * workers)
+    if stored > node.store_bytes:
+        raise InputError(
+            f"Node {node.name} has too small an object store: {data / gb:.2f} GB of examples + "
+            f"(2 + 4 × {workers} workers) × {model / gb:.3f} GB of weights and sums = {stored / gb:.2f} GB, "
+            f"and it has {node.store_bytes / gb:.2f} GB. Start its Ray with a larger --object-store-memory."
+        )
+    used = workers * (PROCESS_BYTES + model * (6 * group + 4))
+    if used > node.memory_bytes:
+        raise InputError(
+            f"Node {node.name} has too little memory: {workers} workers × ({PROCESS_BYTES / gb:.1f} GB + "
+            f"{6 * group + 4} × {model / gb:.3f} GB of weights) = {used / gb:.2f} GB, and Ray may use "
+            f"{node.memory_bytes / gb:.2f} GB. A smaller run.workers or run.group needs less."
+        )
+
+
+def spread(costs: Sequence[int], nodes: Sequence[Node], once: bool = False) -> list[list[Range]]:
+    """The ranges of clients of every node: one range after the other, about as much for each worker.
+
+    Where a node's clients begin is rounded to whole subtrees of the pairwise sum, by at most a sixteenth of a node's
+    share, so that there are fewer sums to send.
+    """
+    total, slots = list(accumulate(costs)), list(accumulate(node.workers for node in nodes))
+    block = 1
+    while 16 * block * len(nodes) <= len(costs):
+        block *= 2
+    ends = [np.searchsorted(total, total[-1] * count // slots[-1]) + 1 if total else 0 for count in slots[:-1]]
+    ends = [min((int(end) + block // 2) // block * block, len(costs)) for end in ends]
+    found = []
+    for node, (begin, end) in zip(nodes, pairwise([0, *ends, len(costs)]), strict=True):
+        borders = shares(costs[begin:end], node.workers, once)
+        found.append([(begin + first, begin + last) for first, last in pairwise(borders)])
+    return found
+
+
+# --- what crosses the cluster, and what runs there
+
+_kept: dict[str, tuple[str, Any]] = {}  # what this process has fetched and unpacked, under the name of its object
+
+
+def pack(payload: Any) -> list[Any]:
+    """Anything that can be pickled; Ray moves the bytes of its tensors without looking at them."""
+    head, *tensors = wire.pack(payload)
+    return [head, *(np.frombuffer(part, np.uint8) for part in tensors)]
+
+
+def unpack(message: list[Any]) -> Any:
+    """What was packed, in memory of its own: the object store's is read-only."""
+    return wire.unpack([message[0], *(bytearray(part) for part in message[1:])])
+
+
+def arrive(settled: list[Any]) -> str:
+    """Load torch, data and model; which kind of processor this is."""
+    _once("place", settled[0], _settle)
+    return str(machine.facts()["cpu_capability"])
+
+
+def perform(settled: list[Any], common: list[Any], part: list[Any]) -> list[Any]:
+    """The answers of a range of clients."""
+    import torch
+
+    place = _once("place", settled[0], _settle)
+    shared = _once("common", common[0], unpack)
+    machine.prepare_process()
+    torch.set_grad_enabled(True)
+    return pack(replace(unpack(part), **shared).perform(place))
+
+
+def merge(work: list[Any], *answers: list[Any]) -> list[Any]:
+    """Answers of neighbouring ranges as one."""
+    machine.prepare_process()
+    return pack(unpack(work).merge(unpack(answer) for answer in answers))
+
+
+def _once(what: str, ref: Any, make: Callable[[Any], Any]) -> Any:
+    import ray
+
+    name = ref.hex()
+    if what not in _kept or _kept[what][0] != name:
+        _kept.pop(what, None)  # before the new one takes memory
+        _kept[what] = (name, make(ray.get(ref)))
+    return _kept[what][1]
+
+
+def _settle(message: tuple[dict[str, Any], list[str], list[Any], dict[str, Any]]) -> Place:
+    theirs, path, small, arrays = message
+    here = machine.facts()
+    for name in MUST_AGREE:
+        if here[name] != theirs[name]:
+            raise InputError(
+                f"Node {socket.gethostname()} has {name} {here[name]}, and the process that runs the experiment has "
+                f"{theirs[name]}: install the same version on all nodes."
+            )
+    os.environ["MKL_CBWR"] = theirs["mkl_cbwr"]  # nothing was multiplied yet
+    machine.prepare_process()
+    sys.path += [folder for folder in path if folder not in sys.path]
+    rest, task, setup = unpack(small)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the object store's memory is read-only, and nobody writes to it
+        return Place(assemble(arrays, rest), task, setup)
