@@ -17,9 +17,11 @@ from fedloom.errors import InputError, nearest
 from fedloom.experiment import spec
 from fedloom.experiment.check import estimate
 from fedloom.experiment.checkpoint import write_atomically
+from fedloom.experiment.curves import Curves, save
 from fedloom.experiment.measuring import Measure, named
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress, Silent
+from fedloom.experiment.report import write as write_report
 from fedloom.experiment.run import run
 from fedloom.experiment.spec import Experiment, tomllib
 from fedloom.experiment.table import Table, Value
@@ -37,9 +39,8 @@ class Row(Record):
     """One published result and how to make it. Rows that name the same `run` share it, each with its own `label`."""
 
     name: str
-    published: dict[str, Published | dict[str, Published]] = Field(
-        default_factory=dict
-    )  # source → number, or measure → number
+    # by source: a number for the first measure, or for each measure
+    published: dict[str, Published | dict[str, Published]] = Field(default_factory=dict)
     set: dict[str, Any] = Field(default_factory=dict)
     run: str = ""
     label: str | None = None  # of the algorithm; without it, all of them
@@ -68,6 +69,8 @@ class Reproduction(Record):
     sources: dict[str, str]  # short name → where the numbers are from; the first is what differences are about
     measure: tuple[Measure, ...]
     quick: Quick
+    curves: Curves | None = None  # a picture of all rows
+    report: bool = False  # of every run, as after `fedloom run`
     experiment: dict[str, Any]
     row: tuple[Row, ...]
 
@@ -124,15 +127,9 @@ def plan(
         raise InputError(f"No row is called {', '.join(wanted)}. Known: {known}.")
     found, speeds, shared = [], dict[str, float](), set[str]()
     for row in rows:
-        settings = {**row.set, **(reproduction.quick.set if quick else {}), **(changes or {})}
-        if quick:
-            settings["rounds"] = min(int(settings.get("rounds", 10**9)), reproduction.quick.rounds)
-        values = json.loads(json.dumps(reproduction.experiment))
-        for key, value in settings.items():
-            spec.change(values, key, value)
-        experiment = spec.parse(values, Path.cwd(), default_name="reproduction")
+        experiment = experiment_of(reproduction, row, quick=quick, changes=changes)
         # rows differ in batches and cohorts: what a step costs is timed once for each
-        kind = json.dumps([settings.get(key) for key in ("train.batch_size", "train.epochs", "cohort.fraction")])
+        kind = f"{experiment.train} {experiment.cohort}"
         if kind not in speeds:
             speeds[kind] = estimate(Plan(experiment)).seconds_a_round
         rounds = min(_expected(reproduction, row, experiment.rounds), experiment.rounds)
@@ -141,6 +138,19 @@ def plan(
         shared |= {row.run} - {""}
         found.append(Planned(row, experiment, seconds))
     return found
+
+
+def experiment_of(
+    reproduction: Reproduction, row: Row, *, quick: bool = False, changes: Mapping[str, Any] | None = None
+) -> Experiment:
+    """What a row runs."""
+    settings = {**row.set, **(reproduction.quick.set if quick else {}), **(changes or {})}
+    if quick:
+        settings["rounds"] = min(int(settings.get("rounds", 10**9)), reproduction.quick.rounds)
+    values = json.loads(json.dumps(reproduction.experiment))
+    for key, value in settings.items():
+        spec.change(values, key, value)
+    return spec.parse(values, Path.cwd(), default_name="reproduction")
 
 
 def _expected(reproduction: Reproduction, row: Row, most: int) -> float:
@@ -166,25 +176,33 @@ def reproduce(
 ) -> Table | None:
     """Run the rows that are not done, then the table; None when asked to stop before the end."""
     told = progress or Silent()
-    ran: set[Path] = set()
+    ran: dict[Path, View] = {}
     for one in planned:
-        out = folder / "rows" / _plain(one.row.run or one.row.name)
+        out = _out(folder, one.row)
         arguments = Plan(one.experiment).arguments()
         again = fresh and out not in ran
         result = run(**arguments, out=out, fresh=again, progress=told, should_stop=should_stop)
         if result.status != "done":
             return None
-        ran.add(out)
-        view, one.sha256 = View.read(out), result.weights_sha256
-        one.ours = {measure.name: measured(measure, view, one.row.label) for measure in reproduction.measure}
+        if out not in ran:
+            ran[out] = View.read(out)
+            if reproduction.report:
+                write_report(out)
+        one.sha256 = result.weights_sha256
+        one.ours = {measure.name: measured(measure, ran[out], one.row.label) for measure in reproduction.measure}
         made = table(reproduction, planned, quick=quick)
         write_tables([made], folder)  # after every row: a long reproduction can be looked at while it runs
         write_atomically(folder / "reproduction.json", json.dumps(_record(planned), indent=1).encode())
+        if reproduction.curves is not None:
+            views = {done.row.name: ran[_out(folder, done.row)] for done in planned if done.ours}
+            target = next(iter(one.experiment.evaluate.target.values()), None)
+            save(reproduction.curves, views, reproduction.title, folder, target)
     return made
 
 
-def _plain(name: str) -> str:
-    return "".join(sign if sign.isalnum() or sign in ".-" else "_" for sign in name)
+def _out(folder: Path, row: Row) -> Path:
+    plain = "".join(sign if sign.isalnum() or sign in ".-" else "_" for sign in row.run or row.name)
+    return folder / "rows" / plain
 
 
 def _record(planned: Sequence[Planned]) -> list[dict[str, Any]]:
@@ -204,29 +222,49 @@ def measured(measure: Measure, view: View, label: str | None = None) -> list[flo
 
 
 def table(reproduction: Reproduction, planned: Sequence[Planned], *, quick: bool = False) -> Table:
-    """Ours, what was published, and the difference to the first source; a line for every row and measure."""
-    first, *others = reproduction.sources
-    several = len(reproduction.measure) > 1
+    """Ours and what was published: side by side if a row states one number, one above the other if several."""
+    title = reproduction.title + (" (quick)" if quick else "")
+    plain = any(not isinstance(told, dict) for one in planned for told in one.row.published.values())
+    layout = _long if plain or len(reproduction.measure) == 1 else _wide
+    columns, rows, kinds = layout(reproduction, planned)
+    return Table("reproduction", title, columns, tuple(rows), kinds, _note(reproduction, planned, quick))
+
+
+Parts = tuple[tuple[str, ...], list[tuple[Value, ...]], tuple[str, ...]]  # columns, rows, kinds
+
+
+def _long(reproduction: Reproduction, planned: Sequence[Planned]) -> Parts:
+    """A line for every row: the first measure with its difference to the first source, then our further measures."""
+    (measure, *more), (first, *others) = reproduction.measure, reproduction.sources
     rows: list[tuple[Value, ...]] = []
     for one in planned:
-        for measure in reproduction.measure:
-            known = one.row.numbers(measure)
-            found = one.ours.get(measure.name, [])
-            ours = _mean(found)
-            text = ours if ours is not None else _instead(found, measure, one.experiment)
-            paper = known.get(first)
-            gap = ratio = None
-            if ours is not None and paper is not None and not isinstance(paper, str):
-                gap, ratio = ours - paper, ours / paper if paper else None
-            name = (one.row.name, measure.name) if several else (one.row.name,)
-            rows.append((*name, text, _range(found), paper, gap, ratio, *(known.get(name) for name in others)))
-    whole = all(measure.kind in ("rounds_to", "peak_round") for measure in reproduction.measure)
-    number = "whole" if whole else "number"
-    names = ("row", "measure") if several else ("row",)
-    columns = (*names, "ours", "over seeds", first, "difference", f"ours / {first}", *others)
-    kinds = (*["text"] * len(names), number, "text", number, "difference", "short", *[number] * len(others))
-    title = reproduction.title + (" (quick)" if quick else "")
-    return Table("reproduction", title, columns, tuple(rows), kinds, _note(reproduction, planned, quick))
+        known, found = one.row.numbers(measure), one.ours.get(measure.name, [])
+        ours, paper = _mean(found), known.get(first)
+        gap = ratio = None
+        if ours is not None and paper is not None and not isinstance(paper, str):
+            gap, ratio = ours - paper, ours / paper if paper else None
+        told = (paper, gap, ratio, *(known.get(name) for name in others))
+        also = [_shown(one.ours.get(further.name, []), further, one.experiment) for further in more]
+        rows.append((one.row.name, _shown(found, measure, one.experiment), _range(found), *told, *also))
+    number = "whole" if measure.kind in ("rounds_to", "peak_round") else "number"
+    columns = ("row", "ours", "over seeds", first, "difference", f"ours / {first}", *others)
+    kinds = ("text", number, "text", number, "difference", "short", *[number] * len(others))
+    return (*columns, *(f"our {further.name}" for further in more)), rows, (*kinds, *["number"] * len(more))
+
+
+def _wide(reproduction: Reproduction, planned: Sequence[Planned]) -> Parts:
+    """A column for every measure; under ours the range over seeds, and what each source states."""
+    rows: list[tuple[Value, ...]] = []
+    for one in planned:
+        found = [one.ours.get(measure.name, []) for measure in reproduction.measure]
+        told = [one.row.numbers(measure) for measure in reproduction.measure]
+        shown = [_shown(each, m, one.experiment) for each, m in zip(found, reproduction.measure, strict=True)]
+        rows.append((one.row.name, "ours", *shown))
+        if any(_range(each) for each in found):
+            rows.append(("", "over seeds", *map(_range, found)))
+        rows += [("", name, *(each.get(name) for each in told)) for name in one.row.published]
+    names = [measure.name for measure in reproduction.measure]
+    return ("row", "whose", *names), rows, ("text", "text", *["number"] * len(names))
 
 
 def _mean(found: Sequence[float | None]) -> float | None:
@@ -235,11 +273,12 @@ def _mean(found: Sequence[float | None]) -> float | None:
     return float(np.mean(known)) if known and len(known) == len(found) else None
 
 
-def _instead(found: Sequence[float | None], measure: Measure, experiment: Experiment) -> str | None:
-    """In words, where there is no number."""
+def _shown(found: Sequence[float | None], measure: Measure, experiment: Experiment) -> Value:
+    """Ours, or in words why there is no number."""
     if not found:
         return "not run yet"
-    return f"> {experiment.rounds}" if measure.kind in ("rounds_to", "crossing") else None
+    ours = _mean(found)
+    return f"> {experiment.rounds}" if ours is None and measure.kind in ("rounds_to", "crossing") else ours
 
 
 def _range(found: Sequence[float | None]) -> str | None:

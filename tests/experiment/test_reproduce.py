@@ -11,8 +11,10 @@ import pytest
 
 from fedloom.errors import InputError
 from fedloom.experiment import reproduce
+from fedloom.experiment.curves import Curves, draw
 from fedloom.experiment.result import Result
 from fedloom.experiment.view import View
+from fedloom.models import MODELS
 
 SMALL = """
 title = "Digits, rounds until half are right"
@@ -52,14 +54,20 @@ set = { "train.lr" = 0.00001, "rounds" = 2 }
 """
 
 
-def test_every_shipped_file_is_sound() -> None:
-    assert "mcmahan-table1-2nn" in reproduce.names()
-    for name in reproduce.names():
-        found = reproduce.load(name)
-        names = [row.name for row in found.row]
-        assert len(set(names)) == len(names)
-        assert set(found.quick.rows) <= set(names)
-        assert all(set(row.published) <= set(found.sources) for row in found.row)
+@pytest.mark.parametrize("name", reproduce.names())
+def test_every_shipped_file_is_sound(name: str) -> None:
+    found = reproduce.load(name)
+    names = [row.name for row in found.row]
+    assert len(set(names)) == len(names)
+    assert set(found.quick.rows) <= set(names)
+    measures = {measure.name for measure in found.measure}
+    for row in found.row:
+        assert set(row.published) <= set(found.sources)
+        assert all(set(told) <= measures for told in row.published.values() if isinstance(told, dict))
+        experiment = reproduce.experiment_of(found, row)
+        assert row.label is None or row.label in experiment.algorithm
+        assert reproduce.experiment_of(found, row, quick=True).rounds <= min(found.quick.rounds, experiment.rounds)
+        assert experiment.task.model in MODELS
 
 
 def test_the_2nn_rows_are_those_of_the_table() -> None:
@@ -70,6 +78,22 @@ def test_the_2nn_rows_are_those_of_the_table() -> None:
     assert rows["non-iid, B ∞, C 0"].published == {"paper": 4278, "slides": 2620}
     assert rows["non-iid, B 10, C 1"].set["cohort.fraction"] == 1.0
     assert rows["non-iid, B 10, C 1"].set["data.partition"] == {"name": "shards", "clients": 100}
+
+
+def test_the_other_tables_have_the_published_rows() -> None:
+    cnn = {row.name: row.published for row in reproduce.load("mcmahan-table1-cnn").row}
+    assert len(cnn) == 20
+    assert cnn["iid, B 10, C 0.1"] == {"paper": 18, "slides": 26}
+    assert cnn["non-iid, B 10, C 1"] == {"paper": 97, "slides": "724 (98.89 %)"}
+    second = {row.name: row for row in reproduce.load("mcmahan-table2").row}
+    assert len(second) == 18
+    assert second["non-iid, E 20, B 10"].published == {"paper": 173, "slides": 632}
+    assert second["iid, E 5, B 10"].published == {"paper": 20}
+    assert len(reproduce.load("mcmahan-figure2").row) == 12
+    skewed = {row.name: row.published.get("thesis") for row in reproduce.load("images-skewed").row}
+    assert skewed["peer-to-peer, selective"]["before: lowest"] == 70.09
+    assert skewed["central, selective"]["before: lowest"] == 50.0
+    assert skewed["not federated"] == {"everybody's tests: average": 87.21}
 
 
 def test_ours_and_theirs_are_side_by_side(tmp_path: Path) -> None:
@@ -174,8 +198,13 @@ def test_a_row_may_state_several_numbers_of_one_algorithm_among_others(tmp_path:
     table = reproduce.reproduce(found, planned, tmp_path / "out")
     assert table is not None
     assert [path.name for path in (tmp_path / "out" / "rows").iterdir()] == ["all"]
-    ours = {row[:2]: row for row in table.rows}
-    assert len(ours) == 3 * 7
+    assert [row[:2] for row in table.rows if row[1] != "over seeds"] == [
+        ("no sharing", "ours"),
+        ("", "paper"),
+        ("averaging", "ours"),
+        ("one place", "ours"),
+    ]
+    ours = {(row[0], name): value for row in table.rows for name, value in zip(table.columns, row, strict=True)}
     clients = Result.read(tmp_path / "out" / "rows" / "all").frame("clients")
     accuracy = clients[(clients.metric == "accuracy") & (clients.split == "test")]
 
@@ -184,16 +213,43 @@ def test_a_row_may_state_several_numbers_of_one_algorithm_among_others(tmp_path:
         return [rows[rows.seed == seed].groupby("round").value.agg(statistic) for seed in (1, 2)]
 
     lowest = np.mean([100 * curve.loc[3] for curve in curves("local", "pre_fit", "min")])
-    assert ours["no sharing", "lowest before"][2] == pytest.approx(lowest)
-    assert ours["no sharing", "lowest before"][4:6] == (20.0, pytest.approx(lowest - 20))
-    assert ours["no sharing", "crossing"][4:] == ("-", None, None)
+    assert ours["no sharing", "lowest before"] == pytest.approx(lowest)
+    paper = dict(zip(table.columns, table.rows[2], strict=True))
+    assert {name: value for name, value in paper.items() if value} == {
+        "whose": "paper",
+        "lowest before": 20.0,
+        "crossing": "-",
+    }
     after = [curve.loc[2:].mean() for curve in curves("central", "post_fit", "std")]  # of samples: n − 1
-    assert ours["averaging", "spread after, last 2"][2] == pytest.approx(np.mean(after) * np.sqrt(2 / 3))
-    assert ours["averaging", "peak round"][2] == np.mean([c.idxmax() for c in curves("central", "post_fit", "mean")])
-    assert ours["averaging", "least"][2] == np.mean([c.min() for c in curves("central", "post_fit", "max")])
+    assert ours["averaging", "spread after, last 2"] == pytest.approx(np.mean(after) * np.sqrt(2 / 3))
+    assert ours["averaging", "peak round"] == np.mean([c.idxmax() for c in curves("central", "post_fit", "mean")])
+    assert ours["averaging", "least"] == np.mean([c.min() for c in curves("central", "post_fit", "max")])
     universal = [curve.loc[3] for curve in curves("pooled", "universal", "mean")]
-    assert ours["one place", "everybody's tests"][2] == pytest.approx(np.mean(universal))
-    assert ours["averaging", "never measured"][2] is None
+    assert ours["one place", "everybody's tests"] == pytest.approx(np.mean(universal))
+    assert ours["averaging", "never measured"] is None
+
+
+def test_further_measures_stand_beside_what_is_compared_and_curves_are_drawn(tmp_path: Path) -> None:
+    both = SMALL.replace("[measure]", '[[measure]]\nname = "rounds"').replace(
+        "[quick]", '[[measure]]\nname = "crossing"\nkind = "crossing"\ntarget = 0.5\n[curves]\nbest = true\n[quick]'
+    )
+    (tmp_path / "both.toml").write_text(both.replace('"fast"', '"a, fast"').replace('"slow"', '"a, slow"'))
+    found = reproduce.load(str(tmp_path / "both.toml"))
+    table = reproduce.reproduce(found, reproduce.plan(found), tmp_path / "out")
+    assert table is not None
+    fast = dict(zip(table.columns, table.rows[0], strict=True))
+    assert fast["ours"] - 1 < fast["our crossing"] <= fast["ours"]
+    assert fast["paper"] == 4
+    assert table.rows[1][-1] == "> 2"
+    rows = {name: View.read(tmp_path / "out" / "rows" / name) for name in ("a__fast", "a__slow")}
+    panels = Curves().panels({"a, fast": rows["a__fast"], "a, slow": rows["a__slow"], "other": rows["a__slow"]})
+    assert {panel: list(lines) for panel, lines in panels.items()} == {"a": ["fast", "slow"], "": ["other"]}
+    splits = Curves(splits=("train", "test")).panels({"a, fast": rows["a__fast"]})
+    assert {panel: list(lines) for panel, lines in splits.items()} == {"a, fast": ["train", "test"]}
+    (axes,) = draw(Curves(best=True), {"a, fast": rows["a__fast"]}, "").figure.axes
+    drawn = axes.lines[0].get_ydata()
+    assert list(drawn) == list(np.maximum.accumulate(rows["a__fast"].server("fedavg", 1, "accuracy")[1]))
+    assert (tmp_path / "out" / "curves.png").is_file()
 
 
 def test_the_quick_version_may_change_settings_too(tmp_path: Path) -> None:
