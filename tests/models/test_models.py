@@ -10,9 +10,10 @@ from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 from typer.testing import CliRunner
 
-from fedloom import models
+from fedloom import keys, models
 from fedloom.cli import app
 from fedloom.errors import InputError
+from fedloom.masking import Masked
 from fedloom.models import MODELS, build, describe
 from fedloom.task import Task
 
@@ -66,6 +67,30 @@ def parameters(module: nn.Module) -> int:
 )
 def test_models_have_exactly_as_many_parameters_as_the_papers_say(name: str, expected: int) -> None:
     assert parameters(build(name, **ARGS.get(name, {}))) == expected
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ({"layer_norm": True}, 830_736 + 2 * (256 + 256 + 64)),
+        ({"recurrent_dropout": 0.5}, 830_736),
+        ({"units": 128}, 10_000 * 16 + 4 * 128 * (16 + 128 + 1) + 10_000 * 129),
+        ({"embedding": 6}, 10_000 * 6 + 4 * 64 * (6 + 64 + 1) + 10_000 * 65),
+    ],
+)
+def test_variants_of_the_next_word_model_have_the_parameters_of_their_layers(
+    args: dict[str, Any], expected: int
+) -> None:
+    assert parameters(build("next_word_lstm", **args)) == expected
+
+
+def test_the_next_word_model_starts_as_in_keras() -> None:
+    model = build("next_word_lstm", vocabulary=500, embedding=6, units=8)
+    assert model.embedding.weight.abs().max() <= 0.05
+    assert model.out.weight.abs().max() <= (6 / 508) ** 0.5
+    torch.testing.assert_close(model.recurrent.weight.T @ model.recurrent.weight, torch.eye(8))
+    assert model.input.bias.tolist() == [0.0] * 8 + [1.0] * 8 + [0.0] * 16  # the second quarter lets it remember
+    assert not model.out.bias.any()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -132,6 +157,20 @@ def test_recurrent_dropout_is_for_training_only() -> None:
     tokens = torch.randint(0, 11, (5, 7))
     assert torch.equal(model.eval()(tokens), model(tokens))
     assert not torch.equal(model.train()(tokens), model(tokens))
+
+
+def test_recurrent_dropout_drops_candidates_and_never_what_is_remembered() -> None:
+    model = build("next_word_lstm", vocabulary=11, embedding=3, units=4, recurrent_dropout=0.5).double()
+    tokens, key = torch.randint(0, 11, (5, 7)), torch.tensor([3, 4])
+    hidden = memory = torch.zeros(5, 4, dtype=torch.float64)
+    for step in range(7):
+        gates = model.input(model.embedding(tokens[:, step])) + model.recurrent(hidden)
+        enter, forget, leave, candidate = gates.chunk(4, 1)
+        kept = (keys.uniform(key, 20, step) >= 0.5).reshape(5, 4)  # the draw of this client, in this step
+        memory = forget.sigmoid() * memory + enter.sigmoid() * candidate.tanh() * kept * 2
+        hidden = leave.sigmoid() * memory.tanh()
+    with Masked(key):
+        torch.testing.assert_close(model(tokens), model.out(hidden))
 
 
 def test_an_mlp_computes_what_its_layers_say() -> None:

@@ -14,9 +14,12 @@ from fedloom.data.sources.huggingface import HuggingFace
 from fedloom.data.sources.idx import FashionMnist, Mnist
 from fedloom.data.sources.images import Images
 from fedloom.data.sources.leaf import Leaf
+from fedloom.data.sources.leaf_reddit import LeafReddit
 from fedloom.data.sources.natural_images import NaturalImages
 from fedloom.data.sources.npz import Npz
 from fedloom.data.sources.postures import Postures
+from fedloom.data.sources.shakespeare import Shakespeare
+from fedloom.data.sources.texts import Texts
 from fedloom.errors import InputError, nearest
 
 __all__ = ["SOURCES", "Progress", "Source", "source"]
@@ -31,6 +34,9 @@ SOURCES: dict[str, type[Source]] = {
     "eeg": Eeg,
     "femnist": Femnist,
     "hdf5": Hdf5,
+    "texts": Texts,
+    "leaf_reddit": LeafReddit,
+    "shakespeare": Shakespeare,
     "heart_disease": HeartDisease,
     "huggingface": HuggingFace,
     "leaf": Leaf,
