@@ -120,7 +120,7 @@ class Csv(Source):
             values = np.array([_number(cell, known) for cell in cells])
         with np.errstate(over="ignore"):  # too large for float32: refused below like any other infinite number
             numbers = values.astype(np.float32)
-        for at in np.flatnonzero(~np.isfinite(numbers)):
+        for at in np.flatnonzero(~np.isfinite(numbers)).tolist():
             if cells[at].strip() not in known:
                 self._refuse(cells[at], lines[at], column)
         return numbers
