@@ -97,4 +97,10 @@ OFFERS = {
         whole=True,
         hint="Kaggle offers it (dataset prasunroy/natural-images) to those who log in.",
     ),
+    "femnist": Offer(
+        sums={"fed_emnist_train.h5": None, "fed_emnist_test.h5": None},
+        mirrors=("https://storage.googleapis.com/tff-datasets-public/fed_emnist.tar.bz2",),
+        archives={"fed_emnist.tar.bz2": "fe1ed5a502cea3a952eb105920bff8cffb32836b5173cb18a57a32c3606f3ea0"},
+        hint="These are TensorFlow Federated's files of the dataset that LEAF calls FEMNIST.",
+    ),
 }
