@@ -4,7 +4,7 @@
 
 The two most active authors of the file become the sites rpi1 and rpi2. Every session is a `fedloom serve` and two
 `fedloom join` over TLS on this machine; runs go on where they stopped. Written to the folder: the sites' files, logs,
-a run folder for each session, numbers.json (accuracy and loss of both devices, bytes, seconds, peak memory), curves.png.
+a run folder for each session, numbers.json (accuracy and loss of both devices, bytes, seconds, memory), curves.png.
 """
 
 from __future__ import annotations
