@@ -201,7 +201,8 @@ def driver(nodes: int, clients: int, model: int, options: argparse.Namespace, me
 
     def receive(senders: list[tuple[int, int]]) -> tuple[int, float]:
         size = sum(sums(begin, end) for begin, end in senders) * model
-        return size, size / options.network + size * measured["add"]
+        moved = max(1 / options.network, measured["pull"])  # whichever is slower: the link, or Ray on it
+        return size, size * (moved + measured["add"])
 
     star, star_seconds = receive(holders)
     waiting, reducers, senders = 0.0, 0, holders
