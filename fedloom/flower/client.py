@@ -5,7 +5,9 @@ Without a worker the process does the work itself: it loads torch, the model and
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -14,9 +16,11 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, StoreError
 from fedloom.flower.letters import Letter
 from fedloom.flower.places import state_folder, worker_address
+
+PATIENCE = 120.0  # seconds that a worker may take to get ready
 
 
 def client_app(app: Path) -> ClientApp:
@@ -35,17 +39,29 @@ def answer(app: Path, letter: Letter, config: Mapping[str, Any]) -> Letter:
     """What this node answers; a mistake in its settings is an answer too, for the ServerApp to show."""
     try:
         state = state_folder(config)
+        end = time.monotonic() + PATIENCE
         found = _by_worker(state, letter)
-        if found is None:
-            from fedloom.flower.worker import Worker, seat
-            from fedloom.network.enrol import claimed
-
-            with claimed(state):
-                found = Worker(seat(app, config), state).answer(letter)
+        while found is None:
+            found = _alone(app, config, state, letter, waiting=time.monotonic() < end) or _by_worker(state, letter)
         return found
     except FedloomError as error:
         print(f"error: {error}", flush=True)
         return Letter({"failure": str(error)})
+
+
+def _alone(app: Path, config: Mapping[str, Any], state: Path, letter: Letter, waiting: bool) -> Letter | None:
+    """The answer of this process; none while a worker holds the node's state and is not ready yet."""
+    from fedloom.flower.worker import Worker, seat
+    from fedloom.network.enrol import claimed
+
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(claimed(state, seconds=0.5))
+        except StoreError:
+            if waiting:
+                return None
+            raise
+        return Worker(seat(app, config), state).answer(letter)
 
 
 def _by_worker(state: Path, letter: Letter) -> Letter | None:

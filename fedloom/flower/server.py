@@ -30,7 +30,7 @@ from fedloom.network.session import Session
 
 PAUSE = 0.25  # seconds between two looks for answers
 LOOK = 1.0  # and for nodes that came or went
-AGAIN = 30.0  # a node that could not be made ready is asked again after this
+AGAIN = 120.0  # a node that could not be made ready is asked again after this
 AWAY = 30.0  # a node that is gone for so long is not waited for if the round can do without it
 GRACE = 5.0  # a message lives this much longer than its round, so that nobody works on old ones
 

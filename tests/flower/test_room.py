@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,11 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedloom[flower]'")
 
 from fedloom.errors import InputError
-from fedloom.flower import server
+from fedloom.flower import client, server
 from fedloom.flower.client import answer
 from fedloom.flower.letters import Letter, NoLetter
 from fedloom.flower.places import partition, state_folder
+from fedloom.network.enrol import claimed
 from fedloom.network.messages import Outgoing, read_answer
 from fedloom.network.wire import read_parcel
 from tests.flower.conftest import THREE, VALUES, Room
@@ -206,6 +209,22 @@ def test_a_message_of_somebody_else_is_refused() -> None:
 )
 def test_a_wrong_node_config_is_told_to_the_server(config: dict[str, Any], words: str, tmp_path: Path) -> None:
     assert words in answer(tmp_path, Letter({}), config).header["failure"]
+
+
+def test_a_worker_that_is_not_ready_yet_is_waited_for(
+    room: Rooms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, app = room()
+    config = {"partition-id": 0, "num-partitions": 2, "state": str(tmp_path / "mine")}
+    letter, starting = Letter({"run": "unknown"}), ExitStack()
+    starting.enter_context(claimed(tmp_path / "mine"))
+    with monkeypatch.context() as patience:
+        patience.setattr(client, "PATIENCE", 0.0)
+        assert "Another agent is running" in answer(app, letter, config).header["failure"]
+    timer = threading.Timer(0.7, starting.close)
+    timer.start()
+    assert "a run that it does not know" in answer(app, letter, config).header["failure"]
+    timer.join()
 
 
 def test_where_a_node_keeps_its_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
