@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedloom.errors import InputError, nearest
 from fedloom.experiment import spec
@@ -27,7 +28,7 @@ from fedloom.experiment.spec import Experiment, tomllib
 from fedloom.experiment.table import Table, Value
 from fedloom.experiment.table import write as write_tables
 from fedloom.experiment.view import View
-from fedloom.record import Record
+from fedloom.record import Count, Record
 
 FOLDER = Path(__file__).parent / "reproductions"
 
@@ -45,6 +46,11 @@ class Row(Record):
     run: str = ""
     label: str | None = None  # of the algorithm; without it, all of them
 
+    @property
+    def folder(self) -> str:
+        """Where its run is, beside those of other rows."""
+        return "".join(sign if sign.isalnum() or sign in ".-" else "_" for sign in self.run or self.name)
+
     def numbers(self, measure: Measure) -> dict[str, Published]:
         """What each source says about one measure."""
         found = {
@@ -57,7 +63,7 @@ class Quick(Record):
     """What the shortened version runs."""
 
     rows: tuple[str, ...] = ()
-    rounds: int
+    rounds: Count
     set: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -84,6 +90,39 @@ class Reproduction(Record):
     def _named(cls, value: tuple[Measure, ...]) -> tuple[Measure, ...]:
         return named(value)
 
+    @model_validator(mode="after")
+    def _sound(self) -> Reproduction:
+        """What would otherwise be left out of the table without a word."""
+        for what in ("sources", "measure", "row"):
+            if not getattr(self, what):
+                raise InputError(f"A reproduction needs at least one '{what}'.")
+        names, runs = set[str](), dict[str, str]()
+        for row in self.row:
+            run = row.run or row.name
+            if row.name in names or runs.setdefault(row.folder, run) != run or not row.folder.strip("._"):
+                raise InputError(
+                    f"The row '{row.name}' cannot be told from another by its name: rows, and what they 'run', must "
+                    "differ in letters or digits."
+                )
+            names.add(row.name)
+            self._known(row)
+        return self
+
+    def _known(self, row: Row) -> None:
+        """The row is about sources and measures that there are."""
+        told = row.published
+        measures = [name for numbers in told.values() if isinstance(numbers, dict) for name in numbers]
+        for what, given, known in (
+            ("source", list(told), list(self.sources)),
+            ("measure", measures, [measure.name for measure in self.measure]),
+        ):
+            for name in given:
+                if name not in known:
+                    raise InputError(
+                        f"The row '{row.name}' has published numbers for a {what} '{name}' that there is not. Known: "
+                        f"{', '.join(known)}.{nearest(name, known)}"
+                    )
+
 
 def names() -> list[str]:
     """The reproductions that come with fedloom."""
@@ -97,7 +136,7 @@ def load(name: str) -> Reproduction:
         raise InputError(f"There is no reproduction '{name}'. Known: {', '.join(names())}.{nearest(name, names())}")
     try:
         return Reproduction(**tomllib.loads(path.read_text(encoding="utf-8")))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not a valid TOML file: {error}") from error
 
 
@@ -118,16 +157,18 @@ def plan(
     quick: bool = False,
     only: Sequence[str] = (),
     changes: Mapping[str, Any] | None = None,
+    base: Path | None = None,
 ) -> list[Planned]:
-    """The rows that are to be run, with a guess of the time each will take."""
+    """The rows that are to be run, with a guess of the time each will take; relative paths start at `base`."""
     wanted = reproduction.quick.rows if quick and not only else only
     rows = [row for row in reproduction.row if not wanted or any(fnmatch(row.name, one) for one in wanted)]
-    if not rows:
+    nowhere = [one for one in wanted if not any(fnmatch(row.name, one) for row in rows)]
+    if nowhere:
         known = "; ".join(row.name for row in reproduction.row)
-        raise InputError(f"No row is called {', '.join(wanted)}. Known: {known}.")
+        raise InputError(f"No row is called {', '.join(nowhere)}. Known: {known}.")
     found, speeds, shared = [], dict[str, float](), set[str]()
     for row in rows:
-        experiment = experiment_of(reproduction, row, quick=quick, changes=changes)
+        experiment = experiment_of(reproduction, row, quick=quick, changes=changes, base=base)
         # rows differ in batches and cohorts: what a step costs is timed once for each
         kind = f"{experiment.train} {experiment.cohort}"
         if kind not in speeds:
@@ -141,16 +182,23 @@ def plan(
 
 
 def experiment_of(
-    reproduction: Reproduction, row: Row, *, quick: bool = False, changes: Mapping[str, Any] | None = None
+    reproduction: Reproduction,
+    row: Row,
+    *,
+    quick: bool = False,
+    changes: Mapping[str, Any] | None = None,
+    base: Path | None = None,
 ) -> Experiment:
     """What a row runs."""
     settings = {**row.set, **(reproduction.quick.set if quick else {}), **(changes or {})}
-    if quick:
-        settings["rounds"] = min(int(settings.get("rounds", 10**9)), reproduction.quick.rounds)
-    values = json.loads(json.dumps(reproduction.experiment))
+    values = copy.deepcopy(reproduction.experiment)
     for key, value in settings.items():
-        spec.change(values, key, value)
-    return spec.parse(values, Path.cwd(), default_name="reproduction")
+        spec.change(values, key, copy.deepcopy(value))
+    experiment = spec.parse(values, base or Path.cwd(), default_name="reproduction")
+    if quick and experiment.rounds > reproduction.quick.rounds:
+        values["rounds"] = reproduction.quick.rounds
+        experiment = spec.parse(values, experiment.base, default_name="reproduction")
+    return experiment
 
 
 def _expected(reproduction: Reproduction, row: Row, most: int) -> float:
@@ -178,7 +226,7 @@ def reproduce(
     told = progress or Silent()
     ran: dict[Path, View] = {}
     for one in planned:
-        out = _out(folder, one.row)
+        out = folder / "rows" / one.row.folder
         arguments = Plan(one.experiment).arguments()
         again = fresh and out not in ran
         result = run(**arguments, out=out, fresh=again, progress=told, should_stop=should_stop)
@@ -194,15 +242,10 @@ def reproduce(
         write_tables([made], folder)  # after every row: a long reproduction can be looked at while it runs
         write_atomically(folder / "reproduction.json", json.dumps(_record(planned), indent=1).encode())
         if reproduction.curves is not None:
-            views = {done.row.name: ran[_out(folder, done.row)] for done in planned if done.ours}
+            views = {done.row.name: ran[folder / "rows" / done.row.folder] for done in planned if done.ours}
             target = next(iter(one.experiment.evaluate.target.values()), None)
             save(reproduction.curves, views, reproduction.title, folder, target)
     return made
-
-
-def _out(folder: Path, row: Row) -> Path:
-    plain = "".join(sign if sign.isalnum() or sign in ".-" else "_" for sign in row.run or row.name)
-    return folder / "rows" / plain
 
 
 def _record(planned: Sequence[Planned]) -> list[dict[str, Any]]:
