@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test crosscheck lint install clean
+.PHONY: demo test crosscheck flower lint install clean
 
 demo: install
 	$(BIN)/fedloom demo
@@ -22,6 +22,13 @@ crosscheck:
 	$(CROSSCHECK) pip install --quiet --disable-pip-version-check "torch==2.13.0" "flwr==1.41.*" "pfl[pytorch]==0.6.*" \
 		|| echo "pfl-research cannot be installed here: whole rounds are not compared. It needs Python 3.10 to 3.12."
 	$(CROSSCHECK) pytest -rs -m crosscheck tests/conformance
+
+# a real SuperLink and SuperNodes; Flower wants older versions of common packages than constraints.txt pins
+FLOWER := .venv-flower/bin/python -m
+flower:
+	test -x .venv-flower/bin/python || $(PYTHON) -m venv .venv-flower
+	$(FLOWER) pip install --quiet --disable-pip-version-check "torch==2.13.0" --editable ".[test,flower]"
+	$(FLOWER) pytest -rs tests/flower
 
 lint: $(VENV)/.tests
 	$(BIN)/ruff check --fix .
@@ -45,4 +52,4 @@ $(VENV)/.tests: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@ $(VENV)/.package
 
 clean:
-	rm -rf $(VENV) .venv-crosscheck runs build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-crosscheck .venv-flower runs build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache

@@ -88,3 +88,5 @@ def _import(module: str, name: str) -> ModuleType:
             f"'{name}': there is no module '{error.name}'. Write file.py:Name for a file beside the experiment, or "
             "package.module:Name for an installed one."
         ) from error
+    except Exception as error:
+        raise InputError(f"'{name}' failed while it was imported: {type(error).__name__}: {error}") from error

@@ -136,14 +136,13 @@ class Task:
             torch.manual_seed(keys.key(self.seed, "init") >> 1)
             if isinstance(self.model, nn.Module):
                 module = copy.deepcopy(self.model)
-            elif isinstance(self.model, str):
-                from fedloom.models import build
-
-                module = build(self.model, **self.args)
             else:
-                module = self.model(**self.args)
-        if not isinstance(module, nn.Module):
-            raise InputError(f"The model must be a torch.nn.Module. Got {type(module).__name__} instead.")
+                from fedloom.models import build, construct
+
+                if isinstance(self.model, str):
+                    module = build(self.model, **self.args)
+                else:
+                    module = construct(getattr(self.model, "__name__", str(self.model)), self.model, self.args)
         return module.to(self.torch_dtype)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -28,6 +28,7 @@ LAYERS = [
     ["engine"],
     ["catalogue", "experiment"],
     ["network"],
+    ["flower"],
     ["testing"],
     ["cli", "__main__"],
 ]

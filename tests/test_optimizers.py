@@ -128,3 +128,17 @@ def test_an_optimizer_begins_with_zeros_for_what_is_trained(training: Training, 
     assert set(state) == (expected | {"steps"} if slots else set())
     assert all(torch.count_nonzero(leaf) == 0 for leaf in state.values())
     assert all(state[name].shape == weights[name.split(":")[1]].shape for name in expected)
+
+
+def test_adam_takes_gradients_that_lie_across_memory() -> None:
+    training, make = CASES["adam"]
+    start, gradients = draw(0, "weight", "start"), [draw(step, "weight", "noise").t() for step in range(3)]
+    ours, theirs = start.t().contiguous(), torch.nn.Parameter(start.t().contiguous())
+    state = optimizers.initial_state(training, {"weight": ours}, ("weight",))
+    optimizer = make([theirs])
+    for gradient in gradients:
+        assert not gradient.is_contiguous()
+        optimizers.update(training, ("weight",), [ours], [gradient], state)
+        theirs.grad = gradient
+        optimizer.step()
+    torch.testing.assert_close(ours, theirs.detach(), rtol=1e-12, atol=1e-12)

@@ -65,7 +65,7 @@ def test_a_function_may_build_the_model_with_arguments() -> None:
 
 
 def test_what_is_not_a_module_is_refused() -> None:
-    with pytest.raises(InputError, match=r"The model must be a torch\.nn\.Module\. Got int instead\."):
+    with pytest.raises(InputError, match=r"The model '<lambda>' must be a torch\.nn\.Module\. Got int instead\."):
         Task(lambda: 3).build()
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedloom import __version__
-from fedloom.cli import data, network, planning, results, running
+from fedloom.cli import data, flower, network, planning, results, running
 from fedloom.cli.shared import say
 from fedloom.errors import FedloomError
 
@@ -18,7 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (running, planning, results, data, network):
+for group in (running, planning, results, data, network, flower):
     group.register(app)
 
 

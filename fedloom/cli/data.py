@@ -1,8 +1,9 @@
-"""The commands about data: describe, get."""
+"""The commands about data: describe, export, get."""
 
 from __future__ import annotations
 
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -14,6 +15,16 @@ from fedloom.cli.shared import (
     load,
     say,
 )
+
+
+class Part(str, Enum):
+    """Which examples are exported."""
+
+    all = "all"
+    train = "train"
+    validation = "validation"
+    test = "test"
+
 
 data_app = typer.Typer(no_args_is_help=True, help="Look at data, or fetch it.")
 
@@ -42,6 +53,25 @@ def describe(
     path = picture or Path(f"{file.stem}-data.png")
     describing.plot(federation, path)
     print(f"Picture: {path}")
+
+
+@data_app.command()
+def export(
+    file: File,
+    to: Annotated[Path, typer.Option(metavar="PATH", help="The file to write: .h5 or .json.")],
+    changes: Changes = None,
+    split: Annotated[Part, typer.Option(help="Which examples of every client.")] = Part.all,
+    features: Annotated[str, typer.Option(help="The features' name in an HDF5 file.")] = "x",
+    label: Annotated[str, typer.Option(help="The label's name in an HDF5 file.")] = "label",
+) -> None:
+    """Write every client's examples as TensorFlow Federated (HDF5) or LEAF (JSON) read them."""
+    from fedloom.data.export import export as write
+    from fedloom.experiment.plan import Plan
+
+    experiment = load(file, changes)
+    federation = Plan(experiment).federation(experiment.seeds[0])
+    count = write(federation, to, split.value, features, label)
+    print(f"{to}: {count} examples of {federation.clients} clients")
 
 
 @data_app.command()

@@ -57,7 +57,7 @@ def serve(
 ) -> None:
     """Run an experiment on other machines: wait for agents, then go on as `run` does."""
     _needs_extra()
-    from fedloom.network.serve import Session, prepare_folder
+    from fedloom.network.serve import Served, prepare_folder
 
     if (certificate is None) != (key is None):
         raise InputError("--certificate and --key belong together: give both, or neither.")
@@ -66,7 +66,7 @@ def serve(
     prepare_folder(folder, fresh)
     host, port = _address(listen)
     with showing(quiet) as progress:
-        session = Session(
+        session = Served(
             experiment,
             folder,
             host=host,

@@ -1,4 +1,4 @@
-"""The commands before a run: init, check, graph, algorithms."""
+"""The commands before a run: init, check, graph, algorithms, models."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def register(app: typer.Typer) -> None:
     app.command()(check)
     app.command()(graph)
     app.command()(algorithms)
+    app.command()(models)
 
 
 def init(
@@ -106,3 +107,18 @@ def algorithms(
     print(f"\nAlso any key of [train]. Secure aggregation: {entry.secure}. On a network: {entry.network}.")
     if entry.reference:
         print(f"Reference: {entry.reference}.")
+
+
+def models(as_json: AsJson = False) -> None:
+    """List the models: parameters, the shape of an example, and a line about each."""
+    from fedloom.models import describe
+
+    found = describe()
+    if as_json:
+        print(json.dumps([model._asdict() for model in found], indent=2))
+        return
+    for model in found:
+        count = "by args" if model.parameters is None else f"{model.parameters:,}"
+        count += f" + {model.buffers}" if model.buffers else ""
+        shape = "by args" if model.inputs is None else " × ".join(map(str, model.inputs))
+        print(f"{model.name:<20} {count:>11}  {shape:<12} {model.summary}")

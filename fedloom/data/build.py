@@ -64,7 +64,7 @@ def federate(
         x=_take(dataset.x, order),
         y=_take(y, order),
         offsets=np.concatenate([[0], np.cumsum(sizes)]),
-        split=_split(split),
+        split=as_split(split),
         seed=seed,
         names=names,
         classes=dataset.classes,
@@ -78,7 +78,8 @@ def federate(
     return federation if normalize == "none" else normalized(federation, normalize, dataset.missing)
 
 
-def _split(split: Split | Sequence[float] | None) -> Split:
+def as_split(split: Split | Sequence[float] | None) -> Split:
+    """Three shares, or a split as it is."""
     if split is None or isinstance(split, Split):
         return split or Split()
     if len(split) != 3:

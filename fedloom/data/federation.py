@@ -102,7 +102,7 @@ class Federation:
         client: ArrayLike | None = None,
         partition: Any = None,
         clients: int | None = None,
-        split: Sequence[float] = (0.6, 0.2, 0.2),
+        split: Split | Sequence[float] = (0.6, 0.2, 0.2),
         seed: int = 0,
         normalize: str = "none",
         server: Any = None,
@@ -139,6 +139,9 @@ class Federation:
 def _parts(split: Split, seed: int, client: int, start: int, end: int) -> dict[SplitName, Tensor]:
     # a cache keyed by the federation itself would keep the tensors of every federation ever built alive
     train, validation, test = (int(part[0]) for part in split.sizes(np.array([end - start])))
+    if not split.shuffle:
+        first, then, last = torch.split(torch.arange(start, end), [train, validation, test])
+        return {"test": last, "validation": then, "train": first}
     if train == end - start:
         order = np.arange(train)
     else:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,8 @@ SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 class Split(Record):
     """Shares of a client's examples: first the test part is taken, then `validation / (1 − test)` of the rest.
 
-    Parts are rounded up, as scikit-learn's `train_test_split` does, but training always keeps one example.
+    Parts are rounded up, as scikit-learn's `train_test_split` does, but training always keeps one example. Examples are
+    drawn at random for each part, or without `shuffle` taken in their order: training first, test last.
 
     >>> [int(part[0]) for part in Split().sizes(np.array([11]))]
     [6, 2, 3]
@@ -27,6 +29,7 @@ class Split(Record):
     train: float = 0.6
     validation: float = 0.2
     test: float = 0.2
+    shuffle: bool = True
 
     @model_validator(mode="after")
     def _shares(self) -> Split:
@@ -37,6 +40,12 @@ class Split(Record):
                 f"with some training. Got {list(shares)} instead."
             )
         return self
+
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        # fingerprints of data are made of this: what was there before `shuffle` has to look as it did
+        return (
+            (name, getattr(self, name)) for name in type(self).model_fields if name != "shuffle" or not self.shuffle
+        )
 
     def sizes(self, examples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Examples in each part, for clients with these numbers of examples."""

@@ -18,6 +18,7 @@ from fedloom.algorithm import Algorithm
 from fedloom.algorithms import ALGORITHMS
 from fedloom.cohort import Sampling
 from fedloom.data.sources import Source, source
+from fedloom.data.split import Split
 from fedloom.engine import Evaluation
 from fedloom.errors import UNKNOWN, InputError, ParameterError, nearest
 from fedloom.local import Training
@@ -40,9 +41,14 @@ class DataTable(Record):
     source: str = "digits"
     partition: dict[str, Any] | str | None = None
     normalize: Literal["none", "client", "federated"] = "none"
-    split: tuple[float, float, float] = (0.6, 0.2, 0.2)
+    split: tuple[float, float, float] | Split = (0.6, 0.2, 0.2)
     server: str | int | float | dict[str, Any] = "none"
     seed: Seed = 0
+
+    @field_validator("split", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return read(Split, "data.split", value) if isinstance(value, Mapping) else value
 
 
 class TaskTable(Record):

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.data.build import as_split
 from fedloom.errors import InputError, TrainingError
 from fedloom.experiment import spec
 from fedloom.experiment.checkpoint import write_atomically
@@ -300,7 +301,7 @@ def _axis(values: Sequence[Any]) -> list[str]:
 
 def _validated(experiment: Experiment) -> Experiment:
     """The same experiment, measured on validation data only."""
-    if experiment.data.split[1] == 0 and experiment.data.server == "none":
+    if as_split(experiment.data.split).validation == 0 and experiment.data.server == "none":
         raise InputError(
             "A sweep ranks by validation data, and there is none: [data] split gives the validation split a share of 0."
         )

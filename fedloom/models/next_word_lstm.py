@@ -39,11 +39,20 @@ class NextWordLSTM(nn.Module):
         self.input = nn.Linear(embedding, 4 * units)
         self.recurrent = nn.Linear(units, 4 * units, bias=False)
         self.out = nn.Linear(units, vocabulary)
-        with torch.no_grad():
-            self.input.bias.zero_()
-            self.input.bias[units : 2 * units] = 1.0  # remember at first
+        self._as_keras()
         norms = {"input": 4 * units, "recurrent": 4 * units, "state": units} if layer_norm else {}
         self.norms = nn.ModuleDict({name: nn.LayerNorm(width, eps=1e-3) for name, width in norms.items()})
+
+    @torch.no_grad()
+    def _as_keras(self) -> None:
+        """Initial weights as the published model had them."""
+        nn.init.uniform_(self.embedding.weight, -0.05, 0.05)
+        for matrix in (self.input.weight, self.out.weight):
+            nn.init.xavier_uniform_(matrix)
+        nn.init.orthogonal_(self.recurrent.weight)
+        for bias in (self.input.bias, self.out.bias):
+            nn.init.zeros_(bias)
+        self.input.bias[self.units : 2 * self.units] = 1.0  # remember at first
 
     def forward(self, tokens: Tensor) -> Tensor:
         """One logit per word, from the state after the last token."""

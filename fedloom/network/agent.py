@@ -104,14 +104,13 @@ class Agent:
         *,
         wait: bool = False,
         tell: Callable[[str], None] = print,
+        link: Link | None = None,  # something else than a coordinator's port that takes what is sent
     ) -> None:
         self.site, self.state, self.wait, self.tell = site, state, wait, tell
-        known = json.loads((state / "coordinator.json").read_text())
-        self.url: str = known["url"]
         self.signer = Signer(state / "agent.key")
-        self.signer.agent = known["agent"]
-        verify: Any = pinned(known["authority"].encode()) if known["authority"] else True
-        self.link, self.beats = Link(self.url, self.signer, verify), Link(self.url, self.signer, verify)
+        self.link = self.beats = link or self._connect()
+        if link is None:
+            self.beats = self._connect()
         self.audit = Audit(state / "audit.jsonl")
         self.parts = Parts(state / "tensors")
         self.prepared: Prepared | None = None
@@ -119,6 +118,12 @@ class Agent:
         self.beat = 3.0
         self.finished = ""
         self._stop = threading.Event()
+
+    def _connect(self) -> Link:
+        known = json.loads((self.state / "coordinator.json").read_text())
+        self.signer.agent = known["agent"]
+        verify: Any = pinned(known["authority"].encode()) if known["authority"] else True
+        return Link(known["url"], self.signer, verify)
 
     def run(self) -> None:
         """Work until the coordinator says that it is done; through restarts of either side."""
@@ -129,7 +134,7 @@ class Agent:
         try:
             while not self.finished:
                 try:
-                    self._prepare(self.link.get("/v1/plan"))
+                    self.prepare(self.link.get("/v1/plan"))
                     silent_since, pause = None, 0.1
                     self._work()
                     if self.finished and self.wait:
@@ -153,7 +158,7 @@ class Agent:
 
     # --- getting ready
 
-    def _prepare(self, offer: Mapping[str, Any]) -> None:
+    def prepare(self, offer: Mapping[str, Any]) -> None:
         """Look at the plan, refuse it or load what it needs, and say hello."""
         if self.prepared is None or {**self.prepared.offer, "data": None} != {**offer, "data": None}:
             self.doing = "getting ready"
@@ -228,17 +233,21 @@ class Agent:
                     return
                 continue
             faults.point("agent.asked")
-            self.doing = f"{found.kind} in round {found.round} of {found.label}"
-            try:
-                self._carry_out(found)
-            except Refusal as why:
-                self._report(found, "refused", str(why))
-            except (Unreachable, Denied):
-                raise
-            except Exception as error:  # whatever a model or a full disk raises is shown on both sides
-                self.tell(f"error: {error if isinstance(error, FedloomError) else traceback.format_exc()}")
-                self._report(found, "error", short_traceback(error))
-            self.doing = "idle"
+            self.obey(found)
+
+    def obey(self, ask: Ask) -> None:
+        """Do what is asked, or say why not."""
+        self.doing = f"{ask.kind} in round {ask.round} of {ask.label}"
+        try:
+            self._carry_out(ask)
+        except Refusal as why:
+            self._report(ask, "refused", str(why))
+        except (Unreachable, Denied):
+            raise
+        except Exception as error:  # whatever a model or a full disk raises is shown on both sides
+            self.tell(f"error: {error if isinstance(error, FedloomError) else traceback.format_exc()}")
+            self._report(ask, "error", short_traceback(error))
+        self.doing = "idle"
 
     def _report(self, ask: Ask, kind: Any, message: str) -> None:
         clients = tuple(one.client for one in ask.clients)

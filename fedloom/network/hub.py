@@ -149,7 +149,7 @@ class Hub:
                 gone = all(self.connections[agent].lost() for agent in set(call.waiting.values()))
                 if gone and len(call.answers) >= needed:
                     break
-                self.changed.wait(min(call.deadline - now, 0.5))
+                self.pause(min(call.deadline - now, 0.5))
             call.open = False
             self.call = None
 
@@ -161,8 +161,12 @@ class Hub:
                 left = None if end is None else end - time.monotonic()
                 if left is not None and left <= 0:
                     return False
-                self.changed.wait(0.2 if left is None else min(left, 0.2))
+                self.pause(0.2 if left is None else min(left, 0.2))
         return True
+
+    def pause(self, seconds: float) -> None:
+        """Let answers arrive: they come on other threads."""
+        self.changed.wait(seconds)
 
     # --- the agents' side
 

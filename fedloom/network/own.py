@@ -6,15 +6,17 @@ the round on its own disk. So a crash of either side at any instant leaves the v
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 from fedloom.errors import StoreError, TrainingError
-from fedloom.experiment.checkpoint import replacing
+from fedloom.experiment.checkpoint import replacing, write_atomically
 from fedloom.local import Groups
 from fedloom.network.messages import NEW, Ticket
 from fedloom.network.wire import Parcel, WireError, flatten, open_parcel, unflatten
 
+NAMED = "named.json"
 _VERSION = re.compile(r"(\d+)-(\d+)-(\d+)\.safetensors")
 
 
@@ -24,6 +26,7 @@ class Versions:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._named: dict[tuple[str, int], set[Ticket]] = {}
+        self._recall()
 
     def load(self, cell: str, client: int, ticket: Ticket, initial: Groups) -> Groups:
         """The version that counts; before the first round that is the initial state."""
@@ -71,6 +74,21 @@ class Versions:
             version = tuple(int(number) for number in found.groups()) if found else None
             if version is None or version < base or (version[0] <= ticket[0] and version not in named):
                 path.unlink(missing_ok=True)
+
+    def remember(self) -> None:
+        """Write down which versions were named, for a process that lives too short to be named several."""
+        if self._named:
+            listed = [[*about, sorted(tickets)] for about, tickets in self._named.items()]
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_atomically(self.folder / NAMED, json.dumps(listed).encode())
+
+    def _recall(self) -> None:
+        try:
+            listed = json.loads((self.folder / NAMED).read_text())
+        except (OSError, ValueError):
+            return  # then versions are deleted later
+        for cell, client, tickets in listed:
+            self._named[cell, client] = {(round, attempt, call) for round, attempt, call in tickets}
 
     def _path(self, cell: str, client: int, ticket: Ticket) -> Path:
         return self.folder / cell / str(client) / f"{ticket[0]}-{ticket[1]}-{ticket[2]}.safetensors"

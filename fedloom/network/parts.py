@@ -27,8 +27,9 @@ class Parts:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for leftover in folder.glob("*.part"):
-            leftover.unlink()
+        for leftover in folder.iterdir():  # of a process before this one, which knew what they were
+            if leftover.suffix != ".lasting":
+                leftover.unlink()
         self._known: OrderedDict[str, None] = OrderedDict()
         self._read: dict[str, tuple[dict[str, Any], Groups]] = {}
         self._small: dict[str, bytes] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from pydantic import field_validator
 
 from fedloom.algorithms import ALGORITHMS
 from fedloom.errors import InputError, nearest
-from fedloom.experiment.spec import read, tomllib
+from fedloom.experiment.spec import Experiment, read, tomllib
 from fedloom.metrics import LOSSES
 from fedloom.models import MODELS
 from fedloom.record import Count, Positive, Record, Whole
@@ -118,6 +118,27 @@ class Site:
         return self.table.name
 
 
+def rehearsal(experiment: Experiment, name: str, hosts: Sequence[int]) -> dict[str, dict[str, Any]]:
+    """A site file's tables for some clients of the experiment's own data; it allows what the experiment needs."""
+    task = experiment.task
+    return {
+        "site": {"name": name, "base": str(experiment.base.resolve()), "hosts": list(hosts)},
+        "data": written_data(experiment),
+        "policy": {
+            "algorithms": sorted({*experiment.names.values()}),
+            "models": [task.model],
+            "losses": [task.loss],
+            "metrics": ["loss", *task.metrics],
+        },
+    }
+
+
+def written_data(experiment: Experiment) -> dict[str, Any]:
+    """An experiment's [data] as it was written: a source may tell a default from what was asked for."""
+    tables = (experiment.data, experiment.source)
+    return {k: v for one in tables for k, v in one.model_dump(mode="json", exclude_unset=True).items() if v is not None}
+
+
 def load_site(path: Path) -> Site:
     """Read a site file."""
     if not path.is_file():
@@ -126,6 +147,11 @@ def load_site(path: Path) -> Site:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not a valid TOML file: {error}") from error
+    return site_of(values, path)
+
+
+def site_of(values: Mapping[str, Any], path: Path) -> Site:
+    """A site from its file's tables."""
     known = ("site", "data", "policy")
     for key, value in values.items():
         if key not in known:

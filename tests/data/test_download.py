@@ -331,19 +331,58 @@ def test_the_archive_by_hand_will_do(tmp_path: Path, offered: Offer) -> None:
 def test_a_dataset_that_nobody_offers_openly_is_taken_whole(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"natural_images\.zip .*no address .*--from FILE.*prasunroy/natural-images"):
         get("natural_images", tmp_path / "to")
-    (tmp_path / "archive.zip").write_bytes(archive())
-    assert contents(get("natural_images", tmp_path / "to", tmp_path / "archive.zip")) == {
-        "natural_images.zip": archive()
-    }
-    (tmp_path / "cut.zip").write_bytes(archive()[:50])
-    with pytest.raises(InputError, match=r"cut\.zip is not a whole archive"):
-        get("natural_images", tmp_path / "to2", tmp_path / "cut.zip")
+    with zipfile.ZipFile(tmp_path / "archive.zip", "w") as packed:
+        packed.writestr("natural_images/airplane/airplane_0000.jpg", b"a picture")
+    whole = (tmp_path / "archive.zip").read_bytes()
+    assert contents(get("natural_images", tmp_path / "to", tmp_path / "archive.zip")) == {"natural_images.zip": whole}
+    (tmp_path / "other.zip").write_bytes(archive())
+    (tmp_path / "cut.zip").write_bytes(whole[:50])
+    with tarfile.open(tmp_path / "no.tar", "w") as tar:
+        tar.add(__file__, "airplane/picture.jpg")
+    for wrong in ("other.zip", "cut.zip", "no.tar"):
+        with pytest.raises(InputError, match=rf"{wrong} is not a whole archive, or not of this dataset"):
+            get("natural_images", tmp_path / "to2", tmp_path / wrong)
+
+
+@pytest.mark.parametrize("page", [b"<html>Please log in.</html>", b""])
+def test_what_is_not_even_like_the_dataset_is_not_kept(tmp_path: Path, mirror: Mirror, page: bytes) -> None:
+    mirror.files.update({"Postures.csv": page, "eeg_full.tar": page})
+    for name, file in (("postures", "Postures.csv"), ("eeg", "eeg_full.tar")):
+        with pytest.raises(InputError, match=f"{file} has another content"):
+            get(name, tmp_path / name, mirrors=[mirror.url])
+        (tmp_path / file).write_bytes(page)
+        with pytest.raises(InputError, match=f"{file} in .* is damaged or of another dataset .it has no '"):
+            get(name, tmp_path / name, tmp_path / file)
+        assert contents(tmp_path / name) == {}
+        (tmp_path / name / file).write_bytes(page)
+        with pytest.raises(InputError, match=f"{file} is damaged or of another dataset .*: move it away"):
+            get(name, tmp_path / name, mirrors=[mirror.url])
+
+
+def test_a_locked_archive_and_a_file_in_the_way(tmp_path: Path) -> None:
+    locked = bytearray(archive())
+    for place, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):  # the flag of encryption, at both places of each file
+        at = locked.find(place)
+        while at >= 0:
+            locked[at + flags] |= 1
+            at = locked.find(place, at + 1)
+    (tmp_path / "locked.zip").write_bytes(locked)
+    with pytest.raises(InputError, match=r"locked\.zip cannot be read .*encrypted.*fetch it again\. Fetch what is"):
+        get("mnist", tmp_path / "to", tmp_path / "locked.zip")
+    with pytest.raises(InputError, match=r"The folder .*locked\.zip cannot be made \(File exists\)"):
+        get("mnist", tmp_path / "locked.zip")
 
 
 def test_an_archive_that_is_wanted_as_it_is_is_not_looked_into(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "eeg_full.tar", "w") as person:
+        person.add(__file__, "co2a0000364.tar.gz")
     with zipfile.ZipFile(tmp_path / "eeg+database.zip", "w") as packed:
-        packed.writestr("eeg_full.tar", b"tar")
-    assert contents(get("eeg", tmp_path / "to", tmp_path / "eeg+database.zip")) == {"eeg_full.tar": b"tar"}
+        packed.write(tmp_path / "eeg_full.tar", "eeg_full.tar")
+    whole = (tmp_path / "eeg_full.tar").read_bytes()
+    assert contents(get("eeg", tmp_path / "to", tmp_path / "eeg+database.zip")) == {"eeg_full.tar": whole}
+    (tmp_path / "eeg_full.tar").write_bytes(whole[:5000])
+    with pytest.raises(InputError, match=r"eeg_full\.tar in .* is damaged"):
+        get("eeg", tmp_path / "to2", tmp_path / "eeg_full.tar")
 
 
 def test_the_command_says_what_was_not_checked(tmp_path: Path, offered: Offer) -> None:

@@ -68,6 +68,7 @@ def test_a_trial_is_read_as_it_was_written() -> None:
         (text("co2a0000364", 0, 0).replace(b" 255 ", b" 254 "), "short"),
         (text("co2a0000364", 0, 0).replace(b"0 E5 7 ", b"0 E5 7 x"), "damaged"),
         (re.sub(rb"0 E5 7 \S+", b"0 E5 7 inf", text("co2a0000364", 0, 0)), "damaged"),
+        (re.sub(rb"0 E5 7 \S+", b"0 E5 7 1e39", text("co2a0000364", 0, 0)), "damaged"),
         (gzip.compress(text("co2a0000364", 0, 0))[:-20], "damaged"),
         (b"\xff\xfe\x00", "damaged"),
     ],
@@ -133,6 +134,14 @@ def test_mistakes_are_explained(tmp_path: Path) -> None:
     (tmp_path / "bad.tar").write_bytes(b"no archive")
     with pytest.raises(InputError, match=r"The archive bad\.tar .* cannot be read"):
         Eeg(path=Path("bad.tar")).load(tmp_path)
+    whole = tar({f"co2a0000364.rd.{n:03d}": text("co2a0000364", n, n) for n in range(2)})
+    (tmp_path / "cut.tar").write_bytes(whole[: len(whole) // 4])
+    with pytest.raises(InputError, match=r"rd\.000 in .*cut\.tar cannot be read \(unexpected end of data\)"):
+        Eeg(path=Path("cut.tar")).load(tmp_path)
+    with zipfile.ZipFile(tmp_path / "cut.zip", "w") as archive:
+        archive.writestr("a.tar.gz", gzip.compress(whole)[:1000])
+    with pytest.raises(InputError, match=r"cut\.zip cannot be read"):
+        Eeg(path=Path("cut.zip")).load(tmp_path)
     with pytest.raises(InputError, match="S1 obj"):
         Eeg(path=Path(), stimuli=("S3",))  # type: ignore[arg-type]
 

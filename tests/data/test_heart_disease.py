@@ -120,6 +120,15 @@ def test_the_zip_file_that_uci_ships(tmp_path: Path) -> None:
     torch.testing.assert_close(load(tmp_path / "heart+disease.zip").x, load(tmp_path / "files").x, equal_nan=True)
 
 
+def test_links_that_lead_nowhere_are_no_files(tmp_path: Path) -> None:
+    (hospitals(tmp_path) / "notes").symlink_to("nowhere")
+    assert len(load(tmp_path).y) > 0
+    (tmp_path / "processed.va.data").unlink()
+    (tmp_path / "processed.va.data").symlink_to("nowhere")
+    with pytest.raises(InputError, match=r"no processed\.va\.data in"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
@@ -130,6 +139,7 @@ def test_the_zip_file_that_uci_ships(tmp_path: Path) -> None:
         (LINES["va"].replace(",7,0", ",7,?"), r"Line 2 of .* has '\?' for num, which must be a number"),
         (LINES["va"].replace("44,1,4", "inf,1,4"), "Line 2 of .* has 'inf' for age"),
         (LINES["va"].replace("44,1,4", "nan,1,4"), "Line 2 of .* has 'nan' for age"),
+        (LINES["va"].replace("44,1,4", "1e300,1,4"), "Line 2 of .* has '1e300' for age"),
         ("\n", "has no patients"),
         ("<!DOCTYPE html>\n<html>\n", "Line 1 of .* has 1 cells and must have 14"),
     ],
@@ -146,6 +156,8 @@ def test_wrong_fields_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         load(hospitals(tmp_path), without=COLUMNS)
     with pytest.raises(InputError, match="at least one site and one column"):
         load(tmp_path, sites=[])
+    with pytest.raises(InputError, match=r"va stands in 'sites' more than once: its patients would be doubled"):
+        load(tmp_path, sites=["va", "cleveland", "va"])
     monkeypatch.setenv("FEDLOOM_CACHE", str(tmp_path))
     with pytest.raises(InputError, match="Run `fedloom data get heart_disease`"):
         HeartDisease().load(Path())

@@ -325,6 +325,22 @@ def test_pixels_keep_their_place(tmp_path: Path) -> None:
     assert load("images", path=tmp_path, size=[2, 4]).x[0].permute(1, 2, 0).tolist() == values.tolist()
 
 
+@pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
+def test_sixteen_bits_become_eight(tmp_path: Path, suffix: str) -> None:
+    values = (np.arange(8, dtype=np.uint16).reshape(2, 4) * 257 * 30) + 100
+    (tmp_path / "a").mkdir()
+    Image.fromarray(values).save(tmp_path / "a" / f"1.{suffix}")
+    assert load("images", path=tmp_path, size=[2, 4], channels=1).x[0, 0].flatten().tolist() == list(range(0, 240, 30))
+
+
+def test_class_folders_in_two_places_are_not_guessed_at(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        picture(tmp_path / "pictures" / part / "cat" / "1.png", (1, 2, 3))
+    with pytest.raises(InputError, match=r"in several places: test, train\. Set 'path' to one"):
+        load("images", path=tmp_path)
+    assert len(load("images", path=tmp_path / "pictures" / "train").y) == 1
+
+
 @pytest.mark.parametrize("content", [b"not a picture", b"", b"\x89PNG\r\n\x1a\n" + bytes(40)])
 def test_a_broken_picture_is_named(tmp_path: Path, content: bytes) -> None:
     picture(tmp_path / "a" / "1.png", (1, 1, 1))

@@ -71,3 +71,17 @@ def test_shares_must_add_up_and_leave_training(shares: tuple[float, float, float
         InputError, match=r"three shares \(train, validation, test\) that add up to 1, with some training"
     ):
         Split(train=shares[0], validation=shares[1], test=shares[2])
+
+
+def test_the_order_can_be_kept_with_the_test_last() -> None:
+    split = Split(train=0.5, validation=0.25, test=0.25, shuffle=False)
+    federation = Federation(torch.zeros(12, 1), torch.zeros(12), np.array([0, 8, 12]), split=split, seed=3)
+    parts = [[federation.indices(client, name).tolist() for name in SPLITS] for client in (0, 1)]
+    assert parts == [[[0, 1, 2, 3], [4, 5], [6, 7]], [[8, 9], [10], [11]]]
+    assert [federation.sizes(name).tolist() for name in SPLITS] == [[4, 2], [2, 1], [2, 1]]
+
+
+def test_a_split_that_shuffles_looks_as_it_always_did() -> None:
+    # fingerprints of data, and with them runs that are to go on, depend on it
+    assert repr(Split()) == "Split(train=0.6, validation=0.2, test=0.2)"
+    assert repr(Split(shuffle=False)) == "Split(train=0.6, validation=0.2, test=0.2, shuffle=False)"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 
+from fedloom.data.split import Split
 from fedloom.errors import InputError
 from fedloom.experiment import spec
 
@@ -51,6 +52,8 @@ def parse(text: str, base: Path = Path()) -> spec.Experiment:
         ('[data]\nsource = "digitz"', ["digitz", "Did you mean 'digits'?"]),
         ('[data]\nsource = "digits"\npath = "x"', ["[data]", "path", 'source = "digits"']),
         ("[data]\nsplit = [0.5, 0.5]", ["[data] split"]),
+        ("[data]\nsplit = { train = 1.0, shufle = false }", ["[data.split] has no key 'shufle'", "'shuffle'"]),
+        ("[data]\nsplit = { train = 0.5 }", ["three shares", "[0.5, 0.2, 0.2]"]),
         ('[data]\nnormalize = "all"', ["[data] normalize", "'none', 'client' or 'federated'"]),
         ("[cohort]\nfraction = 1.5", ["[cohort] fraction", "at most 1"]),
         ("[cohort]\ncount = 2\nfraction = 0.5", ["count", "fraction"]),
@@ -73,6 +76,13 @@ def test_a_wrong_file_is_an_error_that_says_what_is_allowed(text: str, words: li
         parse(text)
     for word in words:
         assert word in str(caught.value), str(caught.value)
+
+
+def test_a_split_may_be_a_table_that_keeps_the_order() -> None:
+    split = "{ train = 0.8, validation = 0.0, test = 0.2, shuffle = false }"
+    first = parse(f"[data]\nsplit = {split}")
+    assert first.data.split == Split(train=0.8, validation=0.0, test=0.2, shuffle=False)
+    assert parse(tomli_w.dumps(first.resolved())).data == first.data
 
 
 def test_the_resolved_file_means_the_same_as_the_file() -> None:

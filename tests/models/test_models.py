@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,12 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
+from typer.testing import CliRunner
 
-from fedloom import models
+from fedloom import keys, models
+from fedloom.cli import app
 from fedloom.errors import InputError
+from fedloom.masking import Masked
 from fedloom.models import MODELS, build, describe
 from fedloom.task import Task
 
@@ -63,6 +67,30 @@ def parameters(module: nn.Module) -> int:
 )
 def test_models_have_exactly_as_many_parameters_as_the_papers_say(name: str, expected: int) -> None:
     assert parameters(build(name, **ARGS.get(name, {}))) == expected
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ({"layer_norm": True}, 830_736 + 2 * (256 + 256 + 64)),
+        ({"recurrent_dropout": 0.5}, 830_736),
+        ({"units": 128}, 10_000 * 16 + 4 * 128 * (16 + 128 + 1) + 10_000 * 129),
+        ({"embedding": 6}, 10_000 * 6 + 4 * 64 * (6 + 64 + 1) + 10_000 * 65),
+    ],
+)
+def test_variants_of_the_next_word_model_have_the_parameters_of_their_layers(
+    args: dict[str, Any], expected: int
+) -> None:
+    assert parameters(build("next_word_lstm", **args)) == expected
+
+
+def test_the_next_word_model_starts_as_in_keras() -> None:
+    model = build("next_word_lstm", vocabulary=500, embedding=6, units=8)
+    assert model.embedding.weight.abs().max() <= 0.05
+    assert model.out.weight.abs().max() <= (6 / 508) ** 0.5
+    torch.testing.assert_close(model.recurrent.weight.T @ model.recurrent.weight, torch.eye(8))
+    assert model.input.bias.tolist() == [0.0] * 8 + [1.0] * 8 + [0.0] * 16  # the second quarter lets it remember
+    assert not model.out.bias.any()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -131,6 +159,20 @@ def test_recurrent_dropout_is_for_training_only() -> None:
     assert not torch.equal(model.train()(tokens), model(tokens))
 
 
+def test_recurrent_dropout_drops_candidates_and_never_what_is_remembered() -> None:
+    model = build("next_word_lstm", vocabulary=11, embedding=3, units=4, recurrent_dropout=0.5).double()
+    tokens, key = torch.randint(0, 11, (5, 7)), torch.tensor([3, 4])
+    hidden = memory = torch.zeros(5, 4, dtype=torch.float64)
+    for step in range(7):
+        gates = model.input(model.embedding(tokens[:, step])) + model.recurrent(hidden)
+        enter, forget, leave, candidate = gates.chunk(4, 1)
+        kept = (keys.uniform(key, 20, step) >= 0.5).reshape(5, 4)  # the draw of this client, in this step
+        memory = forget.sigmoid() * memory + enter.sigmoid() * candidate.tanh() * kept * 2
+        hidden = leave.sigmoid() * memory.tanh()
+    with Masked(key):
+        torch.testing.assert_close(model(tokens), model.out(hidden))
+
+
 def test_an_mlp_computes_what_its_layers_say() -> None:
     model = build("mlp", features=2, hidden=[2], classes=1)
     with torch.no_grad():
@@ -170,6 +212,12 @@ def test_a_task_finds_models_by_name() -> None:
         ("no_such_package.net:Net", {}, "no module 'no_such_package'"),
         ("torch.nn:Liner", {}, "Did you mean 'Linear'"),
         ("math:pi", {}, r"'math:pi' must be a class or a function\. Got float"),
+        ("fedloom.models.mlp:MLP", {"feature": 3}, "'fedloom.models.mlp:MLP' cannot be built with feature: .*features"),
+        (
+            "torch.nn:Linear",
+            {"in_features": -1, "out_features": 2},
+            "'torch.nn:Linear' failed while it was built: Run",
+        ),
         ("pathlib:PurePosixPath", {}, r"must be a torch\.nn\.Module\. Got PurePosixPath"),
     ],
 )
@@ -178,25 +226,74 @@ def test_mistakes_are_explained(name: str, args: dict[str, Any], message: str) -
         build(name, **args)
 
 
-def test_every_model_has_a_line_and_a_file_of_its_own() -> None:
-    described = describe()
-    assert [name for name, _, _ in described] == list(MODELS)
-    assert {name: count for name, count, _ in described} == {
-        "digits_mlp": "2,410",
-        "eeg_cnn": "21,002",
-        "logistic": "—",
-        "mlp": "—",
-        "mnist_2nn": "199,210",
-        "mnist_cnn": "1,663,370",
-        "natural_images_cnn": "2,897,608",
-        "next_word_lstm": "830,736",
-        "postures_mlp": "88,901",
+def test_classes_and_functions_are_held_to_the_same() -> None:
+    with pytest.raises(InputError, match=r"'Linear' cannot be built with width: .*Its args are: in_features"):
+        Task(nn.Linear, args={"width": 3}).build()
+    with pytest.raises(InputError, match=r"'relu' cannot be built with no args: missing a required argument: 'input'"):
+        Task(nn.functional.relu).build()
+
+
+def test_a_module_that_cannot_be_imported_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fedloom_broken_net.py").write_text("def f(:")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match="'fedloom_broken_net:Net' failed while it was imported: SyntaxError"):
+        build("fedloom_broken_net:Net")
+
+
+def test_the_command_lists_them() -> None:
+    listed = CliRunner().invoke(app, ["models"]).stdout.splitlines()
+    assert [line.split()[0] for line in listed] == list(MODELS)
+    assert "2,897,608  3 × 80 × 80" in listed[list(MODELS).index("natural_images_cnn")]
+    found = json.loads(CliRunner().invoke(app, ["models", "--json"]).stdout)
+    assert found[0] == {
+        "name": "digits_mlp",
+        "parameters": 2410,
+        "buffers": 0,
+        "inputs": [64],
+        "summary": "Dense 64-32-10 with ReLU, for the 8 × 8 digits of scikit-learn.",
     }
+
+
+def test_every_model_has_a_line_and_a_file_of_its_own() -> None:
+    described = {model.name: model for model in describe()}
+    assert list(described) == list(MODELS)
+    assert {name: model.parameters for name, model in described.items()} == {
+        "digits_mlp": 2_410,
+        "eeg_cnn": 21_002,
+        "logistic": None,
+        "mlp": None,
+        "mnist_2nn": 199_210,
+        "mnist_cnn": 1_663_370,
+        "natural_images_cnn": 2_897_608,
+        "next_word_lstm": 830_736,
+        "postures_mlp": 88_901,
+    }
+    assert {name: model.buffers for name, model in described.items() if model.buffers} == {"eeg_cnn": 4}
+    for name, model in described.items():
+        if model.inputs is not None:
+            x = torch.zeros(2, *model.inputs, dtype=torch.long if name == "next_word_lstm" else torch.float32)
+            assert build(name)(x).shape == (2, CLASSES.get(name, 10))
     for name, model in MODELS.items():
         assert (model.__doc__ or "").strip().count("\n") == 0
         assert model.__module__ == f"fedloom.models.{name}"
     folder = Path(str(models.__file__)).parent
     assert {path.stem for path in folder.glob("*.py")} == {"__init__", *MODELS}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_can_start_as_keras_would(name: str) -> None:
+    weights, again, other = (Task(name, args=ARGS.get(name, {}), init="glorot", seed=s).initial() for s in (3, 3, 4))
+    for leaf in weights:
+        assert weights[leaf].equal(again[leaf])
+        if weights[leaf].dim() >= 2:
+            outs, ins = weights[leaf].shape[:2]
+            field = weights[leaf][0, 0].numel()  # of a kernel
+            bound = (6 / (field * (ins + outs))) ** 0.5
+            assert not weights[leaf].equal(other[leaf])
+            assert weights[leaf].abs().max() <= bound
+            assert weights[leaf].std() == pytest.approx(bound / 3**0.5, rel=0.25)
+        elif leaf.endswith("bias"):
+            assert not weights[leaf].any()
 
 
 def test_describing_draws_no_random_numbers() -> None:

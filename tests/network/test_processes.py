@@ -107,7 +107,7 @@ def test_when_all_agents_are_gone_the_coordinator_says_so_and_ends(federation: C
     world.serve()
     for number in range(2):
         world.join(number)
-    wait_for(lambda: said(world.folder, "site-1 is ready"))
+    wait_for(lambda: all(said(world.folder, f"site-{number} is ready") for number in range(2)))
     time.sleep(0.5)
     for process in world.processes.values():
         process.kill()

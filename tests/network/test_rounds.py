@@ -15,7 +15,7 @@ from fedloom.backends.serial import Serial
 from fedloom.cohort import OwnStates, Sampling
 from fedloom.engine import Evaluation, RoundRecord, fit
 from fedloom.errors import RoundAbandoned
-from fedloom.network.serve import federated, widened
+from fedloom.network.session import federated, widened
 from fedloom.task import Task
 from fedloom.work import ClientWork, Outcome, Work
 from tests.conftest import Dense

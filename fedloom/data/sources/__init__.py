@@ -7,12 +7,18 @@ from fedloom.data.sources.csv import Csv
 from fedloom.data.sources.custom import custom
 from fedloom.data.sources.digits import Digits
 from fedloom.data.sources.eeg import Eeg
+from fedloom.data.sources.femnist import Femnist
+from fedloom.data.sources.hdf5 import Hdf5
 from fedloom.data.sources.heart_disease import HeartDisease
 from fedloom.data.sources.idx import FashionMnist, Mnist
 from fedloom.data.sources.images import Images
+from fedloom.data.sources.leaf import Leaf
+from fedloom.data.sources.leaf_reddit import LeafReddit
 from fedloom.data.sources.natural_images import NaturalImages
 from fedloom.data.sources.npz import Npz
 from fedloom.data.sources.postures import Postures
+from fedloom.data.sources.shakespeare import Shakespeare
+from fedloom.data.sources.texts import Texts
 from fedloom.errors import InputError, nearest
 
 __all__ = ["SOURCES", "Progress", "Source", "source"]
@@ -25,7 +31,13 @@ SOURCES: dict[str, type[Source]] = {
     "images": Images,
     "npz": Npz,
     "eeg": Eeg,
+    "femnist": Femnist,
+    "hdf5": Hdf5,
+    "texts": Texts,
+    "leaf_reddit": LeafReddit,
+    "shakespeare": Shakespeare,
     "heart_disease": HeartDisease,
+    "leaf": Leaf,
     "natural_images": NaturalImages,
     "postures": Postures,
 }

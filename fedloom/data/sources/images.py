@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -51,11 +51,20 @@ class Images(Source):
         try:
             with file.open("rb") as stream, Image.open(stream) as image:
                 mode = "RGB" if self.channels == 3 else "L"
-                resized = image.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
+                resized = _eight_bits(image).convert(mode).resize((width, height), Image.Resampling.BILINEAR)
                 pixels = np.array(resized, dtype=np.uint8).reshape(height, width, self.channels)
         except Exception as error:  # Pillow's decoders raise what they like: OSError, SyntaxError, struct.error, …
             raise InputError(f"The picture {file} cannot be read ({error}): replace or remove it.") from None
         return np.moveaxis(pixels, 2, 0)
+
+
+def _eight_bits(image: Any) -> Any:
+    """A picture, with 16 bits a pixel brought to 8: Pillow's own conversions cut them off at 255."""
+    from PIL import Image
+
+    if not image.mode.startswith("I"):
+        return image
+    return Image.fromarray((np.asarray(image) // 257).clip(0, 255).astype(np.uint8))
 
 
 def _opened(path: Path) -> Place:
@@ -90,11 +99,18 @@ def _classes(folder: Place, wanted: Sequence[str]) -> list[Place]:
 def _root(folder: Place) -> Place:
     level = [folder]
     while level:
-        for place in level:
-            if any(_is_picture(file) for inner in _folders(place) for file in inner.iterdir()):
-                return place
+        found = [place for place in level if _has_classes(place)]
+        if len(found) > 1:
+            names = ", ".join(place.name for place in found)
+            raise InputError(f"The folder {folder} has class folders in several places: {names}. Set 'path' to one.")
+        if found:
+            return found[0]
         level = [inner for place in level for inner in _folders(place)]
     return folder
+
+
+def _has_classes(folder: Place) -> bool:
+    return any(_is_picture(file) for inner in _folders(folder) for file in inner.iterdir())
 
 
 def _folders(folder: Place) -> list[Place]:

@@ -13,13 +13,14 @@ class Offer:
 
     `sums` has the names of its files, with the SHA-256 of the content of each where it is known. A mirror that ends in
     "/" has them one by one, any other is an archive that holds them. With `whole`, the one file *is* the archive, and
-    is kept as it is.
+    is kept as it is. A file whose SHA-256 is not known must at least have its sign.
     """
 
     sums: dict[str, str | None]
     mirrors: tuple[str, ...]
     packed: str = ""  # what a mirror adds to the names of files
     archives: dict[str, str] = field(default_factory=dict)  # the SHA-256 of archives, by the last part of their address
+    signs: dict[str, str] = field(default_factory=dict)  # a text at the beginning of a file, or in the names inside it
     whole: bool = False
     package: str | None = None  # of npm
     hint: str = ""
@@ -73,6 +74,7 @@ OFFERS = {
     ),
     "postures": Offer(
         sums={"Postures.csv": None},
+        signs={"Postures.csv": "Class,User,X0"},
         mirrors=(
             f"{_UCI}/static/public/405/mocap+hand+postures.zip",
             f"{_UCI}/ml/machine-learning-databases/00405/Postures.zip",
@@ -81,6 +83,7 @@ OFFERS = {
     ),
     "eeg": Offer(
         sums={"eeg_full.tar": None},
+        signs={"eeg_full.tar": "co2"},
         mirrors=(
             f"{_UCI}/static/public/121/eeg+database.zip",
             f"{_UCI}/ml/machine-learning-databases/eeg-mld/",
@@ -89,8 +92,15 @@ OFFERS = {
     ),
     "natural_images": Offer(
         sums={"natural_images.zip": None},
+        signs={"natural_images.zip": "airplane/"},
         mirrors=(),
         whole=True,
         hint="Kaggle offers it (dataset prasunroy/natural-images) to those who log in.",
+    ),
+    "femnist": Offer(
+        sums={"fed_emnist_train.h5": None, "fed_emnist_test.h5": None},
+        mirrors=("https://storage.googleapis.com/tff-datasets-public/fed_emnist.tar.bz2",),
+        archives={"fed_emnist.tar.bz2": "fe1ed5a502cea3a952eb105920bff8cffb32836b5173cb18a57a32c3606f3ea0"},
+        hint="These are TensorFlow Federated's files of the dataset that LEAF calls FEMNIST.",
     ),
 }

@@ -1,0 +1,5 @@
+"""What cannot even be imported where an extra is not installed is not searched for doctests."""
+
+from importlib.util import find_spec
+
+collect_ignore_glob = [] if find_spec("flwr") else ["fedloom/flower/*"]

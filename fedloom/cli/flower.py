@@ -1,0 +1,72 @@
+"""The commands for those who run on Flower: `fedloom flower app` and `fedloom flower worker`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from fedloom.cli.shared import Changes, File, load, say
+from fedloom.errors import InputError
+
+flower_app = typer.Typer(no_args_is_help=True, help="Run experiments on a Flower SuperLink and its SuperNodes.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.add_typer(flower_app, name="flower")
+
+
+def _needs_extra() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("flwr") is None:
+        raise InputError("Running on Flower needs flwr: pip install 'fedloom[flower]'.")
+
+
+@flower_app.command("app")
+def write(
+    file: File,
+    folder: Annotated[Path, typer.Argument(help="Where the app is written: a new or empty folder.", metavar="DIR")],
+    changes: Changes = None,
+) -> None:
+    """Write an experiment as a Flower app, to be started with `flwr run DIR`."""
+    from fedloom.flower.app import write_app
+
+    for note in write_app(load(file, changes), folder):
+        say(note)
+    print(f"Start it with: flwr run {folder} SUPERLINK --stream")
+
+
+@flower_app.command()
+def worker(
+    app: Annotated[
+        Optional[Path],  # noqa: UP045 (typer reads this at run time, also on Python 3.10)
+        typer.Argument(help="In a rehearsal with the experiment's own data: the app's folder.", metavar="[APP]"),
+    ] = None,
+    site: Annotated[Optional[Path], typer.Option(help="This site's file (TOML): [site], [data], [policy].")] = None,  # noqa: UP045
+    partition_id: Annotated[Optional[int], typer.Option(help="In a rehearsal: which part of the clients.")] = None,  # noqa: UP045
+    num_partitions: Annotated[Optional[int], typer.Option(help="In a rehearsal: of how many.")] = None,  # noqa: UP045
+    state: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Where the node keeps its key and its clients' states, if its --node-config says so."),
+    ] = None,
+) -> None:
+    """Keep torch, the model and the data warm beside a SuperNode: start it with what its --node-config says."""
+    _needs_extra()
+    from fedloom.flower.places import state_folder
+
+    if (site is None) == (app is None):
+        raise InputError("Give either --site SITE.toml, or an app's folder with --partition-id and --num-partitions.")
+    given = {"site": site, "partition-id": partition_id, "num-partitions": num_partitions, "state": state}
+    config = {key: value if isinstance(value, int) else str(value) for key, value in given.items() if value is not None}
+    folder = state_folder(config)
+    from fedloom.flower.worker import Worker, seat, serve
+    from fedloom.network.enrol import claimed
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that it tidies up
+    with claimed(folder):
+        serve(Worker(seat(app or Path(), config), folder, say), say)

@@ -1,0 +1,20 @@
+"""Plays by role, in JSON lines: `{"play": "hamlet", "role": "GHOST", "speeches": ["Mark me.", "…"]}` on each line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedloom.data.sources.next_word import NextWord, Text, field, json_lines, name_of, strings
+from fedloom.record import Count
+
+
+class Shakespeare(NextWord):
+    """A client is a role in a play; roles with one speech only are left out, as LEAF does."""
+
+    min_texts: Count = 2
+
+    def read(self, path: Path) -> Iterator[tuple[str, list[Text]]]:
+        for where, found in json_lines(path):
+            play, role = (name_of(field(found, name, where), where) for name in ("play", "role"))
+            yield f"{play} {role}", strings(field(found, "speeches", where), where)

@@ -1,0 +1,81 @@
+"""From what people write to next-word examples: pure functions, after Goultiaev Tolstokorov 2023 and LEAF."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+URL, EMAIL, USER, SUBREDDIT = SPECIAL = ("<url>", "<email>", "<user>", "<subreddit>")
+
+_UNPRINTABLE = re.compile(r"[^ -~]+")
+_URL = re.compile(r"(?<!\w)(?:https?://|www\.)\S+")
+_CLOSING = ".,;:!?)]}>'\"*"  # belongs to the sentence around an address, not to the address
+# an address is looked for where a run of its letters begins: trying every letter would take quadratic time
+_EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+_USER = re.compile(r"(?<![\w/])/?u/[\w-]+")
+_SUBREDDIT = re.compile(r"(?<![\w/])/?r/\w+")
+_WORD = re.compile(
+    r"<(?:url|email|user|subreddit)>"
+    r"|<3|[:;]-?(?:[()/|]|[dp](?![a-z0-9]))"  # faces
+    r"|\d+(?:[.,:/]\d+)+"  # 3.5, 10:30, 1,000,000
+    r"|[a-z0-9]+(?:['-][a-z0-9]+)*"  # don't, well-known
+    r"|\.{2,}"
+    r"|[^\sa-z0-9]"
+)
+
+
+def clean(text: str) -> str:
+    r"""Printable ASCII in lower case with single spaces; addresses, users and subreddits become special tokens.
+
+    >>> clean("See  HTTP://a.b/c, na\u00efve /u/Bob\nor me@x.org!")
+    'see <url>, nave <user> or <email>!'
+    """
+    text = " ".join(html.unescape(text).split())  # before letters are dropped: a space may be outside of ASCII
+    text = _UNPRINTABLE.sub("", text).lower()
+    text = _URL.sub(lambda found: URL + found[0][len(found[0].rstrip(_CLOSING)) :], text)
+    for pattern, token in ((_EMAIL, EMAIL), (_USER, USER), (_SUBREDDIT, SUBREDDIT)):
+        text = pattern.sub(token, text)
+    return " ".join(text.split())
+
+
+def words(text: str, symbols: bool = True) -> list[str]:
+    """The words of a cleaned text, and its symbols unless they are unwanted.
+
+    >>> words("don't pay $3.50... <url> :)")
+    ["don't", 'pay', '$', '3.50', '...', '<url>', ':)']
+    """
+    found = _WORD.findall(text)
+    return found if symbols else [word for word in found if word[0].isalnum() or word in SPECIAL]
+
+
+def lines(values: Sequence[int], length: int) -> list[Sequence[int]]:
+    """Cut into pieces of so many; the last one may be shorter.
+
+    >>> lines([1, 2, 3, 4, 5], 2)
+    [[1, 2], [3, 4], [5]]
+    """
+    return [values[start : start + length] for start in range(0, len(values), length)]
+
+
+def windows(of: Sequence[Sequence[int]], length: int, padding: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Every beginning of two and more of every line: its last token is the label, what precedes it the example.
+
+    Examples have `length` tokens, with padding in front.
+
+    >>> x, y = windows([[5, 6, 7], [8]], 3, 0)
+    >>> x.tolist(), y.tolist()
+    ([[0, 0, 5], [0, 5, 6]], [6, 7])
+    """
+    table = np.full((len(of), length), padding, dtype=np.int32)
+    for row, line in zip(table, of, strict=True):
+        row[: len(line)] = line
+    counts = np.array([max(len(line) - 1, 0) for line in of], dtype=np.int64)
+    owner = np.repeat(np.arange(len(of)), counts)
+    label = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts) + 1  # its place in the line
+    place = np.arange(length) - length + label[:, None]
+    x = np.where(place >= 0, table[owner[:, None], np.maximum(place, 0)], np.int32(padding))
+    return x, table[owner, label].astype(np.int64)

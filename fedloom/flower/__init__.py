@@ -1,0 +1,22 @@
+"""fedloom on Flower: its engine as a ServerApp, its client half as a ClientApp, its algorithms as strategies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fedloom.algorithm import Algorithm
+    from fedloom.flower.strategies import Strategy
+    from fedloom.task import Task
+
+
+def strategy(algorithm: Algorithm, model: nn.Module | Task | None = None, **settings: Any) -> Strategy:
+    """An algorithm's server half as a Flower strategy, for those who keep their own ClientApps.
+
+    See `fedloom.flower.strategies.make` for the settings.
+    """
+    from fedloom.flower.strategies import make
+
+    return make(algorithm, model, **settings)

@@ -1,0 +1,83 @@
+"""`fedloom flower app`: an experiment as a Flower app, for anybody with a SuperLink and SuperNodes."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedloom import __version__, resolve
+from fedloom.errors import InputError
+from fedloom.experiment.spec import Experiment
+from fedloom.network.policy import written_data
+from fedloom.network.session import federated
+
+HALF = '''"""{what} Written by `fedloom flower app`."""
+
+from pathlib import Path
+
+from fedloom.flower.{module} import {module}_app
+
+app = {module}_app(Path(__file__).parent)
+'''
+
+
+def write_app(experiment: Experiment, folder: Path) -> list[str]:
+    """Write the app's files; what was left out of the experiment is told."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} exists and is not an empty folder: choose another for the app.")
+    experiment, notes = federated(experiment)
+    values = experiment.resolved()
+    values["data"] = {key: _absolute(value, experiment.base) for key, value in written_data(experiment).items()}
+    values["task"]["init"] = _absolute(values["task"]["init"], experiment.base)
+    for label in set(values["algorithm"]) - set(experiment.algorithm):
+        del values["algorithm"][label]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (experiment.data.source, experiment.task.model, experiment.task.loss, *experiment.names.values()):
+        _copy_code(name, experiment.base, folder)
+    (folder / "experiment.toml").write_text(tomli_w.dumps(values), encoding="utf-8")
+    (folder / "pyproject.toml").write_text(tomli_w.dumps(_project(experiment.name)), encoding="utf-8")
+    for module, what in (("server", "fedloom's engine over Flower's Grid."), ("client", "fedloom's client half.")):
+        (folder / f"fedloom_{module}.py").write_text(HALF.format(module=module, what=what), encoding="utf-8")
+    return notes
+
+
+def _project(name: str) -> dict[str, Any]:
+    return {
+        "project": {
+            "name": re.sub("[^a-z0-9]+", "-", name.lower()).strip("-") or "experiment",
+            "version": "1.0.0",
+            "description": f"An experiment of fedloom {__version__}, which must be installed beside Flower.",
+            "dependencies": [],
+        },
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": "fedloom",
+                    "components": {"serverapp": "fedloom_server:app", "clientapp": "fedloom_client:app"},
+                    "config": {"out": "", "rounds": 0},
+                }
+            }
+        },
+    }
+
+
+def _absolute(value: Any, base: Path) -> Any:
+    """A path of this machine, if that is what a value is: the app will be unpacked elsewhere."""
+    path = base / value if isinstance(value, str) and value else None
+    return str(path.resolve()) if path is not None and path.exists() else value
+
+
+def _copy_code(name: str, base: Path, folder: Path) -> None:
+    """Somebody's own code travels in the app; sites whose policy does not name it refuse it nevertheless."""
+    file = resolve.code_file(name, base) if resolve.is_code(name) else None
+    if file is None:
+        return
+    if not file.is_relative_to(base.resolve()):
+        raise InputError(f"'{name}' is outside of the experiment's folder {base}, and cannot travel in an app.")
+    target = folder / file.relative_to(base.resolve())
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(file, target)

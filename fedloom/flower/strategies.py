@@ -1,0 +1,219 @@
+"""fedloom's server halves as Flower strategies, for ClientApps that train as they like and send weights back.
+
+Flower's own strategies add up whatever arrives, in the order of arrival. Here a reply that is not finite, has other
+leaves, shapes or kinds of numbers than the model, or a weight that makes no sense is left out with a reason; the rest
+is added up in the order of the nodes' numbers; and a round with too few of them changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from logging import INFO, WARNING
+from typing import Any, cast
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from torch import Tensor, nn
+
+from fedloom import weights
+from fedloom.algorithm import Algorithm, Update
+from fedloom.algorithms import ALGORITHMS, FedAvg, FedProx
+from fedloom.cohort import Cohort, OwnStates, Sampling
+from fedloom.errors import InputError
+from fedloom.local import Groups
+from fedloom.machine import computing
+from fedloom.network.checks import Limits, Rejected, check_update
+from fedloom.network.messages import Ask, ClientAnswer
+from fedloom.network.template import Template
+from fedloom.task import Task
+from fedloom.tree import Tree, stack, sub
+from fedloom.work import ClientWork, Outcome, Report, Work
+
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # what batch normalisation calls them
+
+
+def make(
+    algorithm: Algorithm,
+    model: nn.Module | Task | None = None,
+    *,
+    quorum: float = 0.0,
+    norm_bound: float | None = None,
+    weight_cap: float = 1e9,
+    **settings: Any,
+) -> Strategy:
+    """A strategy; `settings` are those of Flower's FedAvg strategy, such as fraction_train and min_train_nodes.
+
+    `model` says which leaves are parameters: it may be left out where all of them are. `quorum` is the fewest valid
+    replies for a round to count, as a share of the nodes that were asked or as a number above 1.
+    """
+    if not fits(algorithm):
+        known = sorted(name for name, kind in ALGORITHMS.items() if fits_class(kind))
+        raise InputError(
+            f"{type(algorithm).__name__}{_why(algorithm)} needs more of a client than to train and send its weights: "
+            "`fedloom flower app` writes an app whose ClientApp has the client half. As strategies for ClientApps of "
+            f"your own there are {', '.join(known)}."
+        )
+    sampling = Sampling(quorum=quorum)
+    return Strategy(algorithm, model, sampling, Limits(norm_bound, weight_cap), **settings)
+
+
+def fits_class(kind: type[Algorithm]) -> bool:
+    """Whether clients only train and send weights; FedProx's clients are told mu, as Flower's own strategy does it."""
+    same = {"client", "answer", "fit", "average", "correct"} - ({"correct"} if issubclass(kind, FedProx) else set())
+    return issubclass(kind, FedAvg) and all(getattr(kind, name) is getattr(FedAvg, name) for name in same)
+
+
+def fits(algorithm: Algorithm) -> bool:
+    """The same for an algorithm with its settings: clients that are weighed by their scores must send them."""
+    return fits_class(type(algorithm)) and getattr(algorithm, "weights", "") in ("examples", "uniform")
+
+
+def _why(algorithm: Algorithm) -> str:
+    return f' with weights = "{algorithm.weights}"' if isinstance(algorithm, FedAvg) and not fits(algorithm) else ""
+
+
+@dataclass(frozen=True)
+class _Leaves:
+    """As much of a task as a server half looks at."""
+
+    trainable: tuple[str, ...]
+
+    @staticmethod
+    def of(model: Tree) -> _Leaves:
+        buffers = [name for name in model if name.rpartition(".")[2] in BUFFERS]
+        if buffers:
+            raise InputError(
+                f"The model has leaves that are not trained, such as '{buffers[0]}': give the model itself, as in "
+                "strategy(algorithm, model=Net())."
+            )
+        return _Leaves(tuple(name for name, leaf in model.items() if leaf.is_floating_point()))
+
+
+@dataclass(frozen=True)
+class _Replies:
+    """A backend whose clients have answered already."""
+
+    update: Update
+    count: int
+
+    def run(self, work: Work) -> Outcome:
+        assert isinstance(work, ClientWork)
+        return work.outcome(self.update, {}, tuple(Report(client) for client in range(self.count)))
+
+    def close(self) -> None: ...
+
+
+class Strategy(FlowerFedAvg):
+    """An algorithm's server half."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        model: nn.Module | Task | None,
+        sampling: Sampling,
+        limits: Limits,
+        **settings: Any,
+    ) -> None:
+        try:
+            super().__init__(**settings)
+        except TypeError as error:
+            raise InputError(f"Flower's FedAvg strategy does not have such a setting: {error}") from None
+        self.algorithm, self.sampling, self.limits = algorithm, sampling, limits
+        self.task = Task(model) if isinstance(model, nn.Module) else model
+        self.state: Groups = {}
+        self.asked = 0
+        self.rejected: list[tuple[int, str]] = []  # nodes and why, in the newest round
+
+    def summary(self) -> None:
+        log(INFO, "\t├──> fedloom: %r", self.algorithm)
+        super().summary()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        model = _tree(arrays)
+        if not self.state:
+            if self.task is None:
+                self.task = cast(Task, _Leaves.of(model))
+            self.state = self.algorithm.init(self.task, model)
+        self.state = {**self.state, "model": model}
+        if isinstance(self.algorithm, FedProx):
+            config["proximal-mu"] = self.algorithm.mu
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        self.asked = len(messages)
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        accepted, trees, examples = self._accepted(server_round, replies)
+        needed = max(self.sampling.needed(self.asked), 1)
+        if len(trees) < needed:
+            log(WARNING, "Round %s: %s valid replies of %s that are needed.", server_round, len(trees), needed)
+            return None, None
+        with computing():
+            self.state = self._round(server_round, trees, torch.tensor(examples, dtype=torch.float64))
+        arrays = ArrayRecord({name: Array(leaf.numpy()) for name, leaf in self.state["model"].items()})
+        return arrays, self.train_metrics_aggr_fn(accepted, self.weighted_by_key)
+
+    def _round(self, number: int, trees: Sequence[Tree], examples: Tensor) -> Groups:
+        stacked = stack(list(trees))
+        if getattr(self.algorithm, "share", "") == "deltas":
+            stacked = sub(stacked, self.state["model"])
+        weigh = weights.by_size(cast(FedAvg, self.algorithm).weights, examples)
+        backend = _Replies(Update({"model": stacked}, {"model": weigh}), len(trees))
+        assert self.task is not None
+        ids = tuple(range(len(trees)))
+        cohort = Cohort(backend, self.algorithm, self.task, ids, len(trees), number, 0, OwnStates({}))
+        return self.algorithm.round(self.state, cohort)
+
+    def _accepted(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[list[RecordDict], list[Tree], list[float]]:
+        """The replies that may be added up, in the order of their nodes; the others are told about."""
+        self.rejected = []
+        accepted, trees, examples = [], [], []
+        form = Template({"model": {n: (tuple(leaf.shape), leaf.dtype) for n, leaf in self.state["model"].items()}}, {})
+        for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
+            try:
+                tree, weight = self._read(reply)
+                ask = Ask(
+                    id="", kind="train", verb="map", label="", seed=0, round=server_round, attempt=0,
+                    cohort=self.asked, population=self.asked, clients=(),
+                )  # fmt: skip
+                one = {name: leaf[None] for name, leaf in tree.items()}
+                update = Update({"model": one}, {"model": torch.tensor([weight], dtype=torch.float64)})
+                check_update(ClientAnswer(0, update, None, (), {}), ask, form, self.state, self.limits, False)
+            except Rejected as error:
+                node, why = reply.metadata.src_node_id, f"{error.code}: {error.message}"
+                self.rejected.append((node, why))
+                log(WARNING, "Round %s: node %s is left out: %s", server_round, node, why)
+                continue
+            accepted.append(reply.content)
+            trees.append(tree)
+            examples.append(weight)
+        return accepted, trees, examples
+
+    def _read(self, reply: Message) -> tuple[Tree, float]:
+        if reply.has_error():
+            raise Rejected("malformed", f"its ClientApp failed: {reply.error.reason}")
+        arrays, metrics = list(reply.content.array_records.values()), list(reply.content.metric_records.values())
+        if len(arrays) != 1 or len(metrics) != 1 or self.weighted_by_key not in metrics[0]:
+            raise Rejected(
+                "malformed", f"a reply must have one ArrayRecord and one MetricRecord with '{self.weighted_by_key}'"
+            )
+        weight = metrics[0][self.weighted_by_key]
+        if not isinstance(weight, (int, float)):
+            raise Rejected("weight", f"'{self.weighted_by_key}' must be one number")
+        try:
+            return _tree(arrays[0]), float(weight)
+        except (ValueError, TypeError, OSError, EOFError) as error:
+            raise Rejected("malformed", f"its arrays cannot be read: {error}") from None
+
+
+def _tree(arrays: ArrayRecord) -> Tree:
+    return {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}

@@ -1,0 +1,180 @@
+"""`fedloom flower worker`: a long-lived process beside a SuperNode that keeps torch, the model and the data warm.
+
+It is an agent as `fedloom join` starts it, with the same policy, audit log and state folder; only its link is another:
+what it is sent comes out of a letter, and what it says goes into one.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Listener
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from fedloom import machine
+from fedloom.errors import FedloomError, InputError
+from fedloom.experiment import spec
+from fedloom.experiment.plan import Plan
+from fedloom.flower.letters import Letter
+from fedloom.flower.places import ADDRESS, partition
+from fedloom.network.agent import Agent
+from fedloom.network.identity import write_private
+from fedloom.network.link import Link
+from fedloom.network.messages import Failure, Hello
+from fedloom.network.policy import Site, load_site, rehearsal, site_of
+from fedloom.network.telling import short_traceback
+from fedloom.network.wire import Parcel
+
+
+def seat(app: Path, config: Mapping[str, Any]) -> Site:
+    """Whose data a node has: a site's own, or some clients of the app's experiment."""
+    if config.get("site"):
+        return load_site(Path(str(config["site"])).expanduser())
+    part = partition(config)
+    if part is None:
+        raise InputError("Give a site's file, or partition-id and num-partitions for a rehearsal.")
+    number, count = part
+    experiment = spec.load(app / "experiment.toml")
+    clients = Plan(experiment).federation(experiment.seeds[0]).clients
+    if count > clients:
+        raise InputError(f"num-partitions={count}: the experiment's data has only {clients} clients to host.")
+    name = f"partition-{number}"
+    return site_of(rehearsal(experiment, name, range(number, clients, count)), app / name)
+
+
+class Letterbox(Link):
+    """An agent's link that leads into letters."""
+
+    def __init__(self) -> None:
+        self.empty(Letter({}))
+
+    def empty(self, letter: Letter) -> None:
+        self.letter = letter
+        self.hello: Hello | None = None
+        self.answers: list[bytes] = []
+        self.failures: list[Failure] = []
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def post(self, path: str, message: BaseModel | Parcel) -> Any:
+        if isinstance(message, Hello):
+            self.hello = message
+        elif isinstance(message, Parcel):
+            self.answers.append(message.whole)
+        elif isinstance(message, Failure):
+            self.failures.append(message)
+        return {"beat": 1.0, "results": []}
+
+    @contextmanager
+    def stream(self, path: str) -> Iterator[Any]:
+        """What the coordinator's port would send: an ask with its tensors, or initial weights."""
+        if path.startswith("/v1/work"):
+            ask = self.letter.header["ask"]
+            needed = {part["sha256"]: self.letter.bodies[part["sha256"]] for part in ask["parts"]}
+            header = json.dumps({**ask, "missing": list(needed)}).encode()
+            yield _Reply([len(header).to_bytes(4, "little"), header, *needed.values()])
+        else:
+            yield _Reply([self.letter.bodies[path.rpartition("/")[2]]])
+
+
+class _Reply:
+    """As much of an HTTP reply as an agent looks at."""
+
+    status_code = 200
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self.pieces = pieces
+        self.headers = {"content-length": str(sum(len(piece) for piece in pieces))}
+
+    def iter_bytes(self, size: int) -> Iterator[bytes]:
+        return iter(self.pieces)
+
+
+class Worker:
+    """Answers letters with the data of one site."""
+
+    def __init__(self, site: Site, state: Path, tell: Callable[[str], None] = print) -> None:
+        self.site, self.state = site, state
+        self.box = Letterbox()
+        self.agent = Agent(site, state, tell=tell, link=self.box)
+
+    def answer(self, letter: Letter) -> Letter:
+        """What this site says to a plan or to an ask."""
+        self.box.empty(letter)
+        try:
+            with machine.computing():
+                if "plan" in letter.header:
+                    return self._hello(letter.header["plan"])
+                self._obey(letter)
+        except Exception as error:  # whatever a model or a full disk raises is shown on both sides
+            if not isinstance(error, FedloomError):
+                self.agent.tell(f"error: {traceback.format_exc()}")
+            return Letter({"failure": short_traceback(error)})
+        failures = [failure.model_dump(mode="json") for failure in self.box.failures]
+        return Letter({"failures": failures}, {str(number): body for number, body in enumerate(self.box.answers)})
+
+    def _obey(self, letter: Letter) -> None:
+        for why in letter.header.get("rejected", []):
+            self.agent.tell(f"The ServerApp rejected an answer ({why})")
+            self.agent.audit.write("rejected", why=why)
+        self._recall(str(letter.header["run"]))
+        ask = self.agent.parts.next_ask(self.box)
+        assert not isinstance(ask, str)
+        self.agent.obey(ask)
+        self.agent.versions.remember()
+
+    def _hello(self, offer: Mapping[str, Any]) -> Letter:
+        self.agent.prepare(offer)
+        assert self.box.hello is not None
+        write_private(self._plan(str(offer["run"])), json.dumps(offer).encode())
+        hello = self.box.hello.model_dump(mode="json")
+        return Letter({"hello": hello, "name": self.site.name, "key": self.agent.signer.public})
+
+    def _recall(self, run: str) -> None:
+        """Be ready for this run: a process that was just started finds on its disk what it was told before."""
+        prepared = self.agent.prepared
+        if prepared is not None and prepared.offer["run"] == run:
+            return
+        try:
+            offer = json.loads(self._plan(run).read_text())
+        except (OSError, ValueError):
+            raise InputError(
+                f"{self.site.name} was asked to work on a run that it does not know: its state folder {self.state} was "
+                "moved or deleted."
+            ) from None
+        self.agent.prepare(offer)
+
+    def _plan(self, run: str) -> Path:
+        if not run.isalnum():
+            raise InputError("The run has no valid name.")
+        return self.state / "plans" / f"{run}.json"
+
+
+def serve(worker: Worker, tell: Callable[[str], None]) -> None:
+    """Answer ClientApps of this machine and user, one after the other, until the process is ended."""
+    folder = Path(tempfile.mkdtemp(prefix="fedloom-"))  # short: a socket's path may have a hundred characters
+    secret = secrets.token_bytes(32)
+    try:
+        with Listener(str(folder / "worker"), family="AF_UNIX", authkey=secret) as listener:
+            address = {"socket": str(folder / "worker"), "secret": secret.hex()}
+            write_private(worker.state / ADDRESS, json.dumps(address).encode())
+            tell(f"Ready for the SuperNode of {worker.site.name}; state in {worker.state}.")
+            while True:
+                try:
+                    with listener.accept() as connection:
+                        worker.answer(Letter.receive(connection)).send(connection)
+                except (OSError, EOFError, AuthenticationError, ValueError) as error:
+                    tell(f"A ClientApp went away: {type(error).__name__}.")
+    finally:
+        (worker.state / ADDRESS).unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,90 @@
+"""From what people write to next-word examples."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedloom.data.words import clean, lines, windows, words
+
+
+@pytest.mark.parametrize(
+    ("written", "cleaned"),
+    [
+        ("", ""),
+        (" \t\r\n ", ""),
+        ("Hello,\r\n\tWORLD", "hello, world"),
+        ("a\u00a0b\u2003c\u2028d", "a b c d"),  # spaces outside of ASCII separate, too
+        ("caf\u00e9 na\u00efve \U0001f600 ok", "caf nave ok"),
+        ("bell\x07 nul\x00 del\x7f", "bell nul del"),
+        ("\ud800 lone", "lone"),  # JSON can hold half of a character
+        ("&gt; a &amp;amp; b &#39;c&#39;", "> a &amp; b 'c'"),
+        ("see http://a.b/c?d=e#f.", "see <url>."),
+        ("(HTTPS://A.B/C)", "(<url>)"),
+        ("[text](http://a.b/x_(y)) more", "[text](<url>)) more"),
+        ("www.x.org, wwww.x", "<url>, wwww.x"),
+        ("http:// alone", "http:// alone"),
+        ("mail John.Doe+tag@mail.example.co.uk!", "mail <email>!"),
+        ("not@mail, a@b", "not@mail, a@b"),
+        ("http://me@host.org/x", "<url>"),
+        ("/u/Some-One and u/other, /r/AskReddit r/x", "<user> and <user>, <subreddit> <subreddit>"),
+        ("and/or/else menu/u/x 24/r/7", "and/or/else menu/u/x 24/r/7"),
+        ("<PAD> <UNK> <URL>", "<pad> <unk> <url>"),
+    ],
+)
+def test_nasty_texts_are_cleaned(written: str, cleaned: str) -> None:
+    assert clean(written) == cleaned
+
+
+@given(st.text())
+def test_cleaned_text_is_plain(text: str) -> None:
+    assert re.fullmatch(r"([!-@\[-~]+( [!-@\[-~]+)*)?", clean(text))  # printable ASCII without capitals, single spaces
+
+
+@given(st.text())
+def test_no_character_is_lost_between_words(text: str) -> None:
+    cleaned = clean(text)
+    assert "".join(words(cleaned)) == cleaned.replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    "long", ["a" * 200_000, "." * 200_000, "a@" * 100_000, "http://" + "." * 200_000, "r/" * 99_999]
+)
+def test_long_texts_take_linear_time(long: str) -> None:
+    words(clean(long))  # quadratic time would be minutes, and the runner would stop it
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", []),
+        ("don't stop-gap rock'n'roll", ["don't", "stop-gap", "rock'n'roll"]),
+        ("'tis 'quoted'", ["'", "tis", "'", "quoted", "'"]),
+        ("$3.50 1,000,000 10:30 1/2 3.", ["$", "3.50", "1,000,000", "10:30", "1/2", "3", "."]),
+        ("wait.... what?! --", ["wait", "....", "what", "?", "!", "-", "-"]),
+        (":) ;-) :d :data <3 3<4", [":)", ";-)", ":d", ":", "data", "<3", "3", "<", "4"]),
+        ("<url><user> <pad>", ["<url>", "<user>", "<", "pad", ">"]),
+        ("a_b", ["a", "_", "b"]),
+    ],
+)
+def test_words_and_symbols_are_told_apart(text: str, found: list[str]) -> None:
+    assert words(text) == found
+
+
+def test_symbols_may_be_left_out() -> None:
+    assert words("well, don't: <url> :) 3.5%", symbols=False) == ["well", "don't", "<url>", "3.5"]
+
+
+@given(st.lists(st.lists(st.integers(1, 9), max_size=13), max_size=6), st.integers(2, 12))
+def test_examples_are_all_beginnings_of_all_lines(texts: list[list[int]], length: int) -> None:
+    cut = [line for text in texts for line in lines(text, length)]
+    assert [token for line in cut for token in line] == [token for text in texts for token in text]
+    x, y = windows(cut, length, 0)
+    expected = [line[:size] for line in cut for size in range(2, len(line) + 1)]
+    padded = [[0] * (length + 1 - len(beginning)) + list(beginning) for beginning in expected]
+    assert np.column_stack([x, y]).tolist() == padded
+    assert (x.shape, x.dtype, y.dtype) == ((len(expected), length), np.int32, np.int64)
