@@ -163,7 +163,9 @@ def reproduce(
         return
     reproduction = again.load(name)
     more = {"data.path": str(data.resolve())} if data is not None else {}
-    planned = again.plan(reproduction, quick=quick, only=only or [], changes={**more, **parse_changes(changes or [])})
+    base = Path(name).resolve().parent if name.endswith(".toml") else None
+    told = {**more, **parse_changes(changes or [])}
+    planned = again.plan(reproduction, quick=quick, only=only or [], changes=told, base=base)
     rows = f"{len(planned)} row" + ("s" if len(planned) > 1 else "")
     total = sum(one.seconds for one in planned)
     say(f"{reproduction.title}{' (quick)' if quick else ''}: {rows}, roughly {again.duration(total)} on this machine.")

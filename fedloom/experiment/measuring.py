@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
+from pydantic import model_validator
 
 from fedloom.errors import InputError
 from fedloom.experiment import milestones
@@ -30,6 +31,13 @@ class Measure(Record):
     target: float = 0.0  # `rounds_to` (the first round at it) and `crossing` (interpolated)
     key: str = ""  # `final`: such as universal_accuracy
     percent: bool = False  # published in per cent: ours is shown so, too
+
+    @model_validator(mode="after")
+    def _whole(self) -> Measure:
+        needed = {"rounds_to": "target", "crossing": "target", "final": "key"}.get(self.kind)
+        if needed is not None and needed not in self.model_fields_set:
+            raise InputError(f"A measure of the kind '{self.kind}' needs a '{needed}'.")
+        return self
 
     @property
     def counts_rounds(self) -> bool:

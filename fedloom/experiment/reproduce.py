@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,23 +12,132 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import Field, field_validator, model_validator
 
-from fedloom.errors import InputError
+from fedloom.errors import InputError, nearest
+from fedloom.experiment import spec
 from fedloom.experiment.check import estimate
 from fedloom.experiment.checkpoint import write_atomically
-from fedloom.experiment.curves import save
-from fedloom.experiment.measuring import Measure
+from fedloom.experiment.curves import Curves, save
+from fedloom.experiment.measuring import Measure, named
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress, Silent
-from fedloom.experiment.published import Reproduction, Row, experiment_of, load, names
 from fedloom.experiment.report import write as write_report
 from fedloom.experiment.run import run
-from fedloom.experiment.spec import Experiment
+from fedloom.experiment.spec import Experiment, tomllib
 from fedloom.experiment.table import Table, Value
 from fedloom.experiment.table import write as write_tables
 from fedloom.experiment.view import View
+from fedloom.record import Count, Record
 
-__all__ = ["Planned", "duration", "experiment_of", "load", "measured", "names", "plan", "reproduce", "table"]
+FOLDER = Path(__file__).parent / "reproductions"
+
+
+Published = float | str  # in words where no number was reached
+
+
+class Row(Record):
+    """One published result and how to make it. Rows that name the same `run` share it, each with its own `label`."""
+
+    name: str
+    # by source: a number for the first measure, or for each measure
+    published: dict[str, Published | dict[str, Published]] = Field(default_factory=dict)
+    set: dict[str, Any] = Field(default_factory=dict)
+    run: str = ""
+    label: str | None = None  # of the algorithm; without it, all of them
+
+    @property
+    def folder(self) -> str:
+        """Where its run is, beside those of other rows."""
+        return "".join(sign if sign.isalnum() or sign in ".-" else "_" for sign in self.run or self.name)
+
+    def numbers(self, measure: Measure) -> dict[str, Published]:
+        """What each source says about one measure."""
+        found = {
+            name: told.get(measure.name) if isinstance(told, dict) else told for name, told in self.published.items()
+        }
+        return {name: told for name, told in found.items() if told is not None}
+
+
+class Quick(Record):
+    """What the shortened version runs."""
+
+    rows: tuple[str, ...] = ()
+    rounds: Count
+    set: dict[str, Any] = Field(default_factory=dict)
+
+
+class Reproduction(Record):
+    """A file of published results."""
+
+    title: str
+    about: str = ""
+    sources: dict[str, str]  # short name → where the numbers are from; the first is what differences are about
+    measure: tuple[Measure, ...]
+    quick: Quick
+    curves: Curves | None = None  # a picture of all rows
+    report: bool = False  # of every run, as after `fedloom run`
+    experiment: dict[str, Any]
+    row: tuple[Row, ...]
+
+    @field_validator("measure", mode="before")
+    @classmethod
+    def _measures(cls, value: Any) -> Any:
+        return [value] if isinstance(value, Mapping) else value
+
+    @field_validator("measure")
+    @classmethod
+    def _named(cls, value: tuple[Measure, ...]) -> tuple[Measure, ...]:
+        return named(value)
+
+    @model_validator(mode="after")
+    def _sound(self) -> Reproduction:
+        """What would otherwise be left out of the table without a word."""
+        for what in ("sources", "measure", "row"):
+            if not getattr(self, what):
+                raise InputError(f"A reproduction needs at least one '{what}'.")
+        names, runs = set[str](), dict[str, str]()
+        for row in self.row:
+            run = row.run or row.name
+            if row.name in names or runs.setdefault(row.folder, run) != run or not row.folder.strip("._"):
+                raise InputError(
+                    f"The row '{row.name}' cannot be told from another by its name: rows, and what they 'run', must "
+                    "differ in letters or digits."
+                )
+            names.add(row.name)
+            self._known(row)
+        return self
+
+    def _known(self, row: Row) -> None:
+        """The row is about sources and measures that there are."""
+        told = row.published
+        measures = [name for numbers in told.values() if isinstance(numbers, dict) for name in numbers]
+        for what, given, known in (
+            ("source", list(told), list(self.sources)),
+            ("measure", measures, [measure.name for measure in self.measure]),
+        ):
+            for name in given:
+                if name not in known:
+                    raise InputError(
+                        f"The row '{row.name}' has published numbers for a {what} '{name}' that there is not. Known: "
+                        f"{', '.join(known)}.{nearest(name, known)}"
+                    )
+
+
+def names() -> list[str]:
+    """The reproductions that come with fedloom."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def load(name: str) -> Reproduction:
+    """One of them, or a file of one's own."""
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    if not path.is_file():
+        raise InputError(f"There is no reproduction '{name}'. Known: {', '.join(names())}.{nearest(name, names())}")
+    try:
+        return Reproduction(**tomllib.loads(path.read_text(encoding="utf-8")))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not a valid TOML file: {error}") from error
 
 
 @dataclass
@@ -47,16 +157,18 @@ def plan(
     quick: bool = False,
     only: Sequence[str] = (),
     changes: Mapping[str, Any] | None = None,
+    base: Path | None = None,
 ) -> list[Planned]:
-    """The rows that are to be run, with a guess of the time each will take."""
+    """The rows that are to be run, with a guess of the time each will take; relative paths start at `base`."""
     wanted = reproduction.quick.rows if quick and not only else only
     rows = [row for row in reproduction.row if not wanted or any(fnmatch(row.name, one) for one in wanted)]
-    if not rows:
+    nowhere = [one for one in wanted if not any(fnmatch(row.name, one) for row in rows)]
+    if nowhere:
         known = "; ".join(row.name for row in reproduction.row)
-        raise InputError(f"No row is called {', '.join(wanted)}. Known: {known}.")
+        raise InputError(f"No row is called {', '.join(nowhere)}. Known: {known}.")
     found, speeds, shared = [], dict[str, float](), set[str]()
     for row in rows:
-        experiment = experiment_of(reproduction, row, quick=quick, changes=changes)
+        experiment = experiment_of(reproduction, row, quick=quick, changes=changes, base=base)
         # rows differ in batches and cohorts: what a step costs is timed once for each
         kind = f"{experiment.train} {experiment.cohort}"
         if kind not in speeds:
@@ -67,6 +179,26 @@ def plan(
         shared |= {row.run} - {""}
         found.append(Planned(row, experiment, seconds))
     return found
+
+
+def experiment_of(
+    reproduction: Reproduction,
+    row: Row,
+    *,
+    quick: bool = False,
+    changes: Mapping[str, Any] | None = None,
+    base: Path | None = None,
+) -> Experiment:
+    """What a row runs."""
+    settings = {**row.set, **(reproduction.quick.set if quick else {}), **(changes or {})}
+    values = copy.deepcopy(reproduction.experiment)
+    for key, value in settings.items():
+        spec.change(values, key, copy.deepcopy(value))
+    experiment = spec.parse(values, base or Path.cwd(), default_name="reproduction")
+    if quick and experiment.rounds > reproduction.quick.rounds:
+        values["rounds"] = reproduction.quick.rounds
+        experiment = spec.parse(values, experiment.base, default_name="reproduction")
+    return experiment
 
 
 def _expected(reproduction: Reproduction, row: Row, most: int) -> float:
@@ -94,7 +226,7 @@ def reproduce(
     told = progress or Silent()
     ran: dict[Path, View] = {}
     for one in planned:
-        out = _out(folder, one.row)
+        out = folder / "rows" / one.row.folder
         arguments = Plan(one.experiment).arguments()
         again = fresh and out not in ran
         result = run(**arguments, out=out, fresh=again, progress=told, should_stop=should_stop)
@@ -110,15 +242,10 @@ def reproduce(
         write_tables([made], folder)  # after every row: a long reproduction can be looked at while it runs
         write_atomically(folder / "reproduction.json", json.dumps(_record(planned), indent=1).encode())
         if reproduction.curves is not None:
-            views = {done.row.name: ran[_out(folder, done.row)] for done in planned if done.ours}
+            views = {done.row.name: ran[folder / "rows" / done.row.folder] for done in planned if done.ours}
             target = next(iter(one.experiment.evaluate.target.values()), None)
             save(reproduction.curves, views, reproduction.title, folder, target)
     return made
-
-
-def _out(folder: Path, row: Row) -> Path:
-    plain = "".join(sign if sign.isalnum() or sign in ".-" else "_" for sign in row.run or row.name)
-    return folder / "rows" / plain
 
 
 def _record(planned: Sequence[Planned]) -> list[dict[str, Any]]:

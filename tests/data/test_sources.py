@@ -151,7 +151,7 @@ def test_missing_idx_files_are_named(tmp_path: Path) -> None:
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "mnist").mkdir()
-    with pytest.raises(InputError, match=r"no file or folder .*mnits.*relative.*Did you mean 'mnist'"):
+    with pytest.raises(InputError, match=r"no file or folder .*mnits.*Relative paths start at .*Did you mean 'mnist'"):
         load("mnist", tmp_path, path="mnits")
 
 

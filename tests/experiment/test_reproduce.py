@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from fedloom.cli import app
 from fedloom.errors import InputError
 from fedloom.experiment import reproduce
 from fedloom.experiment.curves import Curves, draw
@@ -284,3 +286,62 @@ def test_the_quick_version_is_labelled_and_shorter(tmp_path: Path) -> None:
 def test_an_unknown_name_says_what_is_known() -> None:
     with pytest.raises(InputError, match="Did you mean 'mcmahan-table1-2nn'"):
         reproduce.load("mcmahan-table1-2n")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("paper = 4", "papr = 4", r"row 'fast' has published numbers for a source 'papr' .*Did you mean 'paper'"),
+        ("paper = 4", 'paper = { "rounds" = 4 }', "published numbers for a measure 'rounds' that there is not"),
+        ('name = "slow"', 'name = "fast"', "row 'fast' cannot be told from another"),
+        ('name = "slow"', 'name = "fa st"\n[[row]]\nname = "fa_st"', "row 'fa_st' cannot be told from another"),
+        ('name = "slow"', 'name = ".."', r"row '\.\.' cannot be told from another"),
+        ('name = "slow"', 'name = ""', "row '' cannot be told from another"),
+        ("target = 0.5\n[quick]", "[quick]", "kind 'rounds_to' needs a 'target'"),
+        ('"rounds_to"', '"final"', "kind 'final' needs a 'key'"),
+        ('{ paper = "nobody", other = "nobody else" }', "{}", "at least one 'sources'"),
+        ("rounds = 3", "rounds = 0", r"'rounds' .* must be at least 1"),
+    ],
+)
+def test_what_a_table_would_leave_out_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in SMALL
+    (tmp_path / "small.toml").write_text(SMALL.replace(old, new, 1))
+    with pytest.raises(InputError, match=message):
+        reproduce.load(str(tmp_path / "small.toml"))
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match=r"bytes\.toml is not a valid TOML file"):
+        reproduce.load(str(tmp_path / "bytes.toml"))
+
+
+def test_every_row_that_is_asked_for_must_be_there(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(SMALL)
+    found = reproduce.load(str(tmp_path / "small.toml"))
+    with pytest.raises(InputError, match=r"No row is called fats\. Known: fast; slow"):
+        reproduce.plan(found, only=["slow", "fats"])
+
+
+def test_quick_is_never_longer_and_settings_do_not_stick(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(SMALL.replace("rounds = 9", "rounds = 1"))
+    found = reproduce.load(str(tmp_path / "small.toml"))
+    row = found.row[0].replace(set={"data.partition": {"name": "iid", "clients": 4}})
+    assert reproduce.experiment_of(found, row, quick=True).rounds == 1
+    with pytest.raises(InputError, match="rounds must be"):
+        reproduce.experiment_of(found, row, quick=True, changes={"rounds": "many"})
+    changed = reproduce.experiment_of(found, row, changes={"data.partition.clients": 5})
+    assert changed.data.partition == {"name": "iid", "clients": 5}
+    assert reproduce.experiment_of(found, row).data.partition == {"name": "iid", "clients": 4}
+
+
+def test_paths_in_a_file_of_ones_own_are_relative_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir()
+    rows = [f"{label},{row},{row % 3}\n" for row in range(30) for label in (row % 2,)]
+    (tmp_path / "mine" / "cells.csv").write_text("label,a,b\n" + "".join(rows))
+    own = SMALL.replace('source = "digits"', 'source = "csv"\npath = "cells.csv"\nlabel = "label"')
+    model = '[experiment.task]\nmodel = "logistic"\nargs = { features = 2 }\n[experiment.train]'
+    (tmp_path / "mine" / "own.toml").write_text(own.replace("[experiment.train]", model))
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["reproduce", "mine/own.toml", "--quick", "--estimate"])
+    assert (done.exit_code, done.stdout.split()[0]) == (0, "fast")

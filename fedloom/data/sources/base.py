@@ -33,7 +33,7 @@ def locate(base: Path, path: Path) -> Path:
     if not found.exists():
         beside = [other.name for other in found.parent.iterdir()] if found.parent.is_dir() else []
         hint = nearest(found.name, beside)
-        raise InputError(f"There is no file or folder {found}. Paths are relative to the experiment file.{hint}")
+        raise InputError(f"There is no file or folder {found}. Relative paths start at {base.resolve()}.{hint}")
     return found
 
 
