@@ -107,6 +107,7 @@ _KINDS = {
     "bool_parsing": "true or false",
     "dict_type": "a table",
     "model_type": "a table",
+    "path_type": "a path",
     "list_type": "a list",
     "tuple_type": "a list",
     "too_short": "a longer list",

@@ -203,6 +203,18 @@ def test_empty_cells_are_filled_if_asked(tmp_path: Path, fill: Any, value: float
     assert load("csv", path=path, label="y", fill=fill).x[:, 1].tolist() == [value, value]
 
 
+def test_empty_cells_and_marks_can_be_left_to_normalisation(tmp_path: Path) -> None:
+    path = table(tmp_path, "x,z,y\n1,,0\n3, ? ,1\n,7,1\n")
+    data = load("csv", path=path, label="y", fill="mean", missing={"?": float("nan")})
+    assert data.missing
+    assert federate(data, clients=1, split=(1, 0, 0), normalize="federated").x.tolist() == [[-1, 0], [1, 0], [0, 0]]
+    assert not load("csv", path=path, label="y", fill="zero", missing={"?": 1}).missing
+    with pytest.raises(InputError, match=r"Line 3 of .* has ' \? ' in column 'z'"):
+        load("csv", path=path, label="y", fill="mean")
+    with pytest.raises(InputError, match=r"Line 2 of .* has 'nan' in column 'x'"):
+        load("csv", path=table(tmp_path, "x,y\nnan,0\n"), label="y", fill="mean")
+
+
 def test_columns_delimiter_and_lines_to_skip(tmp_path: Path) -> None:
     path = table(tmp_path, "0;0;0\n1;5;0\n2;6;1\n")
     data = load("csv", path=path, label="y", columns=["a", "b", "y"], delimiter=";", skip=1)
@@ -235,7 +247,7 @@ def test_long_tables_are_read_in_blocks(tmp_path: Path) -> None:
         (TABLE, {"client": "user"}, "no column 'user'.*Did you mean 'User'"),
         (TABLE, {"drop": ["Users"]}, "no column 'Users'.*Did you mean 'User'"),
         (TABLE, {"drop": ["User", "X0", "Y0"]}, "no feature columns besides Class, User, X0, Y0"),
-        ("Class,a\n1,\n", {}, "Line 2 of .* has an empty cell in column 'a'.*fill = \"zero\""),
+        ("Class,a\n1,\n", {}, 'Line 2 of .* has an empty cell in column \'a\'.*fill = "mean", "zero"'),
         ("Class,a\n1,nan\n", {}, "Line 2 of .* has 'nan' in column 'a', which is not a finite number"),
         ("Class,a\n1,1e999\n", {}, "Line 2 of .* has '1e999' in column 'a'"),
         ("Class,a\n1,1e39\n", {}, "Line 2 of .* has '1e39' in column 'a'"),
@@ -255,7 +267,7 @@ def test_wrong_tables_are_explained(tmp_path: Path, text: str, fields: dict[str,
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"fill": "mean"}, "'fill' parameter of Csv must be 'error' or 'zero' or a number. Got 'mean'"),
+        ({"fill": "median"}, "'fill' parameter of Csv must be 'error', 'zero' or 'mean' or a number. Got 'median'"),
         ({"missing": 3}, "'missing' parameter of Csv must be a table"),
         ({"task": "clustering"}, "'task' parameter of Csv must be 'auto', 'classification' or 'regression'"),
         ({"delimiter": ""}, "'delimiter' parameter of Csv"),
@@ -501,7 +513,7 @@ def test_real_mnist(real: Path) -> None:
 @pytest.mark.data
 def test_real_heart_disease(real: Path) -> None:
     fields = {"path": "heart_disease/heart_disease_4sites.csv", "label": "num", "client": "site"}
-    federation = federate(load("csv", real, **fields, fill="zero"), normalize="federated")
+    federation = federate(load("csv", real, **fields, fill="mean"), normalize="federated")
     assert np.diff(federation.offsets).tolist() == [303, 294, 123, 200]
     with pytest.raises(InputError, match="has an empty cell in column"):
         load("csv", real, **fields)

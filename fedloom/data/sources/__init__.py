@@ -10,6 +10,7 @@ from fedloom.data.sources.eeg import Eeg
 from fedloom.data.sources.femnist import Femnist
 from fedloom.data.sources.hdf5 import Hdf5
 from fedloom.data.sources.heart_disease import HeartDisease
+from fedloom.data.sources.huggingface import HuggingFace
 from fedloom.data.sources.idx import FashionMnist, Mnist
 from fedloom.data.sources.images import Images
 from fedloom.data.sources.leaf import Leaf
@@ -37,6 +38,7 @@ SOURCES: dict[str, type[Source]] = {
     "leaf_reddit": LeafReddit,
     "shakespeare": Shakespeare,
     "heart_disease": HeartDisease,
+    "huggingface": HuggingFace,
     "leaf": Leaf,
     "natural_images": NaturalImages,
     "postures": Postures,

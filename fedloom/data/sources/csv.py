@@ -27,8 +27,8 @@ NOT_CSV = (*UNREADABLE, UnicodeDecodeError, csv.Error)
 class Csv(Source):
     """A CSV file with a header (or with its `columns` named here); .gz, .xz and .bz2 are read as they are.
 
-    Every other column is a feature, and a number. `missing` maps marks in the file to numbers; `fill` is for empty
-    cells. A mean is not offered: a mean over all rows would tell one client about the others.
+    Every other column is a feature, and a number. `missing` maps marks in the file to numbers, or to nan; `fill` is for
+    empty cells. What is nan or "mean" is filled by normalisation: a mean over all rows would tell clients about others.
     """
 
     path: Path
@@ -36,7 +36,7 @@ class Csv(Source):
     client: str | None = None
     drop: tuple[str, ...] = ()
     missing: dict[str, float] = Field(default_factory=dict)
-    fill: Literal["error", "zero"] | float = "error"
+    fill: Literal["error", "zero", "mean"] | float = "error"
     task: Task = "auto"
     columns: tuple[str, ...] = ()
     skip: NonNegativeInt = 0  # lines after the header that are no examples
@@ -73,7 +73,15 @@ class Csv(Source):
             client=None if client is None else np.array(clients),
             classes=classes,
             features=tuple(header[at] for at in features),
+            missing=any(math.isnan(value) for value in self._known().values()),
         )
+
+    def _known(self) -> dict[str, float]:
+        """What stands for a number in the file, or for one that is missing."""
+        if self.fill == "error":
+            return dict(self.missing)
+        named = {"zero": 0.0, "mean": math.nan}
+        return {"": named[self.fill] if isinstance(self.fill, str) else self.fill, **self.missing}
 
     def _places(self, header: Sequence[str]) -> tuple[int, int | None, list[int]]:
         """Where the label, the client and the features stand in a line."""
@@ -105,26 +113,23 @@ class Csv(Source):
                 yield [line for line, _ in filled], [row for _, row in filled]
 
     def _numbers(self, cells: Sequence[str], lines: Sequence[int], column: str) -> NDArray[np.float32]:
-        known = dict(self.missing)
-        if self.fill != "error":
-            known.setdefault("", 0.0 if self.fill == "zero" else float(self.fill))
+        known = self._known()
         try:
             values = np.array([known[cell] if cell in known else float(cell) for cell in cells], dtype=np.float64)
         except ValueError:
             values = np.array([_number(cell, known) for cell in cells])
         with np.errstate(over="ignore"):  # too large for float32: refused below like any other infinite number
             numbers = values.astype(np.float32)
-        wrong = ~np.isfinite(numbers)
-        if wrong.any():
-            at = int(np.argmax(wrong))
-            self._refuse(cells[at], lines[at], column)
+        for at in np.flatnonzero(~np.isfinite(numbers)).tolist():
+            if cells[at].strip() not in known:
+                self._refuse(cells[at], lines[at], column)
         return numbers
 
     def _refuse(self, cell: str, line: int, column: str) -> None:
         if not cell.strip():
             raise InputError(
                 f"Line {line} of {self.path} has an empty cell in column '{column}'. "
-                'Set fill = "zero" or a number, or drop the column: drop = ["' + column + '"].'
+                'Set fill = "mean", "zero" or a number, or drop the column: drop = ["' + column + '"].'
             )
         raise InputError(
             f"Line {line} of {self.path} has {cell!r} in column '{column}', which is not a finite number. If it means "

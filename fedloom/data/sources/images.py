@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from fedloom.data.federation import Dataset
 from fedloom.data.sources.archive import UNREADABLE, visible
 from fedloom.data.sources.base import Progress, Source, locate
 from fedloom.errors import InputError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 Place: TypeAlias = "Path | zipfile.Path"
@@ -45,17 +48,23 @@ class Images(Source):
         return Dataset(torch.from_numpy(x), torch.tensor(labels), classes=tuple(files), scale=1 / 255)
 
     def _pixels(self, file: Place) -> NDArray[np.uint8]:
-        from PIL import Image  # only this source needs Pillow
+        from PIL import Image  # only pictures need Pillow
 
-        height, width = self.size
         try:
             with file.open("rb") as stream, Image.open(stream) as image:
-                mode = "RGB" if self.channels == 3 else "L"
-                resized = _eight_bits(image).convert(mode).resize((width, height), Image.Resampling.BILINEAR)
-                pixels = np.array(resized, dtype=np.uint8).reshape(height, width, self.channels)
+                return pixels(image, self.size, self.channels)
         except Exception as error:  # Pillow's decoders raise what they like: OSError, SyntaxError, struct.error, …
             raise InputError(f"The picture {file} cannot be read ({error}): replace or remove it.") from None
-        return np.moveaxis(pixels, 2, 0)
+
+
+def pixels(image: Image, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
+    """A picture as bytes of shape channels × height × width."""
+    from PIL.Image import Resampling
+
+    height, width = size
+    converted = _eight_bits(image).convert("RGB" if channels == 3 else "L")
+    resized = converted.resize((width, height), Resampling.BILINEAR)
+    return np.moveaxis(np.array(resized, dtype=np.uint8).reshape(height, width, channels), 2, 0)
 
 
 def _eight_bits(image: Any) -> Any:

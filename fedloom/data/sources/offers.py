@@ -100,6 +100,7 @@ OFFERS = {
     "femnist": Offer(
         sums={"fed_emnist_train.h5": None, "fed_emnist_test.h5": None},
         mirrors=("https://storage.googleapis.com/tff-datasets-public/fed_emnist.tar.bz2",),
+        signs={"fed_emnist_train.h5": "HDF", "fed_emnist_test.h5": "HDF"},
         archives={"fed_emnist.tar.bz2": "fe1ed5a502cea3a952eb105920bff8cffb32836b5173cb18a57a32c3606f3ea0"},
         hint="These are TensorFlow Federated's files of the dataset that LEAF calls FEMNIST.",
     ),

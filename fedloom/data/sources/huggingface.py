@@ -1,0 +1,143 @@
+"""Any dataset in the form of Hugging Face's `datasets`: from a folder or file, or by its name on their hub."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import PositiveInt, model_validator
+
+from fedloom.data.federation import Dataset, as_dataset
+from fedloom.data.sources.base import Source, Task, locate, targets
+from fedloom.data.sources.images import pixels
+from fedloom.errors import InputError, nearest
+
+FORMS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
+SAVED = ("dataset_dict.json", "state.json")  # what save_to_disk leaves in a folder
+
+
+class HuggingFace(Source):
+    """Columns of a dataset: features, a label, perhaps the client. Pictures are resized, other features are numbers.
+
+    Without `x`, the features are the one column of pictures, or all columns of numbers besides label and client, or the
+    one other column.
+    """
+
+    path: Path | None = None
+    name: str | None = None  # on the hub
+    config: str | None = None
+    train: str = "train"
+    test: str = "test"  # the official test set, where the dataset has such a split
+    x: str | tuple[str, ...] = ()
+    y: str = "label"
+    client: str | None = None
+    task: Task = "auto"
+    size: tuple[PositiveInt, PositiveInt] = (32, 32)
+    channels: Literal[1, 3] = 3
+
+    @model_validator(mode="after")
+    def _one(self) -> HuggingFace:
+        if (self.path is None) == (self.name is None):
+            raise InputError(
+                "The source huggingface needs either 'path' (a folder or file at hand) or 'name' (on the hub)."
+            )
+        return self
+
+    def load(self, base: Path) -> Dataset:
+        """Labels of both splits are numbered together; the names of class labels are kept."""
+        splits = self._splits(base)
+        if self.train not in splits:
+            known = ", ".join(splits)
+            raise InputError(f"The dataset has no split '{self.train}'. It has: {known}.{nearest(self.train, splits)}")
+        train, test = splits[self.train], splits.get(self.test) if self.test != self.train else None
+        if not len(train):
+            raise InputError(f"The split '{self.train}' of the dataset has no examples.")
+        columns = self._columns(train)
+        x = self._features(train, columns)
+        x_test = None if test is None else self._features(test, columns)
+        labels = np.concatenate([_values(part, self.y) for part in (train, test) if part is not None])
+        names = getattr(train.features[self.y], "names", None)  # of class labels, which are numbers already
+        y, classes = targets(labels, self.task) if names is None else (labels, tuple(names))
+        client = None if self.client is None else _values(train, self.client)
+        found = as_dataset(x, y[: len(x)], client=client, test=None if x_test is None else (x_test, y[len(x) :]))
+        scale = 1 / 255 if _is_picture(train, columns[0]) else 1.0
+        return replace(found, classes=classes, scale=scale, features=() if len(columns) == 1 else columns)
+
+    def _splits(self, base: Path) -> Any:
+        """The dataset's splits by name."""
+        try:
+            import datasets
+        except ImportError as error:
+            raise InputError("Hugging Face's datasets need a package: pip install 'fedloom[huggingface]'.") from error
+        datasets.disable_progress_bars()
+        path = None if self.path is None else locate(base, self.path)
+        try:
+            if path is None:
+                return datasets.load_dataset(self.name, self.config)
+            if path.is_file():
+                form = FORMS.get(path.suffix)
+                if form is None:
+                    raise InputError(f"{path} is none of {', '.join(FORMS)}, nor a folder with such files.")
+                return datasets.load_dataset(form, data_files=str(path))
+            if any((path / mark).is_file() for mark in SAVED):
+                saved = datasets.load_from_disk(str(path))
+                return saved if isinstance(saved, dict) else {self.train: saved}
+            return datasets.load_dataset(str(path), self.config)
+        except InputError:
+            raise
+        except Exception as error:  # readers of many formats, and the hub, raise what they like
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            if path is not None:
+                raise InputError(f"{path} cannot be read as a dataset of Hugging Face's ({why}).") from None
+            raise InputError(
+                f"The dataset '{self.name}' cannot be fetched ({why}). Is the name right, and is there a network? Else "
+                "copy its files here by any means and set 'path' to their folder instead of 'name'."
+            ) from None
+
+    def _columns(self, split: Any) -> tuple[str, ...]:
+        """The columns that are features."""
+        known = list(split.features)
+        wanted = (self.x,) if isinstance(self.x, str) else self.x
+        for name in (self.y, *wanted, *([] if self.client is None else [self.client])):
+            if name not in known:
+                raise InputError(
+                    f"The dataset has no column '{name}'. It has: {', '.join(known)}.{nearest(name, known)}"
+                )
+        if wanted:
+            return wanted
+        others = [name for name in known if name not in (self.y, self.client)]
+        pictures = [name for name in others if _is_picture(split, name)]
+        numbers = [name for name in others if _is_number(split, name)]
+        for found in (pictures, numbers if not pictures else [], others):
+            if len(found) == 1 or (found and found is numbers):
+                return tuple(found)
+        raise InputError(f"Say which columns are the features, x = [...]. The dataset has: {', '.join(known)}.")
+
+    def _features(self, split: Any, columns: tuple[str, ...]) -> NDArray[Any]:
+        if _is_picture(split, columns[0]):
+            if len(columns) > 1:
+                raise InputError(f"Pictures ('{columns[0]}') must be the only features: set x to one column.")
+            return np.stack([pixels(picture, self.size, self.channels) for picture in split[columns[0]]])
+        arrays = [_values(split, name) for name in columns]
+        for name, array in zip(columns, arrays, strict=True):
+            if array.dtype.kind not in "biuf" or (len(columns) > 1 and array.ndim > 1):
+                raise InputError(
+                    f"The column '{name}' cannot be a feature: it must hold numbers, or lists of numbers of one length "
+                    f"if it is the only one. Got {array.dtype} of shape {array.shape}."
+                )
+        return arrays[0] if len(columns) == 1 else np.column_stack(arrays).astype(np.float32)
+
+
+def _values(split: Any, column: str) -> NDArray[Any]:
+    return np.asarray(split.select_columns([column]).with_format("numpy")[:][column])
+
+
+def _is_picture(split: Any, column: str) -> bool:
+    return type(split.features[column]).__name__ == "Image"
+
+
+def _is_number(split: Any, column: str) -> bool:
+    return str(getattr(split.features[column], "dtype", "")).startswith(("int", "uint", "float", "bool"))
