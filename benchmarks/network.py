@@ -2,6 +2,7 @@
 
     python benchmarks/network.py empty       # 100 rounds of a tiny task, 2 agents
     python benchmarks/network.py overhead    # 10 agents, the 2NN (199,210 parameters), one example each
+    python benchmarks/network.py training    # the same clients' training alone, in ten processes side by side
     python benchmarks/network.py restart     # kill -9 of the coordinator: seconds to the next round; memory of an agent
 
 The clients have one training example and take one step, so that what is left is the network: asks, tensors both ways,
@@ -11,12 +12,14 @@ checks, commits, checkpoints. Nothing is evaluated but the first and the last ro
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tomli_w
@@ -104,9 +107,52 @@ def restart() -> None:
     print(json.dumps({"restart": found}, indent=2))
 
 
+def _train(file: str, client: int, rounds: int, together: Any) -> None:
+    from fedloom.backends.serial import Serial
+    from fedloom.experiment import spec
+    from fedloom.experiment.plan import Plan
+    from fedloom.machine import prepare_process
+    from fedloom.work import ClientWork
+
+    prepare_process()
+    plan = Plan(spec.load(Path(file)))
+    (algorithm,) = plan.experiment.algorithm.values()
+    task = plan.task(1)
+    place, model = Serial(plan.federation(1), task).place, task.initial()
+    for round in range(rounds):
+        work = ClientWork(algorithm, "client", {"model": model}, (client,), {}, 1, round + 1, 0, "stack")
+        together.wait()
+        work.perform(place)
+        together.wait()
+
+
+def training() -> None:
+    """What a round's training takes by itself: as many processes as agents, each with one client, side by side."""
+    settings = TASKS["overhead"]
+    agents, rounds = settings["agents"], settings["rounds"]
+    with tempfile.TemporaryDirectory() as temporary:
+        file = write(Path(temporary), agents, rounds, settings["features"], settings["task"])
+        context = multiprocessing.get_context("spawn")
+        together = context.Barrier(agents + 1)
+        processes = [context.Process(target=_train, args=(str(file), n, rounds, together)) for n in range(agents)]
+        for process in processes:
+            process.start()
+        seconds = []
+        for _ in range(rounds):
+            together.wait()
+            began = time.perf_counter()
+            together.wait()
+            seconds.append(time.perf_counter() - began)
+        for process in processes:
+            process.join()
+    print(json.dumps({"training": {"median_ms_a_round": round(1000 * float(np.median(seconds[1:])), 1)}}))
+
+
 def main(name: str) -> None:
     if name == "restart":
         return restart()
+    if name == "training":
+        return training()
     settings = TASKS[name]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

@@ -21,14 +21,15 @@ from urllib.parse import urlsplit
 import hypothesis
 import requests
 import schemathesis
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis import strategies as st
+from hypothesis import settings
 
+from fedloom.network.coordinator import welcome
 from fedloom.network.hub import Hub
 from fedloom.network.identity import Signer, Token
 from fedloom.network.ledger import Ledger
-from fedloom.network.serve import Port
-from tests.network.conftest import HELLO, Speaker, World
+from fedloom.network.port import Port
+from tests.network.conftest import HELLO, World
+from tests.network.fuzzing import CALM, fuzz_answers
 
 
 class Signing(requests.auth.AuthBase):
@@ -47,15 +48,16 @@ class Signing(requests.auth.AuthBase):
         return request
 
 
-CALM = {"deadline": None, "suppress_health_check": list(HealthCheck), "phases": [Phase.generate], "database": None}
-
-
 def endpoints(url: str, signing: Signing, cases: int) -> dict[str, dict[int, int]]:
     """Requests drawn from the description, for every endpoint."""
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     operations = [result.ok() for result in schema.get_all_operations()]
-    each = cases // len(operations) + 1
+    each = cases // sum(_varies(one) for one in operations) + 1
     return {f"{one.method.upper()} {one.path}": _endpoint(one, signing, each) for one in operations}
+
+
+def _varies(operation: Any) -> bool:
+    return bool(operation.body or operation.query or operation.path_parameters)
 
 
 def _endpoint(operation: Any, signing: Signing, cases: int) -> dict[int, int]:
@@ -68,40 +70,6 @@ def _endpoint(operation: Any, signing: Signing, cases: int) -> dict[int, int]:
         reply = case.call(auth=signing, timeout=60)
         seen[reply.status_code] += 1
         assert reply.status_code < 500, reply.text
-
-    one()
-    return dict(seen)
-
-
-def bodies(world: World, agent: Speaker, cases: int) -> dict[str, int]:
-    """Answers that were damaged in every way that hypothesis thinks of: none may be accepted."""
-    call = world.open_call(agent, seconds=3600.0)
-    good = agent.answer().whole
-    seen: dict[str, int] = collections.Counter()
-
-    @settings(
-        max_examples=cases,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate],
-        database=None,
-    )
-    @hypothesis.given(st.data())
-    def one(data: Any) -> None:
-        begin = data.draw(st.integers(0, len(good)))
-        end = data.draw(st.integers(begin, len(good)))
-        body = good[:begin] + data.draw(st.binary(max_size=64)) + good[end:]
-        reply = agent.send("POST", "/v1/answers", body)
-        assert reply.status_code < 500, reply.text
-        told = reply.json()
-        outcome = told["code"] if "code" in told else told["results"][0].get("code", told["results"][0]["status"])
-        seen[outcome] += 1
-        if outcome == "accepted":  # other numbers in the right places are a right answer; anything else is not
-            assert len(body) == len(good)
-        # a rejected client has no second try in its round: open the next
-        if 0 not in call.waiting:
-            call.waiting[0] = agent.signer.agent
-            call.answers.clear()
 
     one()
     return dict(seen)
@@ -121,6 +89,7 @@ def main() -> None:
             token = Token.new("")
             ledger.invite(token.digest)
             signer.agent = ledger.enrol(token.digest, "fuzzer", signer.public)
+            welcome(hub, hub.seen(signer.agent, "fuzzer"), HELLO)
             session = requests.get(f"{url}/v1/plan", timeout=10).json()["session"]
             found = endpoints(url, Signing(signer, session), cases // 2)
         ledger.close()
@@ -128,7 +97,7 @@ def main() -> None:
         world = World(Path(temporary))
         agent = world.speaker()
         agent.hello(HELLO)
-        damaged = bodies(world, agent, cases - cases // 2)
+        damaged = fuzz_answers(world, agent, cases - sum(sum(seen.values()) for seen in found.values()))
         world.client.close()
         world.ledger.close()
     total = sum(sum(seen.values()) for seen in found.values()) + sum(damaged.values())

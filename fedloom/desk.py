@@ -153,6 +153,11 @@ def _desk(task: Task, training: Training, owner: Any, function: Any, shared: Lay
 _cached_desk = lru_cache(maxsize=16)(_desk)
 
 
+def forget_desks() -> None:
+    """Give back the memory of all desks: each holds a model."""
+    _cached_desk.cache_clear()
+
+
 def ready_together(job: Job, size: int) -> int:
     """How many batches are made ready at a time."""
     example = max(job.data.federation.x[0].numel() * job.task.torch_dtype.itemsize, 1)

@@ -90,6 +90,7 @@ def fit(
     keep = getattr(backend, "keep", None)  # where clients keep things themselves, here is what stands for them
     own = OwnStates(keep(kept) if keep else kept, resume.own if resume else None)
     state = resume.state if resume else algorithm.init(task, initial)
+    del initial  # which may be large
     for round in range(resume.round + 1 if resume else 1, rounds + 1):
         began = time.perf_counter()
         with computing():

@@ -71,6 +71,7 @@ def train(
     else:
         train_lanes(job, size)
     courses = [job.courses[position] for position in range(len(data))]
+    job.courses.clear()  # they know their job: in a circle they would keep its tensors until garbage is collected
     if kept is not None:
         own = {**own, "optimizer": stack([course.optimizer for course in courses])}
     steps = torch.tensor([course.steps for course in courses])

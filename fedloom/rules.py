@@ -7,7 +7,7 @@ process that holds a range of clients sends few partial sums instead of one tree
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -52,7 +52,10 @@ class PairwiseSum:
 BLOCK = 800_000  # numbers that are summed at a time, so that partial sums stay in the cache
 
 
-def partial_sums(stacked: Tree, weights: Tensor, first: int = 0) -> dict[Node, Tree]:
+Rows = Tensor | Sequence[Tensor]  # a stack, or its rows one by one: large ones need not be copied into a stack
+
+
+def partial_sums(stacked: Mapping[str, Rows], weights: Tensor, first: int = 0) -> dict[Node, Tree]:
     """Weighted sums over the leading dimension, whose rows are the positions `first`, `first + 1`, …
 
     The brackets are those of `PairwiseSum`, and so are the bits; whole numbers are summed in double precision.
@@ -78,19 +81,24 @@ def _aligned(first: int, count: int) -> Iterator[tuple[int, int]]:
         first += 1 << level
 
 
-def _pairwise(rows: Tensor, weights: Tensor) -> Tensor:
+def _pairwise(rows: Rows, weights: Tensor) -> Tensor:
     """The weighted sum of 2^k rows, pair by pair, column block by column block."""
-    kind = rows.dtype if rows.is_floating_point() else torch.float64
-    flat = rows.reshape(len(rows), -1)
+    first, count = rows[0], len(rows)
+    kind = first.dtype if first.is_floating_point() else torch.float64
     factors = weights.to(kind).unsqueeze(1)
-    total = torch.empty(flat.shape[1], dtype=kind, device=rows.device)
-    width = max(BLOCK // len(rows), 1)
-    for begin in range(0, flat.shape[1], width):
-        level = flat[:, begin : begin + width].to(kind) * factors
+    if count == 1:
+        return (first.to(kind) * factors[0]).reshape(first.shape)
+    flat = rows.reshape(count, -1) if isinstance(rows, Tensor) else [row.reshape(-1) for row in rows]
+    total = torch.empty(first.numel(), dtype=kind, device=first.device)
+    width = max(BLOCK // count, 1)
+    for begin in range(0, len(total), width):
+        block = slice(begin, begin + width)
+        level = flat[:, block] if isinstance(flat, Tensor) else torch.stack([row[block] for row in flat])
+        level = level.to(kind) * factors
         while len(level) > 1:
             level = level[0::2] + level[1::2]
-        total[begin : begin + width] = level[0]
-    return total.reshape(rows.shape[1:])
+        total[block] = level[0]
+    return total.reshape(first.shape)
 
 
 def finalise(total: Tree, weight: Tensor, whole: Mapping[str, torch.dtype]) -> Tree:

@@ -92,6 +92,12 @@ class Task:
         """The model's structure; what its parameters hold means nothing."""
         return self.build()
 
+    def release(self) -> None:
+        """Give back the module's memory where only names are needed from now on; whoever needs it builds it again."""
+        for name in ("trainable", "frozen"):
+            getattr(self, name)
+        self.__dict__.pop("module", None)
+
     @cached_property
     def trainable(self) -> tuple[str, ...]:
         """Names of the leaves that gradients change; the others are buffers and frozen parameters."""

@@ -71,7 +71,9 @@ def stack(trees: Sequence[Tree]) -> Tree:
 
 
 def concat(stacks: Sequence[Tree]) -> Tree:
-    """Several stacked trees as one longer stack."""
+    """Several stacked trees as one longer stack; a single one is not copied."""
+    if len(stacks) == 1:
+        return dict(stacks[0])
     return {name: torch.cat([tree[name] for tree in stacks]) for name in stacks[0]}
 
 

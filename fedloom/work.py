@@ -5,7 +5,7 @@ Whatever a backend is (a loop, processes, a cluster, a network), it does no more
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -157,16 +157,33 @@ class ClientWork:
         weights = {group: update.weights(group) for group in update.groups}
         whole = {group: rules.whole_leaves(stacked) for group, stacked in update.groups.items()}
         if self.keep == "sum":
-            sums = self._sums(update, weights)
+            sums = self._sums(update.groups, weights, len(self.ids))
         else:
             stack = update.groups
         return Outcome(sums, stack, weights if self.keep == "stack" else {}, update.public, own, reports, whole)
 
-    def _sums(self, update: Update, weights: dict[str, Tensor]) -> dict[Node, Tree]:
+    def outcome_of(self, updates: Sequence[Update], own: Groups, reports: tuple[Report, ...]) -> Outcome:
+        """The same for answers that came one by one, in the cohort's order; sums need no copy of them."""
+        if self.keep == "stack":
+            parts = [self.outcome(update, {}, ()) for update in updates]
+            return replace(self.merge(parts), own=own, reports=reports)
+        one = updates[0]
+        weights = {group: torch.cat([update.weights(group) for update in updates]) for group in one.groups}
+        rows = {
+            group: {name: [update.groups[group][name][0] for update in updates] for name in leaves}
+            for group, leaves in one.groups.items()
+        }
+        public = {name: torch.cat([update.public[name] for update in updates]) for name in one.public}
+        whole = {group: rules.whole_leaves(leaves) for group, leaves in one.groups.items()}
+        return Outcome(self._sums(rows, weights, len(updates)), {}, {}, public, own, reports, whole)
+
+    def _sums(
+        self, groups: Mapping[str, Mapping[str, rules.Rows]], weights: dict[str, Tensor], count: int
+    ) -> dict[Node, Tree]:
         """Partial sums of the weighted leaves of all groups, and of the weights themselves, as one tree each."""
         sums: dict[Node, Tree] = {}
-        for group, stacked in update.groups.items():
-            ones = torch.ones(len(self.ids), dtype=torch.float64)
+        for group, stacked in groups.items():
+            ones = torch.ones(count, dtype=torch.float64)
             leaves = {_path(group, name): leaf for name, leaf in stacked.items()}
             found = rules.partial_sums({_path("", group): ones, **leaves}, weights[group].cpu(), self.first)
             for node, part in found.items():

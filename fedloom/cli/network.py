@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from fedloom.cli.shared import AsJson, Changes, File, Quiet, finish, load, say, showing, stop_on_interrupt
-from fedloom.errors import FedloomError, InputError
+from fedloom.errors import InputError
+
+if TYPE_CHECKING:
+    from fedloom.network.identity import Token
 
 agents_app = typer.Typer(no_args_is_help=True, help="See, invite and revoke the agents of a run that is served.")
 
@@ -28,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 def _needs_extra() -> None:
     missing = []
-    for name in ("fastapi", "uvicorn", "httpx", "cryptography"):
+    for name in ("fastapi", "uvicorn", "httpx", "cryptography", "zstandard"):
         from importlib.util import find_spec
 
         if find_spec(name) is None:
@@ -119,17 +122,11 @@ def join(
             print(line)
         return
     from fedloom.network.enrol import claimed, enrol
-    from fedloom.network.identity import Token
 
-    if not url.startswith(("https://", "http://")):
-        raise InputError(f"The coordinator's address must begin with https://. Got {url!r} instead.")
+    url = _checked(url)
     if while_stdin:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
-    token = None
-    if token_file is not None:
-        if not token_file.is_file():
-            raise InputError(f"There is no token file {token_file}.")
-        token = Token.parse(token_file.read_text(encoding="utf-8"))
+    token = _token(token_file)
     folder = state or site.resolve().with_name(f"{site.stem}-state")
     with claimed(folder):
         enrol(url, token, described.name, folder, wait=wait, tell=say)
@@ -148,31 +145,54 @@ def _end_with_stdin() -> None:
     os._exit(0)
 
 
-def status(url: Url, as_json: AsJson = False) -> None:
+def status(
+    url: Url,
+    token_file: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="The operator's token, which `serve` printed: shows who is there, not only how many."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Show who is there, what is being done, who is awaited and why."""
     _needs_extra()
-    import httpx
+    from fedloom.network.enrol import status_of
 
-    from fedloom.network.identity import unverified
-
-    try:
-        with httpx.Client(verify=unverified(), timeout=10.0) as client:
-            found = client.get(f"{url.rstrip('/')}/v1/status").raise_for_status().json()
-    except (httpx.HTTPError, OSError, ValueError) as error:
-        raise FedloomError(f"The coordinator at {url} cannot be asked: {error or type(error).__name__}") from None
+    found = status_of(_checked(url), _token(token_file))
     if as_json:
         print(json.dumps(found, indent=2))
         return
-    awaited = [one["name"] for one in found["agents"] if one["awaited"]]
-    print(found["stage"])
-    if awaited:
-        left = f", {found['seconds_left']:.0f} s left" if found["seconds_left"] is not None else ""
-        print(f"awaited: {', '.join(awaited)} ({found['awaited_clients']} client(s){left})")
+    left = f", {found['seconds_left']:.0f} s left" if found["seconds_left"] is not None else ""
+    if token_file is None:
+        states = ", ".join(f"{count} {state}" for state, count in found["agents"].items() if count)
+        print(f"agents: {states or 'none'}; {found['awaited_clients']} client(s) awaited{left}")
+    else:
+        print(found["stage"])
+        awaited = [one["name"] for one in found["agents"] if one["awaited"]]
+        if awaited:
+            print(f"awaited: {', '.join(awaited)} ({found['awaited_clients']} client(s){left})")
     print(f"answers accepted: {found['accepted']}, rejected: {found['rejected']}")
-    for one in found["agents"]:
+    for one in found["agents"] if token_file is not None else ():
         why = f" ({one['why']})" if one["why"] else ""
         seen = f"seen {one['seconds_since_seen']:.0f} s ago"
         print(f"{one['name']:<24} {one['state']:<8} {one['clients']:>4} client(s)  {one['doing']:<40} {seen}{why}")
+    if token_file is None:
+        print("With --token-file RUN/network/operator.token, on the coordinator's machine, also who and what.")
+
+
+def _checked(url: str) -> str:
+    if not url.startswith(("https://", "http://")):
+        raise InputError(f"The coordinator's address must begin with https://. Got {url!r} instead.")
+    return url.rstrip("/")
+
+
+def _token(file: Path | None) -> Token | None:
+    from fedloom.network.identity import Token
+
+    if file is None:
+        return None
+    if not file.is_file():
+        raise InputError(f"There is no token file {file}.")
+    return Token.parse(file.read_text(encoding="utf-8"))
 
 
 @agents_app.command("list")
@@ -215,7 +235,8 @@ def invite_agents(
     """Make enrolment tokens, one for each agent that is to join."""
     _needs_extra()
     from fedloom.network.identity import local_authority
-    from fedloom.network.serve import coordinator_ledger, invite
+    from fedloom.network.serve import coordinator_ledger
+    from fedloom.network.tokens import invite
 
     ledger = coordinator_ledger(folder)
     network = folder / "network"

@@ -21,9 +21,11 @@ from fedloom.experiment import spec
 from fedloom.experiment.progress import Lines
 from fedloom.flower.letters import Letter, NoLetter
 from fedloom.flower.places import default_folder
+from fedloom.network.body import Body, TooLarge
 from fedloom.network.checks import Rejected
 from fedloom.network.coordinator import welcome
 from fedloom.network.hub import MISSED, Call, Hub
+from fedloom.network.intake import Intake
 from fedloom.network.ledger import Ledger
 from fedloom.network.messages import Failure, Hello
 from fedloom.network.session import Session
@@ -49,7 +51,7 @@ class GridHub(Hub):
 
     def __init__(self, ledger: Ledger, tell: Callable[[str], None], deadline: float, grid: Grid) -> None:
         super().__init__(ledger, tell, deadline)
-        self.grid = grid
+        self.grid, self.intake = grid, Intake(self)
         self.nodes: dict[str, int] = {}  # agent → Flower's number of its node
         self.here: set[int] = set()  # nodes that are connected to the SuperLink
         self.greeted: set[int] = set()  # those that were asked who they are
@@ -97,7 +99,7 @@ class GridHub(Hub):
                 self.seen(agent, connection.name)
         new = sorted(self.here - self.greeted)
         if new:
-            letter = Letter({"plan": self.offer}, {sha: parcel.whole for sha, parcel in self.lasting.items()})
+            letter = Letter({"plan": self.offer}, {sha: path.read_bytes() for sha, path in self.lasting.items()})
             self._push([(Sent(node), letter, "query", None) for node in new])
             self.greeted.update(new)
 
@@ -183,20 +185,21 @@ class GridHub(Hub):
         for failure in failures:
             self.fail(agent, failure)
         for body in letter.bodies.values():
-            path = self.ledger.updates / f"{secrets.token_hex(8)}.part"
+            arrived = Body(self.ledger.updates / f"{secrets.token_hex(8)}.part", self.largest)
             try:
-                if len(body) > self.largest:
-                    raise Rejected("too-large", f"an answer may have {self.largest} bytes")
-                path.write_bytes(body)
-                found = self.receive(agent, path, hashlib.sha256(body).hexdigest(), len(body))
+                arrived.add(body)
+                found = self.intake.receive_now(agent, arrived, hashlib.sha256(body).hexdigest())
                 told = [f"client {one['client']}, {one['code']}: {one['message']}" for one in found if "code" in one]
                 self.verdicts.setdefault(agent, []).extend(told)
+            except TooLarge:
+                self._refuse(agent, sent, f"too-large: an answer may have {self.largest} bytes")
             except Rejected as why:
-                self.fail(
-                    agent, Failure(ask=sent.ask, clients=sent.clients, kind="refused", message=f"{why.code}: {why}")
-                )
+                self._refuse(agent, sent, f"{why.code}: {why}")
             finally:
-                path.unlink(missing_ok=True)
+                arrived.discard()
+
+    def _refuse(self, agent: str, sent: Sent, why: str) -> None:
+        self.fail(agent, Failure(ask=sent.ask, clients=sent.clients, kind="refused", message=why))
 
 
 class Fleet(Session):

@@ -96,7 +96,7 @@ class _Reply:
         self.pieces = pieces
         self.headers = {"content-length": str(sum(len(piece) for piece in pieces))}
 
-    def iter_bytes(self, size: int) -> Iterator[bytes]:
+    def iter_raw(self) -> Iterator[bytes]:
         return iter(self.pieces)
 
 
@@ -131,7 +131,8 @@ class Worker:
         ask = self.agent.parts.next_ask(self.box)
         assert not isinstance(ask, str)
         self.agent.obey(ask)
-        self.agent.versions.remember()
+        assert self.agent.performer is not None
+        self.agent.performer.versions.remember()
 
     def _hello(self, offer: Mapping[str, Any]) -> Letter:
         self.agent.prepare(offer)
@@ -142,8 +143,8 @@ class Worker:
 
     def _recall(self, run: str) -> None:
         """Be ready for this run: a process that was just started finds on its disk what it was told before."""
-        prepared = self.agent.prepared
-        if prepared is not None and prepared.offer["run"] == run:
+        performer = self.agent.performer
+        if performer is not None and performer.prepared.offer["run"] == run:
             return
         try:
             offer = json.loads(self._plan(run).read_text())

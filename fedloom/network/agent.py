@@ -9,89 +9,23 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedloom import faults, machine, tree
-from fedloom.algorithm import Algorithm, Update
-from fedloom.clients import Clients, Setup
-from fedloom.course import blame
-from fedloom.data.federation import Federation
+from fedloom import faults, machine
 from fedloom.errors import FedloomError, InputError, StoreError
-from fedloom.evaluation import Measured, evaluate
-from fedloom.experiment.plan import Plan
-from fedloom.experiment.spec import parse
-from fedloom.local import Groups
 from fedloom.network.audit import Audit
-from fedloom.network.hosted import Hosted, data_facts
 from fedloom.network.identity import Signer, pinned
 from fedloom.network.link import Denied, Link, Unreachable
-from fedloom.network.messages import (
-    Ask,
-    Asked,
-    Beat,
-    Failure,
-    Hello,
-    Outgoing,
-)
+from fedloom.network.messages import Ask, Beat, Failure, Outgoing
 from fedloom.network.own import Versions
 from fedloom.network.parts import Parts
+from fedloom.network.performing import Performer
 from fedloom.network.policy import Refusal, Site
-from fedloom.network.sources import source_hashes
-from fedloom.network.telling import about, bare, check_form, describe, short, short_traceback, summary
-from fedloom.network.wire import PROTOCOL
-from fedloom.probe import probe
-from fedloom.task import Task
-from fedloom.work import ClientWork, Place
+from fedloom.network.prepared import prepare
+from fedloom.network.telling import about, check_form, short_traceback, summary
 
 PATIENCE = 120.0  # seconds that an agent tries to reach its coordinator, unless it was told to wait
-
-
-@dataclass
-class Prepared:
-    """An experiment made ready: data loaded, model built and tried, all of it kept while the agent lives."""
-
-    offer: Mapping[str, Any]
-    plan: Plan
-    initial: dict[int, Path]
-    hello: Hello
-
-    def __post_init__(self) -> None:
-        self._places: dict[tuple[int, tuple[tuple[int, int], ...]], Place] = {}
-        self._tasks: dict[int, tuple[Task, Setup, Federation]] = {}
-        self._kept: dict[tuple[str, int], Groups] = {}
-
-    def algorithm(self, label: str) -> Algorithm:
-        found = self.plan.experiment.algorithm.get(label)
-        if found is None:
-            raise InputError(f"There is no algorithm '{label}' in the plan.")
-        return found
-
-    def initial_own(self, label: str, seed: int, task: Task) -> Groups:
-        """What a client keeps before it first takes part."""
-        if (label, seed) not in self._kept:
-            self._kept = {(label, seed): self.algorithm(label).init_own(task, task.initial())}
-        return self._kept[label, seed]
-
-    def place(self, seed: int, clients: tuple[Asked, ...], population: int, device: str) -> Place:
-        """Our data under the run's numbers."""
-        if seed not in self._tasks:
-            task = replace(self.plan.task(seed), init=str(self.initial[seed]))
-            federation = self.plan.federation(seed)
-            setup = probe(federation, task).setup(group=1, device=machine.device(device))
-            self._tasks = {seed: (task, setup, federation)}
-            self._places = {}
-        task, setup, federation = self._tasks[seed]
-        numbers = tuple((one.client, one.local) for one in clients)
-        if numbers not in {key[1] for key in self._places}:
-            for _, local in numbers:
-                if local >= federation.clients:
-                    raise InputError(f"There is no client {local} here.")
-            self._places = {
-                (seed, numbers): Place(Hosted.of(federation, dict(numbers), population), task, setup),
-            }
-        return self._places[seed, numbers]
 
 
 class Agent:
@@ -113,7 +47,7 @@ class Agent:
             self.beats = self._connect()
         self.audit = Audit(state / "audit.jsonl")
         self.parts = Parts(state / "tensors")
-        self.prepared: Prepared | None = None
+        self.performer: Performer | None = None
         self.doing = "idle"
         self.beat = 3.0
         self.finished = ""
@@ -123,7 +57,7 @@ class Agent:
         known = json.loads((self.state / "coordinator.json").read_text())
         self.signer.agent = known["agent"]
         verify: Any = pinned(known["authority"].encode()) if known["authority"] else True
-        return Link(known["url"], self.signer, verify)
+        return Link(known["url"], self.signer, verify, pack=self.site.table.compress)
 
     def run(self) -> None:
         """Work until the coordinator says that it is done; through restarts of either side."""
@@ -160,67 +94,37 @@ class Agent:
 
     def prepare(self, offer: Mapping[str, Any]) -> None:
         """Look at the plan, refuse it or load what it needs, and say hello."""
-        if self.prepared is None or {**self.prepared.offer, "data": None} != {**offer, "data": None}:
+        before = self.performer
+        if before is None or {**before.prepared.offer, "data": None} != {**offer, "data": None}:
             self.doing = "getting ready"
-            try:
-                check_form(offer)
-                self.prepared = self._ready(offer)
-                self.versions = Versions(self.state / "own" / str(offer["run"]))
-            except Refusal as why:
-                self._refuse("refused", str(why))
-            except (Unreachable, Denied):
-                raise
-            except FedloomError as error:
-                self.tell(f"error: {error}")
-                self._refuse("error", "its data or model could not be made ready; its own console says why")
-        assert self.prepared is not None
-        hello = self.prepared.hello
+            self.performer = self._ready(offer)
+        assert self.performer is not None
+        hello = self.performer.prepared.hello
         self.beat = float(self.link.post("/v1/hello", hello)["beat"])
-        self.audit.write(
-            "hello",
-            run=offer["run"],
-            left=["versions", "shape of the data", "sizes of the splits"],
-            clients=len(hello.clients),
-        )
+        left = ["versions", "shape of the data", "sizes of the splits"]
+        self._log("hello", run=offer["run"], left=left, clients=len(hello.clients))
         self.doing = "idle"
 
-    def _refuse(self, kind: Any, why: str) -> None:
-        self.audit.write("refused", why=why)
-        self.link.post("/v1/failures", Failure(kind=kind, message=why))
-        raise InputError(f"This site does not take part: {why}.")
+    def _ready(self, offer: Mapping[str, Any]) -> Performer:
+        try:
+            check_form(offer)
+            made = prepare(offer, self.site, lambda sha: self.parts.fetch(self.link, sha), self.signer.mark, self.tell)
+        except Refusal as why:
+            raise self._refusal("refused", str(why)) from None
+        except (Unreachable, Denied):
+            raise
+        except FedloomError as error:
+            self.tell(f"error: {error}")
+            message = "its data or model could not be made ready; its own console says why"
+            raise self._refusal("error", message) from None
+        versions = Versions(self.state / "own" / str(offer["run"]))
+        return Performer(made, self.site.policy, self.site.table.device, self.parts, versions)
 
-    def _ready(self, offer: Mapping[str, Any]) -> Prepared:
-        if offer.get("protocol") != PROTOCOL:
-            raise Refusal(f"the coordinator speaks protocol {offer.get('protocol')}, and this agent speaks {PROTOCOL}")
-        values = dict(offer["experiment"])
-        self.site.policy.check_offer(values, offer.get("privacy") or {})
-        values["task"] = {**values["task"], "init": "torch"}  # the coordinator sends the initial weights
-        values["data"] = self.site.data
-        experiment = parse(values, self.site.base)
-        theirs, ours = offer["sources"], source_hashes(experiment)
-        different = [name for name in ours if theirs.get(name) != ours[name]]
-        if different:
-            raise Refusal(f"the installed code is not the coordinator's: {', '.join(different)} differ")
-        if offer["versions"].get("torch") != machine.facts()["torch"]:
-            self.tell(
-                f"Note: torch {offer['versions'].get('torch')} there, {machine.facts()['torch']} here: bits may differ."
-            )
-        plan = Plan(experiment)
-        seed = experiment.seeds[0]
-        initial = {int(seed): self.parts.fetch(self.link, sha) for seed, sha in offer["initial"].items()}
-        federation = plan.federation(seed)
-        facts = data_facts(federation)
-        if offer.get("data") and offer["data"] != facts:
-            raise Refusal(f"the data does not fit: the run has {short(offer['data'])}, and here is {short(facts)}")
-        task = replace(plan.task(seed), init=str(initial[seed]))
-        setup = probe(federation, task).setup(group=1, device=machine.device(self.site.table.device))
-        hello = describe(self.site, federation, setup, self.signer.mark(federation.fingerprint))
-        self.site.policy.check_examples({one.name: one.train for one in hello.clients})
-        self.tell(
-            f"Ready: {len(hello.clients)} client(s), a model of {task.parameters:,} parameters. Without secure "
-            "aggregation, the coordinator can read each client's update."
-        )
-        return Prepared(dict(offer), plan, initial, hello)
+    def _refusal(self, kind: Any, why: str) -> InputError:
+        """What to raise when this site stays out; the coordinator is told."""
+        self._log("refused", why=why)
+        self.link.post("/v1/failures", Failure(kind=kind, message=why))
+        return InputError(f"This site does not take part: {why}.")
 
     # --- work
 
@@ -251,125 +155,29 @@ class Agent:
 
     def _report(self, ask: Ask, kind: Any, message: str) -> None:
         clients = tuple(one.client for one in ask.clients)
-        self.audit.write(kind, **about(ask), why=message)
+        self._log(kind, **about(ask), why=message)
         self.tell(f"{kind}: {message}")
         self.link.post("/v1/failures", Failure(ask=ask.id, clients=clients, kind=kind, message=message[:20_000]))
 
     def _carry_out(self, ask: Ask) -> None:
-        assert self.prepared is not None
-        self.site.policy.check_ask(ask.verb, ask.cohort)
-        place = self.prepared.place(ask.seed, ask.clients, ask.population, self.site.table.device)
-        algorithm = self.prepared.algorithm(ask.label)
-        versions, cell = self.versions, f"{ask.label}-{ask.seed}"
-        initial = self.prepared.initial_own(ask.label, ask.seed, place.task)
-        if ask.kind == "train":
-            for number, one in enumerate(ask.clients):
-                self._train(ask, number, one, place, algorithm, versions, cell, initial)
-            return
-        shared, outgoing = self.parts.groups(ask, "shared"), Outgoing(ask.id)
-        for one in ask.clients:
-            own = versions.load(cell, one.client, one.ticket, initial) if one.ticket else {}
-            model = shared["model"] if ask.method == "given" else algorithm.model(place.task, shared, own)
-            if ask.kind == "fingerprint":
-                outgoing.add(one.client, sha256=tree.sha256(model))
-            else:
-                outgoing.add(one.client, measured=self._measure(ask, one, place, model))
-        self._answer(ask, outgoing)
+        assert self.performer is not None
+        for outgoing in self.performer.answers(ask, lambda write: self._patiently(write, ask.seconds)):
+            self._answer(ask, outgoing)
 
-    def _measure(self, ask: Ask, one: Asked, place: Place, model: tree.Tree) -> dict[str, Measured]:
-        data = Clients(place.federation, (one.client,), setup=place.setup, round=ask.round)
-        try:
-            on_device = tree.to(model, place.setup.device)
-            found: dict[str, Measured] = {s: evaluate(place.task, on_device, data, 0, s) for s in ask.splits}
-        except Exception as error:
-            raise blame(error, "evaluation", data, 0) from error
-        return self._may_leave(found, place.task)
-
-    def _train(
-        self,
-        ask: Ask,
-        number: int,
-        one: Asked,
-        place: Place,
-        algorithm: Algorithm,
-        versions: Versions,
-        cell: str,
-        initial: Groups,
-    ) -> None:
-        """One client runs one method of the algorithm, keeps what it keeps, and answers."""
-        own: Groups = {}
-        if one.ticket is not None:
-            versions.prune(cell, one.client, one.ticket, ask.durable)
-            own = versions.load(cell, one.client, one.ticket, initial)
-        peers, graph = self.parts.peers(ask, one)
-        work = ClientWork(
-            algorithm,
-            self._method(algorithm, ask.method),
-            self.parts.groups(ask, "shared"),
-            (one.client,),
-            {group: {name: leaf[None] for name, leaf in leaves.items()} for group, leaves in own.items()},
-            ask.seed,
-            ask.round,
-            ask.call,
-            "stack",
-            self.parts.private(ask, number),
-            peers,
-            graph,
-            ask.splits,
-            False,
-            ask.watch_epochs,
-        )
-        outcome = work.perform(place)
-        faults.point("agent.trained")
-        ticket = None
-        if one.ticket is not None:
-            ticket = (ask.round, ask.attempt, ask.call)
-            kept = {group: tree.row(stacked, 0) for group, stacked in outcome.own.items()}
-            self._patiently(ask, lambda: versions.save(cell, one.client, ticket, kept))
-        outgoing = Outgoing(ask.id)
-        (report,) = outcome.reports
-        names = {"loss": True, **{metric.name: metric.is_mean for metric in place.task.measures}}
-        history = tuple(
-            {name: value for name, value in epoch.items() if self.site.policy.may_leave(bare(name, names), True)}
-            for epoch in report.history
-        )
-        outgoing.add(
-            one.client,
-            update=Update(outcome.stack, outcome.weights, outcome.public),
-            ticket=ticket,
-            history=history,
-            measured=self._may_leave(report.post_fit, place.task),
-        )
-        self._answer(ask, outgoing)
-
-    def _patiently(self, ask: Ask, write: Callable[[], None]) -> None:
-        """Write something; a full disk is given the time that the round has."""
-        end = time.monotonic() + ask.seconds
+    def _patiently(self, write: Callable[[], None], seconds: float = 60.0) -> None:
+        """Write something; a full disk is given some time, in a round the time that is left of it."""
+        end = time.monotonic() + seconds
         while True:
             try:
                 return write()
-            except (OSError, StoreError) as error:
+            except StoreError as error:
                 if time.monotonic() > end:
                     raise
                 self.tell(f"{error} Trying again …")
                 self._stop.wait(1.0)
 
-    def _method(self, algorithm: Algorithm, name: str) -> str:
-        """A method that clients may be asked to run: one of the algorithm's own, by a public name."""
-        if name.startswith("_") or name in dir(Algorithm) or not callable(getattr(type(algorithm), name, None)):
-            raise Refusal(f"{type(algorithm).__name__} has no method '{name}' for clients")
-        return name
-
-    def _may_leave(self, measured: Mapping[str, Measured], task: Task) -> dict[str, Measured]:
-        """Measurements without what the policy keeps here."""
-        means = {"loss": True, **{metric.name: metric.is_mean for metric in task.measures}}
-        allowed = {name for name, is_mean in means.items() if self.site.policy.may_leave(name, is_mean)}
-        told = {}
-        for where, found in measured.items():
-            sums = {name: value if name in allowed else float("nan") for name, value in found.sums.items()}
-            scores = {name: value for name, value in found.scores.items() if name in allowed}
-            told[where] = Measured(found.count, sums, scores, found.targets if scores else None)
-        return told
+    def _log(self, event: str, **facts: Any) -> None:
+        self._patiently(lambda: self.audit.write(event, **facts))
 
     def _answer(self, ask: Ask, outgoing: Outgoing) -> None:
         """Send an answer until the coordinator has it or says why not."""
@@ -377,7 +185,7 @@ class Agent:
         clients = [result.client for result in outgoing.results]
         left = summary(parcel.tensors, outgoing)
         facts = {**about(ask), "clients": clients, "left": left, "bytes": parcel.size, "sha256": parcel.sha256}
-        self._patiently(ask, lambda: self.audit.write("answered", **facts))  # nothing leaves without its line
+        self._patiently(lambda: self.audit.write("answered", **facts), ask.seconds)  # nothing leaves without its line
         pause = 0.1
         end = time.monotonic() + max(ask.seconds, 1.0)
         while True:
@@ -397,7 +205,7 @@ class Agent:
         for result in results:
             if result["status"] != "accepted":
                 why = f"{result['code']}: {result['message']}"
-                self.audit.write("rejected", **about(ask), clients=[result["client"]], why=why)
+                self._log("rejected", **about(ask), clients=[result["client"]], why=why)
                 self.tell(f"The coordinator rejected the answer of client {result['client']} ({why})")
         faults.point("agent.answered")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom import faults
+from fedloom.errors import StoreError
 
 
 class Audit:
@@ -30,6 +31,9 @@ class Audit:
     def write(self, event: str, **facts: Any) -> None:
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         line = json.dumps({"time": now, "event": event, **facts}, ensure_ascii=False)
-        with self._lock, open(self.path, "a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        try:
+            with self._lock, open(self.path, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            raise StoreError(f"The audit log {self.path} cannot be written: {error}.") from error
         faults.point("audit.written")

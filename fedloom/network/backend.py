@@ -44,8 +44,6 @@ from fedloom.record import seconds
 from fedloom.task import Task
 from fedloom.work import ClientWork, Examination, Outcome, Place, Report, ServerExamination, Work
 
-TOGETHER = 32 << 20  # bytes of answers that are added up in one go: a large model is added by itself
-
 
 @dataclass
 class Cell:
@@ -93,6 +91,7 @@ class Network:
         """From now on, work belongs to this cell."""
         self.cell = Cell(label, seed, checkpoints)
         self._templates.clear()
+        self.task.release()
 
     def keep(self, own: Groups) -> Groups:
         """What stands for the clients' own states here: they stay with the clients, under a version."""
@@ -139,6 +138,7 @@ class Network:
             lambda ask, answer: None,
             cell.deadline,
             keep=(cell.name, work.round, work.call, digest),
+            enough=self.sampling.size(self.roster.clients) if self.sampling.over_select else None,
         )
         form = self._template(work)
         limits = Limits(
@@ -153,13 +153,11 @@ class Network:
         for update in known:
             call.answers[update.client] = self._reopen(update)
         faults.point("coordinator.ask")
-        population = self.roster.clients
-        needed = max(self.sampling.needed(population), 1)
-        enough = self.sampling.size(population) if self.sampling.over_select else None
-        self._put(call, needed, enough)
+        needed = max(self.sampling.needed(self.roster.clients), 1)
+        self._put(call, needed)
         answered = [client for client in work.ids if client in call.answers]
-        if enough is not None:  # the first to answer count
-            first = set(list(call.answers)[:enough])
+        if call.enough is not None:  # the first to answer count
+            first = set(list(call.answers)[: call.enough])
             answered = [client for client in answered if client in first]
         status = "accepted" if len(answered) >= needed else "abandoned"
         self.hub.ledger.end(cell.name, work.round, self.attempt, len(answered), status)
@@ -225,22 +223,12 @@ class Network:
 
     def _add_up(self, work: ClientWork, call: Call, answered: list[int]) -> Outcome:
         """The answers in the cohort's order, as if nobody else had been asked: late ones change no bit."""
-        position = {client: number for number, client in enumerate(work.ids)}
-        whole = _scored(call.answers[client].measured for client in answered)
-        model = max(1, sum(tree.size(group) for group in work.shared.values()))
-        together = min(max(TOGETHER // model, 1), 16)
-        total: Outcome | None = None
-        batch: list[Outcome] = []
-        for rank, client in enumerate(answered):
-            answer = call.answers.pop(client)
-            part = replace(work.part(position[client], position[client] + 1), first=rank)
-            own = ticket_group([answer.ticket]) if answer.ticket is not None else {}
-            batch.append(part.outcome(answer.update, own, (self._report(call, answer, whole),)))
-            if len(batch) == together or rank == len(answered) - 1:
-                total = work.merge(batch if total is None else [total, *batch])
-                batch = []
-        assert total is not None
-        return total
+        answers = [call.answers[client] for client in answered]
+        scored = _scored(answer.measured for answer in answers)
+        tickets = [answer.ticket for answer in answers if answer.ticket is not None]
+        reports = tuple(self._report(call, answer, scored) for answer in answers)
+        own = ticket_group(tickets) if tickets else {}
+        return work.outcome_of([answer.update for answer in answers], own, reports)
 
     def _report(self, call: Call, answer: ClientAnswer, scored: bool) -> Report:
         agent, _ = self.holders[answer.client]
@@ -294,10 +282,10 @@ class Network:
 
     # --- common to all
 
-    def _put(self, call: Call, needed: int, enough: int | None = None) -> None:
+    def _put(self, call: Call, needed: int) -> None:
         self.hub.stage = call.title
         self.hub.ask(call)
-        self.hub.wait(call, needed, enough)
+        self.hub.wait(call, needed)
 
     def _shared(self, groups: Groups) -> tuple[tuple[Part, ...], dict[str, Parcel]]:
         parcel = Parcel({}, flatten(groups))
@@ -366,7 +354,7 @@ class Network:
         about = (work.method, ",".join(work.shared), width)
         if about not in self._templates:
             try:
-                made = template(work, self._kept, self.made.place(self.task, self.setup))
+                made = template(work, self._kept, self.made.place(replace(self.task), self.setup))
             except Exception as error:  # made-up examples need not suit every model: then the first checks do
                 self.hub.log("note", f"answers are not compared with a template: {type(error).__name__}: {error}")
                 made = None

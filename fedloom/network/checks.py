@@ -64,17 +64,14 @@ def check_update(
             _same_shape(name, update.public[name], shape)
     for group, sent_leaves in update.groups.items():
         for name, leaf in sent_leaves.items():
-            before = shared.get(group, {}).get(name)
-            # a buffer may hold infinities, as masks do, if it was sent with some
-            infinite = before is not None and before.is_floating_point() and not bool(torch.isfinite(before).all())
-            wrong = torch.isnan(leaf) if infinite else ~torch.isfinite(leaf)
-            if leaf.is_floating_point() and bool(wrong.any()):
-                raise Rejected("not-finite", f"{group}/{name} has values that are not finite numbers")
+            if not _finite(leaf):
+                before = shared.get(group, {}).get(name)
+                # a buffer may hold infinities, as masks do, if it was sent with some
+                if before is None or _finite(before) or bool(leaf.isnan().any()):
+                    raise Rejected("not-finite", f"{group}/{name} has values that are not finite numbers")
     for name, value in update.public.items():
         # in an exchange, a row about all peers has no number for those whom the client did not hear
-        if value.is_floating_point() and bool(
-            (torch.isinf(value) if ask.verb == "exchange" else ~value.isfinite()).any()
-        ):
+        if not _finite(value) and (ask.verb != "exchange" or bool(value.isinf().any())):
             raise Rejected("not-finite", f"the public number '{name}' is not finite")
     _check_weights(update.weight if isinstance(update.weight, dict) else {}, limits)
     if limits.norm_bound is not None:
@@ -82,6 +79,11 @@ def check_update(
     expected = (ask.round, ask.attempt, ask.call) if keeps else None
     if answer.ticket != expected:
         raise Rejected("ticket", f"the client's state should have the version {expected}, and has {answer.ticket}")
+
+
+def _finite(leaf: Tensor) -> bool:
+    """Whether no value is a NaN or an infinity: a sum that is finite says so at a tenth of the cost."""
+    return not leaf.is_floating_point() or bool(leaf.sum().isfinite()) or bool(leaf.isfinite().all())
 
 
 def _same_names(what: str, found: Mapping[str, object], expected: Mapping[str, object]) -> None:

@@ -70,28 +70,56 @@ def enrol(
 
 
 def _enrol(url: str, token: Token, name: str, signer: Signer) -> tuple[str, str]:
-    try:
-        authority = ""
-        if url.startswith("https://") and token.fingerprint:
-            with httpx.Client(verify=unverified(), timeout=20.0) as client:
-                authority = client.get(f"{url}/v1/ca").raise_for_status().text
-            if fingerprint(authority.encode()) != token.fingerprint:
-                raise InputError(
-                    f"The coordinator at {url} does not have the certificate that the token names. Either somebody is "
-                    "in between, or the token is another coordinator's: ask for its token again."
-                )
-        elif url.startswith("http://") and token.fingerprint:
-            raise InputError(f"The token is for a coordinator with TLS: use https://… instead of {url}.")
-        verify: Any = pinned(authority.encode()) if authority else True
+    with _in_words(url):
+        authority = authority_of(url, token)
         wanted = Enrolment(secret=token.secret.hex(), name=name, public_key=signer.public)
-        with httpx.Client(verify=verify, timeout=20.0) as client:
+        with httpx.Client(verify=verifying(authority), timeout=20.0) as client:
             reply = client.post(f"{url}/v1/enrol", json=wanted.model_dump(mode="json"))
         if reply.status_code in (401, 422):
             raise InputError(str(reply.json()["message"]))
         return authority, str(reply.raise_for_status().json()["agent"])
+
+
+def authority_of(url: str, token: Token) -> str:
+    """The certificate to pin, if it is the one that the token names; empty where the system's are to be trusted."""
+    if url.startswith("http://") and token.fingerprint:
+        raise InputError(f"The token is for a coordinator with TLS: use https://… instead of {url}.")
+    if not token.fingerprint:
+        return ""
+    with httpx.Client(verify=unverified(), timeout=20.0) as client:
+        authority = client.get(f"{url}/v1/ca").raise_for_status().text
+    if fingerprint(authority.encode()) != token.fingerprint:
+        raise InputError(
+            f"The coordinator at {url} does not have the certificate that the token names. Either somebody is in "
+            "between, or the token is another coordinator's: ask for its token again."
+        )
+    return authority
+
+
+def verifying(authority: str) -> Any:
+    """What httpx is to trust."""
+    return pinned(authority.encode()) if authority else True
+
+
+def status_of(url: str, token: Token | None) -> dict[str, Any]:
+    """What a coordinator tells about itself; the operator's token shows who is there."""
+    with _in_words(url):
+        verify = unverified() if token is None else verifying(authority_of(url, token))
+        headers = {} if token is None else {"authorization": f"Bearer {token.secret.hex()}"}
+        with httpx.Client(verify=verify, timeout=10.0) as client:
+            reply = client.get(f"{url}/v1/status", headers=headers)
+        if reply.status_code == 401:
+            raise InputError(str(reply.json()["message"]))
+        return dict(reply.raise_for_status().json())
+
+
+@contextmanager
+def _in_words(url: str) -> Iterator[None]:
+    try:
+        yield
     except (httpx.HTTPError, OSError) as error:
         raise Unreachable(f"The coordinator at {url} cannot be reached: {error or type(error).__name__}") from error
-    except (ValueError, KeyError) as error:
-        if isinstance(error, InputError):
-            raise
+    except InputError:
+        raise
+    except (ValueError, KeyError):
         raise InputError(f"What answers at {url} is no fedloom coordinator.") from None

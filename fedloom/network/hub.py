@@ -7,20 +7,15 @@ import contextlib
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from fedloom import faults
 from fedloom.errors import StoreError
-from fedloom.network.checks import Rejected
 from fedloom.network.ledger import Accepted, Ledger
-from fedloom.network.messages import Ask, ClientAnswer, Failure, Hello, read_answer
-from fedloom.network.wire import Parcel, WireError, open_parcel
+from fedloom.network.messages import Ask, ClientAnswer, Failure, Hello
+from fedloom.network.wire import Parcel
 
 BEAT = 3.0  # seconds between an agent's signs of life, unless the deadline is short
 MISSED = 5  # silent for so many, an agent is lost: not waited for if the round can do without it
@@ -43,6 +38,24 @@ class Connection:
     def lost(self) -> bool:
         return time.monotonic() - self.seen > MISSED * self.beat
 
+    @property
+    def state(self) -> str:
+        if self.lost() or not self.beating:
+            return "gone"
+        return "ready" if self.hello is not None else "refused" if self.refused else "joining"
+
+    def shown(self, awaited: bool) -> dict[str, Any]:
+        """This agent, for the operator."""
+        return {
+            "name": self.name,
+            "state": self.state,
+            "doing": self.doing,
+            "clients": len(self.hello.clients) if self.hello else 0,
+            "seconds_since_seen": round(time.monotonic() - self.seen, 1),
+            "awaited": awaited,
+            "why": self.refused,
+        }
+
 
 @dataclass
 class Call:
@@ -61,11 +74,26 @@ class Call:
     sent: dict[str, int] = field(default_factory=dict)  # bytes, by agent
     received: dict[int, int] = field(default_factory=dict)
     hashes: dict[int, str] = field(default_factory=dict)  # of the bodies: the same one again is no second answer
+    claimed: set[int] = field(default_factory=set)  # clients whose answers are being taken in
+    in_memory: int = 0  # bytes of answers that are not mapped from files
+    enough: int | None = None  # how many answers will do, if more were asked for
     open: bool = True
 
     def __post_init__(self) -> None:
         for agent, ask in self.asks.items():
             self.waiting.update({one.client: agent for one in ask.clients})
+
+    @property
+    def complete(self) -> bool:
+        """Whether nobody need be waited for."""
+        return not self.waiting or (self.enough is not None and len(self.answers) >= self.enough)
+
+    def accept(self, client: int, answer: ClientAnswer, kept: Accepted | None, sha256: str, size: int) -> None:
+        """An answer that counts."""
+        self.waiting.pop(client)
+        self.answers[client], self.hashes[client], self.received[client] = answer, sha256, size
+        if kept is not None:
+            self.kept[client] = kept
 
 
 class Hub:
@@ -84,12 +112,10 @@ class Hub:
         self.finished = ""  # what agents are told when there will be no more work
         self.stage = "waiting for agents"
         self.offer: dict[str, Any] = {}
-        self.lasting: dict[str, Parcel] = {}  # initial weights
+        self.lasting: dict[str, Path] = {}  # files with initial weights
         self.largest = 64 << 20  # bytes of one answer
         self.accepted = 0
         self.rejected = 0
-        self._pending: deque[Accepted] = deque()
-        self._committing = threading.Lock()
 
     # --- agents
 
@@ -139,12 +165,12 @@ class Hub:
         if self.loop is not None and not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self._wake, list(self.connections))
 
-    def wait(self, call: Call, needed: int, enough: int | None = None) -> None:
-        """Until everybody answered or failed, the deadline passed, or those who are left cannot be expected back."""
+    def wait(self, call: Call, needed: int) -> None:
+        """Until enough answered, the deadline passed, or those who are left cannot be expected back."""
         with self.changed:
-            while call.waiting:
+            while not call.complete:
                 now = time.monotonic()
-                if now >= call.deadline or (enough is not None and len(call.answers) >= enough):
+                if now >= call.deadline:
                     break
                 gone = all(self.connections[agent].lost() for agent in set(call.waiting.values()))
                 if gone and len(call.answers) >= needed:
@@ -172,111 +198,14 @@ class Hub:
 
     def next_ask(self, agent: str) -> tuple[Ask, Call] | None:
         """What an agent should do now, if anything: an ask that still has unanswered clients."""
-        with self.changed:
-            call = self.call
-            if call is None or not call.open or agent not in call.asks:
-                return None
-            left = tuple(one for one in call.asks[agent].clients if call.waiting.get(one.client) == agent)
-            if not left:
-                return None
-            seconds = max(call.deadline - time.monotonic(), 0.0)
-            return call.asks[agent].model_copy(update={"clients": left, "seconds": seconds}), call
-
-    def receive(self, agent: str, path: Path, sha256: str, size: int) -> list[dict[str, str]]:
-        """An answer that arrived in a file: what becomes of each client in it."""
-        try:
-            header, tensors = open_parcel(path)
-            answer, clients = read_answer(header, tensors)
-        except (WireError, ValidationError) as error:
-            raise Rejected("malformed", str(error).splitlines()[0]) from None
-        if not clients:
-            raise Rejected("malformed", "the answer is about no client")
-        found = [self._receive(agent, answer.ask, one, path, sha256, size, len(clients)) for one in clients.values()]
-        path.unlink(missing_ok=True)
-        return found
-
-    def _receive(
-        self, agent: str, ask_id: str, one: ClientAnswer, path: Path, sha256: str, size: int, together: int
-    ) -> dict[str, str]:
-        verdict = {"client": str(one.client), "status": "accepted"}
-        try:
-            with self.changed:
-                call, ask = self._expecting(agent, ask_id, one.client, sha256)
-            if call is None:  # the same body was accepted before, and the reply was lost
-                return verdict
-            if call.keep is not None and together != 1:
-                raise Rejected("malformed", "an answer to this question is about one client")
-            call.check(ask, one)
-            update = None
-            if call.keep is not None:
-                update = self._keep(call, one.client, path, sha256)
-            with self.changed:
-                if not call.open or one.client not in call.waiting:
-                    if update is not None:
-                        self.ledger.drop(update)
-                    raise Rejected("late", "the round was closed before this answer was on the disk")
-                call.waiting.pop(one.client)
-                call.answers[one.client] = one
-                if update is not None:
-                    call.kept[one.client] = update
-                call.received[one.client] = size // together
-                call.hashes[one.client] = sha256
-                self.accepted += 1
-                self.changed.notify_all()
-        except Rejected as why:
-            self._reject(agent, ask_id, one.client, why)
-            return {"client": str(one.client), "status": "rejected", "code": why.code, "message": why.message}
-        return verdict
-
-    def _expecting(self, agent: str, ask_id: str, client: int, sha256: str) -> tuple[Call | None, Ask]:
-        call = self.call
-        if call is None or agent not in call.asks or call.asks[agent].id != ask_id:
-            raise Rejected("late", "nobody waits for this answer: the round is over, or belongs to another attempt")
-        ask = call.asks[agent]
-        if client not in {one.client for one in ask.clients}:
-            raise Rejected("not-asked", f"this agent was not asked about client {client}")
-        if client in call.answers:
-            if call.hashes[client] == sha256:
-                return None, ask
-            raise Rejected("duplicate", "another answer of this client was accepted")
-        if client not in call.waiting:
-            raise Rejected("duplicate", "an answer of this client was refused: it has no second try in this round")
-        return call, ask
-
-    def _reject(self, agent: str, ask_id: str, client: int, why: Rejected) -> None:
-        name = self.connections[agent].name
-        self.rejected += 1
-        with self.changed:
-            call = self.call
-            mine = call is not None and agent in call.asks and call.asks[agent].id == ask_id
-            if call is not None and mine and why.code not in ("late", "duplicate", "not-asked"):
-                call.waiting.pop(client, None)
-                call.failures[client] = Failure(
-                    ask=ask_id, clients=(client,), kind="refused", message=f"{why.code}: {why.message}"
-                )
-                self.changed.notify_all()
-        self.log("rejected", f"{name}: the answer of client {client} was rejected ({why.code}: {why.message})", agent)
-
-    def _keep(self, call: Call, client: int, path: Path, sha256: str) -> Accepted:
-        """Put an accepted answer on the disk; several that arrive at the same time share one commit."""
-        assert call.keep is not None
-        cell, round, number, digest = call.keep
-        file = f"{cell}-{round}-{number}-{client}-{sha256[:12]}.safetensors"
-        faults.point("update.received")
-        path.replace(self.ledger.updates / file)
-        update = Accepted(cell, round, number, client, digest, file, sha256)
-        self._pending.append(update)
-        with self._committing:
-            batch = []
-            while self._pending:
-                batch.append(self._pending.popleft())
-            try:
-                if batch:
-                    self.ledger.accept(batch)
-            except StoreError:
-                self._pending.extend(batch)  # those of other threads are not on the disk either: they find that out
-                raise
-        return update
+        call = self.call  # read once, without the lock: whoever is told of a call that is just closing answers too late
+        if call is None or not call.open or agent not in call.asks:
+            return None
+        left = tuple(one for one in call.asks[agent].clients if call.waiting.get(one.client) == agent)
+        if not left:
+            return None
+        seconds = max(call.deadline - time.monotonic(), 0.0)
+        return call.asks[agent].model_copy(update={"clients": left, "seconds": seconds}), call
 
     def fail(self, agent: str, failure: Failure) -> None:
         """An agent could not or would not do what it was asked."""
@@ -294,26 +223,21 @@ class Hub:
                         call.failures[client] = failure
             self.changed.notify_all()
 
+    def counts(self) -> dict[str, Any]:
+        """What anybody may know: numbers, but nobody's name."""
+        found = self.status()
+        states = [one["state"] for one in found["agents"]]
+        return {
+            **{key: found[key] for key in ("awaited_clients", "seconds_left", "accepted", "rejected")},
+            "agents": {state: states.count(state) for state in ("ready", "joining", "refused", "gone")},
+        }
+
     def status(self) -> dict[str, Any]:
         """Who is there, what is being done, who is awaited and why."""
         with self.changed:
             call = self.call
             awaited: Mapping[int, str] = dict(call.waiting) if call is not None else {}
-            agents = []
-            for one in self.connections.values():
-                state = "gone" if one.lost() or not one.beating else "ready" if one.hello else "refused"
-                state = "joining" if state == "refused" and not one.refused else state
-                agents.append(
-                    {
-                        "name": one.name,
-                        "state": state,
-                        "doing": one.doing,
-                        "clients": len(one.hello.clients) if one.hello else 0,
-                        "seconds_since_seen": round(time.monotonic() - one.seen, 1),
-                        "awaited": one.agent in awaited.values(),
-                        "why": one.refused,
-                    }
-                )
+            agents = [one.shown(one.agent in awaited.values()) for one in self.connections.values()]
             return {
                 "stage": self.finished or (call.title if call is not None else self.stage),
                 "awaited_clients": len(awaited),

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from fedloom import faults
 from fedloom.errors import FedloomError
 from fedloom.network.identity import Signer
+from fedloom.network.packing import packed
 from fedloom.network.wire import Parcel
 
 NOTHING = hashlib.sha256(b"").hexdigest()
@@ -35,10 +36,12 @@ class Denied(FedloomError):
 class Link:
     """Signed requests, for one thread."""
 
-    def __init__(self, url: str, signer: Signer, verify: Any) -> None:
-        self.url, self.signer = url.rstrip("/"), signer
+    pack = False  # whether tensors are compressed
+
+    def __init__(self, url: str, signer: Signer, verify: Any, pack: bool = False) -> None:
+        self.url, self.signer, self.pack = url.rstrip("/"), signer, pack
         limits = httpx.Limits(max_connections=4, keepalive_expiry=60.0)
-        headers = {"user-agent": "fedloom"}
+        headers = {"user-agent": "fedloom", "accept-encoding": "identity"}
         self._client = httpx.Client(verify=verify, timeout=TIMEOUT, limits=limits, headers=headers)
 
     def close(self) -> None:
@@ -72,7 +75,7 @@ class Link:
                 self.signer.offset = float(json.loads(response.content)["time"]) - faults.clock()
             elif code in ("body", "replayed"):
                 pass  # damaged or doubled on its way: signed anew, it is another request
-            elif response.status_code in (502, 503, 504, 507):
+            elif response.status_code >= 500:
                 raise Unreachable(f"The coordinator at {self.url} cannot work at the moment: {text}")
             else:
                 raise Denied(response.status_code, code, text)
@@ -90,7 +93,11 @@ class Link:
         body, headers = NOTHING, {}
         if isinstance(message, Parcel):
             content, body = message.pieces(), message.sha256
-            headers = {"content-length": str(message.size), "content-type": "application/octet-stream"}
+            headers = {"content-type": "application/octet-stream"}
+            if self.pack:
+                content, headers["content-encoding"] = packed(content), "zstd"
+            else:
+                headers["content-length"] = str(message.size)
         elif message is not None:
             content = message.model_dump_json().encode()
             body, headers = hashlib.sha256(content).hexdigest(), {"content-type": "application/json"}

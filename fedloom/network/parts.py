@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from torch import Tensor
 from fedloom.local import Groups
 from fedloom.network.link import Link, Unreachable
 from fedloom.network.messages import Ask, Asked
-from fedloom.network.wire import CHUNK, HEADER_LIMIT, WireError, open_parcel, read_parcel, unflatten
+from fedloom.network.reading import Reader
+from fedloom.network.wire import HEADER_LIMIT, WireError, open_parcel, read_parcel, unflatten
 
 MOST = 6  # parcels that are kept
 SMALL = 8 << 20  # bytes: up to this, a parcel is kept in memory
@@ -36,11 +36,12 @@ class Parts:
 
     def next_ask(self, link: Link) -> Ask | str:
         """Wait for work: an ask whose tensors are all here, or a word when the run is over (empty: ask again)."""
-        have = ",".join(self._known)
-        with link.stream(f"/v1/work?have={have}" if have else "/v1/work") as response:
+        wanted = {"have": ",".join(self._known), "pack": "1" if link.pack else ""}
+        query = "&".join(f"{key}={value}" for key, value in wanted.items() if value)
+        with link.stream(f"/v1/work?{query}" if query else "/v1/work") as response:
             if response.status_code == 204:
                 return "The run is finished." if response.headers.get("fedloom-finished") else ""
-            pieces = _Reader(response.iter_bytes(CHUNK))
+            pieces = Reader(response)
             try:
                 ask = self._ask(pieces)
             except (ValueError, KeyError, WireError) as error:
@@ -48,7 +49,7 @@ class Parts:
         self._forget({part.sha256 for part in ask.parts})
         return ask
 
-    def _ask(self, pieces: _Reader) -> Ask:
+    def _ask(self, pieces: Reader) -> Ask:
         size = int.from_bytes(pieces.take(4), "little")
         if size > HEADER_LIMIT:
             raise WireError("the ask's header is too long")
@@ -68,8 +69,7 @@ class Parts:
         path = self.folder / f"{sha256}.lasting"
         if not path.is_file() or _digest(path) != sha256:
             with link.stream(f"/v1/tensors/{sha256}") as response:
-                pieces = _Reader(response.iter_bytes(CHUNK))
-                pieces.into(path, int(response.headers["content-length"]), sha256)
+                Reader(response).into(path, int(response.headers["content-length"]), sha256)
         return path
 
     def groups(self, ask: Ask, role: str) -> Groups:
@@ -105,18 +105,18 @@ class Parts:
     def _groups(self, ask: Ask, role: str) -> tuple[dict[str, Any], Groups]:
         (part,) = (part for part in ask.parts if part.role == role)
         if part.sha256 not in self._read:
+            current = {one.sha256 for one in ask.parts}
+            self._read = {sha: found for sha, found in self._read.items() if sha in current}
             if part.sha256 in self._small:
                 header, kept = read_parcel(self._small[part.sha256])
             else:
                 header, leaves = open_parcel(self.folder / part.sha256)
                 # a copy of its own: mapped memory is aligned otherwise, which may change the bits of later arithmetic
                 kept = {name: leaf.clone() for name, leaf in leaves.items()}
-            current = {one.sha256 for one in ask.parts}
-            self._read = {sha: found for sha, found in self._read.items() if sha in current}
             self._read[part.sha256] = header, unflatten(kept)
         return self._read[part.sha256]
 
-    def _store(self, sha256: str, size: int, pieces: _Reader) -> None:
+    def _store(self, sha256: str, size: int, pieces: Reader) -> None:
         if size <= SMALL:
             data = pieces.take(size)
             if hashlib.sha256(data).hexdigest() != sha256:
@@ -131,42 +131,6 @@ class Parts:
             del self._known[sha]
             self._small.pop(sha, None)
             (self.folder / sha).unlink(missing_ok=True)
-
-
-class _Reader:
-    """A stream of bytes, taken in pieces of wanted lengths."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks, self._left = chunks, b""
-
-    def some(self, most: int) -> bytes:
-        if not self._left:
-            self._left = next(self._chunks, b"")
-            if not self._left:
-                raise Unreachable("The coordinator's message broke off.")
-        piece, self._left = self._left[:most], self._left[most:]
-        return piece
-
-    def take(self, size: int) -> bytes:
-        found = bytearray()
-        while len(found) < size:
-            found += self.some(size - len(found))
-        return bytes(found)
-
-    def into(self, path: Path, size: int, sha256: str) -> None:
-        """The next bytes as a file, if they have this fingerprint."""
-        temporary = path.with_name(f"{path.name}.part")
-        digest = hashlib.sha256()
-        with open(temporary, "wb") as file:
-            while size > 0:
-                piece = self.some(min(size, CHUNK))
-                size -= len(piece)
-                digest.update(piece)
-                file.write(piece)
-        if digest.hexdigest() != sha256:
-            temporary.unlink()
-            raise Unreachable("The coordinator's tensors were damaged on their way.")
-        temporary.replace(path)
 
 
 def _digest(path: Path) -> str:

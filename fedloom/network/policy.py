@@ -32,6 +32,7 @@ class SiteTable(Record):
     hosts: tuple[Whole, ...] | None = None  # a rehearsal: these clients of the partition, under these numbers
     base: str | None = None  # the folder that relative paths start at, if it is not the file's own
     device: str = "cpu"
+    compress: bool = False  # tensors with zstd, in both directions: for slow links
 
     @field_validator("name")
     @classmethod

@@ -16,6 +16,7 @@ from fedloom.clients import Setup
 from fedloom.cohort import Backend, Sampling
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError, QuorumError
+from fedloom.experiment.checkpoint import replacing
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.result import Result
@@ -71,7 +72,12 @@ class Session:
         initial = {}
         for seed in self.experiment.seeds:
             parcel = Parcel({}, self.plan.task(seed).initial())
-            self.hub.lasting[parcel.sha256] = parcel
+            path = self.network / "initial" / f"{parcel.sha256}.safetensors"
+            if not path.is_file():
+                path.parent.mkdir(exist_ok=True)
+                with replacing(path, "file") as temporary, open(temporary, "wb") as file:
+                    file.writelines(parcel.pieces())
+            self.hub.lasting[parcel.sha256] = path
             initial[str(seed)] = parcel.sha256
         run_id = self.ledger.fact("run") or secrets.token_hex(8)
         self.ledger.set_fact("run", run_id)
@@ -167,33 +173,37 @@ class Session:
 
     def run(self, progress: Progress, should_stop: Callable[[], bool] = lambda: False) -> Result:
         """Wait for agents, then run all cells."""
-        self._offer()
-        with self._carrying():
-            try:
-                self._wait_for_agents()
-                self.hub.offer["data"] = self.ledger.fact("data")
-                roster, holders, setup, made = self._roster()
-                sampling = self.experiment.cohort
-                sampling.check(roster.clients)
+        try:
+            self._offer()
+            with self._carrying():
+                return self._run(progress, should_stop)
+        finally:
+            self.ledger.close()
 
-                def connect(federation: Federation, task: Task) -> Backend:
-                    same = self.experiment.data.seed != "run"
-                    return Network(self.hub, roster, holders, task, sampling, setup, made, self.attempt, same)
+    def _run(self, progress: Progress, should_stop: Callable[[], bool]) -> Result:
+        try:
+            self._wait_for_agents()
+            self.hub.offer["data"] = self.ledger.fact("data")
+            roster, holders, setup, made = self._roster()
+            sampling = self.experiment.cohort
+            sampling.check(roster.clients)
 
-                arguments = {
-                    **self.plan.arguments(),
-                    "federation": lambda seed: roster,
-                    "cohort": widened(sampling, roster.clients),
-                    "connect": connect,
-                }
-                result = run(**arguments, out=self.folder, progress=progress, should_stop=should_stop)
-                self._end("The run is finished." if result.status == "done" else "")
-                return result
-            except BaseException as error:
-                self._end(f"The run has ended: {error}" if not isinstance(error, KeyboardInterrupt) else "")
-                raise
-            finally:
-                self.ledger.close()
+            def connect(federation: Federation, task: Task) -> Backend:
+                same = self.experiment.data.seed != "run"
+                return Network(self.hub, roster, holders, task, sampling, setup, made, self.attempt, same)
+
+            arguments = {
+                **self.plan.arguments(),
+                "federation": lambda seed: roster,
+                "cohort": widened(sampling, roster.clients),
+                "connect": connect,
+            }
+            result = run(**arguments, out=self.folder, progress=progress, should_stop=should_stop)
+            self._end("The run is finished." if result.status == "done" else "")
+            return result
+        except BaseException as error:
+            self._end(f"The run has ended: {error}" if not isinstance(error, KeyboardInterrupt) else "")
+            raise
 
     def _end(self, words: str) -> None:
         """Let agents hear that there is nothing more to do; after an interruption they wait for the next start."""

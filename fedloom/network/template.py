@@ -12,6 +12,7 @@ from fedloom import keys
 from fedloom.clients import Setup
 from fedloom.data.build import federate
 from fedloom.data.federation import Dataset
+from fedloom.desk import forget_desks
 from fedloom.local import Groups
 from fedloom.machine import computing
 from fedloom.task import Task
@@ -73,6 +74,7 @@ def template(work: ClientWork, own: Groups, place: Place) -> Template:
     )
     with computing():
         outcome = one.perform(place)
+    forget_desks()  # a coordinator trains nothing else
     return Template(
         {group: _shapes(leaves) for group, leaves in outcome.stack.items()},
         _shapes(outcome.public),

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError, deserialize, safe_open
 from torch import Tensor
 
 from fedloom.errors import FedloomError
 from fedloom.local import Groups
+from fedloom.network.packing import packed
 
 PROTOCOL = 1
 CHUNK = 1 << 20
@@ -39,6 +41,9 @@ KINDS = {
 }
 
 _DTYPES = {name: kind for kind, name in KINDS.items()}
+
+
+Opened = tuple[dict[str, Any], dict[str, Tensor]]
 
 
 class WireError(FedloomError):
@@ -97,50 +102,52 @@ class Parcel:
         """All bytes at once, for small parcels that are sent to many."""
         return b"".join(self.pieces())
 
+    @cached_property
+    def packed(self) -> bytes:
+        """The same, compressed."""
+        return b"".join(packed([self.whole]))
 
-def open_parcel(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+
+def open_parcel(path: Path) -> Opened:
     """The header and the tensors of a parcel that was received into a file; the tensors are mapped, not read."""
+    with _in_words(), safe_open(path, framework="pt") as file:
+        header, order = _described(file.metadata() or {}, set(file.keys()))
+        return header, {name: file.get_tensor(name) for name in order}
+
+
+def read_parcel(data: bytes | bytearray) -> Opened:
+    """The same for a small parcel in memory; every tensor has memory of its own."""
+    with _in_words():
+        leaves = {name: _leaf(**entry) for name, entry in deserialize(bytes(data))}  # type: ignore[no-untyped-call]
+        start = 8 + int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8:start]).get("__metadata__") or {}
+        header, order = _described(metadata, leaves.keys())
+        return header, {name: leaves[name] for name in order}
+
+
+def _leaf(dtype: str, shape: list[int], data: bytearray) -> Tensor:
+    kind = _DTYPES[dtype]
+    if not data:
+        return torch.empty(shape, dtype=kind)  # the library has compared the shape with the number of bytes
+    return torch.frombuffer(data, dtype=kind).reshape(shape)
+
+
+def _described(metadata: Mapping[str, str], names: Set[str]) -> tuple[dict[str, Any], list[str]]:
+    """A parcel's header, and its tensors in the order in which they were sent."""
+    header, order = json.loads(metadata["header"]), json.loads(metadata["order"])
+    if not isinstance(header, dict) or not isinstance(order, list):
+        raise WireError("the parcel's header is not what it must be")
+    if len(order) != len(names) or set(order) != names:
+        raise WireError("the parcel's list of tensors is wrong")
+    return header, order
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            header, order = json.loads(metadata["header"]), json.loads(metadata["order"])
-            names = set(file.keys())
-            if not isinstance(header, dict) or not isinstance(order, list) or len(order) != len(names):
-                raise WireError("the parcel's header is not what it must be")
-            if any(name not in names for name in order) or len(set(order)) != len(order):
-                raise WireError("the parcel's list of tensors is wrong")
-            return header, {name: file.get_tensor(name) for name in order}
-    except WireError:
-        raise
+        yield
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError, RuntimeError) as error:
         raise WireError(f"the body is no parcel of tensors: {type(error).__name__}") from None
-
-
-def read_parcel(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The same for a small parcel in memory; every tensor is a copy with memory of its own."""
-    try:
-        start = 8 + int.from_bytes(data[:8], "little")
-        listed = json.loads(data[8:start])
-        metadata = listed.pop("__metadata__")
-        header, order = json.loads(metadata["header"]), json.loads(metadata["order"])
-        leaves: dict[str, Tensor] = {}
-        for name in order:
-            entry = listed[name]
-            begin, end = entry["data_offsets"]
-            kind = _DTYPES[entry["dtype"]]
-            if not 0 <= begin <= end <= len(data) - start:
-                raise WireError("a tensor of the parcel lies outside of it")
-            if begin == end:
-                leaves[name] = torch.empty(entry["shape"], dtype=kind)
-                continue
-            count = (end - begin) // kind.itemsize
-            leaves[name] = torch.frombuffer(bytearray(data[start + begin : start + end]), dtype=kind, count=count)
-            leaves[name] = leaves[name].reshape(entry["shape"])
-    except (ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
-        raise WireError(f"the body is no parcel of tensors: {type(error).__name__}") from None
-    if not isinstance(header, dict) or len(leaves) != len(listed):
-        raise WireError("the parcel's list of tensors is wrong")
-    return header, leaves
 
 
 def flatten(groups: Groups, above: str = "") -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ import tomli_w
 import torch
 
 from fedloom.algorithm import Update
-from fedloom.network.checks import Limits, check_update
+from fedloom.network.checks import Limits, check_measured, check_update
 from fedloom.network.coordinator import make_app, welcome
 from fedloom.network.hub import Call, Hub
 from fedloom.network.identity import Signer, Token, Verifier
@@ -54,8 +54,9 @@ class Speaker:
         self.signer.agent = world.ledger.enrol(token.digest, name, self.signer.public)
         self.signer.session = world.verifier.session
 
-    def send(self, method: str, path: str, body: bytes = b"", **headers: str) -> Any:
-        signed = self.signer.headers(method, path, hashlib.sha256(body).hexdigest())
+    def send(self, method: str, path: str, body: bytes = b"", *, signs: bytes | None = None, **headers: str) -> Any:
+        """A signed request; `signs` is what was signed, if it is not the body itself."""
+        signed = self.signer.headers(method, path, hashlib.sha256(body if signs is None else signs).hexdigest())
         return self.world.client.request(method, path, content=body or None, headers={**signed, **headers})
 
     def hello(self, hello: Hello = HELLO) -> None:
@@ -100,8 +101,8 @@ class World:
         self.said: list[str] = []
         self.ledger = Ledger(folder / "network")
         self.hub = Hub(self.ledger, self.said.append)
-        self.verifier = Verifier()
-        self.client = Requests(make_app(self.hub, b"", self.verifier))
+        self.verifier, self.operator = Verifier(), Token.new("")
+        self.client = Requests(make_app(self.hub, b"", self.verifier, self.operator.digest))
 
     def speaker(self, name: str = "kerry") -> Speaker:
         return Speaker(self, name)
@@ -127,6 +128,7 @@ class World:
 
         def check(ask: Ask, answer: Any) -> None:
             check_update(answer, ask, FORM, MODEL, limits, keeps=False)
+            check_measured(answer.measured, ask.splits, {}, ())
 
         call = Call("a test", asks, {}, check, time.monotonic() + seconds, keep=("fedavg-1", 1, 0, "digest"))
         self.hub.ask(call)

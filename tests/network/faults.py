@@ -1,10 +1,11 @@
 """The fault matrix: faults of every kind at seeded instants, with real processes over TLS. No bit may change.
 
-    python -m tests.network.faults                    # everything, 20 instants each: about an hour
-    python -m tests.network.faults --instants 3 cut   # some
+    python -m tests.network.faults --out counts.jsonl        # everything, at least 20 instants each: hours
+    python -m tests.network.faults --instants 3 cut          # some
 
-A run survives if it ends by itself with the SHA-256 of an undisturbed run. Prints a table in Markdown, and fails if
-one of the named instants was never reached.
+Every run strikes several times. It survives if it ends by itself with the SHA-256 of an undisturbed run; then it has
+survived all of its instants, else it has lost them all. With `--out`, runs that are in the file already are not made
+again. Prints a table in Markdown, and fails if one of the named instants was never reached.
 """
 
 from __future__ import annotations
@@ -16,133 +17,178 @@ import random
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedloom.faults import AGENT_POINTS, COORDINATOR_POINTS
+from fedloom.faults import AGENT_POINTS, CLOCK, COORDINATOR_POINTS, VARIABLE
 from tests.network.conftest import EXPERIMENT, Federation, serial_weights, wait_for, weights
 from tests.network.proxy import Proxy
 
+STRIKES = 7  # in one run
 # SCAFFOLD: clients keep a control variate, so that a state that is lost or counted twice changes the result
 VALUES: dict[str, Any] = {
     **EXPERIMENT,
-    "rounds": 4,
+    "rounds": 12,
     "train": {"epochs": 2},
     "cohort": {"deadline": "10m", "quorum": 1.0},
     "algorithm": {"scaffold": {}},
 }
 
 
-def finish(world: Federation, seconds: float = 600.0) -> None:
-    """Until the run is over; whoever was killed is started again."""
-    end = time.monotonic() + seconds
-    killed = -signal.SIGKILL
-    while time.monotonic() < end:
-        assert world.coordinator is not None
-        code = world.coordinator.poll()
-        if code == 0:
-            return
-        if code == killed or (code == 1 and getattr(world, "forgiving", False) and "Traceback" not in world.log()):
-            world.serve()
-        elif code is not None:
-            raise AssertionError(f"the coordinator ended with {code}: {world.log()[-2000:]}")
-        for number, process in list(world.processes.items()):
-            if process.poll() == killed:
-                world.join(number)
-        time.sleep(0.1)
-    raise AssertionError(f"the run did not end: {world.log()[-2000:]}")
+@dataclass
+class Scene:
+    """One run, what struck it, and how often."""
+
+    world: Federation
+    draws: random.Random
+    struck: int = 0
+    forgiving: bool = False  # the coordinator may stop with a clear message, and is then started again
+    proxy: Proxy | None = None
+    everything_counts: bool = False  # whether the proxy's faults are the instants
+    again: Callable[[], dict[str, str]] = dict  # what a killed process is given when it is started again
+    victim: str = ""  # "coordinator", "agent" or nobody
+    disk: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def begin(self, serve: dict[str, str] | None = None, agents: dict[int, dict[str, str]] | None = None) -> None:
+        self.world.serve(**(serve or {}))
+        for number in range(self.world.agents):
+            self.world.join(number, **(agents or {}).get(number, {}))
+
+    def finish(self, seconds: float = 900.0) -> None:
+        """Until the run is over; whoever was killed is started again."""
+        world, end = self.world, time.monotonic() + seconds
+        while time.monotonic() < end:
+            assert world.coordinator is not None
+            code = world.coordinator.poll()
+            if code == 0:
+                return
+            if code == -signal.SIGKILL:
+                self.struck += self.victim == "coordinator"
+                world.serve(**(self.again() if self.victim == "coordinator" else {}))
+            elif code is not None:
+                self.forgive(code)
+            for number, process in list(world.processes.items()):
+                code = process.poll()
+                if code == -signal.SIGKILL:
+                    self.struck += self.victim == "agent"
+                    world.join(number, **(self.again() if self.victim == "agent" else {}))
+                elif code is not None and world.coordinator.poll() is None:
+                    said = (world.folder / f"site-{number}.txt").read_text(errors="replace")
+                    raise AssertionError(f"an agent ended with {code}: {said[-2000:]}")
+            time.sleep(0.1)
+        raise AssertionError(f"the run did not end: {world.log()[-2000:]}")
+
+    def forgive(self, code: int) -> None:
+        """A coordinator that could not write may stop, with words; it is started again."""
+        log = self.world.log()
+        if not self.forgiving or code != 1 or "Traceback" in log:
+            raise AssertionError(f"the coordinator ended with {code}: {log[-2000:]}")
+        self.world.serve()
+
+    def rounds_done(self) -> int:
+        """How many rounds are checkpointed."""
+        folder = self.world.out / "cells" / "scaffold-1"
+        found = [int(path.stem.split("-")[1]) for path in folder.glob("round-*.json")] if folder.is_dir() else []
+        return max(found, default=0)
+
+    def instants(self) -> Iterator[None]:
+        """Moments of the run: after drawn rounds, and a drawn moment later."""
+        wanted = sorted(self.draws.randrange(0, int(self.world.values["rounds"]) - 1) for _ in range(STRIKES))
+        for round in wanted:
+            wait_for(lambda round=round: self._over() or (self.rounds_done() >= round and self._begun()), 400)
+            time.sleep(self.draws.uniform(0.0, 0.4))
+            if self._over():
+                return
+            self.struck += 1
+            yield
+
+    def _begun(self) -> bool:
+        return (self.world.out / "run.db").exists()
+
+    def _over(self) -> bool:
+        code = self.world.coordinator.poll() if self.world.coordinator is not None else None
+        if code == 1:
+            self.forgive(code)
+        return code == 0
+
+    def kill_coordinator(self) -> None:
+        assert self.world.coordinator is not None
+        self.world.coordinator.kill()
+        self.world.coordinator.wait()
+
+    def kill_agent(self, number: int) -> None:
+        process = self.world.processes[number]
+        process.kill()
+        process.wait()
+        self.world.join(number)
+
+    def through_proxy(self, **faults: Any) -> Proxy:
+        self.proxy = Proxy(self.world.port, seed=self.draws.randrange(1 << 30), **faults)
+        self.world.serve()
+        for number in range(self.world.agents):
+            self.world.join(number, url=f"https://127.0.0.1:{self.proxy.port}")
+        return self.proxy
 
 
-def begin(
-    world: Federation, serve: dict[str, str] | None = None, agents: dict[int, dict[str, str]] | None = None
-) -> None:
-    world.serve(**(serve or {}))
-    for number in range(world.agents):
-        world.join(number, **(agents or {}).get(number, {}))
+def kill_coordinator(scene: Scene) -> None:
+    scene.begin()
+    for _ in scene.instants():
+        scene.kill_coordinator()
+        scene.world.serve()
 
 
-def rounds_done(world: Federation) -> int:
-    """How many rounds are checkpointed."""
-    folder = world.out / "cells" / "scaffold-1"
-    found = [int(path.stem.split("-")[1]) for path in folder.glob("round-*.json")] if folder.is_dir() else []
-    return max(found, default=0)
+def kill_agent(scene: Scene) -> None:
+    scene.begin()
+    for _ in scene.instants():
+        scene.kill_agent(scene.draws.randrange(scene.world.agents))
 
 
-def at_some_instant(world: Federation, draws: random.Random) -> None:
-    """Somewhere inside the run: after a drawn round, and a drawn moment later."""
-    wanted = draws.randrange(0, int(world.values["rounds"]) - 1)
-    wait_for(lambda: rounds_done(world) >= wanted and (wanted or (world.out / "run.db").exists()), 300)
-    time.sleep(draws.uniform(0.0, 0.6))
+def kill_both(scene: Scene) -> None:
+    scene.begin()
+    for _ in scene.instants():
+        scene.kill_coordinator()
+        scene.kill_agent(scene.draws.randrange(scene.world.agents))
+        scene.world.serve()
 
 
-def kill_coordinator(world: Federation, draws: random.Random) -> None:
-    begin(world)
-    at_some_instant(world, draws)
-    assert world.coordinator is not None
-    world.coordinator.kill()
-    world.coordinator.wait()
-    world.serve()
+def cut(scene: Scene) -> None:
+    proxy = scene.through_proxy()
+    for _ in scene.instants():
+        proxy.cut(scene.draws.uniform(0.5, 3.0))
 
 
-def kill_agent(world: Federation, draws: random.Random) -> None:
-    begin(world)
-    at_some_instant(world, draws)
-    world.processes[draws.randrange(world.agents)].kill()
+def through(**faults: float) -> Callable[[Scene], None]:
+    """A connection on which something happens all the time; every time it does is an instant."""
+
+    def fault(scene: Scene) -> None:
+        scene.through_proxy(**faults)
+        scene.everything_counts = True
+
+    return fault
 
 
-def kill_both(world: Federation, draws: random.Random) -> None:
-    begin(world)
-    at_some_instant(world, draws)
-    assert world.coordinator is not None
-    world.coordinator.kill()
-    world.coordinator.wait()
-    world.processes[0].kill()
-    world.serve()
+def slow(scene: Scene) -> None:
+    """Ten times what a round takes, for every piece."""
+    proxy = scene.through_proxy()
+    for _ in scene.instants():
+        proxy.delay = scene.draws.uniform(0.05, 0.3)
+        time.sleep(2.0)
+        proxy.delay = 0.0
 
 
-def _through_proxy(world: Federation, draws: random.Random, **faults: Any) -> Proxy:
-    proxy = Proxy(world.port, seed=draws.randrange(1 << 30), **faults)
-    world.serve()
-    for number in range(world.agents):
-        world.join(number, url=f"https://127.0.0.1:{proxy.port}")
-    return proxy
+def clock(scene: Scene) -> None:
+    """The clocks of the coordinator and of both agents jump by an hour, each at its own time."""
 
+    def moved() -> dict[str, str]:
+        jump, after = scene.draws.choice(("-3600", "3600")), scene.draws.choice((0.0, scene.draws.uniform(3.0, 12.0)))
+        scene.struck += 1
+        return {CLOCK: f"{jump}@{after:.2f}"}
 
-def cut(world: Federation, draws: random.Random) -> None:
-    proxy = _through_proxy(world, draws)
-    at_some_instant(world, draws)
-    proxy.cut(draws.uniform(0.5, 3.0))
-
-
-def slow(world: Federation, draws: random.Random) -> None:
-    _through_proxy(world, draws, delay=draws.uniform(0.02, 0.2))
-
-
-def drop(world: Federation, draws: random.Random) -> None:
-    _through_proxy(world, draws, drop=0.05)
-
-
-def truncate(world: Federation, draws: random.Random) -> None:
-    _through_proxy(world, draws, truncate=0.05)
-
-
-def corrupt(world: Federation, draws: random.Random) -> None:
-    _through_proxy(world, draws, corrupt=0.03)
-
-
-def clock(world: Federation, draws: random.Random) -> None:
-    """The clock of one agent or of the coordinator jumps by an hour, at the start or in the middle of the run."""
-    jump, after = draws.choice(("-3600", "3600")), draws.choice((0.0, draws.uniform(3.0, 8.0)))
-    who = draws.randrange(3)
-    moved = {"FEDLOOM_CLOCK": f"{jump}@{after:.2f}"}
-    begin(world, moved if who == 2 else {}, {who: moved} if who < 2 else {})
-
-
-def replay(world: Federation, draws: random.Random) -> None:
-    """Every piece of every connection is recorded, and whole connections are played again."""
-    _through_proxy(world, draws, replay=0.2)
+    scene.begin(moved(), {number: moved() for number in range(scene.world.agents)})
 
 
 @contextlib.contextmanager
@@ -164,105 +210,130 @@ def fill(folder: Path) -> Path:
     return ballast
 
 
-def disk_full_coordinator(world: Federation, draws: random.Random) -> None:
-    world.disk = contextlib.ExitStack()  # type: ignore[attr-defined]
-    world.disk.enter_context(small_disk(world.out, 8))  # type: ignore[attr-defined]
-    begin(world)
-    at_some_instant(world, draws)
-    ballast = fill(world.out)
-    time.sleep(draws.uniform(0.5, 4.0))
-    ballast.unlink()
-    world.forgiving = True  # type: ignore[attr-defined]  # it may stop with a clear message, and is then started again
-
-
-def disk_full_agent(world: Federation, draws: random.Random) -> None:
-    world.disk = contextlib.ExitStack()  # type: ignore[attr-defined]
-    state = world.folder / "site-0-state"
-    world.disk.enter_context(small_disk(state, 4))  # type: ignore[attr-defined]
-    begin(world)
-    at_some_instant(world, draws)
-    ballast = fill(state)
-    time.sleep(draws.uniform(0.5, 4.0))
-    ballast.unlink()
-
-
-def at_point(point: str) -> Callable[[Federation, random.Random], None]:
-    def fault(world: Federation, draws: random.Random) -> None:
-        variable = {"FEDLOOM_KILL_AT": f"{point}:{draws.randrange(1, 5)}"}
-        if point in AGENT_POINTS:
-            number = draws.randrange(world.agents)
-            begin(world, agents={number: variable})
-            world.victim = world.processes[number]  # type: ignore[attr-defined]
-        else:
-            begin(world, serve=variable)
-            world.victim = world.coordinator  # type: ignore[attr-defined]
+def disk_full(whose: str) -> Callable[[Scene], None]:
+    def fault(scene: Scene) -> None:
+        at_coordinator = whose == "coordinator"
+        folder = scene.world.out if at_coordinator else scene.world.folder / "site-0-state"
+        scene.disk.enter_context(small_disk(folder, 8 if at_coordinator else 4))
+        scene.forgiving = at_coordinator
+        scene.begin()
+        for _ in scene.instants():
+            ballast = fill(folder)
+            time.sleep(scene.draws.uniform(0.5, 3.0))
+            ballast.unlink()
 
     return fault
 
 
-FAULTS: dict[str, Callable[[Federation, random.Random], None]] = {
+def at_point(point: str) -> Callable[[Scene], None]:
+    def fault(scene: Scene) -> None:
+        def variable() -> dict[str, str]:
+            return {VARIABLE: f"{point}:{scene.draws.randrange(1, 4)}"} if scene.struck < STRIKES else {}
+
+        scene.again = variable
+        scene.victim = "agent" if point in AGENT_POINTS else "coordinator"
+        number = scene.draws.randrange(scene.world.agents)
+        scene.begin(variable() if scene.victim == "coordinator" else {}, {number: variable()})
+
+    return fault
+
+
+FAULTS: dict[str, Callable[[Scene], None]] = {
     "kill -9 coordinator": kill_coordinator,
     "kill -9 agent": kill_agent,
     "kill -9 both": kill_both,
     "cut": cut,
     "slow": slow,
-    "drop": drop,
-    "truncate": truncate,
-    "corrupt": corrupt,
-    "replay": replay,
+    "drop": through(drop=0.05),
+    "truncate": through(truncate=0.03),
+    "corrupt": through(corrupt=0.03),
+    "replay": through(replay=0.2),
     "clock": clock,
-    "disk full, coordinator": disk_full_coordinator,
-    "disk full, agent": disk_full_agent,
+    "disk full, coordinator": disk_full("coordinator"),
+    "disk full, agent": disk_full("agent"),
     **{f"kill at {point}": at_point(point) for point in (*COORDINATOR_POINTS, *AGENT_POINTS)},
 }
 
 
-def attempt(name: str, seed: int, expected: dict[str, str | None]) -> tuple[str, str]:
-    """One fault at one instant: survived, lost, or not reached."""
+def attempt(name: str, seed: int, expected: dict[str, str | None]) -> tuple[int, str]:
+    """One run: how often the fault struck, and why it was lost (empty: it survived)."""
     with tempfile.TemporaryDirectory(prefix="fedloom-fault-") as folder:
         world = Federation(Path(folder), VALUES, agents=2)
+        scene = Scene(world, random.Random(f"{name} {seed}"))
         try:
-            FAULTS[name](world, random.Random(f"{name} {seed}"))
-            finish(world)
-            victim = getattr(world, "victim", None)
-            if victim is not None and victim.poll() != -signal.SIGKILL:
-                return "not reached", ""
-            if weights(world.out) != expected:
-                return "lost", f"another result: {weights(world.out)}"
-            return "survived", ""
+            FAULTS[name](scene)
+            scene.finish()
+            found = weights(world.out)
+            why = "" if found == expected else f"another result: {found}"
         except AssertionError as error:
-            return "lost", str(error)
+            why = str(error) or "what was waited for did not happen"
         finally:
             world.stop()
-            if hasattr(world, "disk"):
-                world.disk.close()
+            scene.disk.close()
+            if scene.proxy is not None:
+                scene.struck += scene.proxy.faults if scene.everything_counts else 0
+                scene.proxy.close()
+        return scene.struck, why
+
+
+class Frozen:
+    """Notices when this process stood still: a machine that stops everything for minutes is no fault of the run."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while True:
+            before = time.monotonic()
+            time.sleep(0.2)
+            self.longest = max(self.longest, time.monotonic() - before)
+
+
+def strike(name: str, seed: int, expected: dict[str, str | None], frozen: Frozen) -> dict[str, Any]:
+    """One run for the record; it is made again if it was lost while everything stood still."""
+    for _ in range(3):
+        frozen.longest = 0.0
+        struck, why = attempt(name, seed, expected)
+        if not why or frozen.longest < 5.0:
+            break
+    return {"fault": name, "seed": seed, "struck": struck, "why": why}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", help="parts of the faults' names")
     parser.add_argument("--instants", type=int, default=20)
-    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     chosen = [name for name in FAULTS if not given.names or any(part in name for part in given.names)]
+    known: list[dict[str, Any]] = []
+    if given.out and given.out.exists():
+        known = [json.loads(line) for line in given.out.read_text().splitlines()]
     with tempfile.TemporaryDirectory() as folder:
         expected = serial_weights(VALUES, Path(folder) / "serial")
-    print("| fault | tried | survived | lost |\n| --- | --- | --- | --- |", flush=True)
+    frozen = Frozen()
+    print("| fault | runs | tried | survived | lost |\n| --- | --- | --- | --- | --- |", flush=True)
     for name in chosen:
-        found: list[tuple[str, str]] = []
-        for seed in range(given.first, given.first + given.instants):
-            found.append(attempt(name, seed, expected))
+        found = [one for one in known if one["fault"] == name]
+        seed = max((one["seed"] for one in found), default=-1)
+        while sum(min(one["struck"], STRIKES) for one in found) < given.instants and len(found) < given.instants:
+            seed += 1
+            found.append(strike(name, seed, expected, frozen))
             if given.out:
                 with open(given.out, "a") as file:
-                    file.write(json.dumps({"fault": name, "seed": seed, "outcome": found[-1]}) + "\n")
-        outcomes = [outcome for outcome, _ in found]
-        reached = len(outcomes) - outcomes.count("not reached")
-        print(f"| {name} | {reached} | {outcomes.count('survived')} | {outcomes.count('lost')} |", flush=True)
-        for _, why in found:
-            if why:
-                print(f"  {why}", flush=True)
-        assert reached, f"{name} was never reached"
+                    file.write(json.dumps(found[-1]) + "\n")
+        print(row(name, found), flush=True)
+        for one in found:
+            if one["why"]:
+                print(f"  seed {one['seed']}: {one['why']}", flush=True)
+        assert any(one["struck"] for one in found), f"{name} was never reached"
+
+
+def row(name: str, found: list[dict[str, Any]]) -> str:
+    tried = sum(one["struck"] for one in found)
+    lost = sum(max(one["struck"], 1) for one in found if one["why"])
+    return f"| {name} | {len(found)} | {tried} | {tried - lost} | {lost} |"
 
 
 if __name__ == "__main__":

@@ -31,4 +31,6 @@ def test_no_bit_changes_whatever_fails(tmp_path: Path) -> None:
     from tests.network.faults import FAULTS, VALUES, attempt
 
     expected = serial_weights(VALUES, tmp_path / "serial")
-    assert {name: attempt(name, 0, expected) for name in FAULTS} == dict.fromkeys(FAULTS, ("survived", ""))
+    for name in FAULTS:
+        struck, why = attempt(name, 0, expected)
+        assert (struck > 0, why) == (True, ""), name

@@ -40,7 +40,8 @@ def test_a_rehearsal_gives_the_bits_of_the_serial_backend(tmp_path: Path) -> Non
 def test_a_killed_coordinator_and_a_killed_agent_come_back_and_no_bit_changes(
     federation: Callable[..., Federation], tmp_path: Path
 ) -> None:
-    world = federation({**THREE, "rounds": 3, "algorithm": {"scaffold": {}}})
+    patient = {"deadline": "5m", "quorum": 1.0}  # everybody is waited for, however long it takes to come back
+    world = federation({**THREE, "rounds": 3, "algorithm": {"scaffold": {}}, "cohort": patient})
     coordinator = world.serve(FEDLOOM_KILL_AT="checkpoint.rename:3")
     first, _ = world.join(0, FEDLOOM_KILL_AT="own.renamed:3"), world.join(1)
     assert coordinator.wait(timeout=300) == -signal.SIGKILL

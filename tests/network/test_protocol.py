@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from fedloom.errors import InputError
 from fedloom.network.checks import Limits
 from fedloom.network.identity import NONCE, TIME
 from fedloom.network.messages import Beat
+from fedloom.network.packing import packed
 from fedloom.network.wire import Parcel
 from tests.network.conftest import HELLO, World
 
@@ -284,23 +286,127 @@ def test_work_waits_for_a_hello_and_hands_out_what_is_not_answered(world: World)
 
 def test_the_description_of_the_protocol_lists_every_path(world: World) -> None:
     described = world.client.get("/openapi.json").json()
+    known = described["components"]["schemas"]
+    for name in re.findall(r'"\$ref": "([^"]*)"', json.dumps(described)):
+        assert name.startswith("#/components/schemas/")
+        assert name.rpartition("/")[2] in known
     page = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
     for path, methods in described["paths"].items():
         for method in methods:
             assert f"{method.upper()} {path}" in page
 
 
-def test_status_says_who_is_there_and_who_is_awaited(world: World) -> None:
+def test_status_says_who_is_there_and_who_is_awaited_to_the_operator_alone(world: World) -> None:
     agent, other = world.speaker(), world.speaker("clare")
     agent.hello()
     world.hub.seen(other.signer.agent, "clare")
     world.open_call(agent)
-    found = world.client.get("/v1/status").json()
+    found = world.client.get("/v1/status", headers={"authorization": f"Bearer {world.operator.secret.hex()}"}).json()
     assert [(one["name"], one["state"], one["awaited"]) for one in found["agents"]] == [
         ("clare", "joining", False),
         ("kerry", "ready", True),
     ]
     assert found["awaited_clients"] == 1
+    public = world.client.get("/v1/status")
+    assert public.json()["agents"] == {"ready": 1, "joining": 1, "refused": 0, "gone": 0}
+    assert "kerry" not in public.text
+    for wrong in ("", "Bearer ", "Bearer 00", "nonsense", f"Bearer {world.operator}"):
+        reply = world.client.get("/v1/status", headers={"authorization": wrong})
+        assert (reply.status_code, code(reply)) == (401, "token")
+
+
+def test_answers_may_be_compressed(world: World) -> None:
+    agent = world.speaker()
+    agent.hello()
+    call = world.open_call(agent)
+    whole = agent.answer().whole
+    reply = agent.send("POST", "/v1/answers", b"".join(packed([whole])), signs=whole, **{"content-encoding": "zstd"})
+    assert reply.json()["results"][0]["status"] == "accepted"
+    assert torch.equal(call.answers[0].update.groups["model"]["w"], torch.ones(1, 3))
+    (kept,) = world.ledger.updates.iterdir()
+    assert kept.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "expected"),
+    [
+        (b"".join(packed([bytes(1 << 20)] * 200)), "zstd", (413, "too-large")),  # a few kilobytes, 200 MB unpacked
+        (b"nonsense", "zstd", (422, "malformed")),
+        (b"", "zstd", (422, "malformed")),
+        (b"whatever", "gzip", (415, "encoding")),
+        (b"whatever", "zstd, zstd", (415, "encoding")),
+    ],
+)
+def test_a_bomb_and_nonsense_are_refused_while_they_are_unpacked(
+    world: World, body: bytes, encoding: str, expected: tuple[int, str]
+) -> None:
+    agent = world.speaker()
+    agent.hello()
+    call = world.open_call(agent)
+    reply = agent.send("POST", "/v1/answers", body, signs=b"", **{"content-encoding": encoding})
+    assert (reply.status_code, code(reply)) == expected
+    assert 0 in call.waiting
+    assert not list(world.ledger.updates.iterdir())
+
+
+def test_a_large_answer_goes_through_a_file_and_is_the_same(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedloom.network.body.SMALL", 10)
+    agent, other = world.speaker(), world.speaker("clare")
+    agent.hello()
+    other.hello()
+    call = world.open_call(agent, other)
+    whole = agent.answer().whole
+    assert agent.send("POST", "/v1/answers", whole).json()["results"][0]["status"] == "accepted"
+    wrong = other.send("POST", "/v1/answers", other.answer(client=1).whole, signs=b"another")
+    assert (wrong.status_code, code(wrong)) == (401, "body")
+    assert torch.equal(call.answers[0].update.groups["model"]["w"], torch.ones(1, 3))
+    assert [file.read_bytes() for file in world.ledger.updates.iterdir()] == [whole]
+
+
+def test_when_memory_is_short_answers_are_mapped_from_their_files(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedloom.network.intake.MEMORY", 10)
+    agent = world.speaker()
+    agent.hello()
+    call = world.open_call(agent)
+    agent.send("POST", "/v1/answers", agent.answer(scale=3.0).whole)
+    assert call.in_memory == 0
+    assert torch.equal(call.answers[0].update.groups["model"]["w"], torch.full((1, 3), 3.0))
+
+
+def test_of_two_answers_at_the_same_time_one_is_taken_in_and_the_other_comes_again(world: World) -> None:
+    agent = world.speaker()
+    agent.hello()
+    call = world.open_call(agent)
+    call.claimed.add(0)  # as while the other is being written
+    busy = agent.send("POST", "/v1/answers", agent.answer(scale=2.0).whole)
+    assert (busy.status_code, code(busy)) == (503, "busy")
+    call.claimed.discard(0)
+    assert agent.send("POST", "/v1/answers", agent.answer().whole).json()["results"][0]["status"] == "accepted"
+    assert not call.claimed
+
+
+def test_an_answer_that_cannot_be_kept_is_asked_for_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedloom.errors import StoreError
+
+    agent = world.speaker()
+    agent.hello()
+    call = world.open_call(agent)
+    accept = world.ledger.accept
+
+    def full(*given: Any) -> None:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(world.ledger, "accept", full)
+    reply = agent.send("POST", "/v1/answers", agent.answer().whole)
+    assert (reply.status_code, code(reply)) == (507, "disk")
+    assert (list(call.waiting), call.answers) == ([0], {})
+    monkeypatch.setattr(world.ledger, "set_hello", full)
+    said = agent.send("POST", "/v1/hello", HELLO.model_dump_json().encode())
+    assert (said.status_code, code(said)) == (507, "disk")
+    monkeypatch.setattr(world.ledger, "accept", accept)
+    assert agent.send("POST", "/v1/answers", agent.answer().whole).json()["results"][0]["status"] == "accepted"
 
 
 def test_a_message_with_unknown_fields_is_refused(world: World) -> None:

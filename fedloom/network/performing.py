@@ -1,0 +1,151 @@
+"""What an agent does when it is asked: run a method on a client's data, or evaluate; within what the site allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from fedloom import faults, tree
+from fedloom.algorithm import Algorithm, Update
+from fedloom.clients import Clients
+from fedloom.course import blame
+from fedloom.evaluation import Measured, evaluate
+from fedloom.local import Groups
+from fedloom.network.messages import Ask, Asked, Outgoing, Ticket
+from fedloom.network.own import Versions
+from fedloom.network.parts import Parts
+from fedloom.network.policy import Policy, Refusal
+from fedloom.network.prepared import Prepared
+from fedloom.network.telling import bare
+from fedloom.task import Task
+from fedloom.tree import Tree
+from fedloom.work import ClientWork, Outcome, Place
+
+
+@dataclass(frozen=True)
+class Performer:
+    """An experiment that is ready, with everything that its asks need."""
+
+    prepared: Prepared
+    policy: Policy
+    device: str
+    parts: Parts
+    versions: Versions
+
+    def answers(self, ask: Ask, write: Callable[[Callable[[], None]], None]) -> Iterator[Outgoing]:
+        """Answers to an ask, each to be sent before the next is made; `write` is patient with a full disk."""
+        self.policy.check_ask(ask.verb, ask.cohort)
+        place = self.prepared.place(ask.seed, ask.clients, ask.population, self.device)
+        algorithm = self.prepared.algorithm(ask.label)
+        if ask.kind == "train":
+            for number, one in enumerate(ask.clients):
+                yield self._train(ask, number, one, place, algorithm, write)
+            return
+        shared, outgoing = self.parts.groups(ask, "shared"), Outgoing(ask.id)
+        for one in ask.clients:
+            own = self._own(ask, one, place.task)
+            model = shared["model"] if ask.method == "given" else algorithm.model(place.task, shared, own)
+            if ask.kind == "fingerprint":
+                outgoing.add(one.client, sha256=tree.sha256(model))
+            else:
+                outgoing.add(one.client, measured=self._measure(ask, one, place, model))
+        yield outgoing
+
+    def _own(self, ask: Ask, one: Asked, task: Task) -> Groups:
+        """What a client keeps, in the version that counts."""
+        if one.ticket is None:
+            return {}
+        initial = self.prepared.initial_own(ask.label, ask.seed, task)
+        return self.versions.load(_cell(ask), one.client, one.ticket, initial)
+
+    def _train(
+        self,
+        ask: Ask,
+        number: int,
+        one: Asked,
+        place: Place,
+        algorithm: Algorithm,
+        write: Callable[[Callable[[], None]], None],
+    ) -> Outgoing:
+        """One client runs one method of the algorithm and keeps what it keeps; its answer."""
+        if one.ticket is not None:
+            self.versions.prune(_cell(ask), one.client, one.ticket, ask.durable)
+        own = self._own(ask, one, place.task)
+        peers, graph = self.parts.peers(ask, one)
+        work = ClientWork(
+            algorithm=algorithm,
+            method=_method(algorithm, ask.method),
+            shared=self.parts.groups(ask, "shared"),
+            ids=(one.client,),
+            own={group: {name: leaf[None] for name, leaf in leaves.items()} for group, leaves in own.items()},
+            seed=ask.seed,
+            round=ask.round,
+            call=ask.call,
+            keep="stack",
+            each=self.parts.private(ask, number),
+            peers=peers,
+            graph=graph,
+            measure=ask.splits,
+            watch_epochs=ask.watch_epochs,
+        )
+        outcome = work.perform(place)
+        faults.point("agent.trained")
+        ticket: Ticket | None = None
+        if one.ticket is not None:
+            ticket = (ask.round, ask.attempt, ask.call)
+            kept = {group: tree.row(stacked, 0) for group, stacked in outcome.own.items()}
+            write(lambda: self.versions.save(_cell(ask), one.client, ticket, kept))
+        return self._told(ask, one, outcome, ticket, place.task)
+
+    def _told(self, ask: Ask, one: Asked, outcome: Outcome, ticket: Ticket | None, task: Task) -> Outgoing:
+        """What leaves of an outcome."""
+        (report,) = outcome.reports
+        means = _means(task)
+        history = tuple(
+            {name: value for name, value in epoch.items() if self.policy.may_leave(bare(name, means), True)}
+            for epoch in report.history
+        )
+        outgoing = Outgoing(ask.id)
+        outgoing.add(
+            one.client,
+            update=Update(outcome.stack, outcome.weights, outcome.public),
+            ticket=ticket,
+            history=history,
+            measured=self._may_leave(report.post_fit, task),
+        )
+        return outgoing
+
+    def _measure(self, ask: Ask, one: Asked, place: Place, model: Tree) -> dict[str, Measured]:
+        data = Clients(place.federation, (one.client,), setup=place.setup, round=ask.round)
+        try:
+            on_device = tree.to(model, place.setup.device)
+            found: dict[str, Measured] = {s: evaluate(place.task, on_device, data, 0, s) for s in ask.splits}
+        except Exception as error:
+            raise blame(error, "evaluation", data, 0) from error
+        return self._may_leave(found, place.task)
+
+    def _may_leave(self, measured: Mapping[str, Measured], task: Task) -> dict[str, Measured]:
+        """Measurements without what the policy keeps here."""
+        allowed = {name for name, is_mean in _means(task).items() if self.policy.may_leave(name, is_mean)}
+        told = {}
+        for where, found in measured.items():
+            sums = {name: value if name in allowed else float("nan") for name, value in found.sums.items()}
+            scores = {name: value for name, value in found.scores.items() if name in allowed}
+            told[where] = Measured(found.count, sums, scores, found.targets if scores else None)
+        return told
+
+
+def _cell(ask: Ask) -> str:
+    return f"{ask.label}-{ask.seed}"
+
+
+def _means(task: Task) -> dict[str, bool]:
+    """Metrics by name, and whether each is a mean over examples."""
+    return {"loss": True, **{metric.name: metric.is_mean for metric in task.measures}}
+
+
+def _method(algorithm: Algorithm, name: str) -> str:
+    """A method that clients may be asked to run: one of the algorithm's own, by a public name."""
+    if name.startswith("_") or name in dir(Algorithm) or not callable(getattr(type(algorithm), name, None)):
+        raise Refusal(f"{type(algorithm).__name__} has no method '{name}' for clients")
+    return name
