@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import tempfile
 from pathlib import Path
@@ -90,9 +91,12 @@ def both(experiment: Experiment, python: Path, folder: Path) -> tuple[dict[str, 
         str(folder / "job.npz"),
         str(folder / "out.json"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode or not (folder / "out.json").is_file():
-        raise SystemExit(f"Flower failed:\n{done.stderr[-3000:]}")
+    # a Ray of its own: without this, it would join whatever cluster it finds on the machine
+    alone = {**os.environ, "RAY_ADDRESS": "local", "RAY_TMPDIR": str(folder)}
+    with open(folder / "flower.log", "w") as log:  # a file, not a pipe: Ray's daemons would keep a pipe open
+        failed = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=alone).returncode
+    if failed or not (folder / "out.json").is_file():
+        raise SystemExit(f"Flower failed:\n{(folder / 'flower.log').read_text()[-3000:]}")
     theirs = json.loads((folder / "out.json").read_text())
     return ours, {**theirs, "weights": [np.array(leaf) for leaf in theirs["weights"]]}
 

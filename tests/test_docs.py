@@ -18,6 +18,7 @@ from fedloom.testing import check_algorithm
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+EXTRAS = {"ray.md": "ray"}  # pages whose commands need a package that may not be there
 RUNNABLE = {"README.md", "python.md"}  # pages whose Python can be run from top to bottom
 FETCHED = {"tutorial-heart.md": "heart_disease"}  # pages whose commands need a dataset that is fetched from elsewhere
 COMMANDED = [pytest.param(page, marks=[pytest.mark.data] if page.name in FETCHED else []) for page in PAGES]
@@ -54,6 +55,8 @@ def test_the_algorithm_that_is_added_in_ten_minutes_keeps_all_promises(tmp_path:
 
 @pytest.mark.parametrize("page", COMMANDED, ids=lambda page: page.name)
 def test_commands_in_the_documentation_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if page.name in EXTRAS:
+        pytest.importorskip(EXTRAS[page.name], reason=f"{EXTRAS[page.name]} is not installed")
     if page.name in FETCHED:
         monkeypatch.setenv("FEDLOOM_CACHE", str(tmp_path / "cache"))
         get(FETCHED[page.name], from_file=real_data(FETCHED[page.name]))

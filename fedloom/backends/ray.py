@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -70,8 +71,8 @@ class Cluster:
         self.ray = _import_ray()
         self.tell = tell
         self.workers = workers
-        self._folder: str | None = None
         self._tasks: dict[Any, Any] = {}
+        self._tidy: Callable[[], Any] = lambda: None
         self._closes = not self.ray.is_initialized()  # what somebody else has started, somebody else ends
         try:
             if self._closes:
@@ -85,15 +86,19 @@ class Cluster:
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
         if address == "local":
             # short, because the names of sockets may not be long
-            self._folder = tempfile.mkdtemp(prefix="fedloom-ray-", dir="/tmp" if os.name == "posix" else None)
+            folder = tempfile.mkdtemp(prefix="fedloom-ray-", dir="/tmp")
+            self._tidy = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)  # also when interrupted
             count = machine.cores() if self.workers == "auto" else self.workers
-            self.ray.init(address="local", num_cpus=count, include_dashboard=False, _temp_dir=self._folder, **quiet)
+            self.ray.init(address="local", num_cpus=count, include_dashboard=False, _temp_dir=folder, **quiet)
             return
         _check_reachable(address)
         try:
             self.ray.init(address=address, **quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise InputError(f'[run] address = "{address}": {" ".join(str(error).split())}') from None
+            raise InputError(
+                f'[run] address = "{address}": {" ".join(str(error).split())}. If the cluster asks for a token '
+                "(`ray start` says so), RAY_AUTH_MODE=token and the head's ~/.ray/auth_token are needed here too."
+            ) from None
 
     def nodes(self) -> list[Node]:
         """Who can compute at the moment."""
@@ -135,8 +140,7 @@ class Cluster:
     def close(self) -> None:
         if self._closes and self.ray.is_initialized():
             self.ray.shutdown()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._tidy()
 
 
 def _import_ray() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 import torch
 
 from fedloom import evaluation, machine, tree
+from fedloom.data.federation import Federation
+from fedloom.data.split import SplitName
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.run import choose_setup
 from fedloom.experiment.traffic import Traffic, traffic
@@ -75,7 +78,7 @@ def estimate(plan: Plan) -> Estimate:
     step_seconds, rows = _time_step(federation, task, experiment.train.batch_size, sizes)
     steps = np.ceil(sizes / rows).mean() * experiment.train.epochs * cohort
     forward = sum(federation.sizes(split).sum() for split in experiment.evaluate.splits)
-    tested = sum(len(y) for _, y in federation.server.values())
+    tested = _tested(federation, experiment.evaluate.server)
     evaluated = (forward * 2 + tested) / experiment.evaluate.every * step_seconds / rows / 3
     handled = (cohort * 3 + federation.clients * len(experiment.evaluate.splits)) * 3e-4  # what a client costs anyway
     seconds = (steps * step_seconds + evaluated + handled) / min(workers, cohort) + 0.01
@@ -102,6 +105,14 @@ def estimate(plan: Plan) -> Estimate:
         seconds=float(seconds * experiment.rounds * cells + 3),
         kept_bytes=model * experiment.rounds * cells if experiment.run.keep_models else 0,
     )
+
+
+def _tested(federation: Federation, wanted: Sequence[SplitName] | None) -> int:
+    """On how many examples the global model is measured: the server's, or those of all clients."""
+    held = {split: len(y) for split, (_, y) in federation.server.items()}
+    if wanted is None:
+        return sum(held.values())
+    return sum(held[split] if split in held else int(federation.sizes(split).sum()) for split in wanted)
 
 
 def _time_step(federation: Any, task: Any, batch_size: int | str, sizes: np.ndarray[Any, Any]) -> tuple[float, int]:

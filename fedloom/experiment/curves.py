@@ -48,8 +48,8 @@ def draw(curves: Curves, rows: Mapping[str, View], title: str, target: float | N
                 _line(axes, line, metric, curves.best, name, names.index(name))
             if target is not None and metric == "accuracy":
                 axes.axhline(target, color="#808080", linewidth=0.7, linestyle=(0, (1, 2)))
-            finish(axes, panel, percent=metric == "accuracy")
-        grid[place][0].set_ylabel(f"{'Best ' if curves.best else ''}{metric}" + " so far" * curves.best)
+            finish(axes, panel if place == 0 else "", percent=metric == "accuracy")
+        grid[place][0].set_ylabel(f"Best {metric} so far" if curves.best else metric.capitalize())
     for axes in grid[-1]:
         axes.set_xlabel("Round")
     handles = {

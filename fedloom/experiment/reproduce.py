@@ -352,6 +352,6 @@ def duration(seconds: float) -> str:
     """
     minutes = math.ceil(seconds / 60)
     if minutes < 60:
-        return f"{minutes} minute{'s' if minutes > 1 else ''}"
+        return f"{minutes} minute{'s' if minutes != 1 else ''}"
     hours = seconds / 3600
     return f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.1f} days"

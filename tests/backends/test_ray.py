@@ -4,13 +4,16 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -317,6 +320,49 @@ def test_a_federation_is_in_the_object_store_and_not_in_every_process() -> None:
 
 
 # without a cluster
+
+
+LONG = """
+rounds = 100000
+data = { source = "digits", partition = { name = "iid", clients = 3 } }
+algorithm = { fedavg = {} }
+run = { backend = "ray", workers = 1 }
+"""
+
+
+def started_with(mark: str) -> dict[int, str]:
+    """The processes that have this in their environment, and their commands."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark.encode() in (folder / "environ").read_bytes():
+                found[int(folder.name)] = (folder / "cmdline").read_text()
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks at processes as Linux shows them")
+def test_a_ray_that_was_started_for_a_run_ends_with_it(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedloom[ray]'")
+    (tmp_path / "long.toml").write_text(LONG)
+    mark = f"FEDLOOM_TEST={uuid4()}"
+    command = [sys.executable, "-m", "fedloom", "run", "long.toml"]
+    environment = dict([*os.environ.items(), tuple(mark.split("="))])
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stderr is not None
+    said = next(line for line in process.stderr if "round" in line or "error" in line)
+    assert "round" in said
+    (folder,) = set(re.findall(r"/tmp/fedloom-ray-\w+", " ".join(started_with(mark).values())))
+    assert Path(folder).is_dir()
+    os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C in a terminal does: to all of its processes
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    limit = time.monotonic() + 30
+    while started_with(mark) and time.monotonic() < limit:
+        time.sleep(0.1)
+    assert started_with(mark) == {}
+    assert not Path(folder).exists()
 
 
 @pytest.mark.parametrize("address", ["nowhere", "ray://127.0.0.1:10001", "host:port", ""])
