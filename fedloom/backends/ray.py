@@ -244,10 +244,12 @@ class Ray:
         return found
 
     def _get(self, ref: Any, what: str) -> Any:
-        from ray.exceptions import RayError, RayTaskError
+        from ray.exceptions import RayError, RayTaskError, UnserializableException
 
         try:
             return self.cluster.ray.get(ref)
+        except UnserializableException as error:  # an exception of somebody's own; its text has the traceback
+            raise TrainingError(f"A worker process failed: {error}") from None
         except RayError as error:
             cause: BaseException = error
             while isinstance(cause, RayTaskError) and isinstance(cause.cause, BaseException):

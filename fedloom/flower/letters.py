@@ -49,7 +49,7 @@ class Letter:
             if not isinstance(header, dict) or any(array.stype != KIND for array in arrays.values()):
                 raise NoLetter("The message does not hold what fedloom sends.")
             return Letter(header, {name: array.data for name, array in arrays.items()})
-        except (KeyError, ValueError, TypeError):
+        except (KeyError, ValueError, TypeError, RecursionError):
             raise NoLetter("The message is not one of fedloom's. Did `fedloom flower app` write the app?") from None
 
     def send(self, to: Connection) -> None:

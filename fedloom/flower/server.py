@@ -121,7 +121,7 @@ class GridHub(Hub):
             self.told = {(ask, other) for ask, other in self.told if other != node}
         except (InputError, ValidationError, ValueError) as error:
             self.failed[node] = time.monotonic()
-            self.log("denied", f"node {node} does not take part: {str(error).splitlines()[0]}")
+            self.log("denied", f"node {node} does not take part: {_first_line(error)}")
 
     # --- asks and answers
 
@@ -181,7 +181,7 @@ class GridHub(Hub):
             if "failure" in letter.header:
                 raise NoLetter(str(letter.header["failure"])[:2000])
         except (NoLetter, ValidationError, TypeError) as error:
-            failures = [Failure(ask=sent.ask, clients=sent.clients, kind="error", message=str(error))]
+            failures = [Failure(ask=sent.ask, clients=sent.clients, kind="error", message=str(error)[:2000])]
         for failure in failures:
             self.fail(agent, failure)
         for body in letter.bodies.values():
@@ -200,6 +200,10 @@ class GridHub(Hub):
 
     def _refuse(self, agent: str, sent: Sent, why: str) -> None:
         self.fail(agent, Failure(ask=sent.ask, clients=sent.clients, kind="refused", message=why))
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "it does not say why")
 
 
 class Fleet(Session):

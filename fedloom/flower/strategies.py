@@ -50,6 +50,11 @@ def make(
     `model` says which leaves are parameters: it may be left out where all of them are. `quorum` is the fewest valid
     replies for a round to count, as a share of the nodes that were asked or as a number above 1.
     """
+    if not isinstance(algorithm, Algorithm):
+        raise InputError(f"A strategy needs an algorithm, such as fedloom.FedAvg(). Got {algorithm!r} instead.")
+    for name, bound in (("norm_bound", norm_bound), ("weight_cap", weight_cap)):
+        if bound is not None and not bound > 0:
+            raise InputError(f"{name} must be more than 0: nothing would be accepted. Got {bound!r} instead.")
     if not fits(algorithm):
         known = sorted(name for name, kind in ALGORITHMS.items() if fits_class(kind))
         raise InputError(
@@ -139,6 +144,8 @@ class Strategy(FlowerFedAvg):
         if not self.state:
             if self.task is None:
                 self.task = cast(Task, _Leaves.of(model))
+            else:
+                _check_same_leaves(self.task, model)
             self.state = self.algorithm.init(self.task, model)
         self.state = {**self.state, "model": model}
         if isinstance(self.algorithm, FedProx):
@@ -158,7 +165,7 @@ class Strategy(FlowerFedAvg):
         with computing():
             self.state = self._round(server_round, trees, torch.tensor(examples, dtype=torch.float64))
         arrays = ArrayRecord({name: Array(leaf.numpy()) for name, leaf in self.state["model"].items()})
-        return arrays, self.train_metrics_aggr_fn(accepted, self.weighted_by_key)
+        return arrays, self.train_metrics_aggr_fn(_comparable(accepted), self.weighted_by_key)
 
     def _round(self, number: int, trees: Sequence[Tree], examples: Tensor) -> Groups:
         stacked = stack(list(trees))
@@ -211,8 +218,31 @@ class Strategy(FlowerFedAvg):
             raise Rejected("weight", f"'{self.weighted_by_key}' must be one number")
         try:
             return _tree(arrays[0]), float(weight)
-        except (ValueError, TypeError, OSError, EOFError) as error:
+        except Exception as error:  # the bytes are somebody else's, and NumPy's reader raises many kinds
             raise Rejected("malformed", f"its arrays cannot be read: {error}") from None
+
+
+def _check_same_leaves(task: Task, model: Tree) -> None:
+    """Leaves of another model would be averaged, but never take the server's step."""
+    different = sorted(task.initial().keys() ^ model.keys())
+    if different:
+        raise InputError(
+            f"The arrays are not those of the model that the strategy was given: '{different[0]}' is in one of them only."
+        )
+
+
+def _comparable(replies: Sequence[RecordDict]) -> list[RecordDict]:
+    """The replies with those metrics that all of them have, in the same form: others have no mean."""
+    records = [next(iter(reply.metric_records.values())) for reply in replies]
+    forms = [{(key, len(value) if isinstance(value, list) else None) for key, value in r.items()} for r in records]
+    common = {key for key, _ in set.intersection(*forms)}
+    dropped = sorted({key for record in records for key in record} - common)
+    if dropped:
+        log(WARNING, "Not all nodes sent these metrics, or not in the same form: %s", ", ".join(dropped))
+    return [
+        RecordDict({"metrics": MetricRecord({key: value for key, value in record.items() if key in common})})
+        for record in records
+    ]
 
 
 def _tree(arrays: ArrayRecord) -> Tree:

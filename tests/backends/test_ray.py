@@ -276,6 +276,26 @@ def test_errors_name_client_and_step_as_elsewhere(machines: Machines) -> None:
         last(fit(data, learnt, FedAvg(batch_size=8), 1, backend=machines(data, learnt)))
 
 
+class Odd(Exception):
+    """Cannot be unpickled: its text is not what it was made of."""
+
+    def __init__(self, one: int, other: int) -> None:
+        super().__init__(f"{one} is not {other}")
+
+
+class Strange(FedAvg):
+    """Fails with an exception of its own."""
+
+    def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        raise Odd(1, 2)
+
+
+def test_an_exception_that_cannot_travel_is_told_as_what_it_is(machines: Machines) -> None:
+    data, learnt = federation((8, 13)), Task(Dense)
+    with pytest.raises(TrainingError, match=r"(?s)^A worker process failed: .*Odd: 1 is not 2"):
+        last(fit(data, learnt, Strange(), 1, backend=machines(data, learnt)))
+
+
 def test_a_model_that_a_node_cannot_import_is_named(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
     ghost = ModuleType("ghost")
     exec("from tests.conftest import Dense\nclass Net(Dense): pass", vars(ghost))

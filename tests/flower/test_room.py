@@ -18,7 +18,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedloo
 from fedloom.errors import InputError
 from fedloom.flower import client, server
 from fedloom.flower.client import answer
-from fedloom.flower.letters import Letter, NoLetter
+from fedloom.flower.letters import BODIES, HEADER, Letter, NoLetter
 from fedloom.flower.places import partition, state_folder
 from fedloom.network.enrol import claimed
 from fedloom.network.messages import Outgoing, read_answer
@@ -117,6 +117,27 @@ def test_a_node_whose_app_fails_and_one_that_never_answers_do_not_stop_the_round
     run(made, app, tmp_path / "net")
     assert len(asked) == 2
     assert participants(tmp_path / "net") == [(1, ("0", "2")), (2, ("0", "2"))]
+
+
+class Nested(Letter):
+    """A letter whose header is nested deeper than JSON's reader goes."""
+
+    def content(self) -> Any:
+        from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+        return RecordDict({HEADER: ConfigRecord({"json": "[" * 100_000}), BODIES: ArrayRecord({})})
+
+
+@pytest.mark.parametrize(
+    "nonsense", [Letter({"failure": ""}), Letter({"failures": [{"x" * 50: 1}] * 2000}), Nested({})]
+)
+def test_nonsense_does_not_end_the_server(nonsense: Letter, room: Rooms, tmp_path: Path) -> None:
+    made, app = room({**VALUES, "rounds": 1, "cohort": {"quorum": 0.5, "deadline": "1m"}})
+    honest = made.nodes[8]
+    made.nodes[8] = lambda letter: nonsense if "ask" in letter.header else honest(letter)
+    made.nodes[9] = lambda letter: nonsense  # it does not even say who it is
+    run(made, app, tmp_path / "net")
+    assert participants(tmp_path / "net") == [(1, ("0", "2"))]
 
 
 def test_a_node_that_comes_back_under_another_number_goes_on_with_its_state(room: Rooms, tmp_path: Path) -> None:

@@ -174,3 +174,43 @@ def test_an_algorithm_that_needs_its_client_half_says_so(algorithm: fedloom.Algo
 def test_a_setting_that_flower_does_not_have() -> None:
     with pytest.raises(InputError, match="fraction_fit"):
         strategy(fedloom.FedAvg(), fraction_fit=0.1)
+
+
+HEADER = b"{'descr': '<f4', 'fortran_order': False, 'shape': (100000000000000,), }".ljust(117) + b"\n"
+
+
+@pytest.mark.parametrize("data", [b"\x93NUMPY\x01\x00\x06\x00{'a':(", b"\x93NUMPY\x01\x00\x76\x00" + HEADER])
+def test_bytes_that_numpy_chokes_on_are_left_out_too(data: bytes) -> None:
+    made = strategy(fedloom.FedAvg())
+    begin(made, arrays(w=[0.0, 0.0]))
+    bad = reply(3, ArrayRecord({"w": Array("float32", (2,), "numpy.ndarray", data)}))
+    found, _ = made.aggregate_train(1, [reply(5, arrays(w=[1.0, 2.0])), bad])
+    assert values(found) == {"w": [1.0, 2.0]}
+    assert [node for node, _ in made.rejected] == [3]
+
+
+@pytest.mark.parametrize("other", [{}, {"accuracy": [0.5, 0.5]}])
+def test_a_metric_that_not_all_nodes_send_alike_has_no_mean(other: dict[str, Any]) -> None:
+    made = strategy(fedloom.FedAvg())
+    begin(made, arrays(w=[0.0]))
+    sent = [reply(3, arrays(w=[1.0]), 1, loss=1.0, accuracy=0.5), reply(5, arrays(w=[1.0]), 3, loss=2.0, **other)]
+    found, metrics = made.aggregate_train(1, sent)
+    assert values(found) == {"w": [1.0]}
+    assert dict(metrics) == {"loss": 1.75}
+
+
+def test_arrays_of_another_model_are_refused() -> None:
+    made = strategy(fedloom.FedAvgM(server_lr=0.5), nn.Linear(2, 2))
+    with pytest.raises(InputError, match="not those of the model that the strategy was given: 'bias'"):
+        begin(made, arrays(w=[0.0]))
+
+
+@pytest.mark.parametrize("settings", [{"norm_bound": -1.0}, {"norm_bound": float("nan")}, {"weight_cap": 0.0}])
+def test_a_bound_that_nothing_can_keep_is_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(InputError, match=f"{next(iter(settings))} must be more than 0"):
+        strategy(fedloom.FedAvg(), **settings)
+
+
+def test_a_class_is_no_algorithm() -> None:
+    with pytest.raises(InputError, match=r"needs an algorithm, such as fedloom\.FedAvg\(\)"):
+        strategy(fedloom.FedAvg)  # type: ignore[arg-type]
