@@ -57,7 +57,7 @@ def worker(
 ) -> None:
     """Keep torch, the model and the data warm beside a SuperNode: start it with what its --node-config says."""
     _needs_extra()
-    from fedloom.flower.places import state_folder
+    from fedloom.flower.places import data_mark, state_folder
 
     if (site is None) == (app is None):
         raise InputError("Give either --site SITE.toml, or an app's folder with --partition-id and --num-partitions.")
@@ -69,4 +69,5 @@ def worker(
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that it tidies up
     with claimed(folder):
-        serve(Worker(seat(app or Path(), config), folder, say), say)
+        seated = Worker(seat(app or Path(), config), folder, say)
+        serve(seated, say, data_mark(app or Path(), config))

@@ -31,11 +31,18 @@ def write_app(experiment: Experiment, folder: Path) -> list[str]:
         raise InputError(f"{folder} exists and is not an empty folder: choose another for the app.")
     experiment, notes = federated(experiment)
     values = experiment.resolved()
-    values["data"] = {key: _absolute(value, experiment.base) for key, value in written_data(experiment).items()}
-    values["task"]["init"] = _absolute(values["task"]["init"], experiment.base)
+    values["data"] = {
+        key: _absolute(value, experiment.base) if _may_be_path(experiment, key) else value
+        for key, value in written_data(experiment).items()
+    }
+    if experiment.task.init not in ("torch", "glorot"):
+        values["task"]["init"] = _absolute(experiment.task.init, experiment.base)
     for label in set(values["algorithm"]) - set(experiment.algorithm):
         del values["algorithm"][label]
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"The app cannot be written to {folder}: {error.strerror}.") from None
     for name in (experiment.data.source, experiment.task.model, experiment.task.loss, *experiment.names.values()):
         _copy_code(name, experiment.base, folder)
     (folder / "experiment.toml").write_text(tomli_w.dumps(values), encoding="utf-8")
@@ -63,6 +70,12 @@ def _project(name: str) -> dict[str, Any]:
             }
         },
     }
+
+
+def _may_be_path(experiment: Experiment, key: str) -> bool:
+    """A column or a source may have the name of a folder; only loaders of somebody's own do not say what is a path."""
+    own = resolve.is_code(experiment.data.source)
+    return key != "source" and (own or isinstance(getattr(experiment.source, key, None), Path))
 
 
 def _absolute(value: Any, base: Path) -> Any:

@@ -16,9 +16,9 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedloom.errors import FedloomError, StoreError
+from fedloom.errors import FedloomError, InputError, StoreError
 from fedloom.flower.letters import Letter
-from fedloom.flower.places import state_folder, worker_address
+from fedloom.flower.places import data_mark, state_folder, worker_address
 
 PATIENCE = 120.0  # seconds that a worker may take to get ready
 
@@ -40,9 +40,10 @@ def answer(app: Path, letter: Letter, config: Mapping[str, Any]) -> Letter:
     try:
         state = state_folder(config)
         end = time.monotonic() + PATIENCE
-        found = _by_worker(state, letter)
+        found = _by_worker(app, config, state, letter)
         while found is None:
-            found = _alone(app, config, state, letter, waiting=time.monotonic() < end) or _by_worker(state, letter)
+            found = _alone(app, config, state, letter, waiting=time.monotonic() < end)
+            found = found or _by_worker(app, config, state, letter)
         return found
     except FedloomError as error:
         print(f"error: {error}", flush=True)
@@ -64,13 +65,18 @@ def _alone(app: Path, config: Mapping[str, Any], state: Path, letter: Letter, wa
         return Worker(seat(app, config), state).answer(letter)
 
 
-def _by_worker(state: Path, letter: Letter) -> Letter | None:
+def _by_worker(app: Path, config: Mapping[str, Any], state: Path, letter: Letter) -> Letter | None:
     """The answer of the worker beside this node, if there is one."""
     address = worker_address(state)
     if address is None:
         return None
     try:
         with Client(address[0], family="AF_UNIX", authkey=address[1]) as connection:
+            if address[2] != data_mark(app, config):
+                raise InputError(
+                    f"The worker with the state folder {state} was started for an app with other data: "
+                    "end it and start it for this one."
+                )
             letter.send(connection)
             return Letter.receive(connection)
     except (OSError, EOFError, AuthenticationError):  # it ended: this process can do the work too

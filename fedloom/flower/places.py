@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedloom.errors import InputError
+from fedloom.resolve import code_file, is_code
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ADDRESS = "worker.json"  # in the state folder: where the worker listens, and the secret that it wants to hear
 
@@ -47,10 +55,20 @@ def state_folder(config: Mapping[str, Any]) -> Path:
     return default_folder() / "partitions" / f"{part[0]}-of-{part[1]}"
 
 
-def worker_address(state: Path) -> tuple[str, bytes] | None:
-    """Where the worker of a state folder listens, if it has one."""
+def data_mark(app: Path, config: Mapping[str, Any]) -> str:
+    """What the data of a rehearsal is made of, as a hash: another app may have other data. Sites have their own."""
+    if config.get("site"):
+        return ""
+    data = tomllib.loads((app / "experiment.toml").read_text(encoding="utf-8"))["data"]
+    file = code_file(data["source"], app) if is_code(data["source"]) else None
+    code = file.read_bytes() if file is not None else b""
+    return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode() + code).hexdigest()
+
+
+def worker_address(state: Path) -> tuple[str, bytes, str] | None:
+    """Where the worker of a state folder listens, its secret and its data's mark, if there is one."""
     try:
         found = json.loads((state / ADDRESS).read_text())
-        return str(found["socket"]), bytes.fromhex(found["secret"])
+        return str(found["socket"]), bytes.fromhex(found["secret"]), str(found["data"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -227,7 +227,8 @@ def _check_same_leaves(task: Task, model: Tree) -> None:
     different = sorted(task.initial().keys() ^ model.keys())
     if different:
         raise InputError(
-            f"The arrays are not those of the model that the strategy was given: '{different[0]}' is in one of them only."
+            "The arrays are not those of the model that the strategy was given: "
+            f"'{different[0]}' is in one of them only."
         )
 
 

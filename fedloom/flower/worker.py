@@ -161,13 +161,13 @@ class Worker:
         return self.state / "plans" / f"{run}.json"
 
 
-def serve(worker: Worker, tell: Callable[[str], None]) -> None:
+def serve(worker: Worker, tell: Callable[[str], None], data: str = "") -> None:
     """Answer ClientApps of this machine and user, one after the other, until the process is ended."""
     folder = Path(tempfile.mkdtemp(prefix="fedloom-"))  # short: a socket's path may have a hundred characters
     secret = secrets.token_bytes(32)
     try:
         with Listener(str(folder / "worker"), family="AF_UNIX", authkey=secret) as listener:
-            address = {"socket": str(folder / "worker"), "secret": secret.hex()}
+            address = {"socket": str(folder / "worker"), "secret": secret.hex(), "data": data}
             write_private(worker.state / ADDRESS, json.dumps(address).encode())
             tell(f"Ready for the SuperNode of {worker.site.name}; state in {worker.state}.")
             while True:

@@ -70,6 +70,24 @@ def test_code_from_elsewhere_cannot_travel(tmp_path: Path) -> None:
         write_app(load(file), tmp_path / "app")
 
 
+def test_a_name_that_is_also_a_folder_stays_a_name(tmp_path: Path) -> None:
+    for name in ("csv", "label", "torch"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "mine.csv").write_text("a,b,label\n1,2,0\n3,4,1\n")
+    data = {"source": "csv", "path": "mine.csv", "label": "label", "partition": {"name": "iid", "clients": 2}}
+    file = write_toml(tmp_path / "experiment.toml", {**VALUES, "data": data, "task": {"model": "logistic"}})
+    write_app(load(file), tmp_path / "app")
+    app, before = load(tmp_path / "app" / "experiment.toml"), load(file)
+    assert (app.data, app.task) == (before.data, before.task)
+    assert app.source.label == "label"  # type: ignore[attr-defined]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    file = write_toml(tmp_path / "experiment.toml", VALUES)
+    with pytest.raises(InputError, match=r"cannot be written to .*app: Not a directory"):
+        write_app(load(file), file / "app")
+
+
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     file = write_toml(tmp_path / "experiment.toml", VALUES)
     code, _, err = fedloom("flower", "app", file, tmp_path, cwd=tmp_path)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
-from multiprocessing.connection import Pipe
+from contextlib import ExitStack, suppress
+from multiprocessing.connection import Listener, Pipe
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from fedloom.errors import InputError
 from fedloom.flower import client, server
 from fedloom.flower.client import answer
 from fedloom.flower.letters import BODIES, HEADER, Letter, NoLetter
-from fedloom.flower.places import partition, state_folder
+from fedloom.flower.places import ADDRESS, data_mark, partition, state_folder
 from fedloom.network.enrol import claimed
 from fedloom.network.messages import Outgoing, read_answer
 from fedloom.network.wire import read_parcel
@@ -246,6 +247,43 @@ def test_a_worker_that_is_not_ready_yet_is_waited_for(
     timer.start()
     assert "a run that it does not know" in answer(app, letter, config).header["failure"]
     timer.join()
+
+
+def test_a_worker_that_was_started_for_other_data_is_not_asked(room: Rooms, tmp_path: Path) -> None:
+    _, app = room()
+    config = {"partition-id": 0, "num-partitions": 2, "state": str(tmp_path / "mine")}
+    mark, letter = data_mark(app, config), Letter({"run": "unknown"})
+    (tmp_path / "mine").mkdir()
+    with TemporaryDirectory() as short, Listener(f"{short}/worker", "AF_UNIX", authkey=b"secret") as listener:
+        address = {"socket": f"{short}/worker", "secret": b"secret".hex()}
+
+        def asked(data: str) -> str:
+            def work() -> None:
+                with suppress(EOFError), listener.accept() as connection:
+                    Letter.receive(connection)
+                    Letter({"failure": "I was asked"}).send(connection)
+
+            (tmp_path / "mine" / ADDRESS).write_text(json.dumps({**address, "data": data}))
+            worker = threading.Thread(target=work)
+            worker.start()
+            found = answer(app, letter, config).header["failure"]
+            worker.join()
+            return str(found)
+
+        assert "started for an app with other data" in asked("other")
+        assert asked(mark) == "I was asked"
+    assert "a run that it does not know" in answer(app, letter, config).header["failure"]  # nobody listens any more
+
+
+def test_data_is_told_apart_by_what_it_is_made_of(tmp_path: Path) -> None:
+    def mark(loader: str = "a", **config: Any) -> str:
+        (tmp_path / "mine.py").write_text(loader)
+        (tmp_path / "experiment.toml").write_text('[data]\nsource = "mine.py:load"\n')
+        return data_mark(tmp_path, {"partition-id": 0, "num-partitions": 2, **config})
+
+    assert mark() == mark()
+    assert mark() != mark("b")
+    assert mark(site="kerry.toml") == ""
 
 
 def test_where_a_node_keeps_its_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
