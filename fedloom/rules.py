@@ -50,6 +50,7 @@ class PairwiseSum:
 
 
 BLOCK = 800_000  # numbers that are summed at a time, so that partial sums stay in the cache
+ROWS_BLOCK = 200_000  # the same for rows that are not in one stack: they are copied first
 
 
 Rows = Tensor | Sequence[Tensor]  # a stack, or its rows one by one: large ones need not be copied into a stack
@@ -90,7 +91,7 @@ def _pairwise(rows: Rows, weights: Tensor) -> Tensor:
         return (first.to(kind) * factors[0]).reshape(first.shape)
     flat = rows.reshape(count, -1) if isinstance(rows, Tensor) else [row.reshape(-1) for row in rows]
     total = torch.empty(first.numel(), dtype=kind, device=first.device)
-    width = max(BLOCK // count, 1)
+    width = max((BLOCK if isinstance(rows, Tensor) else ROWS_BLOCK) // count, 1)
     for begin in range(0, len(total), width):
         block = slice(begin, begin + width)
         level = flat[:, block] if isinstance(flat, Tensor) else torch.stack([row[block] for row in flat])

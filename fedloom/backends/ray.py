@@ -267,7 +267,7 @@ class Ray:
         total = sum(node.workers for node in nodes)
         self.cluster.tell(
             f"{what}: waiting since {seconds:.0f} s for {'; '.join(who[:3])}{' …' if len(who) > 3 else ''}. "
-            f"The cluster has {len(nodes)} nodes with {total} workers; {free:g} processors are free."
+            f"Nodes in the cluster: {len(nodes)}, with {total} workers in all; free processors: {free:g}."
         )
 
     def close(self) -> None:

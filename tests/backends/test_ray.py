@@ -214,14 +214,15 @@ def test_a_process_that_is_killed_at_work_changes_nothing(machines: Machines, tm
     assert facts(found) == facts(last(fit(data, learnt, FedAvg(), 3)))
 
 
-def test_a_node_that_is_killed_at_work_changes_nothing(
+def test_a_node_that_joins_and_is_killed_at_work_changes_nothing(
     machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backend, "FAN_IN", 2)  # so that one of three nodes adds up for another
     data, learnt = federation((20, 30, 40, 17, 9, 12, 25)), Task(Dense)
-    victim = machines.add()
+    where = machines(data, learnt)
+    victim = machines.add()  # whoever joins is given work
     mortal = Mortal(mark=str(tmp_path / "killed"), node=victim)
-    found = last(fit(data, learnt, mortal, 3, backend=machines(data, learnt)))
+    found = last(fit(data, learnt, mortal, 3, backend=where))
     assert (tmp_path / "killed").exists()
     assert victim not in [node.id for node in machines.cluster.nodes()]
     assert facts(found) == facts(last(fit(data, learnt, FedAvg(), 3)))
@@ -265,7 +266,7 @@ def test_whoever_waits_is_told_for_what(machines: Machines, monkeypatch: pytest.
     last(fit(data, learnt, Sleepy(), 1, evaluation=QUIET, backend=where))
     assert "round 1, client: waiting since 0 s for" in machines.told[0]
     assert "clients 1 to 2" in machines.told[0]
-    assert "The cluster has 2 nodes with 3 workers" in machines.told[0]
+    assert "Nodes in the cluster: 2, with 3 workers in all" in machines.told[0]
 
 
 def test_errors_name_client_and_step_as_elsewhere(machines: Machines) -> None:
@@ -290,6 +291,14 @@ def test_a_node_with_another_torch_is_refused(machines: Machines, monkeypatch: p
         InputError, match=rf"has torch {re.escape(theirs['torch'])}.* has 1\.0: install the same version"
     ):
         machines(federation((20, 30)), Task(Dense))
+
+
+def test_a_node_with_another_kind_of_processor_is_named(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = {**backend.machine.facts(), "cpu_capability": "another one"}
+    monkeypatch.setattr(backend.machine, "facts", lambda: ours)
+    machines.told.clear()
+    machines(federation((20, 30)), Task(Dense))
+    assert [text.split(": ")[0].split(" ", 2)[2] for text in machines.told] == ["has another kind of processor"] * 2
 
 
 def test_data_that_has_no_room_is_refused_before_it_is_sent(machines: Machines) -> None:
