@@ -408,6 +408,8 @@ def test_arrays_under_other_names(tmp_path: Path) -> None:
     assert (data.x.dtype, data.classes, data.test) == (torch.float32, (), None)
     assert load("npz", tmp_path, path="d.npz", x="q", y="t", task="classification").classes == ("0.5", "1.5", "2")
     assert load("npz", tmp_path, path="d.npz", x="q", y="t").client is None
+    spelt_out = load("npz", tmp_path, path="d.npz", x="q", y="t", client="client")  # as a run's own record does
+    assert spelt_out.client is None
 
 
 def test_labels_that_are_class_numbers_already(tmp_path: Path) -> None:

@@ -69,6 +69,6 @@ class Npz(Source):
             name = getattr(self, field)
             if name in known:
                 yield field, name
-            elif field in ("x", "y") or field in self.model_fields_set:  # the others need not be there unless named
+            elif field in ("x", "y") or name != type(self).model_fields[field].default:  # others only if named
                 has = ", ".join(known)
                 raise InputError(f"The file {self.path} has no array '{name}'. It has: {has}.{nearest(name, known)}")
