@@ -14,6 +14,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import threading
 import time
 import warnings
 import weakref
@@ -38,6 +39,7 @@ RETRIES = 3  # of one range of clients, after its process or node died
 FAN_IN = 8  # messages that one receiver adds up: from more nodes than this on, nodes add up for each other
 PATIENCE = 60.0  # seconds without an answer after which it is said what is awaited
 LONGEST_WAIT = 600.0  # seconds for nodes to join
+SLOW_START = 15.0  # seconds for a cluster to answer, before it is asked whether it is one
 PROCESS_BYTES = 300_000_000  # of a worker before it has a model: Python, torch, Ray
 MUST_AGREE = ("fedloom", "torch", "numpy")  # versions: other ones may compute other bits
 
@@ -92,6 +94,10 @@ class Cluster:
             self.ray.init(address="local", num_cpus=count, include_dashboard=False, _temp_dir=folder, **quiet)
             return
         _check_reachable(address)
+        slow = f"Still waiting for Ray at {address}. Is a head node there, and not something else?"
+        reminder = threading.Timer(SLOW_START, self.tell, [slow])  # Ray itself tries for minutes before it gives up
+        reminder.daemon = True
+        reminder.start()
         try:
             self.ray.init(address=address, **quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -99,6 +105,8 @@ class Cluster:
                 f'[run] address = "{address}": {" ".join(str(error).split())}. If the cluster asks for a token '
                 "(`ray start` says so), RAY_AUTH_MODE=token and the head's ~/.ray/auth_token are needed here too."
             ) from None
+        finally:
+            reminder.cancel()
 
     def nodes(self) -> list[Node]:
         """Who can compute at the moment."""

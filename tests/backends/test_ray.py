@@ -400,6 +400,23 @@ def test_an_address_that_is_none_is_refused(address: str) -> None:
         backend._check_reachable(address)
 
 
+def test_whoever_waits_for_what_may_be_no_cluster_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**settings: Any) -> None:
+        time.sleep(0.3)
+        raise ConnectionError("gave up")
+
+    fake = ModuleType("ray")
+    fake.init, fake.is_initialized = init, lambda: False  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setattr(backend, "SLOW_START", 0.01)
+    told: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(InputError, match="gave up"):
+            Cluster(address, tell=told.append)
+    assert told == [f"Still waiting for Ray at {address}. Is a head node there, and not something else?"]
+
+
 def test_an_address_where_nobody_answers_is_refused() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
