@@ -25,7 +25,8 @@ from harness import describe_machine, machine, short, summary, table, write
 
 import fedloom as fl
 from fedloom.backends import ray as on_ray
-from fedloom.backends.ray import FAN_IN, Cluster, Node, Ray, spread
+from fedloom.backends.cluster import Cluster, Node
+from fedloom.backends.ray import FAN_IN, Ray, spread
 from fedloom.backends.vector import Vector, Workers
 from fedloom.data.split import Split
 from fedloom.probe import probe

@@ -35,7 +35,7 @@ from fedloom.resolve import code_fingerprint
 from fedloom.task import GENERATOR, Task
 
 if TYPE_CHECKING:
-    from fedloom.backends.ray import Cluster
+    from fedloom.backends.cluster import Cluster
 
 Connect = Callable[[Federation, Task], Backend]
 
@@ -163,7 +163,7 @@ def start_workers(settings: RunTable, tell: Callable[[str], None]) -> Workers | 
         return None
     if settings.backend == "vector":
         return Workers(machine.cores() if settings.workers == "auto" else settings.workers)
-    from fedloom.backends.ray import Cluster
+    from fedloom.backends.cluster import Cluster
 
     return Cluster(settings.address, settings.nodes, settings.workers, tell)
 

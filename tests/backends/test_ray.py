@@ -24,8 +24,10 @@ from hypothesis import strategies as st
 import fedloom as fl
 from fedloom.algorithm import Update
 from fedloom.algorithms import ALGORITHMS, FedAvg
+from fedloom.backends import cluster as connection
 from fedloom.backends import ray as backend
-from fedloom.backends.ray import Cluster, Node, Ray, check_memory, spread
+from fedloom.backends.cluster import Cluster, Node
+from fedloom.backends.ray import Ray, check_memory, spread
 from fedloom.backends.vector import Vector
 from fedloom.clients import Clients, Setup
 from fedloom.data.federation import Federation
@@ -237,7 +239,7 @@ class Doomed(FedAvg):
 
 
 def test_a_client_that_kills_every_process_ends_the_run(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "RETRIES", 0)
+    monkeypatch.setattr(machines.cluster, "retries", 0)
     machines.cluster._tasks.clear()
     data, learnt = federation((20,)), Task(Dense)
     where = machines(data, learnt)
@@ -262,7 +264,7 @@ def test_whoever_waits_is_told_for_what(machines: Machines, monkeypatch: pytest.
     data, learnt = federation((20, 30, 10)), Task(Dense)
     where = machines(data, learnt)
     machines.told.clear()
-    monkeypatch.setattr(backend, "PATIENCE", 0.3)
+    monkeypatch.setattr(machines.cluster, "patience", 0.3)
     last(fit(data, learnt, Sleepy(), 1, evaluation=QUIET, backend=where))
     assert "round 1, client: waiting since 0 s for" in machines.told[0]
     assert "clients 1 to 2" in machines.told[0]
@@ -397,7 +399,7 @@ def test_a_ray_that_was_started_for_a_run_ends_with_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("address", ["nowhere", "ray://127.0.0.1:10001", "host:port", ""])
 def test_an_address_that_is_none_is_refused(address: str) -> None:
     with pytest.raises(InputError, match=rf'\[run\] address must be "local", "auto" .* Got "{address}" instead'):
-        backend._check_reachable(address)
+        connection._check_reachable(address)
 
 
 def test_whoever_waits_for_what_may_be_no_cluster_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,7 +410,7 @@ def test_whoever_waits_for_what_may_be_no_cluster_is_told(monkeypatch: pytest.Mo
     fake = ModuleType("ray")
     fake.init, fake.is_initialized = init, lambda: False  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.setattr(backend, "SLOW_START", 0.01)
+    monkeypatch.setattr(connection, "SLOW_START", 0.01)
     told: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
@@ -422,4 +424,4 @@ def test_an_address_where_nobody_answers_is_refused() -> None:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
         with pytest.raises(InputError, match=rf'address = "{address}": nobody answers there'):
-            backend._check_reachable(address)
+            connection._check_reachable(address)
