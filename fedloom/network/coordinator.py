@@ -14,6 +14,7 @@ from fastapi import FastAPI, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.requests import ClientDisconnect
 
 from fedloom import __version__, faults
 from fedloom.errors import InputError, StoreError
@@ -53,6 +54,10 @@ def make_app(hub: Hub, authority: bytes = b"", verifier: Verifier | None = None,
     async def _full(request: Request, error: StoreError) -> JSONResponse:
         hub.log("disk", str(error))
         return await _denied(request, Denied(507, "disk", "The coordinator cannot use its disk now; try again."))
+
+    @app.exception_handler(ClientDisconnect)
+    async def _gone(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=400)  # nobody hears it; whoever comes back sends everything again
 
     @app.get("/v1/ca", summary="The certificate to pin: compare its SHA-256 with the fingerprint in the token.")
     async def ca() -> Response:

@@ -75,7 +75,7 @@ class Requests:
 
     def __init__(self, app: Any) -> None:
         self._loop = asyncio.new_event_loop()
-        transport = httpx.ASGITransport(app)
+        self._app, transport = app, httpx.ASGITransport(app)
         self._client = httpx.AsyncClient(transport=transport, base_url="http://coordinator")
 
     def request(self, method: str, path: str, **more: Any) -> httpx.Response:
@@ -86,6 +86,26 @@ class Requests:
 
     def post(self, path: str, **more: Any) -> httpx.Response:
         return self.request("POST", path, **more)
+
+    def hang_up(self, path: str, headers: dict[str, str], part: bytes) -> None:
+        """A POST of which only a part arrives before the connection ends; httpx cannot do that in one process."""
+        events = iter([{"type": "http.request", "body": part, "more_body": True}, {"type": "http.disconnect"}])
+
+        async def receive() -> dict[str, Any]:
+            return next(events)
+
+        async def send(message: dict[str, Any]) -> None:
+            pass
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+        }
+        self._loop.run_until_complete(self._app(scope, receive, send))
 
     def close(self) -> None:
         self._loop.run_until_complete(self._client.aclose())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,17 @@ def test_an_answer_is_accepted_once(world: World) -> None:
     assert float(call.answers[0].update.groups["model"]["w"][0, 0]) == 1.0
     late = agent.send("POST", "/v1/answers", body).json()["results"][0]
     assert late["code"] == "late"
+
+
+@pytest.mark.parametrize("path", ["/v1/answers", "/v1/heartbeat", "/v1/enrol"])
+def test_an_agent_that_is_cut_off_while_it_speaks_leaves_nothing_behind(world: World, path: str) -> None:
+    agent = world.speaker()
+    agent.hello()
+    world.open_call(agent)
+    body = agent.answer().whole if path == "/v1/answers" else BEAT
+    world.client.hang_up(path, agent.signer.headers("POST", path, sha256(body).hexdigest()), body[:-1])
+    assert world.hub.accepted == 0
+    assert not list(world.ledger.updates.glob("*.part"))
 
 
 def update_with(**changes: Any) -> Update:
