@@ -21,7 +21,7 @@ import environments
 import numpy as np
 from harness import HERE, describe_machine, machine
 
-from fedloom.experiment import reproduce
+from fedloom.experiment import published, reproduce
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.run import run
 from fedloom.experiment.spec import Experiment
@@ -67,7 +67,7 @@ def main() -> None:
 
 def experiment(changes: dict[str, Any]) -> Experiment:
     """The shipped row with some settings changed."""
-    found = reproduce.load("crosscheck")
+    found = published.load("crosscheck")
     (row,) = (row for row in found.row if row.name == ROW)
     keep = {key: value for key, value in changes.items() if value is not None}
     for key in changes.keys() - keep.keys():

@@ -72,13 +72,17 @@ class Speaker:
         self.url, self.number = url, number
         self.signer = Signer(state / f"{number}.key")
         self.signer.agent = agent
-        self.answers = 0
+        self.answers = self.again = 0
         self.context: ssl.SSLContext = pinned(authority)
 
     async def request(self, method: str, path: str, body: bytes = b"") -> httpx.Response:
         for _ in range(5):
             headers = self.signer.headers(method, path, hashlib.sha256(body).hexdigest())
-            reply = await self.client.request(method, self.url + path, content=body or None, headers=headers)
+            try:
+                reply = await self.client.request(method, self.url + path, content=body or None, headers=headers)
+            except httpx.TransportError:  # as real agents do: sent again, it is the same answer
+                self.again += 1
+                continue
             if reply.status_code == 401 and reply.json()["code"] in ("session", "clock"):
                 self.signer.session = reply.json()["session"]
                 continue
@@ -125,7 +129,7 @@ def speakers(url: str, state: Path, authority: bytes, agents: list[tuple[int, st
         made = [Speaker(url, state, number, authority, agent) for number, agent in agents]
         await asyncio.gather(*(one.run() for one in made))
         for one in made:
-            counts.put((one.number, one.answers))
+            counts.put((one.number, (one.answers, one.again)))
 
     asyncio.run(everybody())
 
@@ -198,10 +202,11 @@ def protocol(count: int, rounds: int) -> dict[str, Any]:
             "agents": count,
             "rounds": rounds,
             "seconds": round(seconds, 1),
-            "answers_sent": sum(answers.values()),
+            "answers_sent": sum(sent for sent, _ in answers.values()),
+            "requests_sent_again": sum(again for _, again in answers.values()),
             "answers_counted": sum(row["participants"] for row in rows),
             "mean_is_right": bool(torch.allclose(model, torch.full((2,), (count + 1) / 2))),
-            "each_agent_answered_every_round": set(answers.values()) == {rounds},
+            "each_agent_answered_every_round": {sent for sent, _ in answers.values()} == {rounds},
             "coordinator_megabytes": {
                 "after_a_third": samples[third] if samples else None,
                 "at_the_end": samples[-2] if len(samples) > 1 else None,

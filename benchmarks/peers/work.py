@@ -68,6 +68,8 @@ def deal(x: np.ndarray, y: np.ndarray, partition: str, clients: int) -> tuple[np
     else:
         shards = np.argsort(y, kind="stable").reshape(2 * clients, -1)
         order = shards[random.permutation(2 * clients)].reshape(clients, -1)
+        # pfl-research takes batches in the order of the data, which must not be that of the labels
+        order = random.permuted(order, axis=1)
     return x[order], y[order]
 
 

@@ -132,8 +132,8 @@ def join(
         enrol(url, token, described.name, folder, wait=wait, tell=say)
         from fedloom.network.agent import Agent
 
-        Agent(described, folder, wait=wait, tell=say).run()
-    say("The run is finished.")
+        said = Agent(described, folder, wait=wait, tell=say).run()
+    say(said)
 
 
 def _end_with_stdin() -> None:

@@ -155,13 +155,14 @@ def reproduce(
     quiet: Quiet = False,
 ) -> None:
     """Run published experiments again, and show ours and theirs side by side."""
+    from fedloom.experiment import published
     from fedloom.experiment import reproduce as again
 
     if name is None:
-        for known in again.names():
-            print(f"{known:<20} {again.load(known).title}")
+        for known in published.names():
+            print(f"{known:<20} {published.load(known).title}")
         return
-    reproduction = again.load(name)
+    reproduction = published.load(name)
     more = {"data.path": str(data.resolve())} if data is not None else {}
     base = Path(name).resolve().parent if name.endswith(".toml") else None
     told = {**more, **parse_changes(changes or [])}
@@ -176,7 +177,15 @@ def reproduce(
     folder = out or Path("runs") / f"reproduce-{Path(name).stem}{'-quick' if quick else ''}"
     with showing(quiet) as progress, stop_on_interrupt() as should_stop:
         table = again.reproduce(
-            reproduction, planned, folder, quick=quick, fresh=fresh, progress=progress, should_stop=should_stop
+            reproduction,
+            planned,
+            folder,
+            quick=quick,
+            changes=told,
+            base=base,
+            fresh=fresh,
+            progress=progress,
+            should_stop=should_stop,
         )
     if table is None:
         say("Stopped. The same command goes on.")

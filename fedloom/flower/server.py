@@ -68,6 +68,9 @@ class GridHub(Hub):
         self._looked = 0.0  # adding up may have taken long: who is there now?
         self._turn()
 
+    def end(self, words: str) -> None:
+        self.finished = words  # nodes wait for messages: there is nobody to be told
+
     def pause(self, seconds: float) -> None:
         time.sleep(min(seconds, PAUSE))
         self._turn()

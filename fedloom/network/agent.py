@@ -50,7 +50,8 @@ class Agent:
         self.performer: Performer | None = None
         self.doing = "idle"
         self.beat = 3.0
-        self.finished = ""
+        self.finished = ""  # why there is no more work
+        self._heard = ""  # the same, heard while the main thread was busy
         self._stop = threading.Event()
 
     def _connect(self) -> Link:
@@ -59,23 +60,27 @@ class Agent:
         verify: Any = pinned(known["authority"].encode()) if known["authority"] else True
         return Link(known["url"], self.signer, verify, pack=self.site.table.compress)
 
-    def run(self) -> None:
-        """Work until the coordinator says that it is done; through restarts of either side."""
+    def run(self) -> str:
+        """Work until the coordinator says that it is done, and in which words; through restarts of either side."""
         machine.prepare_process()
-        threading.Thread(target=self._heartbeats, daemon=True).start()
+        pulse = threading.Thread(target=self._heartbeats, daemon=True)
+        pulse.start()
         silent_since: float | None = None
         pause = 0.1
         try:
             while not self.finished:
                 try:
                     self.prepare(self.link.get("/v1/plan"))
-                    silent_since, pause = None, 0.1
+                    silent_since, pause, self._heard = None, 0.1, ""
                     self._work()
                     if self.finished and self.wait:
                         self.tell(f"{self.finished} Waiting for more work.")
                         self.finished = ""
                         self._stop.wait(5.0)
                 except Unreachable as error:
+                    if self._heard and not self.wait:
+                        self.finished = self._heard
+                        break
                     if silent_since is None:
                         silent_since = time.monotonic()
                         self.tell(f"{error} Trying again …")
@@ -88,7 +93,9 @@ class Agent:
                         raise InputError(f"The coordinator refuses this agent ({error.code}): {error}") from None
         finally:
             self._stop.set()
+            pulse.join(timeout=5.0)  # a thread that is in the middle of something when the process ends would crash it
             self.link.close()
+        return self.finished
 
     # --- getting ready
 
@@ -193,7 +200,7 @@ class Agent:
                 results = self.link.post("/v1/answers", parcel)["results"]
                 break
             except Unreachable:
-                if time.monotonic() > end:
+                if time.monotonic() > end or self._heard:
                     raise
                 self._stop.wait(pause)
                 pause = min(pause * 1.5, 3.0)
@@ -215,4 +222,4 @@ class Agent:
         while not self._stop.wait(self.beat):
             # a failure is no news: the main thread finds out by itself, and says so
             with contextlib.suppress(FedloomError, OSError):
-                self.beats.post("/v1/heartbeat", Beat(doing=self.doing[:200]))
+                self._heard = self.beats.post("/v1/heartbeat", Beat(doing=self.doing[:200]))["finished"]

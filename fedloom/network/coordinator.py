@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from typing import Annotated, Any
+from urllib.parse import quote
 
 from fastapi import FastAPI, Query, Request
 from fastapi.concurrency import run_in_threadpool
@@ -113,7 +114,7 @@ def make_app(hub: Hub, authority: bytes = b"", verifier: Verifier | None = None,
         connection = door.agent(request)
         said = await door.read(request, Beat)
         hub.seen(connection.agent, connection.name, said.doing)
-        return JSONResponse({"finished": hub.finished})
+        return JSONResponse({"finished": hub.farewell(connection)})
 
     @app.get(
         "/v1/work",
@@ -148,7 +149,8 @@ def make_app(hub: Hub, authority: bytes = b"", verifier: Verifier | None = None,
                 await asyncio.wait_for(connection.wake.wait(), min(left, hub.beat))
             except asyncio.TimeoutError:
                 hub.seen(connection.agent, connection.name)
-        return Response(status_code=204, headers={"fedloom-finished": "1"} if hub.finished else None)
+        words = hub.farewell(connection)
+        return Response(status_code=204, headers={"fedloom-finished": quote(words[:500])} if words else None)
 
     @app.post(
         "/v1/answers",

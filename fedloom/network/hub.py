@@ -32,6 +32,7 @@ class Connection:
     doing: str = ""
     refused: str = ""  # why it does not take part
     beating: bool = False  # whether it was seen by this process at all
+    heard_the_end: bool = False  # whether it was told that there is nothing more to do
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     beat: float = BEAT
 
@@ -165,6 +166,12 @@ class Hub:
         if self.loop is not None and not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self._wake, list(self.connections))
 
+    def end(self, words: str) -> None:
+        """Tell agents that there is nothing more to do; those who are busy hear it with their next sign of life."""
+        self.finished = words
+        self.wake_all()
+        self.wait_until(lambda: all(one.heard_the_end for one in self.ready()), 1.5 * self.beat)
+
     def wait(self, call: Call, needed: int) -> None:
         """Until enough answered, the deadline passed, or those who are left cannot be expected back."""
         with self.changed:
@@ -206,6 +213,14 @@ class Hub:
             return None
         seconds = max(call.deadline - time.monotonic(), 0.0)
         return call.asks[agent].model_copy(update={"clients": left, "seconds": seconds}), call
+
+    def farewell(self, connection: Connection) -> str:
+        """What an agent is told at the end; empty before."""
+        if self.finished:
+            with self.changed:
+                connection.heard_the_end = True
+                self.changed.notify_all()
+        return self.finished
 
     def fail(self, agent: str, failure: Failure) -> None:
         """An agent could not or would not do what it was asked."""

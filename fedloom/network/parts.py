@@ -7,6 +7,7 @@ import json
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ class Parts:
         query = "&".join(f"{key}={value}" for key, value in wanted.items() if value)
         with link.stream(f"/v1/work?{query}" if query else "/v1/work") as response:
             if response.status_code == 204:
-                return "The run is finished." if response.headers.get("fedloom-finished") else ""
+                return unquote(response.headers.get("fedloom-finished", ""))
             pieces = Reader(response)
             try:
                 ask = self._ask(pieces)

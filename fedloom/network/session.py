@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import secrets
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import fields, replace
@@ -202,16 +201,14 @@ class Session:
             self._end("The run is finished." if result.status == "done" else "")
             return result
         except BaseException as error:
-            self._end(f"The run has ended: {error}" if not isinstance(error, KeyboardInterrupt) else "")
+            interrupted = isinstance(error, KeyboardInterrupt)
+            self._end("" if interrupted else "The run has ended with an error; the coordinator's console says which.")
             raise
 
     def _end(self, words: str) -> None:
         """Let agents hear that there is nothing more to do; after an interruption they wait for the next start."""
-        if not words:
-            return
-        self.hub.finished = words
-        self.hub.wake_all()
-        time.sleep(0.3 if self.hub.connections else 0.0)
+        if words:
+            self.hub.end(words)
 
 
 def federated(experiment: Experiment) -> tuple[Experiment, list[str]]:

@@ -120,6 +120,15 @@ def test_the_zip_file_that_uci_ships(tmp_path: Path) -> None:
     torch.testing.assert_close(load(tmp_path / "heart+disease.zip").x, load(tmp_path / "files").x, equal_nan=True)
 
 
+def test_of_two_files_of_one_hospital_neither_wins(tmp_path: Path) -> None:
+    copy = hospitals(tmp_path / "files") / "processed.va.data"
+    (tmp_path / "processed.va.data").write_bytes(copy.read_bytes())
+    assert len(load(tmp_path).y) == 7  # the same file twice is no question
+    copy.write_text(copy.read_text().replace("63", "64", 1))
+    with pytest.raises(InputError, match=r"two files processed\.va\.data in .* differ: remove one"):
+        load(tmp_path)
+
+
 def test_links_that_lead_nowhere_are_no_files(tmp_path: Path) -> None:
     (hospitals(tmp_path) / "notes").symlink_to("nowhere")
     assert len(load(tmp_path).y) > 0

@@ -48,6 +48,14 @@ def test_with_affinity_a_class_is_at_home_with_its_client(tmp_path: Path) -> Non
     assert [federation.y[start : start + 2].tolist() for start in federation.offsets[:-1]] == [[k, k] for k in range(8)]
 
 
+def test_pictures_in_deeper_folders_are_not_left_out_silently(tmp_path: Path) -> None:
+    (folder(tmp_path / "n") / "cat" / "more").mkdir()
+    assert len(NaturalImages(path=tmp_path / "n").load(Path()).y) == 16
+    (tmp_path / "n" / "cat" / "cat_0.png").rename(tmp_path / "n" / "cat" / "more" / "cat_0.png")
+    with pytest.raises(InputError, match="cat has pictures, and so has the folder more in it"):
+        NaturalImages(path=tmp_path / "n").load(Path())
+
+
 def test_wrong_folders_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder(tmp_path / "n", (*CLASSES[1:], "boat"))
     with pytest.raises(InputError, match=r"must have the class folders airplane, .*Missing: airplane; unknown: boat"):

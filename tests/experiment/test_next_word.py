@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.experiment import reproduce
+from fedloom.experiment import published, reproduce
 from fedloom.experiment.view import View
 
 
-def published(name: str) -> dict[str, dict[str, float]]:
-    rows = reproduce.load(name).row
+def told(name: str) -> dict[str, dict[str, float]]:
+    rows = published.load(name).row
     return {row.name: dict(row.published["thesis"]) for row in rows if row.published}  # type: ignore[arg-type]
 
 
 def test_the_rows_are_those_of_the_tables() -> None:
-    six = published("next-word")
+    six = told("next-word")
     assert [row["accuracy"] for row in six.values()] == [0.2176, 0.2316, 0.2338, 0.2338, 0.2185, 0.231, 0.2108]
     assert six["FedYogi"]["loss"] == 5.5615
-    assert published("next-word-mu")["mu 0.1"] == {"accuracy": 0.2366, "loss": 6.1783}
-    assert [row["loss"] for row in published("next-word-dropout").values()] == [6.7723, 6.8241, 6.7387, 6.7256]
-    scan = published("next-word-scan")
+    assert told("next-word-mu")["mu 0.1"] == {"accuracy": 0.2366, "loss": 6.1783}
+    assert [row["loss"] for row in told("next-word-dropout").values()] == [6.7723, 6.8241, 6.7387, 6.7256]
+    scan = told("next-word-scan")
     assert len(scan) == 18
     assert scan["64 units, lr 0.01, embedding 16"] == {"accuracy": 0.2376, "loss": 6.1452}
     assert scan["128 units, lr 0.1, embedding 16"] == {"accuracy": 0.2887, "loss": 6.3851}
@@ -30,7 +30,7 @@ def test_the_rows_are_those_of_the_tables() -> None:
 
 def test_every_row_means_what_its_name_says() -> None:
     def planned(name: str) -> dict[str, dict[str, object]]:
-        return {row.name: row.set for row in reproduce.load(name).row}
+        return {row.name: row.set for row in published.load(name).row}
 
     normalised = {"layer_norm": True, "recurrent_dropout": 0.6}
     six = planned("next-word")
@@ -50,7 +50,7 @@ def test_it_runs_on_ones_own_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ]
     (tmp_path / "reddit.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     monkeypatch.chdir(tmp_path)
-    found = reproduce.load("next-word")
+    found = published.load("next-word")
     changes = {"seeds": [1], "run.backend": "serial"}
     planned = reproduce.plan(found, quick=True, only=["FedBN as written*", "FedAdam"], changes=changes)
     table = reproduce.reproduce(found, planned, tmp_path / "out", quick=True)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fedloom.cli import app
 from fedloom.errors import InputError
-from fedloom.experiment import reproduce
+from fedloom.experiment import published, reproduce, side_by_side
 from fedloom.experiment.curves import Curves, draw
 from fedloom.experiment.result import Result
 from fedloom.experiment.view import View
@@ -56,9 +56,9 @@ set = { "train.lr" = 0.00001, "rounds" = 2 }
 """
 
 
-@pytest.mark.parametrize("name", reproduce.names())
+@pytest.mark.parametrize("name", published.names())
 def test_every_shipped_file_is_sound(name: str) -> None:
-    found = reproduce.load(name)
+    found = published.load(name)
     names = [row.name for row in found.row]
     assert len(set(names)) == len(names)
     assert set(found.quick.rows) <= set(names)
@@ -73,7 +73,7 @@ def test_every_shipped_file_is_sound(name: str) -> None:
 
 
 def test_the_2nn_rows_are_those_of_the_table() -> None:
-    rows = {row.name: row for row in reproduce.load("mcmahan-table1-2nn").row}
+    rows = {row.name: row for row in published.load("mcmahan-table1-2nn").row}
     assert len(rows) == 20
     assert rows["iid, B ∞, C 1"].published == {"paper": "-", "slides": "-"}  # not reached
     assert rows["iid, B 10, C 0.1"].published == {"paper": 87, "slides": 53}
@@ -83,16 +83,16 @@ def test_the_2nn_rows_are_those_of_the_table() -> None:
 
 
 def test_the_other_tables_have_the_published_rows() -> None:
-    cnn = {row.name: row.published for row in reproduce.load("mcmahan-table1-cnn").row}
+    cnn = {row.name: row.published for row in published.load("mcmahan-table1-cnn").row}
     assert len(cnn) == 20
     assert cnn["iid, B 10, C 0.1"] == {"paper": 18, "slides": 26}
     assert cnn["non-iid, B 10, C 1"] == {"paper": 97, "slides": "724 (98.89 %)"}
-    second = {row.name: row for row in reproduce.load("mcmahan-table2").row}
+    second = {row.name: row for row in published.load("mcmahan-table2").row}
     assert len(second) == 18
     assert second["non-iid, E 20, B 10"].published == {"paper": 173, "slides": 632}
     assert second["iid, E 5, B 10"].published == {"paper": 20}
-    assert len(reproduce.load("mcmahan-figure2").row) == 12
-    skewed = {row.name: row.published.get("thesis") for row in reproduce.load("images-skewed").row}
+    assert len(published.load("mcmahan-figure2").row) == 12
+    skewed = {row.name: row.published.get("thesis") for row in published.load("images-skewed").row}
     assert skewed["peer-to-peer, selective"]["before: lowest"] == 70.09
     assert skewed["central, selective"]["before: lowest"] == 50.0
     assert skewed["not federated"] == {"everybody's tests: average": 87.21}
@@ -100,7 +100,7 @@ def test_the_other_tables_have_the_published_rows() -> None:
 
 def test_ours_and_theirs_are_side_by_side(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(SMALL)
-    found = reproduce.load(str(tmp_path / "small.toml"))
+    found = published.load(str(tmp_path / "small.toml"))
     planned = reproduce.plan(found)
     assert all(one.seconds > 0 for one in planned)
     table = reproduce.reproduce(found, planned, tmp_path / "out")
@@ -117,6 +117,23 @@ def test_ours_and_theirs_are_side_by_side(tmp_path: Path) -> None:
     assert all(len(one["weights_sha256"]) == 64 for one in record)
     assert "QUICK" not in table.note
     assert (tmp_path / "out" / "reproduction.md").is_file()
+
+
+def test_rows_that_were_run_before_stay_in_the_table(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(SMALL)
+    found, out = published.load(str(tmp_path / "small.toml")), tmp_path / "out"
+
+    def rows(only: str, **changes: object) -> list[str]:
+        planned = reproduce.plan(found, only=[only], changes=changes)
+        table = reproduce.reproduce(found, planned, out, changes=changes)
+        assert table is not None
+        return [str(row[0]) for row in table.rows]
+
+    assert rows("slow") == ["slow"]
+    assert rows("fast") == ["fast", "slow"]
+    assert [one["row"] for one in json.loads((out / "reproduction.json").read_text())] == ["fast", "slow"]
+    # what was run with other settings is no row of this table
+    assert rows("fast", rounds=3) == ["fast"]
 
 
 SEVERAL = """
@@ -194,7 +211,7 @@ label = "pooled"
 
 def test_a_row_may_state_several_numbers_of_one_algorithm_among_others(tmp_path: Path) -> None:
     (tmp_path / "several.toml").write_text(SEVERAL)
-    found = reproduce.load(str(tmp_path / "several.toml"))
+    found = published.load(str(tmp_path / "several.toml"))
     planned = reproduce.plan(found)
     assert [one.seconds > 0 for one in planned] == [True, False, False]  # the run is one and the same
     table = reproduce.reproduce(found, planned, tmp_path / "out")
@@ -236,7 +253,7 @@ def test_further_measures_stand_beside_what_is_compared_and_curves_are_drawn(tmp
         "[quick]", '[[measure]]\nname = "crossing"\nkind = "crossing"\ntarget = 0.5\n[curves]\nbest = true\n[quick]'
     )
     (tmp_path / "both.toml").write_text(both.replace('"fast"', '"a, fast"').replace('"slow"', '"a, slow"'))
-    found = reproduce.load(str(tmp_path / "both.toml"))
+    found = published.load(str(tmp_path / "both.toml"))
     table = reproduce.reproduce(found, reproduce.plan(found), tmp_path / "out")
     assert table is not None
     fast = dict(zip(table.columns, table.rows[0], strict=True))
@@ -256,7 +273,7 @@ def test_further_measures_stand_beside_what_is_compared_and_curves_are_drawn(tmp
 
 def test_the_quick_version_may_change_settings_too(tmp_path: Path) -> None:
     (tmp_path / "several.toml").write_text(SEVERAL)
-    planned = reproduce.plan(reproduce.load(str(tmp_path / "several.toml")), quick=True)
+    planned = reproduce.plan(published.load(str(tmp_path / "several.toml")), quick=True)
     assert [(one.row.name, one.experiment.rounds, one.experiment.seeds) for one in planned] == [
         ("no sharing", 2, (1,)),
         ("averaging", 2, (1,)),
@@ -267,17 +284,17 @@ def test_the_quick_version_may_change_settings_too(tmp_path: Path) -> None:
 def test_measures_must_be_told_apart(tmp_path: Path) -> None:
     (tmp_path / "several.toml").write_text(SEVERAL.replace('"peak round"', '"lowest before"'))
     with pytest.raises(InputError, match="each need a name of their own"):
-        reproduce.load(str(tmp_path / "several.toml"))
+        published.load(str(tmp_path / "several.toml"))
 
 
 def test_the_quick_version_is_labelled_and_shorter(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(SMALL)
-    found = reproduce.load(str(tmp_path / "small.toml"))
+    found = published.load(str(tmp_path / "small.toml"))
     planned = reproduce.plan(found, quick=True)
     assert [(one.row.name, one.experiment.rounds) for one in planned] == [("fast", 3)]
-    table = reproduce.table(found, planned, quick=True)
+    table = side_by_side.table(found, planned, quick=True)
     assert table.title.endswith("(quick)")
-    assert table.note.startswith("QUICK: 1 of 2 rows, at most 3 rounds.")
+    assert table.note.startswith("QUICK: 1 of 2 rows, at most 3 rounds")
     assert [one.row.name for one in reproduce.plan(found, only=["s*"])] == ["slow"]
     with pytest.raises(InputError, match=r"No row is called x\. Known: fast; slow"):
         reproduce.plan(found, only=["x"])
@@ -285,7 +302,7 @@ def test_the_quick_version_is_labelled_and_shorter(tmp_path: Path) -> None:
 
 def test_an_unknown_name_says_what_is_known() -> None:
     with pytest.raises(InputError, match="Did you mean 'mcmahan-table1-2nn'"):
-        reproduce.load("mcmahan-table1-2n")
+        published.load("mcmahan-table1-2n")
 
 
 @pytest.mark.parametrize(
@@ -307,25 +324,25 @@ def test_what_a_table_would_leave_out_is_refused(tmp_path: Path, old: str, new: 
     assert old in SMALL
     (tmp_path / "small.toml").write_text(SMALL.replace(old, new, 1))
     with pytest.raises(InputError, match=message):
-        reproduce.load(str(tmp_path / "small.toml"))
+        published.load(str(tmp_path / "small.toml"))
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match=r"bytes\.toml is not a valid TOML file"):
-        reproduce.load(str(tmp_path / "bytes.toml"))
+        published.load(str(tmp_path / "bytes.toml"))
 
 
 def test_every_row_that_is_asked_for_must_be_there(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(SMALL)
-    found = reproduce.load(str(tmp_path / "small.toml"))
+    found = published.load(str(tmp_path / "small.toml"))
     with pytest.raises(InputError, match=r"No row is called fats\. Known: fast; slow"):
         reproduce.plan(found, only=["slow", "fats"])
 
 
 def test_quick_is_never_longer_and_settings_do_not_stick(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(SMALL.replace("rounds = 9", "rounds = 1"))
-    found = reproduce.load(str(tmp_path / "small.toml"))
+    found = published.load(str(tmp_path / "small.toml"))
     row = found.row[0].replace(set={"data.partition": {"name": "iid", "clients": 4}})
     assert reproduce.experiment_of(found, row, quick=True).rounds == 1
     with pytest.raises(InputError, match="rounds must be"):

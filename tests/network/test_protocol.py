@@ -291,9 +291,23 @@ def test_work_waits_for_a_hello_and_hands_out_what_is_not_answered(world: World)
         size = int.from_bytes(body[:4], "little")
         assert [one["client"] for one in json.loads(body[4 : 4 + size])["clients"]] == expected
         agent.send("POST", "/v1/answers", agent.answer(client=expected[0]).whole)
-    world.hub.finished = "done"
+    world.hub.finished = "Done: nothing more."
+    assert not world.hub.ready()[0].heard_the_end
     reply = agent.send("GET", "/v1/work")
-    assert (reply.status_code, reply.headers["fedloom-finished"]) == (204, "1")
+    assert (reply.status_code, reply.headers["fedloom-finished"]) == (204, "Done%3A%20nothing%20more.")
+    assert world.hub.ready()[0].heard_the_end
+
+
+def test_an_agent_that_is_busy_hears_the_end_with_its_next_sign_of_life(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = world.speaker()
+    agent.hello()
+    assert agent.send("POST", "/v1/heartbeat", BEAT).json() == {"finished": ""}
+    world.hub.finished = "Done."
+    assert agent.send("POST", "/v1/heartbeat", BEAT).json() == {"finished": "Done."}
+    monkeypatch.setattr(world.hub, "pause", lambda seconds: pytest.fail("waited, although everybody has heard"))
+    world.hub.end("Done.")
 
 
 def test_the_description_of_the_protocol_lists_every_path(world: World) -> None:

@@ -126,14 +126,18 @@ class Csv(Source):
         return numbers
 
     def _refuse(self, cell: str, line: int, column: str) -> None:
+        what = f"{cell!r} in column '{column}', which is not a finite number"
         if not cell.strip():
-            raise InputError(
-                f"Line {line} of {self.path} has an empty cell in column '{column}'. "
-                'Set fill = "mean", "zero" or a number, or drop the column: drop = ["' + column + '"].'
-            )
-        raise InputError(
-            f"Line {line} of {self.path} has {cell!r} in column '{column}', which is not a finite number. If it means "
-            f'"missing", set missing = {{ "{cell}" = 0 }}; if the column is not a feature, set drop = ["{column}"].'
+            what = f"an empty cell in column '{column}'"
+        raise InputError(f"Line {line} of {self.path} has {what}. {self.advice(cell, column)}")
+
+    def advice(self, cell: str, column: str) -> str:
+        """What to do about a cell that is no number."""
+        if not cell.strip():
+            return f'Set fill = "mean", "zero" or a number, or drop the column: drop = ["{column}"].'
+        return (
+            f'If it means "missing", set missing = {{ "{cell}" = 0 }}; if the column is not a feature, set '
+            f'drop = ["{column}"].'
         )
 
     def _filled(self, cells: Sequence[str], lines: Sequence[int], column: str) -> list[str]:

@@ -83,7 +83,11 @@ class HeartDisease(Source):
 
 def _read(path: Path, sites: Sequence[str]) -> dict[str, Numbers]:
     wanted = {f"processed.{site}.data": site for site in sites}
-    found = {wanted[name]: _parse(content, path / name) for name, content in contents(path, wanted.__contains__)}
+    found, texts = dict[str, Numbers](), dict[str, bytes]()
+    for name, content in contents(path, wanted.__contains__):
+        if texts.setdefault(name, content) != content:
+            raise InputError(f"There are two files {name} in {path}, and they differ: remove one of them.")
+        found[wanted[name]] = _parse(content, path / name)
     lacking = [name for name, site in wanted.items() if site not in found]
     if lacking:
         raise InputError(

@@ -131,6 +131,12 @@ def _pictures(folder: Place) -> list[Place]:
     files = sorted((file for file in folder.iterdir() if _is_picture(file)), key=lambda file: file.name)
     if not files:
         raise InputError(f"The class folder {folder} has no pictures ({', '.join(SUFFIXES)}): add some or remove it.")
+    deeper = next((inner for inner in _folders(folder) if any(map(_is_picture, inner.iterdir()))), None)
+    if deeper is not None:
+        raise InputError(
+            f"The class folder {folder} has pictures, and so has the folder {deeper.name} in it: move them into the "
+            "class folder, or out of it."
+        )
     return files
 
 

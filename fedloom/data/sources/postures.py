@@ -20,6 +20,14 @@ CLASSES = ("fist", "stop", "point1", "point2", "grab")  # 1 to 5 in the file
 FEATURES = tuple(f"{axis}{marker}" for marker in range(12) for axis in "XYZ")
 
 
+class Table(Csv):
+    """Postures.csv, whose columns are what they are: there is nothing to set."""
+
+    def advice(self, cell: str, column: str) -> str:
+        """A file that is damaged cannot be helped by settings."""
+        return "The file is damaged: fetch it again."
+
+
 class Postures(Source):
     """36 coordinates in mm (Gardner et al., UCI); a client is a user, and a marker that was not seen is at 0.
 
@@ -44,7 +52,7 @@ def _parse(path: Path, name: str, stream: IO[bytes]) -> Dataset:
     shown = path if path.name == name else path / name
     try:
         with io.TextIOWrapper(unpacked(name, stream), encoding="utf-8-sig", newline="") as text:
-            table = Csv(path=shown, label="Class", client="User", missing={"?": 0}, task="classification").parse(text)
+            table = Table(path=shown, label="Class", client="User", missing={"?": 0}, task="classification").parse(text)
     except NOT_CSV as error:
         raise InputError(f"The file {shown} cannot be read as CSV: {error}.") from None
     if table.features != FEATURES:
