@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test crosscheck flower lint install clean
+.PHONY: demo test crosscheck flower benchmarks lint install clean
 
 demo: install
 	$(BIN)/fedloom demo
@@ -29,6 +29,13 @@ flower:
 	test -x .venv-flower/bin/python || $(PYTHON) -m venv .venv-flower
 	$(FLOWER) pip install --quiet --disable-pip-version-check "torch==2.13.0" --editable ".[test,flower]"
 	$(FLOWER) pytest -rs tests/flower
+
+# fedloom beside its peers, each in an environment of its own: some three hours, on a machine that does nothing else
+DATA ?= $(MNIST_DIR)
+benchmarks: install
+	$(BIN)/python benchmarks/compare.py --data $(DATA) --work 2nn cnn lstm --peers flower flower:in-script pfl fedjax
+	$(BIN)/python benchmarks/scaling.py --data $(DATA)
+	$(BIN)/python benchmarks/time_to_accuracy.py --data $(DATA) --partition iid shards --lr 0.1 --peers pfl flower
 
 lint: $(VENV)/.tests
 	$(BIN)/ruff check --fix .

@@ -256,10 +256,11 @@ class Federation:
         found: list[Path] = wait_for(made)
         return found
 
-    def site(self, number: int, **tables: Any) -> Path:
+    def site(self, number: int, compress: bool = False, **tables: Any) -> Path:
         clients = int(self.values["data"]["partition"]["clients"])
         hosts = list(range(number, clients, self.agents))
-        values = {"site": {"name": f"site-{number}", "hosts": hosts}, "data": self.values["data"], **tables}
+        site = {"name": f"site-{number}", "hosts": hosts, "compress": compress}
+        values = {"site": site, "data": self.values["data"], **tables}
         return write_toml(self.folder / f"site-{number}.toml", values)
 
     def join(self, number: int, url: str | None = None, **env: str) -> subprocess.Popen[bytes]:

@@ -42,6 +42,7 @@ def test_a_killed_coordinator_and_a_killed_agent_come_back_and_no_bit_changes(
 ) -> None:
     patient = {"deadline": "5m", "quorum": 1.0}  # everybody is waited for, however long it takes to come back
     world = federation({**THREE, "rounds": 3, "algorithm": {"scaffold": {}}, "cohort": patient})
+    world.site(1, compress=True)  # one of the two sites has a slow link
     coordinator = world.serve(FEDLOOM_KILL_AT="checkpoint.rename:3")
     first, _ = world.join(0, FEDLOOM_KILL_AT="own.renamed:3"), world.join(1)
     assert coordinator.wait(timeout=300) == -signal.SIGKILL
