@@ -136,7 +136,7 @@ def speakers(url: str, state: Path, authority: bytes, agents: list[tuple[int, st
 
 def protocol(count: int, rounds: int) -> dict[str, Any]:
     """Protocol-only agents against a coordinator's process."""
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
         from fedloom.network.identity import local_authority
         from fedloom.network.ledger import Ledger
@@ -217,7 +217,7 @@ def protocol(count: int, rounds: int) -> dict[str, Any]:
 
 def real(count: int, rounds: int) -> dict[str, Any]:
     """Real agents, started by a rehearsal."""
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
         file = experiment(folder, count, rounds)
         sha = {}
