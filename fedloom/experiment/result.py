@@ -55,11 +55,12 @@ class Result:
 
     @staticmethod
     def read(
-        folder: Path,
+        folder: Path | str,
         tasks: Callable[[int], Task] | None = None,
         algorithms: Mapping[str, Algorithm] | None = None,
     ) -> Result:
         """The results in a run folder, finished or not."""
+        folder = Path(folder)
         if not (folder / "run.db").is_file():
             raise StoreError(f"{folder} is not a run folder: there is no run.db in it.")
         with Store(folder, read_only=True) as store:

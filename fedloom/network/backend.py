@@ -232,8 +232,9 @@ class Network:
 
     def _report(self, call: Call, answer: ClientAnswer, scored: bool) -> Report:
         agent, _ = self.holders[answer.client]
-        ask = call.asks.get(agent)
-        down = call.sent.get(agent, 0) // len(ask.clients) if ask is not None else 0
+        down, ask = 0, call.asks.get(agent)
+        if ask is not None:  # what an agent has already, it was sent for a measurement: it counts where it is used
+            down = max(call.sent.get(agent, 0), sum(part.bytes for part in ask.parts)) // len(ask.clients)
         up = call.received.get(answer.client, answer.bytes)
         measured = answer.measured if scored else _unscored(answer.measured)
         return Report(answer.client, up, down, answer.history, measured)
