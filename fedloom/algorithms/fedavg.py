@@ -28,7 +28,10 @@ class FedAvg(Central):
     5.0
     """
 
-    reference: ClassVar[str] = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017"
+    reference: ClassVar[str] = (
+        "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017; "
+        "`score` and `within_std`: Samani, Federated Machine Learning, UCC 2020"
+    )
 
     weights: Literal["examples", "uniform", "score", "within_std"] = "examples"
     metric: str = "accuracy"  # what scores are made of
