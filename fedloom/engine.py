@@ -177,7 +177,8 @@ def _examine_server(
         elif evaluation.server is not None:
             everyone = tuple(range(federation.clients))
             graded = backend.run(Examination.of(algorithm, {}, {}, everyone, (split,), model=weights))
-            measured[split] = sum((graded[client][split] for client in everyone), Measured())
+            answered = [graded[client] for client in everyone if client in graded]  # on a network some may not
+            measured[split] = sum((found[split] for found in answered if split in found), Measured())
     return measured
 
 

@@ -234,13 +234,10 @@ def invite_agents(
 ) -> None:
     """Make enrolment tokens, one for each agent that is to join."""
     _needs_extra()
-    from fedloom.network.identity import local_authority
     from fedloom.network.serve import coordinator_ledger
     from fedloom.network.tokens import invite
 
     ledger = coordinator_ledger(folder)
-    network = folder / "network"
-    certificates = local_authority(network) if (network / "ca.pem").is_file() else None
-    for path in invite(ledger, network, certificates, count):
+    for path in invite(ledger, folder / "network", ledger.fact("fingerprint") or "", count):
         print(path)
     ledger.close()

@@ -23,7 +23,7 @@ def claimed(folder: Path, fresh: bool) -> Iterator[None]:
     if folder.exists() and not folder.is_dir():
         raise StoreError(f"{folder} is a file: a run needs a folder. Choose another with --out.")
     if fresh and folder.exists() and any(folder.iterdir()):
-        with _locked(folder):  # nobody may be at work in there
+        with locked(folder):  # nobody may be at work in there
             pass
         aside = folder.with_name(f"{folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
         number = 1
@@ -35,12 +35,12 @@ def claimed(folder: Path, fresh: bool) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(f"The run's folder {folder} cannot be made: {error}.") from error
-    with _locked(folder):
+    with locked(folder):
         yield
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Hold a folder for this process alone."""
     try:
         import fcntl

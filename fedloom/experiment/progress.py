@@ -83,7 +83,7 @@ class Bar:
         from rich.progress import Progress as RichProgress
 
         self.progress = RichProgress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TextColumn("{task.fields[values]}"),
@@ -117,7 +117,7 @@ class Bar:
             self.progress.update(self.all, advance=rounds)
 
     def note(self, text: str) -> None:
-        self.progress.console.print(text, highlight=False)
+        self.progress.console.print(text, highlight=False, markup=False)  # others' words may have brackets in them
 
     def end(self, cell: str) -> None:
         self.over += 1

@@ -8,7 +8,8 @@ import random
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fedloom.errors import FedloomError, InputError, StoreError
 from fedloom.network.audit import Audit
 from fedloom.network.identity import Signer, pinned
 from fedloom.network.link import Denied, Link, Unreachable
-from fedloom.network.messages import Ask, Beat, Failure, Outgoing
+from fedloom.network.messages import Ask, Asked, Beat, Failure, Outgoing
 from fedloom.network.own import Versions
 from fedloom.network.parts import Parts
 from fedloom.network.performing import Performer
@@ -70,14 +71,15 @@ class Agent:
         try:
             while not self.finished:
                 try:
+                    self._heard = ""
                     self.prepare(self.link.get("/v1/plan"))
-                    silent_since, pause, self._heard = None, 0.1, ""
+                    silent_since, pause = None, 0.1
                     self._work()
                     if self.finished and self.wait:
                         self.tell(f"{self.finished} Waiting for more work.")
                         self.finished = ""
                         self._stop.wait(5.0)
-                except Unreachable as error:
+                except (Unreachable, StoreError) as error:
                     if self._heard and not self.wait:
                         self.finished = self._heard
                         break
@@ -147,29 +149,39 @@ class Agent:
             self.obey(found)
 
     def obey(self, ask: Ask) -> None:
-        """Do what is asked, or say why not."""
+        """Do what is asked, or say why not. Clients train one after another, and each answers for itself."""
         self.doing = f"{ask.kind} in round {ask.round} of {ask.label}"
+        performer, end = self.performer, time.monotonic() + ask.seconds
+        assert performer is not None
+
+        def write(attempt: Callable[[], None]) -> None:
+            self._patiently(attempt, end - time.monotonic())
+
+        if ask.kind != "train":
+            self._attempt(ask, ask.clients, partial(performer.examine, ask))
+        elif not all(self._attempt(ask, (one,), partial(performer.train, ask, one, write)) for one in ask.clients):
+            self.tell(f"Round {ask.round} of {ask.label} was closed before all clients here had answered.")
+        self.doing = "idle"
+
+    def _attempt(self, ask: Ask, clients: Sequence[Asked], work: Callable[[], Outgoing]) -> bool:
+        """Make an answer and send it; false when nobody waits for this ask any more."""
         try:
-            self._carry_out(ask)
+            return self._answer(ask, clients, work())
         except Refusal as why:
-            self._report(ask, "refused", str(why))
+            self._report(ask, clients, "refused", str(why))
         except (Unreachable, Denied):
             raise
         except Exception as error:  # whatever a model or a full disk raises is shown on both sides
             self.tell(f"error: {error if isinstance(error, FedloomError) else traceback.format_exc()}")
-            self._report(ask, "error", short_traceback(error))
-        self.doing = "idle"
+            self._report(ask, clients, "error", short_traceback(error))
+        return True
 
-    def _report(self, ask: Ask, kind: Any, message: str) -> None:
-        clients = tuple(one.client for one in ask.clients)
-        self._log(kind, **about(ask), why=message)
+    def _report(self, ask: Ask, clients: Sequence[Asked], kind: Any, message: str) -> None:
+        numbers = tuple(one.client for one in clients)
         self.tell(f"{kind}: {message}")
-        self.link.post("/v1/failures", Failure(ask=ask.id, clients=clients, kind=kind, message=message[:20_000]))
-
-    def _carry_out(self, ask: Ask) -> None:
-        assert self.performer is not None
-        for outgoing in self.performer.answers(ask, lambda write: self._patiently(write, ask.seconds)):
-            self._answer(ask, outgoing)
+        with contextlib.suppress(StoreError):  # a disk that is still full must not keep the coordinator waiting
+            self.audit.write(kind, **about(ask), why=message)
+        self.link.post("/v1/failures", Failure(ask=ask.id, clients=numbers, kind=kind, message=message[:20_000]))
 
     def _patiently(self, write: Callable[[], None], seconds: float = 60.0) -> None:
         """Write something; a full disk is given some time, in a round the time that is left of it."""
@@ -186,8 +198,8 @@ class Agent:
     def _log(self, event: str, **facts: Any) -> None:
         self._patiently(lambda: self.audit.write(event, **facts))
 
-    def _answer(self, ask: Ask, outgoing: Outgoing) -> None:
-        """Send an answer until the coordinator has it or says why not."""
+    def _answer(self, ask: Ask, asked: Sequence[Asked], outgoing: Outgoing) -> bool:
+        """Send an answer until the coordinator has it or says why not; false if it came too late."""
         parcel = outgoing.parcel()
         clients = [result.client for result in outgoing.results]
         left = summary(parcel.tensors, outgoing)
@@ -207,14 +219,15 @@ class Agent:
             except Denied as error:
                 if error.status == 401 or error.code == "hello":
                     raise
-                results = [{"client": clients, "status": "rejected", "code": error.code, "message": str(error)}]
-                break
+                self._report(ask, asked, "error", f"the coordinator does not take the answer ({error.code}: {error})")
+                return True
         for result in results:
             if result["status"] != "accepted":
                 why = f"{result['code']}: {result['message']}"
                 self._log("rejected", **about(ask), clients=[result["client"]], why=why)
                 self.tell(f"The coordinator rejected the answer of client {result['client']} ({why})")
         faults.point("agent.answered")
+        return all(result.get("code") != "late" for result in results)
 
     # --- signs of life
 

@@ -53,7 +53,6 @@ class Cell:
     seed: int
     checkpoints: Path
     round: int = 0
-    deadline: float = 0.0
     durable: int = 0
 
     @property
@@ -136,9 +135,9 @@ class Network:
             self._training_asks(work, parts, parcels, skip={one.client for one in known}),
             parcels,
             lambda ask, answer: None,
-            cell.deadline,
+            time.monotonic() + seconds(self.sampling.deadline),
             keep=(cell.name, work.round, work.call, digest),
-            enough=self.sampling.size(self.roster.clients) if self.sampling.over_select else None,
+            enough=self._enough(work.round),
         )
         form = self._template(work)
         limits = Limits(
@@ -169,10 +168,16 @@ class Network:
         faults.point("coordinator.aggregated")
         return outcome
 
+    def _enough(self, round: int) -> int | None:
+        """How many answers will do, if more clients than that were asked."""
+        sampling = self.sampling
+        everyone = sampling.everyone_every is not None and round % sampling.everyone_every == 0
+        return sampling.size(self.roster.clients) if sampling.over_select and not everyone else None
+
     def _begin_round(self, work: ClientWork) -> None:
-        """A new round: its deadline starts, and updates of rounds that are checkpointed are forgotten."""
+        """A new round: updates of rounds that are checkpointed are forgotten."""
         cell = self.cell
-        cell.round, cell.deadline = work.round, time.monotonic() + seconds(self.sampling.deadline)
+        cell.round = work.round
         cell.durable, newest = kept(cell.checkpoints)
         if newest:
             self.hub.ledger.forget(cell.name, newest)
@@ -204,7 +209,7 @@ class Network:
             if work.each is not None:
                 rows = {group: {name: leaf[mine] for name, leaf in t.items()} for group, t in work.each.items()}
                 extra.append(("private", Parcel({}, flatten(rows))))
-            clients = ask.clients
+            clients = tuple(one.model_copy(update={"row": row}) for row, one in enumerate(ask.clients))
             if work.peers is not None and work.graph is not None:
                 heard = {int(p): work.graph[int(p)].nonzero().flatten().tolist() for p in mine}
                 senders = tuple(sorted({sender for heard_by in heard.values() for sender in heard_by}))
@@ -214,7 +219,7 @@ class Network:
                     packed[senders] = Parcel({"senders": list(senders), "width": len(work.ids)}, flatten(rows))
                 extra.append(("peers", packed[senders]))
                 clients = tuple(
-                    one.model_copy(update={"receives": tuple(heard[position[one.client]])}) for one in ask.clients
+                    one.model_copy(update={"receives": tuple(heard[position[one.client]])}) for one in clients
                 )
             parcels.update({parcel.sha256: parcel for _, parcel in extra})
             more = tuple(Part(role=role, sha256=parcel.sha256, bytes=parcel.size) for role, parcel in extra)
@@ -368,8 +373,14 @@ class Network:
         sizes: dict[str, int] = {split: int(self.roster.held[split][answer.client]) for split in ask.splits}
         if not self.same_sizes:
             sizes = {split: answer.measured[split].count for split in answer.measured}
-        names = ("loss", *(metric.name for metric in self.task.measures))
-        check_measured(answer.measured, ask.splits, sizes, names)
+        means = ("loss", *(metric.name for metric in self.task.measures if metric.is_mean))
+        # a call in which nothing is trained has nothing to measure
+        splits = ask.splits if ask.kind == "evaluate" or answer.measured else ()
+        check_measured(answer.measured, splits, sizes, means, self._summaries())
+
+    def _summaries(self) -> tuple[str, ...]:
+        """Metrics that are made of the scores of single examples."""
+        return tuple(metric.name for metric in self.task.measures if metric.summary is not None)
 
     def _check_sha256(self, ask: Ask, answer: ClientAnswer) -> None:
         if answer.sha256 is None or len(answer.sha256) != 64:

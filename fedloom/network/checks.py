@@ -131,16 +131,30 @@ def _check_norm(groups: Groups, shared: Groups, limits: Limits) -> None:
 
 
 def check_measured(
-    measured: Mapping[str, Measured], splits: tuple[str, ...], sizes: Mapping[str, int], names: tuple[str, ...]
+    measured: Mapping[str, Measured],
+    splits: tuple[str, ...],
+    sizes: Mapping[str, int],
+    means: tuple[str, ...],
+    summaries: tuple[str, ...] = (),
 ) -> None:
-    """Raise `Rejected` unless these are measurements of what was asked for, on as many examples as the client has."""
+    """Raise `Rejected` unless these are measurements of what was asked for, on as many examples as the client has.
+
+    What a site does not let out is a mean that is no number, or lacks its scores; but then it lacks all of them.
+    """
+    missing = [split for split in splits if sizes.get(split) and split not in measured]
+    if missing:
+        raise Rejected("metrics", f"the answer says nothing about the split '{missing[0]}'")
     for where, found in measured.items():
         if where not in splits:
             raise Rejected("metrics", f"nobody asked for the split '{where[:40]}'")
         if found.count != sizes[where]:
             raise Rejected("metrics", f"the client has {sizes[where]} {where} examples, and measured {found.count}")
-        if found.sums.keys() - {*names} or found.scores.keys() - {*names}:
+        if found.sums.keys() - {*means} or found.scores.keys() - {*summaries}:
             raise Rejected("metrics", "the answer has metrics that nobody asked for")
+        if found.count and found.sums.keys() != {*means}:
+            raise Rejected("metrics", "the answer lacks some of the metrics")
+        if found.targets is not None and found.scores.keys() != {*summaries}:
+            raise Rejected("metrics", "the answer lacks scores of some of the metrics")
         rows = [*found.scores.values(), *([] if found.targets is None else [found.targets])]
         if any(row.dim() < 1 or len(row) != found.count for row in rows):
             raise Rejected("metrics", "there must be one score for every example")

@@ -69,8 +69,13 @@ def make_app(hub: Hub, authority: bytes = b"", verifier: Verifier | None = None,
         found = hub.status() if door.is_operator(request) else hub.counts()
         return JSONResponse({"protocol": PROTOCOL, "fedloom": __version__, **found})
 
-    @app.post("/v1/enrol", summary="Exchange a one-time token for a place among the agents.")
-    async def enrol(wanted: Enrolment) -> dict[str, str]:
+    @app.post(
+        "/v1/enrol",
+        summary="Exchange a one-time token for a place among the agents.",
+        openapi_extra=described(Enrolment),
+    )
+    async def enrol(request: Request) -> dict[str, str]:
+        wanted = await door.read_unsigned(request, Enrolment)
         try:
             secret, key = bytes.fromhex(wanted.secret), bytes.fromhex(wanted.public_key)
             if len(key) != 32 or not wanted.name or not wanted.name.isprintable():
@@ -172,6 +177,7 @@ def make_app(hub: Hub, authority: bytes = b"", verifier: Verifier | None = None,
             hub.seen(connection.agent, connection.name)
             found = await intake.receive(connection.agent, body, request.headers.get(BODY))
         except TooLarge:
+            hub.log("rejected", f"{connection.name}: an answer has more than {hub.largest} bytes", connection.agent)
             raise Denied(413, "too-large", f"An answer may have {hub.largest} bytes.") from None
         except Forged as why:
             raise Denied(401, "body", str(why)) from None
@@ -199,6 +205,14 @@ def make_app(hub: Hub, authority: bytes = b"", verifier: Verifier | None = None,
 
 def welcome(hub: Hub, connection: Connection, hello: Hello) -> None:
     """Take a ready agent in, unless its data does not fit what the others have or what it said before."""
+    with hub.welcoming:
+        _welcome(hub, connection, hello)
+    with hub.changed:
+        hub.changed.notify_all()
+    hub.log("agent", f"{connection.name} is ready, with {len(hello.clients)} client(s)", connection.agent)
+
+
+def _welcome(hub: Hub, connection: Connection, hello: Hello) -> None:
     expected = hub.ledger.fact("data")
     found = {"features": list(hello.features), "dtype": hello.dtype, "classes": list(hello.classes)}
     if expected is None:
@@ -221,9 +235,6 @@ def welcome(hub: Hub, connection: Connection, hello: Hello) -> None:
     if not hosted or not before:
         hub.ledger.set_hello(connection.agent, hello.model_dump(mode="json"))
     connection.hello, connection.refused = hello, ""
-    with hub.changed:
-        hub.changed.notify_all()
-    hub.log("agent", f"{connection.name} is ready, with {len(hello.clients)} client(s)", connection.agent)
 
 
 def _short(value: Any) -> str:

@@ -14,6 +14,7 @@ from fedloom.network.hub import Connection, Hub
 from fedloom.network.identity import AGENT, BODY, Refused, Verifier
 
 JSON_LIMIT = 16 << 20  # bytes
+UNSIGNED_LIMIT = 16 << 10
 Kind = TypeVar("Kind", bound=BaseModel)
 
 
@@ -35,8 +36,11 @@ class Door:
         """The agent that made this request, if its signature says so; the body is compared when it is read."""
         headers = {name: value for name, value in request.headers.items() if name.startswith("fedloom-")}
         row = self.hub.ledger.agent(headers.get(AGENT, "")[:64])
+        sent = [name for name, _ in request.headers.raw if name.startswith(b"fedloom-")]
         path, query = request.scope["raw_path"].decode("latin-1"), request.scope["query_string"].decode("latin-1")
         try:
+            if len(sent) != len(headers):
+                raise Refused("unsigned", "A header of the signature was sent twice.")
             if row is None:
                 raise Refused("unknown", "This agent is not enrolled here.")
             if row["revoked"] is not None:
@@ -65,17 +69,30 @@ class Door:
 
     async def read(self, request: Request, kind: type[Kind]) -> Kind:
         """A signed request's JSON body, if it is what was signed and what it must be."""
-        content = bytearray()
-        async for chunk in request.stream():
-            content += chunk
-            if len(content) > JSON_LIMIT:
-                raise Denied(413, "too-large", f"A JSON body may have {JSON_LIMIT} bytes.")
+        content = await _body(request, JSON_LIMIT)
         if hashlib.sha256(content).hexdigest() != request.headers.get(BODY):
             raise Denied(401, "body", "The body is not the one that was signed.")
-        try:
-            return kind.model_validate_json(bytes(content))
-        except ValueError as error:
-            raise Denied(422, "malformed", str(error)[:500]) from None
+        return _parsed(content, kind)
+
+    async def read_unsigned(self, request: Request, kind: type[Kind]) -> Kind:
+        """A JSON body of somebody who is not known yet, and may not say much."""
+        return _parsed(await _body(request, UNSIGNED_LIMIT), kind)
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    content = bytearray()
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > limit:
+            raise Denied(413, "too-large", f"A JSON body may have {limit} bytes.")
+    return bytes(content)
+
+
+def _parsed(content: bytes, kind: type[Kind]) -> Kind:
+    try:
+        return kind.model_validate_json(content)
+    except ValueError as error:
+        raise Denied(422, "malformed", str(error)[:500]) from None
 
 
 def described(kind: type[BaseModel]) -> dict[str, Any]:

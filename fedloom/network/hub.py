@@ -108,6 +108,7 @@ class Hub:
         self.beat = min(BEAT, deadline / 4)
         self.loop: asyncio.AbstractEventLoop | None = None
         self.changed = threading.Condition()
+        self.welcoming = threading.Lock()  # the first agent's data decides what the others' must be
         self.connections: dict[str, Connection] = {}
         self.call: Call | None = None
         self.finished = ""  # what agents are told when there will be no more work
@@ -225,8 +226,6 @@ class Hub:
     def fail(self, agent: str, failure: Failure) -> None:
         """An agent could not or would not do what it was asked."""
         connection = self.connections[agent]
-        words = "refuses" if failure.kind == "refused" else "failed"
-        self.log(failure.kind, f"{connection.name} {words}: {failure.message}", agent)
         with self.changed:
             call = self.call
             if failure.ask is None:
@@ -237,6 +236,8 @@ class Hub:
                         del call.waiting[client]
                         call.failures[client] = failure
             self.changed.notify_all()
+        words = "refuses" if failure.kind == "refused" else "failed"
+        self.log(failure.kind, f"{connection.name} {words}: {failure.message}", agent)
 
     def counts(self) -> dict[str, Any]:
         """What anybody may know: numbers, but nobody's name."""

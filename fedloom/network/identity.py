@@ -113,13 +113,13 @@ def fingerprint(pem: bytes) -> str:
 
 
 def given(certificate: Path, key: Path) -> Certificates:
-    """Somebody's own certificate: agents pin the last one of its chain."""
+    """Somebody's own certificate: agents pin it, and not its authority, which signs for others as well."""
     try:
         chain = x509.load_pem_x509_certificates(certificate.read_bytes())
         serialization.load_pem_private_key(key.read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"The certificate {certificate} and the key {key} cannot be used: {error}") from None
-    return Certificates(certificate, key, chain[-1].public_bytes(serialization.Encoding.PEM))
+    return Certificates(certificate, key, chain[0].public_bytes(serialization.Encoding.PEM))
 
 
 def local_authority(folder: Path, names: tuple[str, ...] = ()) -> Certificates:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from fedloom import faults
-from fedloom.errors import StoreError
 from fedloom.machine import cores
 from fedloom.network.body import Body
 from fedloom.network.checks import Rejected
@@ -54,7 +53,7 @@ class Intake:
         )  # more would only take the processor from each other
         self._writing = ThreadPoolExecutor(1, "commit")
         self._pending: list[tuple[Accepted, asyncio.Future[None]]] = []
-        self._committing = False
+        self._committer: asyncio.Task[None] | None = None
 
     async def receive(self, agent: str, body: Body, expected: str | None) -> list[Verdict]:
         """A whole body: what becomes of each client in it. `expected` is the SHA-256 that was signed."""
@@ -169,20 +168,22 @@ class Intake:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         self._pending.append((update, done))
-        if not self._committing:
-            self._committing = True
-            while self._pending:
-                batch, self._pending = self._pending, []
-                error: StoreError | None = None
-                try:
-                    await loop.run_in_executor(self._writing, self.ledger.accept, [one for one, _ in batch])
-                except StoreError as failed:
-                    error = failed
-                for _, future in batch:
-                    if not future.done():
-                        future.set_exception(error) if error is not None else future.set_result(None)
-            self._committing = False
+        if self._committer is None or self._committer.done():
+            self._committer = loop.create_task(self._commit_all())  # of its own: whoever began it need not wait for all
         await done
+
+    async def _commit_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._pending:
+            batch, self._pending = self._pending, []
+            error: Exception | None = None
+            try:
+                await loop.run_in_executor(self._writing, self.ledger.accept, [one for one, _ in batch])
+            except Exception as failed:  # each answer's own request says so
+                error = failed
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error) if error is not None else future.set_result(None)
 
     # --- counting
 

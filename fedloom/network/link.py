@@ -47,13 +47,23 @@ class Link:
     def close(self) -> None:
         self._client.close()
 
-    def get(self, path: str) -> Any:
+    def get(self, path: str) -> dict[str, Any]:
         with self._send("GET", path) as response:
-            return json.loads(response.read())
+            return self._read(response)
 
-    def post(self, path: str, message: BaseModel | Parcel) -> Any:
+    def post(self, path: str, message: BaseModel | Parcel) -> dict[str, Any]:
         with self._send("POST", path, message) as response:
-            return json.loads(response.read())
+            return self._read(response)
+
+    def _read(self, response: httpx.Response) -> dict[str, Any]:
+        """A reply's JSON; a proxy's page in its place is as if nobody were there."""
+        content = response.read()
+        try:
+            if response.status_code != 200:
+                raise ValueError(f"status {response.status_code}")
+            return dict(json.loads(content))
+        except (ValueError, TypeError):
+            raise Unreachable(f"What answers at {self.url} is no fedloom coordinator at the moment.") from None
 
     @contextmanager
     def stream(self, path: str) -> Iterator[httpx.Response]:
@@ -80,7 +90,9 @@ class Link:
             else:
                 raise Denied(response.status_code, code, text)
             response = self._try(method, path, message)
-        else:
+        if response.status_code >= 500:
+            raise Unreachable(f"The coordinator at {self.url} cannot work at the moment: {_reason(response)[1]}")
+        if response.status_code >= 400:
             raise Denied(response.status_code, *_reason(response))
         try:
             with _in_words(self.url):

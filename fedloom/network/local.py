@@ -70,7 +70,14 @@ class LocalAgents:
         command += ["--token-file", str(token)] if token.is_file() else []
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         with open(folder / "log.txt", "ab") as log:
-            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment)
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the coordinator, which lets them finish the round
+            )
 
 
 def _name(number: int) -> str:

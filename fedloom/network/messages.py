@@ -51,6 +51,7 @@ class Asked(Message):
     client: Number  # its number in the run
     local: Number  # and at its site
     ticket: Stamp | None = None  # which version of what it keeps counts
+    row: Number = 0  # where its own message is among the private ones, also when others of the ask have answered
     receives: tuple[Number, ...] = ()  # the positions of the peers that it hears, in an exchange
 
 

@@ -64,6 +64,7 @@ class Versions:
         """
         named = self._named.setdefault((cell, client), set())
         named.add(ticket)
+        named -= {one for one in named if one > ticket}  # of rounds that were given up: they never count again
         base = max((one for one in named if one[0] <= durable), default=None)
         if base is None:
             return

@@ -77,12 +77,14 @@ class Parts:
         """The tensors of an ask with this role."""
         return self._groups(ask, role)[1]
 
-    def private(self, ask: Ask, number: int) -> Groups | None:
+    def private(self, ask: Ask, one: Asked) -> Groups | None:
         """The message for one client, as a stack of one."""
         if all(part.role != "private" for part in ask.parts):
             return None
         rows = self.groups(ask, "private")
-        return {group: {name: leaf[number : number + 1] for name, leaf in t.items()} for group, t in rows.items()}
+        if any(one.row >= len(leaf) for leaves in rows.values() for leaf in leaves.values()):
+            raise WireError("an ask lacks the message for one of its clients")
+        return {group: {name: leaf[one.row][None] for name, leaf in t.items()} for group, t in rows.items()}
 
     def peers(self, ask: Ask, one: Asked) -> tuple[Groups | None, Tensor | None]:
         """What a client's peers sent, in their places in the cohort, and which of them it hears."""

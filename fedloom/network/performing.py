@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fedloom import faults, tree
@@ -32,15 +32,14 @@ class Performer:
     parts: Parts
     versions: Versions
 
-    def answers(self, ask: Ask, write: Callable[[Callable[[], None]], None]) -> Iterator[Outgoing]:
-        """Answers to an ask, each to be sent before the next is made; `write` is patient with a full disk."""
-        self.policy.check_ask(ask.verb, ask.cohort)
-        place = self.prepared.place(ask.seed, ask.clients, ask.population, self.device)
-        algorithm = self.prepared.algorithm(ask.label)
-        if ask.kind == "train":
-            for number, one in enumerate(ask.clients):
-                yield self._train(ask, number, one, place, algorithm, write)
-            return
+    def train(self, ask: Ask, one: Asked, write: Callable[[Callable[[], None]], None]) -> Outgoing:
+        """What one client answers that is to train; `write` is patient with a full disk."""
+        place = self._place(ask)
+        return self._train(ask, one, place, self.prepared.algorithm(ask.label), write)
+
+    def examine(self, ask: Ask) -> Outgoing:
+        """What all clients of an ask answer that are to measure something."""
+        place, algorithm = self._place(ask), self.prepared.algorithm(ask.label)
         shared, outgoing = self.parts.groups(ask, "shared"), Outgoing(ask.id)
         for one in ask.clients:
             own = self._own(ask, one, place.task)
@@ -49,7 +48,12 @@ class Performer:
                 outgoing.add(one.client, sha256=tree.sha256(model))
             else:
                 outgoing.add(one.client, measured=self._measure(ask, one, place, model))
-        yield outgoing
+        return outgoing
+
+    def _place(self, ask: Ask) -> Place:
+        """Where an ask is carried out, if the site allows it."""
+        self.policy.check_ask(ask.kind, ask.verb, ask.cohort, {part.role for part in ask.parts})
+        return self.prepared.place(ask.seed, ask.clients, ask.population, self.device)
 
     def _own(self, ask: Ask, one: Asked, task: Task) -> Groups:
         """What a client keeps, in the version that counts."""
@@ -61,7 +65,6 @@ class Performer:
     def _train(
         self,
         ask: Ask,
-        number: int,
         one: Asked,
         place: Place,
         algorithm: Algorithm,
@@ -82,7 +85,7 @@ class Performer:
             round=ask.round,
             call=ask.call,
             keep="stack",
-            each=self.parts.private(ask, number),
+            each=self.parts.private(ask, one),
             peers=peers,
             graph=graph,
             measure=ask.splits,
@@ -102,7 +105,7 @@ class Performer:
         (report,) = outcome.reports
         means = _means(task)
         history = tuple(
-            {name: value for name, value in epoch.items() if self.policy.may_leave(bare(name, means), True)}
+            {name: value for name, value in epoch.items() if self._may_be_told(bare(name, means), means)}
             for epoch in report.history
         )
         outgoing = Outgoing(ask.id)
@@ -114,6 +117,9 @@ class Performer:
             measured=self._may_leave(report.post_fit, task),
         )
         return outgoing
+
+    def _may_be_told(self, metric: str, means: Mapping[str, bool]) -> bool:
+        return self.policy.may_leave(metric, means.get(metric, True))
 
     def _measure(self, ask: Ask, one: Asked, place: Place, model: Tree) -> dict[str, Measured]:
         data = Clients(place.federation, (one.client,), setup=place.setup, round=ask.round)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -74,8 +74,11 @@ class Policy(Record):
             if not float(epsilon) <= self.max_epsilon:
                 raise Refusal(f"the policy allows epsilon up to {self.max_epsilon:g}, and this run spends {epsilon}")
 
-    def check_ask(self, verb: str, cohort: int) -> None:
-        """Raise `Refusal` unless this may be asked of our clients."""
+    def check_ask(self, kind: str, verb: str, cohort: int, roles: Collection[str]) -> None:
+        """Raise `Refusal` unless this may be asked of our clients; `roles` are those of its tensors."""
+        if (kind == "train") != (verb != "evaluate") or ("peers" in roles) != (verb == "exchange"):
+            came = ", ".join(sorted(roles))
+            raise Refusal(f"what is asked is not what it is called: '{kind}' with {came} as '{verb}'")
         if verb not in self.verbs:
             raise Refusal(f"the policy allows {', '.join(self.verbs) or 'nothing'}, not {verb}")
         if cohort < self.min_cohort and verb != "evaluate":

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 
+from fedloom.errors import StoreError
 from fedloom.network.link import Unreachable
 from fedloom.network.packing import PackingError, Readable, unpacked
 from fedloom.network.wire import CHUNK
@@ -53,13 +54,24 @@ class Reader:
         """The next bytes as a file, if they have this fingerprint."""
         temporary = path.with_name(f"{path.name}.part")
         digest = hashlib.sha256()
-        with open(temporary, "wb") as file:
+        try:
+            file = open(temporary, "wb")  # noqa: SIM115 (closed below)
+        except OSError as error:
+            raise _full(path, error) from error
+        with file:
             while size > 0:
                 piece = self.some(min(size, CHUNK))
                 size -= len(piece)
                 digest.update(piece)
-                file.write(piece)
+                try:
+                    file.write(piece)
+                except OSError as error:  # not to be taken for a connection that broke
+                    raise _full(path, error) from error
         if digest.hexdigest() != sha256:
             temporary.unlink()
             raise Unreachable("The coordinator's tensors were damaged on their way.")
         temporary.replace(path)
+
+
+def _full(path: Path, error: OSError) -> StoreError:
+    return StoreError(f"Tensors cannot be written to {path.parent}: {error}.")

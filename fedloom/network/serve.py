@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from fedloom.errors import StoreError
-from fedloom.experiment.folder import claimed
+from fedloom.experiment.folder import claimed, locked
 from fedloom.experiment.spec import Experiment
 from fedloom.network.hosted import data_facts
 from fedloom.network.identity import given, local_authority
@@ -41,7 +41,9 @@ class Served(Session):
         self.certificates = None
         if tls:
             self.certificates = given(*certificate) if certificate else local_authority(self.network, names)
-        self.operator, token = operator(self.network, self.certificates)
+        self.fingerprint = self.certificates.fingerprint if self.certificates else ""
+        self.ledger.set_fact("fingerprint", self.fingerprint)
+        self.operator, token = operator(self.network, self.fingerprint)
         self.port = Port(self.hub, host, port, self.certificates, token.digest)
         shown = host if host not in ("0.0.0.0", "::") else socket.gethostname()
         self.url = f"{'https' if tls else 'http'}://{f'[{shown}]' if ':' in shown else shown}:{self.port.number}"
@@ -77,7 +79,7 @@ class Served(Session):
 
     def invite(self, count: int) -> list[Path]:
         """New one-time tokens, each in a file of its own."""
-        return invite(self.ledger, self.network, self.certificates, count)
+        return invite(self.ledger, self.network, self.fingerprint, count)
 
     def _print_join(self) -> None:
         wanted = self._start_when()
@@ -96,6 +98,9 @@ class Served(Session):
 def prepare_folder(folder: Path, fresh: bool) -> None:
     """Move an old run aside if it is to be begun anew, before anything is written beside it."""
     if fresh:
+        if (folder / "network").is_dir():
+            with locked(folder / "network"):  # by a coordinator that still waits for its agents
+                pass
         with claimed(folder, fresh=True):
             pass
 

@@ -6,7 +6,7 @@ import math
 import os
 import secrets
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from fedloom.cohort import Backend, Sampling
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError, QuorumError
 from fedloom.experiment.checkpoint import replacing
+from fedloom.experiment.folder import locked
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.result import Result
@@ -43,6 +44,9 @@ class Session:
         self.folder, self.tell = folder, tell
         self.plan = Plan(self.experiment)
         self.network = folder / "network"
+        self.network.mkdir(parents=True, exist_ok=True)
+        self._held = ExitStack()
+        self._held.enter_context(locked(self.network))  # before anything in it is touched
         self.ledger = Ledger(self.network)
         os.chmod(self.network, 0o700)
         self.ledger.sweep()
@@ -100,6 +104,8 @@ class Session:
         before = {row["agent"] for row in self.ledger.clients()}
         names = {row["agent"]: row["name"] for row in self.ledger.agents()}
         deadline = seconds(self.experiment.cohort.deadline)
+        if before and self._is_done():
+            return
         if before:
             for agent in before:
                 self.hub.expect(agent, names[agent])
@@ -127,6 +133,17 @@ class Session:
 
         self.hub.wait_until(enough)
         self._fix_clients(wanted)
+
+    def _is_done(self) -> bool:
+        """Whether every cell has all its rounds: then nobody need come back."""
+        if not (self.folder / "run.db").is_file():
+            return False
+        cells = {(one.algorithm, one.seed): one for one in Result.read(self.folder).runs}
+        wanted = [(label, seed) for label in self.experiment.algorithm for seed in self.experiment.seeds]
+        return all(
+            cell in cells and cells[cell].status == "done" and cells[cell].rounds >= self.experiment.rounds
+            for cell in wanted
+        )
 
     def _fix_clients(self, wanted: int | tuple[str, ...]) -> None:
         """Who takes part from now on, and under which number: by the agents' names, or as a rehearsal says."""
@@ -178,6 +195,7 @@ class Session:
                 return self._run(progress, should_stop)
         finally:
             self.ledger.close()
+            self._held.close()
 
     def _run(self, progress: Progress, should_stop: Callable[[], bool]) -> Result:
         try:

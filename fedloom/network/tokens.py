@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedloom.network.identity import Certificates, Token, write_private
+from fedloom.network.identity import Token, write_private
 from fedloom.network.ledger import Ledger
 
 
-def invite(ledger: Ledger, network: Path, certificates: Certificates | None, count: int) -> list[Path]:
+def invite(ledger: Ledger, network: Path, fingerprint: str, count: int) -> list[Path]:
     """New one-time tokens, each in a file of its own."""
     files = []
     for _ in range(count):
-        token = Token.new(certificates.fingerprint if certificates else "")
+        token = Token.new(fingerprint)
         ledger.invite(token.digest)
         path = network / "tokens" / f"{token.digest[:8]}.token"
         write_private(path, f"{token}\n".encode())
@@ -20,10 +20,9 @@ def invite(ledger: Ledger, network: Path, certificates: Certificates | None, cou
     return files
 
 
-def operator(network: Path, certificates: Certificates | None) -> tuple[Path, Token]:
+def operator(network: Path, fingerprint: str) -> tuple[Path, Token]:
     """The token of whoever runs the coordinator, which lets them see who is there; made when it is missing."""
     path = network / "operator.token"
-    fingerprint = certificates.fingerprint if certificates else ""
     if path.is_file():
         token = Token.parse(path.read_text(encoding="utf-8"))
         if token.fingerprint == fingerprint:

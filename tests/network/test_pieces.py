@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from fedloom.errors import InputError, TrainingError
 from fedloom.network.audit import Audit
 from fedloom.network.identity import Signer, Token, fingerprint, local_authority, pinned
+from fedloom.network.identity import given as given_certificate
 from fedloom.network.messages import NEW
 from fedloom.network.own import Versions
 from fedloom.network.policy import Policy, Refusal, load_site
@@ -124,6 +125,15 @@ def test_agents_trust_the_certificate_that_was_pinned_and_no_other(tmp_path: Pat
         _handshake(server, pinned(other.authority))
 
 
+def test_of_a_given_certificate_the_certificate_is_pinned_and_not_who_signed_it(tmp_path: Path) -> None:
+    made = local_authority(tmp_path / "ours")  # server.pem is a chain of two: the certificate, and who signed it
+    pinned_by_agents = given_certificate(made.certificate, made.key).authority
+    assert fingerprint(pinned_by_agents) == fingerprint(made.certificate.read_bytes()) != made.fingerprint
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(made.certificate, made.key)
+    _handshake(server, pinned(pinned_by_agents))
+
+
 def own(value: float) -> dict[str, dict[str, torch.Tensor]]:
     return {"control": {"w": torch.full((2,), value)}}
 
@@ -151,6 +161,16 @@ def test_a_clients_state_has_versions_until_the_coordinator_has_them_on_its_disk
     (tmp_path / "c-1" / "0" / "3-2-0.safetensors").write_bytes(b"half")
     with pytest.raises(TrainingError, match="damaged"):
         versions.load("c-1", 0, (3, 2, 0), own(0.0))
+
+
+def test_a_round_that_was_given_up_takes_no_version_with_it(tmp_path: Path) -> None:
+    versions = Versions(tmp_path)
+    for ticket in ((5, 1, 0), (6, 1, 0)):
+        versions.save("c-1", 0, ticket, own(float(ticket[0])))
+        versions.prune("c-1", 0, ticket, durable=4)
+    # the second call of round 6 failed: what counts is that of round 5 again, and 6 is on the coordinator's disk
+    versions.prune("c-1", 0, (5, 1, 0), durable=6)
+    assert torch.equal(versions.load("c-1", 0, (5, 1, 0), own(0.0))["control"]["w"], torch.full((2,), 5.0))
 
 
 def test_the_audit_log_goes_on_after_half_a_line(tmp_path: Path) -> None:
@@ -203,9 +223,19 @@ def test_a_policy_refuses_what_it_does_not_allow() -> None:
     with pytest.raises(Refusal, match="up to 2"):
         Policy(max_epsilon=2.0).check_offer(offer(), {"epsilon": 2.5})
     with pytest.raises(Refusal, match="not map"):
-        Policy(verbs=["reduce"]).check_ask("map", 10)
+        Policy(verbs=["reduce"]).check_ask("train", "map", 10, {"shared"})
     with pytest.raises(Refusal, match="at least 5 clients"):
-        Policy(min_cohort=5).check_ask("reduce", 4)
+        Policy(min_cohort=5).check_ask("train", "reduce", 4, {"shared"})
+    for kind, verb, roles in (
+        ("train", "evaluate", {"shared"}),  # training is not to be had under another name
+        ("evaluate", "reduce", {"shared"}),
+        ("train", "reduce", {"shared", "peers"}),
+        ("train", "exchange", {"shared"}),
+    ):
+        with pytest.raises(Refusal, match="not what it is called"):
+            Policy().check_ask(kind, verb, 10, roles)
+    Policy().check_ask("train", "exchange", 10, {"shared", "peers", "private"})
+    Policy().check_ask("fingerprint", "evaluate", 10, {"shared"})
     with pytest.raises(Refusal, match="20 training examples"):
         Policy(min_examples=20).check_examples({"a": 19})
     assert Policy().may_leave("accuracy", True)

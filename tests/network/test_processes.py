@@ -65,6 +65,22 @@ def test_a_killed_coordinator_and_a_killed_agent_come_back_and_no_bit_changes(
     assert all(line["bytes"] > 0 and "update model" in line["left"]["values"] for line in answered)
 
 
+def test_an_agent_that_is_killed_between_two_clients_goes_on_with_the_second(
+    federation: Callable[..., Federation], tmp_path: Path
+) -> None:
+    """Staged tells each client which group it is in: after the first has answered, the second's message is its own."""
+    values = {**EXPERIMENT, "rounds": 2, "evaluate": {"splits": []}, "algorithm": {"staged": {"groups": 3}}}
+    world = federation({**values, "cohort": {"deadline": "5m", "quorum": 1.0}})
+    world.serve()
+    first, _ = world.join(0, FEDLOOM_KILL_AT="agent.answered:1"), world.join(1)
+    assert first.wait(timeout=300) == -signal.SIGKILL
+    world.join(0)
+    assert world.finish() == 0, world.log()
+    assert weights(world.out) == serial_weights(values, tmp_path / "serial")
+    again = start("serve", world.file, "--listen", "127.0.0.1:0", "--out", world.out, cwd=tmp_path, log="again.txt")
+    assert again.wait(timeout=60) == 0  # it is finished: nobody is waited for
+
+
 def test_a_site_that_refuses_and_one_that_fails_are_shown_on_both_sides(
     federation: Callable[..., Federation], tmp_path: Path
 ) -> None:

@@ -14,7 +14,8 @@ import torch
 
 from fedloom.algorithm import Update
 from fedloom.errors import InputError
-from fedloom.network.checks import Limits
+from fedloom.evaluation import Measured
+from fedloom.network.checks import Limits, Rejected, check_measured
 from fedloom.network.identity import NONCE, TIME
 from fedloom.network.messages import Beat
 from fedloom.network.packing import packed
@@ -74,6 +75,22 @@ def test_what_agents_say_cannot_move_the_cursor_on_the_coordinators_console(worl
     failure = {"kind": "error", "message": "\x1b[2Jgone\nsecond line"}
     assert agent.send("POST", "/v1/failures", json.dumps(failure).encode()).status_code == 200
     assert world.said[-1] == "kerry failed: ?[2Jgone\nsecond line"
+
+
+def test_a_header_of_the_signature_counts_only_if_it_is_there_once(world: World) -> None:
+    agent = world.speaker()
+    other = Beat(doing="forged").model_dump_json().encode()
+    signed = agent.signer.headers("POST", "/v1/heartbeat", sha256(BEAT).hexdigest())
+    doubled = [("fedloom-body", sha256(other).hexdigest()), *signed.items()]
+    reply = world.client.post("/v1/heartbeat", content=other, headers=doubled)
+    assert (reply.status_code, code(reply)) == (401, "unsigned")
+
+
+def test_somebody_who_is_not_known_may_not_say_much(world: World) -> None:
+    reply = world.client.post("/v1/enrol", content=b'{"name": "' + b"x" * 100_000 + b'"}')
+    assert (reply.status_code, code(reply)) == (413, "too-large")
+    reply = world.client.post("/v1/enrol", content=b"no JSON")
+    assert (reply.status_code, code(reply)) == (422, "malformed")
 
 
 def test_a_clock_that_is_an_hour_off_is_told_the_time_and_an_old_session_the_new_one(world: World) -> None:
@@ -339,6 +356,27 @@ def test_status_says_who_is_there_and_who_is_awaited_to_the_operator_alone(world
     for wrong in ("", "Bearer ", "Bearer 00", "nonsense", f"Bearer {world.operator}"):
         reply = world.client.get("/v1/status", headers={"authorization": wrong})
         assert (reply.status_code, code(reply)) == (401, "token")
+
+
+@pytest.mark.parametrize(
+    ("measured", "why"),
+    [
+        ({}, "says nothing about the split 'test'"),
+        ({"test": Measured(3, {"loss": 1.0})}, "lacks some of the metrics"),
+        ({"test": Measured(2, {"loss": 1.0, "accuracy": 1.0})}, "has 3 test examples, and measured 2"),
+        ({"test": Measured(3, {"loss": 1.0, "accuracy": 1.0, "f1": 1.0})}, "metrics that nobody asked for"),
+        ({"test": Measured(3, {"loss": 1.0, "accuracy": 1.0}, {}, torch.ones(3))}, "lacks scores"),
+    ],
+)
+def test_measurements_must_be_those_that_were_asked_for(measured: dict[str, Measured], why: str) -> None:
+    means, summaries = ("loss", "accuracy"), ("auroc",)
+    with pytest.raises(Rejected, match=why):
+        check_measured(measured, ("test",), {"test": 3}, means, summaries)
+    hidden = Measured(3, {"loss": float("nan"), "accuracy": 1.0})  # a site need not tell everything
+    scored = Measured(3, {"loss": 1.0, "accuracy": 1.0}, {"auroc": torch.ones(3)}, torch.ones(3))
+    for fine in (hidden, scored):
+        check_measured({"test": fine}, ("test",), {"test": 3}, means, summaries)
+    check_measured({}, ("test",), {"test": 0}, means, summaries)
 
 
 def test_answers_may_be_compressed(world: World) -> None:
