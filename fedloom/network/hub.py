@@ -7,6 +7,7 @@ import contextlib
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from fedloom.network.messages import Ask, ClientAnswer, Failure, Hello
 from fedloom.network.wire import Parcel
 
 BEAT = 3.0  # seconds between an agent's signs of life, unless the deadline is short
+DENIALS = 100  # so many refused requests are told within a minute
 MISSED = 5  # silent for so many, an agent is lost: not waited for if the round can do without it
 
 
@@ -118,6 +120,7 @@ class Hub:
         self.largest = 64 << 20  # bytes of one answer
         self.accepted = 0
         self.rejected = 0
+        self._denied: deque[float] = deque(maxlen=DENIALS)
 
     # --- agents
 
@@ -144,10 +147,22 @@ class Hub:
 
     def log(self, kind: str, message: str, agent: str | None = None) -> None:
         """Something the user should know: on the console and in the ledger."""
+        if kind == "denied" and self._too_often():
+            return
         message = "".join(sign if sign.isprintable() or sign == "\n" else "?" for sign in message)  # others wrote it
         self.tell(message)
         with contextlib.suppress(StoreError):  # a full disk must not keep people from being told
             self.ledger.note(kind, message, agent)
+
+    def _too_often(self) -> bool:
+        """Whether strangers were refused so often lately that telling it again would only fill the disk."""
+        now, times = time.monotonic(), self._denied
+        if len(times) == times.maxlen and now - times[0] < 60:
+            return True
+        times.append(now)
+        if len(times) == times.maxlen and now - times[0] < 60:
+            self.tell("Many requests are refused; for a minute, further ones are not shown.")
+        return False
 
     # --- the engine's side
 

@@ -86,6 +86,15 @@ def test_a_header_of_the_signature_counts_only_if_it_is_there_once(world: World)
     assert (reply.status_code, code(reply)) == (401, "unsigned")
 
 
+def test_strangers_cannot_fill_the_disk_with_refusals(world: World) -> None:
+    for _ in range(300):
+        world.client.get("/v1/plan")
+    assert len(world.said) == 101
+    assert any("further ones are not shown" in line for line in world.said)
+    world.hub.log("agent", "somebody came")  # everything else is still told
+    assert world.said[-1] == "somebody came"
+
+
 def test_somebody_who_is_not_known_may_not_say_much(world: World) -> None:
     reply = world.client.post("/v1/enrol", content=b'{"name": "' + b"x" * 100_000 + b'"}')
     assert (reply.status_code, code(reply)) == (413, "too-large")
