@@ -95,13 +95,17 @@ class Sampling(Record):
                 f"{population} clients."
             )
 
+    def is_for_everyone(self, round: int) -> bool:
+        """Whether all clients take part in this round, whatever else is said."""
+        return self.everyone_every is not None and round % self.everyone_every == 0
+
     def draw(self, population: int, round: int, seed: int) -> tuple[int, ...]:
         """The clients of a round, in ascending order.
 
         >>> Sampling(count=3).draw(1_000_000, round=1, seed=7) == Sampling(count=3).draw(1_000_000, round=1, seed=7)
         True
         """
-        if self.everyone_every is not None and round % self.everyone_every == 0:
+        if self.is_for_everyone(round):
             return tuple(range(population))
         period = (round - 1) // self.redraw_every
         size = self.size(population)

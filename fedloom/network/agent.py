@@ -179,8 +179,8 @@ class Agent:
     def _report(self, ask: Ask, clients: Sequence[Asked], kind: Any, message: str) -> None:
         numbers = tuple(one.client for one in clients)
         self.tell(f"{kind}: {message}")
-        with contextlib.suppress(StoreError):  # a disk that is still full must not keep the coordinator waiting
-            self.audit.write(kind, **about(ask), why=message)
+        with contextlib.suppress(StoreError):  # a disk that stays full must not keep the coordinator waiting
+            self._patiently(lambda: self.audit.write(kind, **about(ask), why=message), 5.0)
         self.link.post("/v1/failures", Failure(ask=ask.id, clients=numbers, kind=kind, message=message[:20_000]))
 
     def _patiently(self, write: Callable[[], None], seconds: float = 60.0) -> None:

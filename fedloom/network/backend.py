@@ -170,9 +170,8 @@ class Network:
 
     def _enough(self, round: int) -> int | None:
         """How many answers will do, if more clients than that were asked."""
-        sampling = self.sampling
-        everyone = sampling.everyone_every is not None and round % sampling.everyone_every == 0
-        return sampling.size(self.roster.clients) if sampling.over_select and not everyone else None
+        more = self.sampling.over_select and not self.sampling.is_for_everyone(round)
+        return self.sampling.size(self.roster.clients) if more else None
 
     def _begin_round(self, work: ClientWork) -> None:
         """A new round: updates of rounds that are checkpointed are forgotten."""

@@ -32,11 +32,6 @@ class Performer:
     parts: Parts
     versions: Versions
 
-    def train(self, ask: Ask, one: Asked, write: Callable[[Callable[[], None]], None]) -> Outgoing:
-        """What one client answers that is to train; `write` is patient with a full disk."""
-        place = self._place(ask)
-        return self._train(ask, one, place, self.prepared.algorithm(ask.label), write)
-
     def examine(self, ask: Ask) -> Outgoing:
         """What all clients of an ask answer that are to measure something."""
         place, algorithm = self._place(ask), self.prepared.algorithm(ask.label)
@@ -62,15 +57,9 @@ class Performer:
         initial = self.prepared.initial_own(ask.label, ask.seed, task)
         return self.versions.load(_cell(ask), one.client, one.ticket, initial)
 
-    def _train(
-        self,
-        ask: Ask,
-        one: Asked,
-        place: Place,
-        algorithm: Algorithm,
-        write: Callable[[Callable[[], None]], None],
-    ) -> Outgoing:
-        """One client runs one method of the algorithm and keeps what it keeps; its answer."""
+    def train(self, ask: Ask, one: Asked, write: Callable[[Callable[[], None]], None]) -> Outgoing:
+        """One client runs one method of the algorithm and keeps what it keeps; `write` is patient with a full disk."""
+        place, algorithm = self._place(ask), self.prepared.algorithm(ask.label)
         if one.ticket is not None:
             self.versions.prune(_cell(ask), one.client, one.ticket, ask.durable)
         own = self._own(ask, one, place.task)
