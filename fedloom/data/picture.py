@@ -104,6 +104,8 @@ def _bars(figure: Figure, axes: Axes, federation: Federation) -> None:
     start, rows = np.zeros(federation.clients), np.arange(federation.clients)
     for split, colour in zip(SPLITS, COLOURS, strict=True):
         sizes = federation.sizes(split)
+        if not sizes.any():
+            continue
         axes.barh(rows, sizes, left=start, height=0.8 if len(rows) <= 50 else 1, color=colour, label=split)
         start += sizes
     axes.tick_params(axis="y", labelleft=False)

@@ -136,6 +136,15 @@ def test_pictures_in_other_formats(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "picture.svg").read_text()
 
 
+def test_the_legend_names_the_splits_that_there_are(tmp_path: Path) -> None:
+    data = Dataset(torch.zeros(20, 1), torch.arange(20) % 2, classes=("no", "yes"))
+    plot(federate(data, partition={"name": "iid", "clients": 2}, split=[0.5, 0, 0.5]), tmp_path / "picture.svg")
+    picture = (tmp_path / "picture.svg").read_text()  # every text is there as a comment beside its outlines
+    assert "<!-- train -->" in picture
+    assert "<!-- test -->" in picture
+    assert "validation" not in picture
+
+
 def test_bins_of_sizes_cover_every_client() -> None:
     assert _doubling(1, 9).tolist() == [1, 2, 3, 4, 6, 8, 12]
     for low, high in ((1, 1), (1, 60), (3, 200), (17, 4096), (5, 6143)):
