@@ -45,9 +45,18 @@ class Checkpoint:
     extra: dict[str, Any]
     notes: list[str]
 
+    def ends(self, rounds: int) -> bool:
+        """Whether nothing is left to do: all rounds, or the target at which the cell should stop."""
+        return self.snapshot.round >= rounds or bool(self.extra.get("reached"))
+
 
 class _Damaged(Exception):
     """Why a checkpoint must not be used."""
+
+
+def of_cell(run: Path, label: str, seed: int) -> Path:
+    """Where a run keeps the checkpoints of one of its cells."""
+    return run / "cells" / f"{label}-{seed}"
 
 
 def save(

@@ -210,7 +210,7 @@ class Result:
     def _snapshot(self, run: CellResult) -> Snapshot:
         from fedloom.experiment import checkpoint
 
-        loaded = checkpoint.load(self.folder / "cells" / f"{run.algorithm}-{run.seed}")
+        loaded = checkpoint.load(checkpoint.of_cell(self.folder, run.algorithm, run.seed))
         if loaded is None:
             raise StoreError(f"{run.algorithm} (seed {run.seed}) has no checkpoint in {self.folder}.")
         return loaded.snapshot

@@ -345,12 +345,12 @@ class _Cell:
 
     @property
     def checkpoints(self) -> Path:
-        return self.folder / "cells" / f"{self.label}-{self.seed}"
+        return checkpoint.of_cell(self.folder, self.label, self.seed)
 
     def is_done(self, store: Store) -> bool:
         """Whether there is nothing left to do; the store is told, if it was not."""
         loaded = checkpoint.load(self.checkpoints)
-        if loaded is None or (loaded.snapshot.round < self.rounds and not loaded.extra.get("reached")):
+        if loaded is None or not loaded.ends(self.rounds):
             return False
         # a kill may have come after the last checkpoint and before the store was told
         store.set_status(self.number, "done", weights_sha256=loaded.extra.get("weights_sha256"))

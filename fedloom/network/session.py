@@ -15,7 +15,7 @@ from fedloom.clients import Setup
 from fedloom.cohort import Backend, Sampling
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError, QuorumError
-from fedloom.experiment.checkpoint import replacing
+from fedloom.experiment import checkpoint
 from fedloom.experiment.folder import locked
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
@@ -78,7 +78,7 @@ class Session:
             path = self.network / "initial" / f"{parcel.sha256}.safetensors"
             if not path.is_file():
                 path.parent.mkdir(exist_ok=True)
-                with replacing(path, "file") as temporary, open(temporary, "wb") as file:
+                with checkpoint.replacing(path, "file") as temporary, open(temporary, "wb") as file:
                     file.writelines(parcel.pieces())
             self.hub.lasting[parcel.sha256] = path
             initial[str(seed)] = parcel.sha256
@@ -135,15 +135,10 @@ class Session:
         self._fix_clients(wanted)
 
     def _is_done(self) -> bool:
-        """Whether every cell has all its rounds: then nobody need come back."""
-        if not (self.folder / "run.db").is_file():
-            return False
-        cells = {(one.algorithm, one.seed): one for one in Result.read(self.folder).runs}
-        wanted = [(label, seed) for label in self.experiment.algorithm for seed in self.experiment.seeds]
-        return all(
-            cell in cells and cells[cell].status == "done" and cells[cell].rounds >= self.experiment.rounds
-            for cell in wanted
-        )
+        """Whether every cell has ended: then nobody need come back."""
+        cells = [(label, seed) for label in self.experiment.algorithm for seed in self.experiment.seeds]
+        found = [checkpoint.load(checkpoint.of_cell(self.folder, *cell)) for cell in cells]
+        return all(one is not None and one.ends(self.experiment.rounds) for one in found)
 
     def _fix_clients(self, wanted: int | tuple[str, ...]) -> None:
         """Who takes part from now on, and under which number: by the agents' names, or as a rehearsal says."""

@@ -81,6 +81,18 @@ def test_an_agent_that_is_killed_between_two_clients_goes_on_with_the_second(
     assert again.wait(timeout=60) == 0  # it is finished: nobody is waited for
 
 
+def test_a_run_that_stopped_at_its_target_waits_for_nobody(tmp_path: Path) -> None:
+    early = {"target": {"accuracy": 0.01}, "stop": "target"}
+    file = write_toml(tmp_path / "experiment.toml", {**EXPERIMENT, "rounds": 9, "evaluate": early})
+    first = start("serve", file, "--local", "2", "--out", tmp_path / "net", cwd=tmp_path)
+    assert first.wait(timeout=300) == 0, (tmp_path / "log.txt").read_text()
+    assert all(one.rounds < 9 for one in Result.read(tmp_path / "net").runs)
+    before = weights(tmp_path / "net")
+    again = start("serve", file, "--listen", "127.0.0.1:0", "--out", tmp_path / "net", cwd=tmp_path, log="again.txt")
+    assert again.wait(timeout=60) == 0, (tmp_path / "again.txt").read_text()
+    assert weights(tmp_path / "net") == before
+
+
 def test_a_site_that_refuses_and_one_that_fails_are_shown_on_both_sides(
     federation: Callable[..., Federation], tmp_path: Path
 ) -> None:
