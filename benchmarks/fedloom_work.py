@@ -12,8 +12,8 @@ import fedloom as fl
 from fedloom.clients import Setup
 from fedloom.data.build import federate
 from fedloom.data.sources.idx import Mnist
-from fedloom.experiment.run import choose_setup
 from fedloom.experiment.spec import RunTable
+from fedloom.experiment.track import choose_setup
 from fedloom.probe import probe
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))

@@ -19,8 +19,8 @@ from fedloom.engine import Evaluation, RoundRecord, fit
 from fedloom.experiment.check import duration, size
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
-from fedloom.experiment.run import backend_on, choose_setup, start_workers
 from fedloom.experiment.spec import RunTable
+from fedloom.experiment.track import backend_on, choose_setup, start_workers
 from fedloom.probe import EAGER_GROUP, SMALL_MODEL, Probe, probe
 
 WARM_UP = 2  # rounds that are not counted: they load, record and fill caches

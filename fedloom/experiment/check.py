@@ -14,7 +14,7 @@ from fedloom import evaluation, machine, tree
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
 from fedloom.experiment.plan import Plan
-from fedloom.experiment.run import choose_setup
+from fedloom.experiment.track import choose_setup
 from fedloom.experiment.traffic import Traffic, traffic
 from fedloom.probe import probe
 

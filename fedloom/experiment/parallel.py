@@ -12,22 +12,22 @@ from typing import Protocol, TypeVar
 
 from fedloom.backends.vector import Workers
 
-MOST_DATA = 1_000_000_000  # bytes of examples in shared memory: every lane of cells has a copy
-LANE = TypeVar("LANE")
+MOST_DATA = 1_000_000_000  # bytes of examples in shared memory: every track of cells has a copy
+TRACK = TypeVar("TRACK")
 TAKEN = TypeVar("TAKEN", contravariant=True)
 
 
 class Trainable(Protocol[TAKEN]):
     """A cell."""
 
-    def train(self, lane: TAKEN, should_stop: Callable[[], bool]) -> bool:
+    def train(self, track: TAKEN, should_stop: Callable[[], bool]) -> bool:
         """Run to the end; false when asked to stop before that."""
 
 
-def lanes(cells: int, workers: int, data: int = 0) -> int:
+def tracks(cells: int, workers: int, data: int = 0) -> int:
     """How many cells to run at once: as many as leave no worker idle for long.
 
-    >>> lanes(cells=21, workers=2), lanes(cells=3, workers=2), lanes(cells=2, workers=8), lanes(cells=1, workers=8)
+    >>> tracks(cells=21, workers=2), tracks(cells=3, workers=2), tracks(cells=2, workers=8), tracks(cells=1, workers=8)
     (2, 1, 2, 1)
     """
     side_by_side = min(cells, workers)
@@ -46,18 +46,18 @@ def divide(workers: Workers, count: int) -> list[Workers]:
 
 
 def train(
-    cells: Sequence[Trainable[LANE]],
-    lanes: Sequence[LANE],
+    cells: Sequence[Trainable[TRACK]],
+    tracks: Sequence[TRACK],
     should_stop: Callable[[], bool],
     kill: Sequence[Callable[[], None]],
 ) -> None:
-    """Every lane takes the next cell when it has finished one; the first failure stops all, and is raised.
+    """Every track takes the next cell when it has finished one; the first failure stops all, and is raised.
 
     `kill` makes cells under way fail at once: for whoever cannot wait for the end of their rounds.
     """
-    if len(lanes) == 1:  # in this thread, in order
+    if len(tracks) == 1:  # in this thread, in order
         for cell in cells:
-            if not cell.train(lanes[0], should_stop):
+            if not cell.train(tracks[0], should_stop):
                 return
         return
     waiting, lock = deque(cells), Lock()
@@ -67,7 +67,7 @@ def train(
     def stop() -> bool:
         return stopped or bool(failures) or should_stop()
 
-    def work(lane: LANE) -> None:
+    def work(track: TRACK) -> None:
         nonlocal stopped
         while True:
             with lock:
@@ -75,12 +75,12 @@ def train(
                     return
                 cell = waiting.popleft()
             try:
-                stopped = not cell.train(lane, stop) or stopped
+                stopped = not cell.train(track, stop) or stopped
             except BaseException as failure:
                 failures.append(failure)
                 return
 
-    threads = [Thread(target=work, args=(lane,), daemon=True) for lane in lanes]
+    threads = [Thread(target=work, args=(track,), daemon=True) for track in tracks]
     for thread in threads:
         thread.start()
     try:

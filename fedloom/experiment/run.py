@@ -5,39 +5,27 @@ The command line and Python call the same function, `run`.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedloom import machine, tree
+from fedloom import tree
 from fedloom.algorithm import Algorithm
-from fedloom.backends.serial import Serial
-from fedloom.backends.vector import Vector, Workers
-from fedloom.clients import Setup
-from fedloom.cohort import Backend, Sampling
-from fedloom.data.describe import label_counts
+from fedloom.cohort import Sampling
 from fedloom.data.federation import Federation
-from fedloom.engine import Evaluation, RoundRecord, Snapshot, fit
-from fedloom.errors import FedloomError, InputError, QuorumError, StoreError
-from fedloom.evaluation import Measured
-from fedloom.experiment import checkpoint, parallel
+from fedloom.engine import Evaluation
+from fedloom.errors import InputError
+from fedloom.experiment import parallel
+from fedloom.experiment.cell import Cell
 from fedloom.experiment.folder import claimed, same_experiment
 from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.result import Result
 from fedloom.experiment.spec import EvaluateTable, RunTable, check_label, check_top, identity
 from fedloom.experiment.store import Store
-from fedloom.local import Groups
-from fedloom.probe import Probe, probe
+from fedloom.experiment.track import Connect, open_tracks
 from fedloom.resolve import code_fingerprint
-from fedloom.task import GENERATOR, Task
-
-if TYPE_CHECKING:
-    from fedloom.backends.cluster import Cluster
-
-Connect = Callable[[Federation, Task], Backend]
+from fedloom.task import Task
 
 
 def run(
@@ -103,7 +91,7 @@ def run(
     with claimed(folder, fresh), Store(folder) as store:
         same_experiment(store, folder, described, rounds, resolved)
         todo = [
-            _Cell(folder, store.cell(label, seed), label, seed, algorithm, rounds, cohort, evaluation, settings, told)
+            Cell(folder, store.cell(label, seed), label, seed, algorithm, rounds, cohort, evaluation, settings, told)
             for seed in seed_list
             for label, algorithm in labelled.items()
         ]
@@ -111,72 +99,12 @@ def run(
         todo = [cell for cell in todo if not cell.is_done(store)]
         if todo:
             with ExitStack() as stack:
-                lanes = _lanes(stack, folder, todo, federations, tasks, settings, cohort, told, verbose, connect)
-                parallel.train(todo, lanes, should_stop, [lane.kill for lane in lanes])
+                seeds_to_do = [cell.seed for cell in todo]
+                tracks = open_tracks(
+                    stack, folder, seeds_to_do, federations, tasks, settings, cohort, told, verbose, connect
+                )
+                parallel.train(todo, tracks, should_stop, [track.kill for track in tracks])
     return Result.read(folder, tasks, labelled)
-
-
-def _lanes(
-    stack: ExitStack,
-    folder: Path,
-    todo: Sequence[_Cell],
-    federations: Callable[[int], Federation],
-    tasks: Callable[[int], Task],
-    settings: RunTable,
-    cohort: Sampling,
-    progress: Progress,
-    verbose: bool,
-    connect: Connect | None,
-) -> list[_Backends]:
-    """Where cells are computed: in one lane with all workers, or in several with some of them each."""
-    # first of all: they load torch while this process loads the data
-    workers = start_workers(settings, progress.note) if connect is None else None
-    if workers is not None:
-        stack.callback(workers.close)
-    everyone: list[Workers | Cluster | None] = [workers]
-    if isinstance(workers, Workers):
-        federation = federations(todo[0].seed)
-        data = sum(array.nbytes for array in (federation.x, federation.y))
-        wanted = settings.cells if settings.cells != "auto" else parallel.lanes(len(todo), len(workers), data)
-        everyone = [*parallel.divide(workers, min(wanted, len(todo), len(workers)))]
-    return [
-        stack.enter_context(
-            _Backends(
-                federations,
-                tasks,
-                settings,
-                cohort,
-                stack.enter_context(Store(folder)),
-                progress,
-                verbose,
-                group,
-                connect,
-            )
-        )
-        for group in everyone
-    ]
-
-
-def start_workers(settings: RunTable, tell: Callable[[str], None]) -> Workers | Cluster | None:
-    """The processes that compute clients; None where this one does."""
-    if settings.backend == "serial":
-        return None
-    if settings.backend == "vector":
-        return Workers(machine.cores() if settings.workers == "auto" else settings.workers)
-    from fedloom.backends.cluster import Cluster
-
-    return Cluster(settings.address, settings.nodes, settings.workers, tell)
-
-
-def backend_on(workers: Workers | Cluster | None, federation: Federation, task: Task, setup: Setup) -> Backend:
-    """The backend that spreads work over these processes."""
-    if workers is None:
-        return Serial(federation, task, setup)
-    if isinstance(workers, Workers):
-        return Vector(federation, task, setup, workers)
-    from fedloom.backends.ray import Ray
-
-    return Ray(federation, task, setup, workers)
 
 
 def _check_numbers(rounds: object, seeds: Sequence[object], name: object) -> None:
@@ -233,267 +161,3 @@ def _name(thing: Any) -> str:
 
 def _fields(evaluation: Evaluation) -> dict[str, Any]:
     return {name: getattr(evaluation, name) for name in Evaluation.model_fields}
-
-
-@dataclass
-class _Backends:
-    """One backend for each pair of data and task, made when the first cell needs it."""
-
-    federations: Callable[[int], Federation]
-    tasks: Callable[[int], Task]
-    settings: RunTable
-    cohort: Sampling
-    store: Store
-    progress: Progress
-    verbose: bool
-    workers: Workers | Cluster | None
-    connect: Connect | None = None
-
-    def __enter__(self) -> _Backends:
-        self._made: dict[tuple[int, int], tuple[Backend, Federation, Task]] = {}
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        for backend, _, _ in self._made.values():
-            backend.close()
-
-    def kill(self) -> None:
-        """End the workers at once, whatever they are doing."""
-        for process in self.workers.processes if isinstance(self.workers, Workers) else ():
-            process.kill()
-
-    def get(self, seed: int) -> tuple[Backend, Federation, Task]:
-        # one lane at a time: data is loaded once, models draw from torch's generator, the first one records the setup
-        with GENERATOR:
-            federation, task = self.federations(seed), self.tasks(seed)
-            key = (id(federation), id(task))
-            if key not in self._made:
-                self._made = {key: (self._build(federation, task, seed), federation, task)}
-            return self._made[key]
-
-    def _build(self, federation: Federation, task: Task, seed: int) -> Backend:
-        self.cohort.check(federation.clients)
-        if self.connect is not None:
-            self._same_data(federation, seed)
-            self._introduce(federation)
-            self.store.set_fact("network", True)
-            return self.connect(federation, task)
-        facts = probe(federation, task)
-        setup = self._setup(facts, federation)
-        self._same_data(federation, seed)
-        if self.verbose:
-            self._explain(federation, task, setup)
-        return backend_on(self.workers, federation, task, setup)
-
-    def _explain(self, federation: Federation, task: Task, setup: Setup) -> None:
-        workers = f"{self.workers} for a cell" if self.workers is not None else "this process"
-        self.progress.note(f"{federation}, a model of {task.parameters:,} parameters")
-        self.progress.note(f"computed in {workers}, {setup}")
-        self.progress.note(", ".join(f"{name} {value}" for name, value in machine.facts().items()))
-
-    def _setup(self, facts: Probe, federation: Federation) -> Setup:
-        """How to compute: as recorded when the run began, so that going on gives the same bits; else as asked."""
-        recorded = self.store.fact("setup")
-        if recorded is not None:
-            known = {field.name for field in fields(Setup)}
-            setup = Setup(**{name: value for name, value in recorded.items() if name in known})
-            if self.settings.group not in ("auto", setup.group):
-                self.progress.note(f"This run began with a group size of {setup.group}, and goes on with it.")
-            return setup
-        setup = choose_setup(facts, self.settings, self.cohort.size(federation.clients))
-        reason = facts.__dict__.get("cannot_group")  # known only where side by side was wanted
-        if reason:
-            self.progress.note(f"Clients are trained one by one in each worker, because {reason}")
-            self.store.set_fact("one by one", reason)
-        self.store.set_fact("setup", asdict(setup))
-        self._introduce(federation)
-        return setup
-
-    def _introduce(self, federation: Federation) -> None:
-        self.store.set_fact("machine", machine.facts())
-        if not self.store.rows("clients"):
-            self.store.set_clients(federation)
-            held = label_counts(federation) if len(federation.y) else None  # elsewhere, labels are not known here
-            if held is not None:
-                self.store.set_fact("labels", held)
-
-    def _same_data(self, federation: Federation, seed: int) -> None:
-        known = self.store.fact(f"data of seed {seed}")
-        if known is not None and known != federation.fingerprint:
-            raise StoreError("The data has changed since this run began. Use --fresh to start anew with the new data.")
-        self.store.set_fact(f"data of seed {seed}", federation.fingerprint)
-
-
-@dataclass
-class _Cell:
-    """One algorithm with one seed."""
-
-    folder: Path
-    number: int
-    label: str
-    seed: int
-    algorithm: Algorithm
-    rounds: int
-    cohort: Sampling
-    evaluation: EvaluateTable
-    settings: RunTable
-    progress: Progress
-
-    @property
-    def title(self) -> str:
-        return f"{self.label} (seed {self.seed})"
-
-    @property
-    def checkpoints(self) -> Path:
-        return checkpoint.of_cell(self.folder, self.label, self.seed)
-
-    def is_done(self, store: Store) -> bool:
-        """Whether there is nothing left to do; the store is told, if it was not."""
-        loaded = checkpoint.load(self.checkpoints)
-        if loaded is None or not loaded.ends(self.rounds):
-            return False
-        # a kill may have come after the last checkpoint and before the store was told
-        store.set_status(self.number, "done", weights_sha256=loaded.extra.get("weights_sha256"))
-        self.progress.begin(self.title, self.rounds, self.rounds)
-        self.progress.end(self.title)
-        return True
-
-    def train(self, lane: _Backends, should_stop: Callable[[], bool]) -> bool:
-        """Run to the end, or from the last checkpoint to the end; false when asked to stop before that."""
-        store = lane.store
-        loaded = checkpoint.load(self.checkpoints)
-        for note in loaded.notes if loaded else ():
-            self.progress.note(f"{self.label}, seed {self.seed}: {note}")
-        begun = loaded.snapshot if loaded else None
-        store.forget_after(self.number, begun.round if begun else 0)
-        store.set_status(self.number, "running")
-        self.progress.begin(self.title, begun.round if begun else 0, self.rounds)
-        try:
-            finished = self._rounds(lane, begun, should_stop)
-        except FedloomError as error:
-            if not should_stop():  # otherwise its workers were taken away
-                store.set_status(self.number, "failed", error=str(error))
-            raise
-        finally:
-            self.progress.end(self.title)
-        if not finished:
-            store.set_status(self.number, "stopped")
-        return finished
-
-    def _rounds(self, lane: _Backends, begun: Snapshot | None, should_stop: Callable[[], bool]) -> bool:
-        backend, federation, task = lane.get(self.seed)
-        if hasattr(backend, "begin"):
-            backend.begin(self.label, self.seed, self.checkpoints)
-        own: dict[int, Groups] = dict(begun.own) if begun else {}
-        unsaved: dict[int, Groups] = {}
-        saved = begun.round if begun else 0
-        records = fit(
-            federation,
-            task,
-            self.algorithm,
-            self.rounds,
-            seed=self.seed,
-            sampling=self.cohort,
-            evaluation=self.evaluation,
-            backend=backend,
-            resume=begun,
-            until=self._target(task),
-        )
-        complete = False
-        for record in records:
-            complete = complete or record.complete
-            own.update(record.own)
-            unsaved.update(record.own)
-            values = headline_values(record, task)
-            self.progress.step(self.title, record.round, values, record.seconds)
-            reached = record.reached
-            last = record.round == self.rounds or reached
-            stopping = not last and should_stop()
-            saving = last or stopping or record.round % self.settings.checkpoint_every == 0
-            lane.store.save(self.number, record, task, durable=saving)
-            if self.settings.keep_models:
-                checkpoint.keep_model(self.checkpoints, record.round, self.algorithm.server_model(task, record.state))
-            sha = final_sha256(backend, self.algorithm, task, record.state, own) if last else None
-            if saving:
-                extra = {"reached": reached, "weights_sha256": sha}
-                checkpoint.save(self.checkpoints, record.round, record.state, unsaved, extra, since=saved)
-                unsaved, saved = {}, record.round
-            if last:
-                if not complete and begun is None:
-                    raise QuorumError(f"No round of {self.label} had enough clients: nothing was learnt.")
-                lane.store.set_status(self.number, "done", weights_sha256=sha)
-                return True
-            if stopping:
-                return False
-        return True
-
-    def _target(self, task: Task) -> Callable[[RoundRecord], bool] | None:
-        """Whether a round reaches what the run should stop at."""
-        if self.evaluation.stop != "target":
-            return None
-        (metric, target), *_ = self.evaluation.target.items()
-        known = ["loss", *(measure.name for measure in task.measures)]
-        if metric not in known:
-            raise InputError(f"[evaluate] target must be about one of {', '.join(known)}. Got '{metric}' instead.")
-        lower = metric == "loss" or any(m.name == metric and not m.higher_is_better for m in task.measures)
-
-        def reached(record: RoundRecord) -> bool:
-            value = headline_values(record, task).get(metric)
-            return value is not None and (value <= target if lower else value >= target)
-
-        return reached
-
-
-def choose_setup(facts: Probe, settings: RunTable, cohort: int) -> Setup:
-    """How clients are computed: what was asked for, or a rule on facts that are known before the first round."""
-    compiled = settings.compile is True and settings.backend != "serial"
-    if compiled and not machine.has_compiler():
-        raise InputError(
-            "[run] compile = true needs a C++ compiler (g++ or clang++), and there is none on this machine."
-        )
-    group = facts.group(cohort, compiled) if settings.group == "auto" else settings.group
-    if settings.backend == "serial":
-        group = 1
-    setup = facts.setup(group, device=machine.device("cpu" if settings.backend == "ray" else settings.device))
-    return replace(setup, compile=compiled and setup.group > 1)
-
-
-def headline_values(record: RoundRecord, task: Task) -> dict[str, float]:
-    """Loss and metrics of a round in a nutshell: on the server's test data if there is some, else the clients' mean."""
-    if record.server:
-        measured = record.server.get("test") or next(iter(record.server.values()))
-        return measured.values(task)
-    for phase in ("final", "post_fit", "pre_fit"):
-        graded = [
-            splits.get("test") or next(iter(splits.values()))
-            for splits in record.clients.get(phase, {}).values()
-            if splits
-        ]
-        graded = [measured for measured in graded if measured.count]
-        if graded:
-            means = ["loss", *(measure.name for measure in task.measures if measure.is_mean)]
-            values = [measured.values(task) for measured in graded]
-            found = {name: sum(value[name] for value in values) / len(values) for name in means}
-            if len(means) <= len(task.measures):  # what is no mean is made from everybody's scores together
-                found = {**sum(graded, Measured()).values(task), **found}
-            return found
-    return {}
-
-
-def final_sha256(
-    backend: Backend, algorithm: Algorithm, task: Task, state: Groups, own: Mapping[int, Groups]
-) -> str | None:
-    """The fingerprint of what a run ends with: the global model, or every client's where there is none.
-
-    Clients' models that are elsewhere are fingerprinted there; without all of them there is no fingerprint.
-    """
-    model = algorithm.server_model(task, state)
-    if model is not None:
-        return tree.sha256(model)
-    if hasattr(backend, "model_sha256"):
-        found: Mapping[int, str] = backend.model_sha256(algorithm, state, own)
-    else:
-        found = {client: tree.sha256(algorithm.model(task, state, own[client])) for client in own}
-    if found.keys() != own.keys():
-        return None
-    return hashlib.sha256("".join(f"{client} {found[client]}\n" for client in sorted(found)).encode()).hexdigest()

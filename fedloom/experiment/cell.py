@@ -1,0 +1,183 @@
+"""One cell of an experiment: an algorithm with a seed, round by round, stored, checkpointed, and gone on with."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedloom import tree
+from fedloom.algorithm import Algorithm
+from fedloom.cohort import Backend, Sampling
+from fedloom.engine import RoundRecord, Snapshot, fit
+from fedloom.errors import FedloomError, InputError, QuorumError
+from fedloom.evaluation import Measured
+from fedloom.experiment import checkpoint
+from fedloom.experiment.progress import Progress
+from fedloom.experiment.spec import EvaluateTable, RunTable
+from fedloom.experiment.store import Store
+from fedloom.experiment.track import Track
+from fedloom.local import Groups
+from fedloom.task import Task
+
+
+@dataclass
+class Cell:
+    """One algorithm with one seed."""
+
+    folder: Path
+    number: int
+    label: str
+    seed: int
+    algorithm: Algorithm
+    rounds: int
+    cohort: Sampling
+    evaluation: EvaluateTable
+    settings: RunTable
+    progress: Progress
+
+    @property
+    def title(self) -> str:
+        return f"{self.label} (seed {self.seed})"
+
+    @property
+    def checkpoints(self) -> Path:
+        return checkpoint.of_cell(self.folder, self.label, self.seed)
+
+    def is_done(self, store: Store) -> bool:
+        """Whether there is nothing left to do; the store is told, if it was not."""
+        loaded = checkpoint.load(self.checkpoints)
+        if loaded is None or not loaded.ends(self.rounds):
+            return False
+        # a kill may have come after the last checkpoint and before the store was told
+        store.set_status(self.number, "done", weights_sha256=loaded.extra.get("weights_sha256"))
+        self.progress.begin(self.title, self.rounds, self.rounds)
+        self.progress.end(self.title)
+        return True
+
+    def train(self, track: Track, should_stop: Callable[[], bool]) -> bool:
+        """Run to the end, or from the last checkpoint to the end; false when asked to stop before that."""
+        store = track.store
+        loaded = checkpoint.load(self.checkpoints)
+        for note in loaded.notes if loaded else ():
+            self.progress.note(f"{self.label}, seed {self.seed}: {note}")
+        begun = loaded.snapshot if loaded else None
+        store.forget_after(self.number, begun.round if begun else 0)
+        store.set_status(self.number, "running")
+        self.progress.begin(self.title, begun.round if begun else 0, self.rounds)
+        try:
+            finished = self._rounds(track, begun, should_stop)
+        except FedloomError as error:
+            if not should_stop():  # otherwise its workers were taken away
+                store.set_status(self.number, "failed", error=str(error))
+            raise
+        finally:
+            self.progress.end(self.title)
+        if not finished:
+            store.set_status(self.number, "stopped")
+        return finished
+
+    def _rounds(self, track: Track, begun: Snapshot | None, should_stop: Callable[[], bool]) -> bool:
+        backend, federation, task = track.get(self.seed)
+        if hasattr(backend, "begin"):
+            backend.begin(self.label, self.seed, self.checkpoints)
+        own: dict[int, Groups] = dict(begun.own) if begun else {}
+        unsaved: dict[int, Groups] = {}
+        saved = begun.round if begun else 0
+        records = fit(
+            federation,
+            task,
+            self.algorithm,
+            self.rounds,
+            seed=self.seed,
+            sampling=self.cohort,
+            evaluation=self.evaluation,
+            backend=backend,
+            resume=begun,
+            until=self._target(task),
+        )
+        complete = False
+        for record in records:
+            complete = complete or record.complete
+            own.update(record.own)
+            unsaved.update(record.own)
+            values = headline_values(record, task)
+            self.progress.step(self.title, record.round, values, record.seconds)
+            reached = record.reached
+            last = record.round == self.rounds or reached
+            stopping = not last and should_stop()
+            saving = last or stopping or record.round % self.settings.checkpoint_every == 0
+            track.store.save(self.number, record, task, durable=saving)
+            if self.settings.keep_models:
+                checkpoint.keep_model(self.checkpoints, record.round, self.algorithm.server_model(task, record.state))
+            sha = final_sha256(backend, self.algorithm, task, record.state, own) if last else None
+            if saving:
+                extra = {"reached": reached, "weights_sha256": sha}
+                checkpoint.save(self.checkpoints, record.round, record.state, unsaved, extra, since=saved)
+                unsaved, saved = {}, record.round
+            if last:
+                if not complete and begun is None:
+                    raise QuorumError(f"No round of {self.label} had enough clients: nothing was learnt.")
+                track.store.set_status(self.number, "done", weights_sha256=sha)
+                return True
+            if stopping:
+                return False
+        return True
+
+    def _target(self, task: Task) -> Callable[[RoundRecord], bool] | None:
+        """Whether a round reaches what the run should stop at."""
+        if self.evaluation.stop != "target":
+            return None
+        (metric, target), *_ = self.evaluation.target.items()
+        known = ["loss", *(measure.name for measure in task.measures)]
+        if metric not in known:
+            raise InputError(f"[evaluate] target must be about one of {', '.join(known)}. Got '{metric}' instead.")
+        lower = metric == "loss" or any(m.name == metric and not m.higher_is_better for m in task.measures)
+
+        def reached(record: RoundRecord) -> bool:
+            value = headline_values(record, task).get(metric)
+            return value is not None and (value <= target if lower else value >= target)
+
+        return reached
+
+
+def headline_values(record: RoundRecord, task: Task) -> dict[str, float]:
+    """Loss and metrics of a round in a nutshell: on the server's test data if there is some, else the clients' mean."""
+    if record.server:
+        measured = record.server.get("test") or next(iter(record.server.values()))
+        return measured.values(task)
+    for phase in ("final", "post_fit", "pre_fit"):
+        graded = [
+            splits.get("test") or next(iter(splits.values()))
+            for splits in record.clients.get(phase, {}).values()
+            if splits
+        ]
+        graded = [measured for measured in graded if measured.count]
+        if graded:
+            means = ["loss", *(measure.name for measure in task.measures if measure.is_mean)]
+            values = [measured.values(task) for measured in graded]
+            found = {name: sum(value[name] for value in values) / len(values) for name in means}
+            if len(means) <= len(task.measures):  # what is no mean is made from everybody's scores together
+                found = {**sum(graded, Measured()).values(task), **found}
+            return found
+    return {}
+
+
+def final_sha256(
+    backend: Backend, algorithm: Algorithm, task: Task, state: Groups, own: Mapping[int, Groups]
+) -> str | None:
+    """The fingerprint of what a run ends with: the global model, or every client's where there is none.
+
+    Clients' models that are elsewhere are fingerprinted there; without all of them there is no fingerprint.
+    """
+    model = algorithm.server_model(task, state)
+    if model is not None:
+        return tree.sha256(model)
+    if hasattr(backend, "model_sha256"):
+        found: Mapping[int, str] = backend.model_sha256(algorithm, state, own)
+    else:
+        found = {client: tree.sha256(algorithm.model(task, state, own[client])) for client in own}
+    if found.keys() != own.keys():
+        return None
+    return hashlib.sha256("".join(f"{client} {found[client]}\n" for client in sorted(found)).encode()).hexdigest()
