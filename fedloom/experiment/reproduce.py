@@ -105,10 +105,13 @@ def reproduce(
 ) -> Table | None:
     """Run the rows that are not done, then the table; None when asked to stop before the end.
 
-    Rows that were run in this folder before, with the same `quick`, `changes` and `base`, are in the table too.
+    Rows that were run in this folder before, with the same `quick`, `base` and `changes` (but those of `[run]`), are in
+    the table too.
     """
     told = progress or Silent()
-    how = {"quick": quick, "changes": {key: str(value) for key, value in (changes or {}).items()}}
+    # [run] says how it is computed, not what
+    changed = {key: str(value) for key, value in (changes or {}).items() if key.split(".")[0] != "run"}
+    how = {"quick": quick, "changes": changed}
     known = {one.row.name: one for one in planned}
     for name, found in _recorded(folder / RECORD, how).items():
         row = next((row for row in reproduction.row if row.name == name), None)
