@@ -154,14 +154,15 @@ def _cards(view: View) -> Iterator[str]:
     rounds = max((cell["rounds_done"] for cell in view.cells.values()), default=0)
     seconds = sum(float(view.traffic(*key).seconds.sum()) for key in view.cells)
     examples = sum(client["train"] + client["validation"] + client["test"] for client in view.clients)
-    facts = (
-        (f"{len(view.labels):,}", "algorithms"),
-        (f"{len(view.seeds):,}", "seeds"),
-        (f"{rounds:,}", "rounds"),
-        (f"{len(view.clients):,}", "clients"),
-        (f"{examples:,}", "examples"),
-        (_duration(seconds), "of computing, all cells"),
-    )
+    counts = {
+        "algorithms": len(view.labels),
+        "seeds": len(view.seeds),
+        "rounds": rounds,
+        "clients": len(view.clients),
+        "examples": examples,
+    }
+    facts = [(f"{count:,}", what if count != 1 else what[:-1]) for what, count in counts.items()]
+    facts.append((_duration(seconds), "of computing, all cells"))
     return (f"<div class=card><b>{value}</b><span>{what}</span></div>" for value, what in facts)
 
 

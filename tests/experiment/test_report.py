@@ -91,6 +91,7 @@ def test_the_report_says_what_was_run_and_what_came_out(written: Path) -> None:
         assert needed in text
     assert text.count("<svg") == 9
     assert "2 seeds: intervals are wide" in text
+    assert "<b>2</b><span>seeds</span>" in text
 
 
 def test_tables_and_figures_are_files_beside_it(written: Path) -> None:
@@ -136,6 +137,7 @@ def test_names_are_text_and_never_markup(tmp_path: Path) -> None:
     Page(text)
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert" in text
+    assert "<b>1</b><span>seed</span>" in text
 
 
 @pytest.mark.parametrize(
