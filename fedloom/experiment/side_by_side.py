@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,13 +24,19 @@ class Planned:
     sha256: str | None = None  # of all weights that its run ended with
 
 
-def table(reproduction: Reproduction, planned: Sequence[Planned], *, quick: bool = False) -> Table:
+def table(
+    reproduction: Reproduction,
+    planned: Sequence[Planned],
+    *,
+    quick: bool = False,
+    changed: Mapping[str, str] | None = None,
+) -> Table:
     """Ours and what was published: side by side if a row states one number, one above the other if several."""
     title = reproduction.title + (" (quick)" if quick else "")
     plain = any(not isinstance(told, dict) for one in planned for told in one.row.published.values())
     layout = _long if plain or len(reproduction.measure) == 1 else _wide
     columns, rows, kinds = layout(reproduction, planned)
-    return Table("reproduction", title, columns, tuple(rows), kinds, _note(reproduction, planned, quick))
+    return Table("reproduction", title, columns, tuple(rows), kinds, _note(reproduction, planned, quick, changed or {}))
 
 
 Parts = tuple[tuple[str, ...], list[tuple[Value, ...]], tuple[str, ...]]  # columns, rows, kinds
@@ -93,11 +99,13 @@ def _range(found: Sequence[float | None]) -> str | None:
     return f"{known[0]:.4g} – {known[-1]:.4g}{missed}"
 
 
-def _note(reproduction: Reproduction, planned: Sequence[Planned], quick: bool) -> str:
+def _note(reproduction: Reproduction, planned: Sequence[Planned], quick: bool, changed: Mapping[str, str]) -> str:
     sources = "; ".join(f"{name}: {where}" for name, where in reproduction.sources.items())
     counts = sorted({len(one.experiment.seeds) for one in planned})
     most = "one seed" if counts[-1] == 1 else f"mean of {' or '.join(map(str, counts))} seeds"
     note = f"{' '.join(reproduction.about.split())} Sources: {sources}. Ours: {most}."
+    if changed:  # what the text says of rounds or epochs may no longer be so
+        note = f"CHANGED: {', '.join(f'{key} = {value}' for key, value in changed.items())}. {note}"
     if quick:
         rounds = max(one.experiment.rounds for one in planned)
         shortened = "".join(f", {key} = {value}" for key, value in reproduction.quick.set.items())

@@ -131,9 +131,11 @@ def test_rows_that_were_run_before_stay_in_the_table(tmp_path: Path) -> None:
 
     assert rows("slow") == ["slow"]
     assert rows("fast", {"run.workers": 1}) == ["fast", "slow"]  # with how many workers is no other setting
+    assert "CHANGED" not in (out / "reproduction.md").read_text()
     assert [one["row"] for one in json.loads((out / "reproduction.json").read_text())] == ["fast", "slow"]
     # what was run with other settings is no row of this table
     assert rows("fast", {"rounds": 3}) == ["fast"]
+    assert "CHANGED: rounds = 3. " in (out / "reproduction.md").read_text()
 
 
 SEVERAL = """
