@@ -48,6 +48,19 @@ class Measured:
         return found
 
 
+def pool(parts: Sequence[Measured]) -> Measured:
+    """Several clients' measurements as if one client had held all their examples."""
+    parts = [part for part in parts if part.count] or [Measured()]
+    targets = [part.targets for part in parts if part.targets is not None]
+    whole = len(targets) == len(parts)  # scores without labels are worth nothing
+    return Measured(
+        sum(part.count for part in parts),
+        {name: sum(part.sums[name] for part in parts) for name in parts[0].sums},
+        {name: torch.cat([part.scores[name] for part in parts]) for name in parts[0].scores} if whole else {},
+        torch.cat(targets) if whole else None,
+    )
+
+
 def evaluate(task: Task, weights: Tree, data: Clients, position: int, split: SplitName) -> Measured:
     """One model on one client's split."""
     rows = data.rows(position, split)

@@ -12,7 +12,7 @@ from fedloom.algorithm import Algorithm
 from fedloom.cohort import Backend, Sampling
 from fedloom.engine import RoundRecord, Snapshot, fit
 from fedloom.errors import FedloomError, InputError, QuorumError
-from fedloom.evaluation import Measured
+from fedloom.evaluation import pool
 from fedloom.experiment import checkpoint
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.spec import EvaluateTable, RunTable
@@ -159,7 +159,7 @@ def headline_values(record: RoundRecord, task: Task) -> dict[str, float]:
             values = [measured.values(task) for measured in graded]
             found = {name: sum(value[name] for value in values) / len(values) for name in means}
             if len(means) <= len(task.measures):  # what is no mean is made from everybody's scores together
-                found = {**sum(graded, Measured()).values(task), **found}
+                found = {**pool(graded).values(task), **found}
             return found
     return {}
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedloom.errors import FedloomError
 from fedloom.experiment import plot
+from fedloom.experiment.client_tables import average
 from fedloom.experiment.drawing import (
     MOST_PANELS,
     STYLE,
@@ -28,7 +29,6 @@ from fedloom.experiment.drawing import (
 from fedloom.experiment.measures import measures, primary
 from fedloom.experiment.plot import FAINT, INK, look
 from fedloom.experiment.statistics import spread
-from fedloom.experiment.tables import average
 from fedloom.experiment.view import Stats, View
 
 if TYPE_CHECKING:

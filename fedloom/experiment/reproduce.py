@@ -112,7 +112,6 @@ def reproduce(
     # [run] says how it is computed, not what
     changed = {key: str(value) for key, value in (changes or {}).items() if key.split(".")[0] != "run"}
     how = {"quick": quick, "changes": changed}
-    told_of = {key: value for key, value in changed.items() if key != "data.path"}
     known = {one.row.name: one for one in planned}
     for name, found in _recorded(folder / RECORD, how).items():
         row = next((row for row in reproduction.row if row.name == name), None)
@@ -134,7 +133,7 @@ def reproduce(
                 write_report(out)
         one.sha256 = result.weights_sha256
         one.ours = {measure.name: measured(measure, ran[out], one.row.label) for measure in reproduction.measure}
-        made = table(reproduction, shown, quick=quick, changed=told_of)
+        made = table(reproduction, shown, quick=quick, changed=changed)
         write_tables([made], folder)  # after every row: a long reproduction can be looked at while it runs
         write_atomically(folder / RECORD, json.dumps(_record(shown, how), indent=1).encode())
         if reproduction.curves is not None:

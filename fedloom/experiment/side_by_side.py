@@ -104,8 +104,10 @@ def _note(reproduction: Reproduction, planned: Sequence[Planned], quick: bool, c
     counts = sorted({len(one.experiment.seeds) for one in planned})
     most = "one seed" if counts[-1] == 1 else f"mean of {' or '.join(map(str, counts))} seeds"
     note = f"{' '.join(reproduction.about.split())} Sources: {sources}. Ours: {most}."
-    if changed:  # what the text says of rounds or epochs may no longer be so
-        note = f"CHANGED: {', '.join(f'{key} = {value}' for key, value in changed.items())}. {note}"
+    # what the text says of rounds or epochs may no longer be so; where the data lies is no change
+    others = ", ".join(f"{key} = {value}" for key, value in changed.items() if key != "data.path")
+    if others:
+        note = f"CHANGED: {others}. {note}"
     if quick:
         rounds = max(one.experiment.rounds for one in planned)
         shortened = "".join(f", {key} = {value}" for key, value in reproduction.quick.set.items())

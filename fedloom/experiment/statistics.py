@@ -29,6 +29,16 @@ class Spread:
     high: float = math.nan
 
 
+def known_mean(values: Sequence[float]) -> float | None:
+    """The mean of the values that are defined.
+
+    >>> known_mean([1.0, math.nan, 3.0]), known_mean([math.nan])
+    (2.0, None)
+    """
+    known = [value for value in values if not math.isnan(value)]
+    return float(np.mean(known)) if known else None
+
+
 def spread(values: Sequence[float], level: float = LEVEL) -> Spread:
     """Mean, sample standard deviation and t interval.
 

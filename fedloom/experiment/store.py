@@ -8,19 +8,17 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from fedloom.data.federation import Federation
 from fedloom.data.split import SPLITS
 from fedloom.engine import RoundRecord
 from fedloom.errors import InputError, StoreError, nearest
-from fedloom.evaluation import Measured
+from fedloom.experiment.tabulate import tabulate
 from fedloom.task import Task
 
 Row = dict[str, Any]
@@ -307,65 +305,6 @@ class Store:
                     self._database.execute("ROLLBACK")
                 if durable:
                     self._database.execute("PRAGMA synchronous = NORMAL")
-
-
-def tabulate(record: RoundRecord, task: Task) -> dict[str, list[tuple[Any, ...]]]:
-    """A round as rows of the tables in `PER_ROUND`, without the cell."""
-    traffic: dict[int, tuple[int, int]] = {}
-    epochs: dict[int, int] = {}
-    history: list[tuple[Any, ...]] = []
-    for report in record.reports:  # one per client and call: bytes add up, epochs go on
-        up, down = traffic.get(report.client, (0, 0))
-        traffic[report.client] = up + report.bytes_up, down + report.bytes_down
-        for values in report.history:
-            epochs[report.client] = epoch = epochs.get(report.client, 0) + 1
-            history += [(record.round, report.client, epoch, metric, value) for metric, value in values.items()]
-    up, down = (sum(report.bytes_up for report in record.reports), sum(report.bytes_down for report in record.reports))
-    clients: list[tuple[Any, ...]] = []
-    pooled: list[tuple[Any, ...]] = []
-    for phase, measured in record.clients.items():
-        parts: dict[str, list[Measured]] = {}
-        for client, splits in measured.items():
-            for split, part in splits.items():
-                place: tuple[str, str] = (phase, split)
-                if (
-                    split == "universal"
-                ):  # everybody's test data again for each client: a phase of its own, never pooled
-                    place = ("universal", "test")
-                else:
-                    parts.setdefault(split, []).append(part)
-                clients += [(record.round, client, *place, *row) for row in _values(part, task)]
-        for split, found in parts.items():
-            pooled += [(record.round, phase, split, *row) for row in _values(pool(found), task)]
-    return {
-        "rounds": [(record.round, record.seconds, len(traffic), record.complete, up, down)],
-        "participants": [(record.round, client, *sums) for client, sums in traffic.items()],
-        "client_metrics": clients,
-        "pooled_metrics": pooled,
-        "server_metrics": [
-            *((record.round, split, *row) for split, m in record.server.items() for row in _values(m, task)),
-            *((record.round, "notes", name, value, 1) for name, value in record.notes.items()),
-        ],
-        "history": history,
-        "public_numbers": [(record.round, *row) for row in record.public],
-    }
-
-
-def pool(parts: Sequence[Measured]) -> Measured:
-    """Several clients' measurements as if one client had held all their examples."""
-    parts = [part for part in parts if part.count] or [Measured()]
-    targets = [part.targets for part in parts if part.targets is not None]
-    whole = len(targets) == len(parts)  # scores without labels are worth nothing
-    return Measured(
-        sum(part.count for part in parts),
-        {name: sum(part.sums[name] for part in parts) for name in parts[0].sums},
-        {name: torch.cat([part.scores[name] for part in parts]) for name in parts[0].scores} if whole else {},
-        torch.cat(targets) if whole else None,
-    )
-
-
-def _values(measured: Measured, task: Task) -> Iterable[tuple[str, float, int]]:
-    return ((metric, value, measured.count) for metric, value in measured.values(task).items())
 
 
 def _tidy(table: str) -> str:

@@ -13,9 +13,10 @@ from torch import nn
 from fedloom.data.federation import Federation
 from fedloom.engine import RoundRecord
 from fedloom.errors import InputError, StoreError
-from fedloom.evaluation import Measured
+from fedloom.evaluation import Measured, pool
 from fedloom.experiment import store as module
-from fedloom.experiment.store import Store, pool
+from fedloom.experiment.cell import headline_values
+from fedloom.experiment.store import Store
 from fedloom.task import Task
 from fedloom.work import Report
 
@@ -293,6 +294,15 @@ def test_clients_without_examples_leave_no_rows(tmp_path: Path) -> None:
         empty = {"pre_fit": {0: {"test": Measured()}}}
         store.save(cell, record(1, clients=empty, server={"test": Measured()}), TASK)
         assert store.rows("client_metrics") == store.rows("pooled_metrics") == store.rows("server_metrics") == []
+
+
+def test_a_site_that_keeps_its_scores_to_itself_stops_no_round() -> None:
+    """On a network a policy may hide them: then there is no AUROC of everybody, and all else is as it was."""
+    hidden = Measured(2, {"loss": 2.0, "accuracy": 2.0})
+    for order in ((ranked([0.1, 0.2], [0, 1]), hidden), (hidden, ranked([0.1, 0.2], [0, 1]))):
+        clients = {"pre_fit": {client: {"test": part} for client, part in enumerate(order)}}
+        found = headline_values(record(1, clients=clients, server={}), RANKING)
+        assert found == {"loss": 1.0, "accuracy": 0.75}
 
 
 def test_pooling_equals_adding_up() -> None:
