@@ -19,13 +19,15 @@ class Setup:
 
     group: int = 1  # clients trained side by side as lanes of one vmapped step; 1 means plain steps
     replay: bool = False  # training steps are recorded and replayed, where that gives the same as doing them
-    micro_batch: int = 256  # most rows in one pass of a full batch
+    micro_batch: int = 256  # most rows in one pass of a full batch, where batches may be cut
     evaluation_batch: int = 1000  # most rows in one pass of an evaluation
     device: str = "cpu"
     compile: bool = False  # the step of grouped lanes goes through torch.compile
-    draws_globally: bool = False  # the model draws from torch's own generator, which is then seeded for every step
     masked: bool = False  # the model has dropout or batch normalisation, which must see keys and masks
     normalises_features: bool = False  # it has batch normalisation over single values, which a lone example breaks
+    loss_is_mean: bool = False  # the loss of a batch is the mean of its examples' losses
+    cuts_batches: bool = False  # a training batch computed in parts gives the same as in one pass
+    rows_apart: bool = False  # in evaluation, what the model says of an example does not depend on the others
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ class Training(Record):
     lr: Positive = 0.1
     epochs: Positive = 1.0
     batch_size: Count | Literal["full"] = 32
+    drop_last: bool = False  # leave out the smaller batch at the end of an epoch; a client's only batch stays
     optimizer_state: Literal["reset", "keep"] = "reset"
     momentum: Decay = 0.0
     weight_decay: NonNegative = 0.0
@@ -84,10 +85,13 @@ class Course:
     def __init__(self, job: Job, position: int) -> None:
         self.job, self.position = job, position
         size = job.training.batch_size
-        self.rows = training_rows(job.data, position, None if size == "full" else size)
+        self.rows = training_rows(job.data, position, None if size == "full" else size, job.training.drop_last)
         self.batch = len(self.rows) if size == "full" else size
         self.per_epoch = -(-len(self.rows) // self.batch)
+        if job.training.drop_last:
+            self.per_epoch = max(len(self.rows) // self.batch, 1)
         self.total = max(1, round(job.training.epochs * self.per_epoch))
+        self.watched = watched_step(job.data, position, self.total)
         self.steps = 0
         self.optimizer: Tree = {}
         self.history: list[dict[str, float]] = []
@@ -164,7 +168,16 @@ def key_tensor(data: Clients, position: int, step: int) -> Tensor:
     return torch.tensor(keys.words(data.key(position, "dropout", step)), device=data.setup.device)
 
 
-def training_rows(data: Clients, position: int, batch_size: int | None = None) -> Tensor:
+WATCHED = 32  # of so many trainings of a client, one has a step that is computed in two ways
+
+
+def watched_step(data: Clients, position: int, steps: int) -> int:
+    """The step of this training that is computed in two ways, which must agree; −1 for most trainings."""
+    drawn = data.key(position, "watch")
+    return (drawn >> 16) % steps if drawn % WATCHED == 0 else -1
+
+
+def training_rows(data: Clients, position: int, batch_size: int | None = None, drop_last: bool = False) -> Tensor:
     """One client's training rows, checked: there are some, and batch normalisation never sees a lone example."""
     rows = data.rows(position, "train")
     name = data.name(position)
@@ -178,12 +191,23 @@ def training_rows(data: Clients, position: int, batch_size: int | None = None) -
             f"Client '{name}' {what}, but the model's batch normalisation needs at least two in a batch. "
             "Leave such clients out, use a larger batch_size, or normalise with nn.LayerNorm or nn.GroupNorm."
         )
+    if data.setup.normalises_features and has_lone_example(len(rows), batch_size, drop_last):
+        raise InputError(
+            f"Client '{name}' has {len(rows)} training examples, so with batch_size = {batch_size} its last batch has "
+            "one, and the model's batch normalisation needs at least two. Use drop_last = true, another batch_size, or "
+            "normalise with nn.LayerNorm or nn.GroupNorm."
+        )
     return rows
+
+
+def has_lone_example(count: int, batch_size: int | None, drop_last: bool) -> bool:
+    """Whether the last batch of an epoch has a single example, which batch normalisation cannot use."""
+    return batch_size is not None and not drop_last and count > batch_size and count % batch_size == 1
 
 
 def clip(gradient: Mapping[str, Tensor], largest: float) -> Tree:
     """The gradient scaled down to a norm of at most `largest`."""
-    norm = torch.stack([leaf.square().sum() for leaf in gradient.values()]).sum().sqrt()
+    norm = torch.stack([leaf.abs().square().sum() for leaf in gradient.values()]).sum().sqrt()
     factor = (largest / (norm + 1e-6)).clamp(max=1.0)
     return {name: leaf * factor for name, leaf in gradient.items()}
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from fedloom import optimizers
+from fedloom import generators, optimizers
 from fedloom.course import Correct, Groups, Job, Step, Training, clip
+from fedloom.errors import TrainingError
 from fedloom.masking import Masked
-from fedloom.tape import Tape, recorded
+from fedloom.tape import CannotRecord, Sealed, Tape, recorded
 from fedloom.task import Task
 from fedloom.tree import Tree, clone, row, size
 
@@ -28,84 +28,185 @@ SMALL_REST, SMALL_MODEL = 32, 4_000_000  # examples in the last batch of an epoc
 PREPARED_BYTES = 1_000_000  # how much of an epoch is made ready at once: more would leave the cache
 
 
+class Tensors(NamedTuple):
+    """All that one client's step reads and changes beside the batch."""
+
+    parameters: Tree  # all of the module's, frozen ones too
+    buffers: Tree
+    begin: Tree
+    shared: Groups
+    own: Groups
+    optimizer: Tree
+    loss: Tensor  # the sum of the examples' losses
+
+    def changing(self) -> list[Tensor]:
+        """Those that a step may change."""
+        inside = [leaf.detach() for leaf in (*self.parameters.values(), *self.buffers.values())]
+        return [*inside, *self.optimizer.values(), self.loss]
+
+
+@torch.enable_grad()
+def client_step(
+    task: Task, training: Training, correct: Correct | None, at: Tensors, parts: Parts, count: int
+) -> Tensor:
+    """One step of local training on `count` examples, as a loop in plain torch would do it; returns the loss."""
+    module, places = task.module, task.places
+    leaves = {name: at.parameters[name] for name in task.trainable}
+    buffers = clone(at.buffers) if correct else {}
+    with places.holding({**at.parameters, **at.buffers}):
+        loss, found = gradient_of(module, task, parts, count, leaves)
+    if correct is not None:
+
+        def grad_at(weights: Tree) -> Tree:
+            if has_hooks(places.parameters.values()):
+                raise TrainingError("The model has hooks on its parameters, which are not known at other weights.")
+            there = {name: weights[name].detach().requires_grad_() for name in task.trainable}
+            # whatever this pass does to buffers is thrown away: only the real step counts
+            with places.holding({**at.parameters, **there, **clone(buffers)}):
+                return _all(gradient_of(module, task, parts, count, there)[1], there)
+
+        params = {name: leaf.detach() for name, leaf in leaves.items()}
+        found = dict(correct(Step(_all(found, leaves), params, at.begin, grad_at), at.shared, at.own))
+    gradient = {name: found[name] for name in leaves if found[name] is not None}
+    if training.clip is not None:
+        gradient = clip(gradient, training.clip)
+    with torch.no_grad():
+        changed = [leaves[name] for name in gradient]
+        optimizers.update(training, list(gradient), changed, list(gradient.values()), at.optimizer)
+        at.loss.add_(loss.detach(), alpha=count)
+    return loss.detach()
+
+
+def gradient_of(
+    model: Callable[[Tensor], Any], task: Task, parts: Parts, count: int, leaves: Mapping[str, Tensor]
+) -> tuple[Tensor, dict[str, Any]]:
+    """The loss over `count` examples and its gradient, which is None for what the batch did not use."""
+    total: Tensor | None = None
+    sums: dict[str, Any] = dict.fromkeys(leaves)
+    for x, y, key in parts():
+        with nullcontext() if key is None else Masked(key):
+            loss = task.batch_loss(model(x), y)
+            loss = loss if len(y) == count else loss * (len(y) / count)
+        for name, new in zip(leaves, _backward(loss, list(leaves.values())), strict=True):
+            sums[name] = new if sums[name] is None else sums[name] if new is None else sums[name] + new
+        total = loss.detach() if total is None else total.to(torch.float64) + loss.detach()
+    assert total is not None, "a step needs examples"
+    return total, sums
+
+
+def _backward(loss: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
+    if isinstance(loss, Sealed):  # leaves out copies that `backward` makes
+        found: list[Tensor | None] = list(torch.autograd.grad(loss, leaves, allow_unused=True))
+    else:
+        for leaf in leaves:
+            leaf.grad = None
+        loss.backward()  # type: ignore[no-untyped-call]
+        found = [leaf.grad for leaf in leaves]
+        for leaf in leaves:
+            leaf.grad = None
+    return [g if g is None or g.layout == torch.strided else g.to_dense() for g in found]
+
+
+def _all(gradient: Mapping[str, Any], leaves: Mapping[str, Tensor]) -> Tree:
+    """A gradient with zeros for what was not used."""
+    return {name: torch.zeros_like(leaves[name]) if g is None else g for name, g in gradient.items()}
+
+
+def has_hooks(parameters: Iterable[Tensor]) -> bool:
+    """Whether somebody registered functions that see or change gradients of parameters."""
+    return any(leaf._backward_hooks or leaf._post_accumulate_grad_hooks for leaf in parameters)
+
+
 class Desk:
     """One client's tensors, reused from client to client."""
 
     def __init__(self, task: Task, training: Training, correct: Correct | None, shared: Layout, own: Layout) -> None:
         self.task, self.training, self.correct = task, training, correct
         self.module = task.module
-        named = dict(self.module.named_parameters())
-        self.parameters: Tree = {name: named[name] for name in task.trainable}
-        at = {name: leaf.detach() for name, leaf in self.parameters.items()}
+        parameters, buffers = task.places.parameters, task.places.buffers
+        at = {name: parameters[name].detach() for name in task.trainable}
         self.bytes = size(at)
-        self.begin = clone(at) if correct else {}
-        self.shared, self.own = empty(shared), empty(own)
-        self.state = optimizers.initial_state(training, at, task.trainable)
-        self.loss = torch.zeros((), dtype=torch.float64, device=next(iter(at.values())).device)
+        self.at = Tensors(
+            parameters,
+            buffers,
+            clone(at) if correct else {},
+            empty(shared),
+            empty(own),
+            optimizers.initial_state(training, at, task.trainable),
+            torch.zeros((), dtype=torch.float64, device=next(iter(at.values())).device),
+        )
         self.tapes: dict[tuple[Any, ...], tuple[Tape | None, list[Tensor]]] = {}  # with their inputs, by shapes
+        self.cannot_record = ""  # why there is no tape, where one was tried
 
     def seat(self, job: Job, position: int) -> None:
         """Lay out everything for one client."""
         self.module.train()
         load(self.module, {**self.task.transient, **row(job.start, position)})
-        _copy(self.begin, {name: job.start[name][position] for name in self.begin})
-        for group, tree in self.shared.items():
+        _copy(self.at.begin, {name: job.start[name][position] for name in self.at.begin})
+        for group, tree in self.at.shared.items():
             _copy(tree, job.shared[group])
-        for group, tree in self.own.items():
+        for group, tree in self.at.own.items():
             _copy(tree, {name: leaf[position] for name, leaf in job.own[group].items()})
-        for name, leaf in self.state.items():
+        for name, leaf in self.at.optimizer.items():
             leaf.copy_(job.kept[name][position]) if job.kept else leaf.zero_()
-        self.loss.zero_()
+        self.at.loss.zero_()
 
-    @torch.enable_grad()
     def step(self, parts: Parts, count: int) -> Tensor:
         """One step of local training on `count` examples, and its loss."""
-        task, training, module = self.task, self.training, self.module
-        buffers = clone(dict(module.named_buffers())) if self.correct else {}
-        loss, gradient = gradient_of(module, task, parts, count, self.parameters)
-        if self.correct is not None:
+        return client_step(self.task, self.training, self.correct, self.at, parts, count)
 
-            def grad_at(weights: Tree) -> Tree:
-                at = {name: weights[name].detach().requires_grad_() for name in task.trainable}
-                used = clone(buffers)  # whatever this pass does to them is thrown away: only the real step counts
-                model = partial(functional_call, module, {**at, **used})
-                return gradient_of(lambda x: model((x,)), task, parts, count, at)[1]
-
-            params = {name: leaf.detach() for name, leaf in self.parameters.items()}
-            gradient = self.correct(Step(gradient, params, self.begin, grad_at), self.shared, self.own)
-        if training.clip is not None:
-            gradient = clip(gradient, training.clip)
-        with torch.no_grad():
-            gradients = [gradient[name] for name in self.parameters]
-            optimizers.update(training, task.trainable, list(self.parameters.values()), gradients, self.state)
-            self.loss.add_(loss, alpha=count)
-        return loss
-
-    def replay(self, *columns: Sequence[Tensor]) -> None:
-        """The same for several batches of one size, by replaying a recorded step where this step can be recorded.
-
-        The columns are the batches' examples, their labels and, for models with dropout, their keys.
-        """
-        tape, inputs = self.tape_for(*(column[0] for column in columns))
-        for values in zip(*columns, strict=True):
-            if tape is None:
-                x, y, *key = values
-                self.step(partial(iter, [(x, y, key[0] if key else None)]), len(x))
-                continue
+    def replay(self, tape: Tape, inputs: Sequence[Tensor], columns: Sequence[Sequence[Tensor]], watched: int) -> None:
+        """Steps on several batches of one size, by a tape. One of them may be watched: it is also done as written."""
+        for number, values in enumerate(zip(*columns, strict=True)):
             for target, value in zip(inputs, values):  # noqa: B905 (a loop that runs hundreds of times a second)
                 target.copy_(value)
-            tape.replay()
+            if number == watched:
+                self.compare(tape, inputs)
+            else:
+                tape.replay()
 
-    def tape_for(self, x: Tensor, y: Tensor, *key: Tensor) -> tuple[Tape | None, list[Tensor]]:
-        """A step on batches like this one as a tape, if it can be recorded and that pays, and where its inputs are."""
-        if not self.pays(len(x)):
+    def compare(self, tape: Tape, inputs: Sequence[Tensor]) -> None:
+        """Replay a step, and do it as it is written as well: both must give the same."""
+        changing = self.at.changing()
+        before = [leaf.clone() for leaf in changing]
+        with self.task.python_state.fresh():
+            self._step_on(self.at, *inputs)
+        done = [leaf.clone() for leaf in changing]
+        for leaf, value in zip(changing, before, strict=True):
+            leaf.copy_(value)
+        tape.replay()
+        must_agree(before, done, changing, "the recorded step")
+
+    def _step_on(self, at: Tensors, x: Tensor, y: Tensor, *key: Tensor) -> None:
+        part = (x, y, key[0] if key else None)
+        client_step(self.task, self.training, self.correct, at, lambda: [part], len(y))
+
+    def tape_for(self, given: Sequence[Tensor], others: Callable[[], Sequence[Tensor]]) -> tuple[Tape | None, Any]:
+        """A step on batches like this one as a tape, if it can be recorded and that pays, and where its inputs are.
+
+        The batch is examples, labels and, for models with dropout, a key; `others` is another one of the same shapes.
+        """
+        if not self.pays(len(given[0])):
             return None, []
-        shapes = (x.shape, y.shape)
+        shapes = tuple(value.shape for value in given)
         if shapes not in self.tapes:
-            inputs = [value.clone() for value in (x, y, *key)]
-            part = (inputs[0], inputs[1], inputs[2] if key else None)
-            self.tapes[shapes] = recorded(lambda: self.step(lambda: [part], len(x)), inputs, self.changes), inputs
+            inputs = [value.clone() for value in given]
+            self.tapes[shapes] = self._record(inputs, others()), inputs
         return self.tapes[shapes]
+
+    def _record(self, inputs: list[Tensor], others: Sequence[Tensor]) -> Tape | None:
+        state = self.task.python_state
+        try:
+            if has_hooks(self.at.parameters.values()):
+                raise CannotRecord("the model has hooks on its parameters")
+            with state.fresh(), generators.lent():
+                tape = recorded(self._step_on, (self.at, *inputs), inputs, self.at.changing(), others)
+                if state.changed():
+                    raise CannotRecord("the model or the loss keeps something in Python from one call to the next")
+            return tape
+        except CannotRecord as reason:
+            self.cannot_record = str(reason)
+            return None
 
     def pays(self, count: int) -> bool:
         """Whether steps on so many examples are recorded: each size has a tape of its own, and each takes memory.
@@ -116,14 +217,32 @@ class Desk:
 
     def take_loss(self) -> float:
         """The sum of the examples' losses since this was last asked."""
-        total = float(self.loss.item())
-        self.loss.zero_()
+        total = float(self.at.loss.item())
+        self.at.loss.zero_()
         return total
 
-    def changes(self) -> list[Tensor]:
-        """All tensors that a step may change."""
-        inside = [leaf.detach() for leaf in (*self.module.parameters(), *self.module.buffers())]
-        return [*inside, *self.state.values(), self.loss]
+
+def must_agree(
+    before: Sequence[Tensor], plain: Sequence[Tensor], found: Sequence[Tensor], what: str, tolerance: float = 1e-3
+) -> None:
+    """Stop where a faster way gave something else than the step as it is written, by more than rounding."""
+    apart = moved = largest = 0.0
+    for was, wanted, got in zip(before, plain, found, strict=True):
+        if not (wanted.is_floating_point() or wanted.is_complex()):
+            apart += 0.0 if torch.equal(wanted, got) else torch.inf
+            continue
+        if not bool(torch.isfinite(wanted).all()):
+            return  # the loss of the epoch will say so
+        precision = torch.finfo(wanted.dtype).eps
+        apart += float((got - wanted).abs().square().sum())
+        moved += float((wanted - was).abs().square().sum())
+        largest += float(wanted.abs().square().sum()) * (64 * precision) ** 2 + precision**2
+    if apart**0.5 > tolerance * moved**0.5 + largest**0.5:
+        raise TrainingError(
+            f"{what} gave something else than the step as it is written: {apart**0.5:.3g} apart, where the step is "
+            f"{moved**0.5:.3g} long. The results would be wrong, so the run stops: please report the model, and run it "
+            "with [run] replay = false and group = 1."
+        )
 
 
 def desk_for(job: Job) -> Desk:
@@ -162,23 +281,6 @@ def ready_together(job: Job, size: int) -> int:
     """How many batches are made ready at a time."""
     example = max(job.data.federation.x[0].numel() * job.task.torch_dtype.itemsize, 1)
     return max(PREPARED_BYTES // example // size, 1)
-
-
-def gradient_of(
-    model: Callable[[Tensor], Any], task: Task, parts: Parts, count: int, at: Mapping[str, Tensor]
-) -> tuple[Tensor, Tree]:
-    """Mean loss over `count` examples and its gradient."""
-    leaves = list(at.values())
-    total: Tensor | None = None
-    sums: list[Tensor] = []
-    for x, y, key in parts():
-        with nullcontext() if key is None else Masked(key):
-            loss = task.losses(model(x), y).sum() / count
-        found = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-        total = loss.detach() if total is None else total.to(torch.float64) + loss.detach()
-        sums = [before + new for before, new in zip(sums, found, strict=True)] if sums else list(found)
-    assert total is not None, "a step needs examples"
-    return total, dict(zip(at, sums, strict=True))
 
 
 @torch.no_grad()

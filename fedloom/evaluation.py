@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
+from torch.utils._pytree import tree_map_only
 
+from fedloom import generators
 from fedloom.clients import Clients, Setup
 from fedloom.data.split import SplitName
 from fedloom.masking import Masked
@@ -78,17 +81,17 @@ def evaluate_rows(task: Task, weights: Tree, data: Clients, rows: Tensor) -> Mea
 
 
 def measure(task: Task, weights: Tree, x: Tensor, y: Tensor, setup: Setup = Setup()) -> Measured:
-    """One model on one batch. Whatever it draws, it draws the same every time, and from no generator of the user's."""
+    """One model on one batch."""
     return measure_each(task, weights, x, y, [len(y)], setup)[0]
 
 
 def evaluate_each(
     task: Task, weights: Tree, data: Clients, positions: Sequence[int], split: SplitName
 ) -> list[Measured]:
-    """One model on one split of several clients: in one pass, if they have few examples."""
+    """One model on one split of several clients: in one pass, if they have few examples and these do not mix."""
     rows = [data.rows(position, split) for position in positions]
     counts = [len(found) for found in rows]
-    if not 0 < sum(counts) <= data.setup.evaluation_batch:
+    if not data.setup.rows_apart or not 0 < sum(counts) <= data.setup.evaluation_batch:
         return [evaluate_rows(task, weights, data, found) for found in rows]
     return measure_each(task, weights, *batch(data, torch.cat(rows), task), counts, data.setup)
 
@@ -97,30 +100,49 @@ def evaluate_each(
 def measure_each(
     task: Task, weights: Tree, x: Tensor, y: Tensor, counts: Sequence[int], setup: Setup = Setup()
 ) -> list[Measured]:
-    """One model on the batches of several clients, laid end to end: `counts` examples each."""
+    """One model on the batches of several clients, laid end to end: `counts` examples each.
+
+    It leaves no trace: what model and loss draw is the same every time, and what they keep in Python is forgotten.
+    """
+    with generators.lent(), task.python_state.fresh():
+        generators.seed(0, setup.device)
+        output = outputs(task, weights, x, setup)
+        found, begin = [], 0
+        for count in counts:
+            own = slice(begin, begin + count)
+            part = tree_map_only(Tensor, itemgetter(own), output) if count < len(y) else output
+            found.append(_measured(task, part, y[own]) if count else Measured())
+            begin += count
+    return found
+
+
+def outputs(task: Task, weights: Tree, x: Tensor, setup: Setup = Setup()) -> Any:
+    """What a model says of some examples, in evaluation mode; what it writes is written to copies."""
     module = task.module
     training = module.training
     keyed = Masked(torch.zeros(2, dtype=torch.int64, device=x.device)) if setup.masked else nullcontext()
-    with torch.random.fork_rng(devices=[]) if setup.draws_globally else nullcontext(), keyed:
-        if setup.draws_globally:
-            torch.manual_seed(0)
-        output = functional_call(module.eval(), {**clone(task.transient), **weights}, (x,))
-    module.train(training)
-    values = {"loss": task.losses(output, y)}
-    scores = {}
+    with task.places.holding(clone({**task.transient, **weights})), keyed:
+        try:
+            return module.eval()(x)
+        finally:
+            module.train(training)
+
+
+def _measured(task: Task, output: Any, y: Tensor) -> Measured:
+    """Loss and metrics of one batch. The loss is what the loss function says of it, times its examples."""
+    values = task.loss_function(output, y)
+    if values.dim() and len(values) == len(y):  # one per example or token: added up in double precision
+        loss = values.reshape(len(y), -1).mean(1).sum(dtype=torch.float64).item()
+    else:
+        loss = values.double().mean().item() * len(y)
+    sums, scores = {"loss": loss}, {}
     for metric in task.measures:
         if metric.values is not None:
-            values[metric.name] = metric.values(output, y).to(torch.float64).reshape(len(y), -1).mean(1)
+            each = metric.values(output, y).to(torch.float64).reshape(len(y), -1).mean(1)
+            sums[metric.name] = each.sum().item()
         elif metric.scores is not None:
             scores[metric.name] = metric.scores(output).cpu()
-    found, begin = [], 0
-    for count in counts:
-        own = slice(begin, begin + count)
-        sums = {name: value[own].sum(dtype=torch.float64).item() for name, value in values.items()} if count else {}
-        kept = {name: score[own] for name, score in scores.items()} if count else {}
-        found.append(Measured(count, sums, kept, y[own].cpu() if kept else None))
-        begin += count
-    return found
+    return Measured(len(y), sums, scores, y.cpu() if scores else None)
 
 
 def batch(data: Clients, rows: Tensor, task: Task) -> tuple[Tensor, Tensor]:

@@ -13,16 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
-from fedloom import optimizers
+from fedloom import generators, optimizers
 from fedloom.clients import Setup
 from fedloom.course import Correct, Course, Groups, Job, Step, Training, blame, clip
-from fedloom.desk import Layout, empty, layout, parts_of, rebuilt
+from fedloom.desk import Layout, Tensors, client_step, empty, layout, must_agree, parts_of, rebuilt
 from fedloom.errors import FedloomError, TrainingError
 from fedloom.evaluation import batch
 from fedloom.masking import Masked
-from fedloom.tape import Tape, recorded
+from fedloom.tape import CannotRecord, Tape, recorded
 from fedloom.task import Task
 from fedloom.tree import Tree, clone, row, select
 
@@ -43,13 +42,21 @@ class Lanes:
     ) -> None:
         self.task, self.training, self.correct, self.setup = task, training, correct, setup
         self.count = setup.group
-        self.weights = empty(start)["model"]
-        self.parameters = select(self.weights, task.trainable)
-        self.others = {name: leaf for name, leaf in self.weights.items() if name not in self.parameters}
-        self.begin = {name: torch.zeros_like(leaf) for name, leaf in self.parameters.items()} if correct else {}
-        self.shared, self.own = empty(shared), empty(own)
-        self.optimizer = optimizers.initial_state(training, self.parameters, task.trainable, self.count)
-        self.losses = torch.zeros(self.count, dtype=task.torch_dtype, device=setup.device)
+        weights = empty(start)["model"]
+        parameters = select(weights, task.places.parameters)
+        buffers = {name: leaf for name, leaf in weights.items() if name not in parameters}
+        buffers.update({name: torch.stack([leaf] * self.count) for name, leaf in task.transient.items()})
+        trainable = select(parameters, task.trainable)
+        self.at = Tensors(
+            parameters,
+            buffers,
+            {name: torch.zeros_like(leaf) for name, leaf in trainable.items()} if correct else {},
+            empty(shared),
+            empty(own),
+            optimizers.initial_state(training, trainable, task.trainable, self.count),
+            torch.zeros(self.count, dtype=task.torch_dtype, device=setup.device),
+        )
+        self.weights = {**parameters, **select(buffers, weights)}
         batches = empty(inputs)["batch"]
         self.x, self.y = batches["x"], batches["y"]
         self.rows = torch.zeros((self.count, self.x.shape[1]), dtype=torch.int64)
@@ -60,31 +67,24 @@ class Lanes:
         self.tried = False  # whether recording was tried
         self.courses: list[Course | None] = [None] * self.count
 
+    @torch.no_grad()
     def train(self, job: Job) -> None:
         """All clients of a job; whenever one is done, the next takes its lane."""
-        for group, tree in self.shared.items():
+        for group, tree in self.at.shared.items():
             for name, leaf in tree.items():
                 leaf.copy_(job.shared[group][name])
         waiting = iter(range(len(job.data)))
-        self.losses.zero_()
+        self.at.loss.zero_()
         for lane in range(self.count):
             self.refill(lane, job, waiting)
         self.task.module.train()
-        while any(self.courses):
-            self.lay_out(job)
-            try:
-                self.advance_all()
-            except FedloomError:
-                raise
-            except Exception as error:
-                names = ", ".join(f"'{job.data.name(course.position)}'" for course in self.courses if course)
-                raise TrainingError(
-                    f"Round {job.data.round}: a step of the clients {names}, trained side by side, failed: "
-                    f'{type(error).__name__}: {error}\nRun it with run.backend = "serial" to see which client and step.'
-                ) from error
-            for lane, course in enumerate(self.courses):
-                if course is not None and self.count_step(lane, course, job):
-                    self.refill(lane, job, waiting)
+        with generators.lent(), self.task.python_state.fresh():
+            while any(self.courses):
+                self.lay_out(job)
+                self.advance_all(job)
+                for lane, course in enumerate(self.courses):
+                    if course is not None and self.count_step(lane, course, job):
+                        self.refill(lane, job, waiting)
 
     def refill(self, lane: int, job: Job, waiting: Iterator[int]) -> None:
         """Put the next client into a lane, if there is one."""
@@ -95,12 +95,14 @@ class Lanes:
         self.courses[lane] = Course(job, position)
         for name, leaf in self.weights.items():
             leaf[lane].copy_(job.start[name][position])
-        for name, leaf in self.begin.items():
+        for name, leaf in self.task.transient.items():
+            self.at.buffers[name][lane].copy_(leaf)
+        for name, leaf in self.at.begin.items():
             leaf[lane].copy_(job.start[name][position])
-        for group, tree in self.own.items():
+        for group, tree in self.at.own.items():
             for name, leaf in tree.items():
                 leaf[lane].copy_(job.own[group][name][position])
-        for name, leaf in self.optimizer.items():
+        for name, leaf in self.at.optimizer.items():
             leaf[lane] = job.kept[name][position] if job.kept else 0
 
     def lay_out(self, job: Job) -> None:
@@ -118,33 +120,89 @@ class Lanes:
         self.x.copy_(x.reshape(self.x.shape))
         self.y.copy_(y.reshape(self.y.shape))
 
-    def advance_all(self) -> None:
+    def advance_all(self, job: Job) -> None:
         """One step of all lanes: replayed where it can be recorded, else as it is written."""
         if self.setup.replay and not self.setup.compile and not self.tried:
             self.tried = True
-            self.tape = recorded(self.step_all, (self.x, self.y, self.counts, self.keys), self.changes)
-        if self.tape is not None:
-            self.tape.replay()
-        else:
-            self.step_all()
+            self.tape = self._record()
+        try:
+            for lane, course in enumerate(self.courses):
+                if course is not None and course.steps == course.watched:
+                    self.compare(lane)
+            if self.tape is not None:
+                self.tape.replay()
+            else:
+                self.step_all(self.at, *self._inputs)
+        except FedloomError:
+            raise
+        except Exception as error:
+            names = ", ".join(f"'{job.data.name(course.position)}'" for course in self.courses if course)
+            raise TrainingError(
+                f"Round {job.data.round}: a step of the clients {names}, trained side by side, failed: "
+                f'{type(error).__name__}: {error}\nRun it with run.backend = "serial" to see which client and step.'
+            ) from error
+
+    @property
+    def _inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.x, self.y, self.counts, self.keys
+
+    def _record(self) -> Tape | None:
+        # other batches for the trial: every lane gets its neighbour's, in another order
+        others = [value.roll(1, 0) for value in self._inputs]
+        others[:2] = [value.flip(1) for value in others[:2]]
+        if others[0].is_floating_point():
+            others[0][:, ::2] *= 0.5
+        try:
+            return recorded(self.step_all, (self.at, *self._inputs), self._inputs, self.at.changing(), others)
+        except CannotRecord:
+            return None
+
+    def gradients(self, at: Tensors, x: Tensor, y: Tensor, counts: Tensor, keys: Tensor) -> tuple[Tree, Tensor, Tree]:
+        """Gradients, losses and new buffers of all lanes."""
+        mask = (torch.arange(x.shape[1], device=counts.device) < counts.unsqueeze(1)).to(self.task.torch_dtype)
+        trainable = select(at.parameters, self.task.trainable)
+        others = {name: leaf for name, leaf in (at.parameters | at.buffers).items() if name not in trainable}
+        found: tuple[Tree, Tensor, Tree] = self.step(trainable, others, x, y, mask, keys, at.begin, at.shared, at.own)
+        return found
 
     @torch.no_grad()
-    def step_all(self) -> None:
-        counts = self.counts.unsqueeze(1)
-        mask = (torch.arange(self.x.shape[1], device=counts.device) < counts).to(self.task.torch_dtype)
-        gradient, loss, buffers = self.step(
-            self.parameters, self.others, self.x, self.y, mask, self.keys, self.begin, self.shared, self.own
-        )
-        for name, leaf in buffers.items():
-            self.others[name].copy_(leaf)
-        gradients = [gradient[name] for name in self.parameters]
-        parameters = list(self.parameters.values())
-        optimizers.update(self.training, self.task.trainable, parameters, gradients, self.optimizer)
-        self.losses += loss * self.counts
+    def step_all(self, at: Tensors, x: Tensor, y: Tensor, counts: Tensor, keys: Tensor) -> None:
+        gradient, loss, buffers = self.gradients(at, x, y, counts, keys)
+        for name, leaf in at.buffers.items():
+            leaf.copy_(buffers[name])
+        names = [name for name in at.parameters if name in gradient]
+        parameters, gradients = [at.parameters[name] for name in names], [gradient[name] for name in names]
+        optimizers.update(self.training, names, parameters, gradients, at.optimizer)
+        at.loss.add_(loss * counts)
 
-    def changes(self) -> list[Tensor]:
-        """All tensors that a step may change."""
-        return [*self.weights.values(), *self.optimizer.values(), self.losses]
+    def compare(self, lane: int, tolerance: float = 1e-3) -> None:
+        """Compute one lane's next step by itself as well: gradients and buffers must agree, up to rounding."""
+        gradient, _, buffers = self.gradients(self.at, *self._inputs)
+        count, frozen = int(self.counts[lane]), set(self.task.frozen)
+        copied = clone(row(self.at.parameters, lane))
+        parameters = {name: leaf if name in frozen else leaf.requires_grad_() for name, leaf in copied.items()}
+        at = Tensors(
+            parameters,
+            clone(row(self.at.buffers, lane)),
+            row(self.at.begin, lane),
+            self.at.shared,
+            {group: row(tree, lane) for group, tree in self.at.own.items()},
+            {},
+            torch.zeros((), dtype=torch.float64),
+        )
+        before = [*row(self.at.parameters, lane).values(), *clone(at.buffers).values()]
+        part = self.x[lane, :count], self.y[lane, :count], self.keys[lane] if self.setup.masked else None
+        plain = Training(lr=1.0, clip=self.training.clip)
+        client_step(self.task, plain, self.correct, at, lambda: [part], count)
+        moved = [
+            self.at.parameters[name][lane] - gradient[name][lane]
+            if name in gradient
+            else self.at.parameters[name][lane]
+            for name in parameters
+        ]
+        found = [*moved, *(buffers[name][lane] for name in at.buffers)]
+        wanted = [*(leaf.detach() for leaf in parameters.values()), *at.buffers.values()]
+        must_agree(before, wanted, found, "training clients side by side", tolerance)
 
     def count_step(self, lane: int, course: Course, job: Job) -> bool:
         """Count a step of one lane; when its client is done, write the result and say so."""
@@ -153,13 +211,13 @@ class Lanes:
         except Exception as error:
             raise blame(error, "local training", job.data, course.position) from error
         if done:
-            course.finish(row(self.weights, lane), clone(row(self.optimizer, lane)))
+            course.finish(row(self.weights, lane), clone(row(self.at.optimizer, lane)))
         return done
 
     def take_loss(self, lane: int) -> float:
         """The sum of the losses of one lane since this was last asked."""
-        total = float(self.losses[lane].item())
-        self.losses[lane] = 0
+        total = float(self.at.loss[lane].item())
+        self.at.loss[lane] = 0
         return total
 
 
@@ -200,14 +258,13 @@ def lane_step(
     task: Task, clip_at: float | None, correct: Correct | None, masked: bool, compiled: bool = False
 ) -> Callable[..., Any]:
     """One training step of all lanes: gradients, losses and new buffers."""
-    module = task.module
+    module, places = task.module, task.places
 
     def loss_of(parameters: Tree, others: Tree, x: Tensor, y: Tensor, mask: Tensor, key: Tensor) -> tuple[Tensor, Any]:
         # the model updates its buffers in place: give it copies, and hand those back
         buffers = {name: leaf.clone() for name, leaf in others.items()}
-        with Masked(key, mask) if masked else nullcontext():
-            output = functional_call(module, {**parameters, **buffers}, (x,))
-        losses = task.losses(output, y)
+        with Masked(key, mask) if masked else nullcontext(), places.holding({**parameters, **buffers}):
+            losses = task.losses(module(x), y)
         loss = torch.where(mask > 0, losses, 0.0).sum() / mask.sum().clamp(min=1)
         return loss, (loss, buffers)
 

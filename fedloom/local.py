@@ -6,15 +6,14 @@ side, in `lanes.py`. Both walk the same course (`course.py`) and give the same r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from fedloom import optimizers
+from fedloom import generators, keys, optimizers
 from fedloom.clients import Clients
 from fedloom.course import (
     Correct,
@@ -29,6 +28,7 @@ from fedloom.course import (
     training_rows,
 )
 from fedloom.desk import Desk, Parts, desk_for, gradient_of, load, ready_together, unload
+from fedloom.errors import InputError
 from fedloom.evaluation import batch, passes
 from fedloom.lanes import train_lanes
 from fedloom.task import Task
@@ -88,48 +88,58 @@ def initial_optimizer(training: Training, task: Task, model: Tree) -> Groups:
 
 def _train_alone(job: Job, desk: Desk, position: int, replayed: bool) -> None:
     """One client, batch by batch: each a step as it is written, or the replay of a recorded one."""
-    data = job.data
+    data, task = job.data, job.task
     course = Course(job, position)
     desk.seat(job, position)
     together = ready_together(job, course.batch) if replayed else 1
     done = False
-    with torch.no_grad(), _own_generator(data):
+    with torch.no_grad(), generators.lent(), task.python_state.fresh():
         while not done:
             place = f"local training, step {course.steps + 1} of {course.total}"
             try:
                 rows = course.next_rows(together)
                 steps = -(-len(rows) // course.batch)
-                keys = [course.step_key(ahead) for ahead in range(steps)] if data.setup.masked else []
+                drops = [course.step_key(ahead) for ahead in range(steps)] if data.setup.masked else []
+                tape = None
                 if replayed:
-                    columns = [torch.split(part, course.batch) for part in batch(data, rows, job.task)]
-                    desk.replay(*columns, *([keys] if keys else []))
+                    columns = [list(torch.split(part, course.batch)) for part in batch(data, rows, task)]
+                    columns += [drops] if drops else []
+                    given = [column[0] for column in columns]
+                    tape, inputs = desk.tape_for(given, partial(_other_batch, job, course, given))
+                if tape is not None:
+                    desk.replay(tape, inputs, columns, course.watched - course.steps)
                 else:
-                    seed = data.key(position, "draws", course.steps)
-                    parts = _parts(job.task, data, rows, keys[0] if keys else None, seed)
-                    check_finite(desk.step(parts, len(rows)).item())
+                    for ahead in range(steps):
+                        seed = data.key(position, "draws", course.steps + ahead)
+                        part = rows[ahead * course.batch : (ahead + 1) * course.batch]
+                        key = drops[ahead] if drops else None
+                        check_finite(desk.step(_parts(task, data, part, key, seed), len(part)).item())
                 done = course.advance(desk.take_loss, lambda: unload(desk.module), steps)
             except Exception as error:
                 if replayed:  # seen some steps later: find the very step
                     _train_alone(job, desk, position, replayed=False)
                 raise blame(error, place, data, position) from error
-    course.finish(unload(desk.module), clone(desk.state))
+    course.finish(unload(desk.module), clone(desk.at.optimizer))
+
+
+def _other_batch(job: Job, course: Course, like: Sequence[Tensor]) -> list[Tensor]:
+    """Another batch of the same size to try a recording on: rows drawn with repetition, some of them changed."""
+    drawn = keys.hashes(job.data.key(course.position, "trial"), len(like[1])) * len(course.rows) >> 32
+    x, y = batch(job.data, course.rows[torch.from_numpy(drawn)], job.task)
+    if x.is_floating_point():
+        x[: (len(x) + 1) // 2] *= 0.5
+    return [x, y, *(key + 1 for key in like[2:])]
 
 
 def _parts(task: Task, data: Clients, rows: Tensor, key: Tensor | None, seed: int) -> Parts:
-    """Some rows in passes of at most `micro_batch`, all of about one size, with draws that every reading repeats."""
+    """Some rows in one pass, or where batches may be cut in several of about one size; every reading draws the same."""
 
     def parts() -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        if data.setup.draws_globally:
-            torch.manual_seed(seed >> 1)
-        for number, part in enumerate(passes(rows, data.setup.micro_batch)):
+        generators.seed(seed, data.setup.device)
+        for number, part in enumerate(passes(rows, data.setup.micro_batch) if data.setup.cuts_batches else [rows]):
             yield *batch(data, part, task), None if key is None else key + number
 
     return parts
-
-
-def _own_generator(data: Clients) -> AbstractContextManager[Any]:
-    """Models that draw from torch's global generator may seed it as they like in here: it is given back as it was."""
-    return torch.random.fork_rng(devices=[]) if data.setup.draws_globally else nullcontext()
 
 
 @dataclass(frozen=True)
@@ -143,22 +153,28 @@ class FullGradient:
 
 def full_gradient(task: Task, data: Clients, weights: Tree) -> FullGradient:
     """The gradient of every client's mean training loss at its row of `weights`."""
+    if not data.setup.loss_is_mean:
+        raise InputError(
+            "A full gradient is a mean over examples, and this loss is not: what it gives for a batch is not the mean "
+            'of what it gives for each example. Use a loss that is such a mean, or fedavg with batch_size = "full".'
+        )
     gradients, losses, buffers = [], [], []
     module = task.module.train()
+    places = task.places
     for position in range(len(data)):
         load(module, {**task.transient, **row(weights, position)})
-        named = dict(module.named_parameters())
-        at = {name: named[name] for name in task.trainable}
+        at = {name: places.parameters[name] for name in task.trainable}
         rows = training_rows(data, position)
         key = key_tensor(data, position, 0) if data.setup.masked else None
         try:
-            with _own_generator(data):
+            with generators.lent(), task.python_state.fresh():
                 parts = _parts(task, data, rows, key, data.key(position, "draws", 0))
                 loss, gradient = gradient_of(module, task, parts, len(rows), at)
+                places.settle()
             check_finite(loss.item())
         except Exception as error:
             raise blame(error, "its full gradient", data, position) from error
-        gradients.append(gradient)
+        gradients.append({name: torch.zeros_like(at[name]) if g is None else g for name, g in gradient.items()})
         losses.append(loss.item())
         buffers.append({n: leaf.clone() for n, leaf in unload(module).items() if n not in task.trainable})
     return FullGradient(stack(gradients), torch.tensor(losses, dtype=task.torch_dtype), stack(buffers))

@@ -51,8 +51,10 @@ class Masked(TorchFunctionMode):
         keep = (keys.uniform(self.key, _product(shape), self.dropouts) >= p).reshape(shape)
         self.dropouts += 1
         if func in (F.alpha_dropout, F.feature_alpha_dropout):
-            return _alpha_dropout(input, keep, p)
-        return input * (keep.to(input.dtype) / (1.0 - p if p < 1 else 1.0))
+            output = _alpha_dropout(input, keep, p)
+        else:
+            output = input * (keep.to(input.dtype) / (1.0 - p if p < 1 else 1.0))
+        return input.copy_(output) if inplace else output  # what was given may be used again
 
     def _batch_norm(
         self,
@@ -67,10 +69,9 @@ class Masked(TorchFunctionMode):
     ) -> Tensor:
         values = _product(input.shape[2:])
         self.norms.append(values)
-        single = input.shape[0] * values == 1  # torch refuses a batch of one value; its variance is simply zero
-        if not training or (self.mask is None and not single):
+        if not training or self.mask is None:
             return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-        rows = torch.ones(input.shape[0], dtype=input.dtype) if self.mask is None else self.mask.to(input.dtype)
+        rows = self.mask.to(input.dtype)
         return _masked_batch_norm(input, rows, running_mean, running_var, weight, bias, momentum, eps)
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from fedloom.errors import InputError, nearest
 
@@ -128,14 +130,15 @@ def metric(name: str) -> Metric:
     raise InputError(f"There is no metric '{name}'. Known: {', '.join(known)} (any top_k).{nearest(name, known)}")
 
 
-def per_example(loss: Callable[[Tensor, Tensor], Tensor], output: Tensor, target: Tensor) -> Tensor:
-    """One loss per example, from a loss that gives that, or one per token, or only the batch's mean.
+def per_example(loss: Callable[[Any, Tensor], Tensor], output: Any, target: Tensor) -> Tensor:
+    """One loss per example, from a loss that gives that, or one per token, or one for a batch.
 
-    A scalar loss (such as `nn.CrossEntropyLoss()`) is taken to be a mean over examples and is asked for each example.
+    A loss that gives one number for a batch is asked for every example as a batch of its own.
     """
     values = loss(output, target)
-    if values.dim() == 0 and output.shape[0] != 1:
-        return torch.vmap(lambda o, t: loss(o.unsqueeze(0), t.unsqueeze(0)))(output, target)
-    if values.dim() == 0:
+    if values.dim() == 0 and len(target) == 1:
         return values.reshape(1)
-    return values.reshape(values.shape[0], -1).mean(1) if values.dim() > 1 else values
+    if values.dim() == 0 or len(values) != len(target):
+        output, target = tree_map_only(Tensor, lambda leaf: leaf.unsqueeze(1), (output, target))
+        return torch.vmap(lambda one, label: loss(one, label).mean())(output, target)
+    return values.reshape(len(values), -1).mean(1) if values.dim() > 1 else values

@@ -1,7 +1,7 @@
-"""Local optimisers on stacked parameters: the formulas of torch.optim, with one step count per lane.
+"""Local optimisers on stacked parameters: the formulas of torch.optim, with step counts for every lane.
 
-torch.optim keeps one step count for all, but lanes start and finish at different times; and it cannot be told to work
-in place on buffers that are reused from client to client. Every update here is in place.
+torch.optim knows no lanes, which start and finish at different times; and it cannot be told to work in place on buffers
+that are reused from client to client. Every update here is in place.
 """
 
 from __future__ import annotations
@@ -34,33 +34,43 @@ def slots(training: Training) -> tuple[str, ...]:
 
 
 def initial_state(training: Training, weights: Tree, trainable: Sequence[str], lanes: int | None = None) -> Tree:
-    """The state of an optimiser that has made no step: zeros, named `slot:parameter`, and the step count.
+    """The state of an optimiser that has made no step: zeros, named `slot:parameter`.
 
-    With `lanes`, the weights are stacked and each lane has a count of its own.
+    With `lanes`, the weights are stacked and each lane counts its own steps.
     """
     state = {f"{slot}:{name}": torch.zeros_like(weights[name]) for slot in slots(training) for name in trainable}
     if not state:
         return {}
-    count = torch.zeros(() if lanes is None else (lanes,), dtype=torch.int64, device=weights[trainable[0]].device)
-    return {**state, "steps": count}
+    device, shape = weights[trainable[0]].device, () if lanes is None else (lanes,)
+    return {**state, **{f"steps:{name}": torch.zeros(shape, dtype=torch.float32, device=device) for name in trainable}}
 
 
 def update(
     training: Training, names: Sequence[str], parameters: list[Tensor], gradients: list[Tensor], state: Tree
 ) -> None:
-    """One step, in place; `state["steps"]` has one count per lane, or is a single number."""
+    """One step, in place, of those parameters that have a gradient (`names`, in their order).
+
+    `state` has a step count per parameter, and in lanes per lane: a parameter that a batch did not use makes no step.
+    """
     if training.weight_decay:
         gradients = list(torch._foreach_add(gradients, parameters, alpha=training.weight_decay))
     if not state:
         torch._foreach_add_(parameters, gradients, alpha=-training.lr)
         return
-    state["steps"] += 1
     lists = [[state[f"{slot}:{name}"] for name in names] for slot in slots(training)]
-    _RULES[training.optimizer](training, parameters, gradients, state["steps"], *lists)
+    steps = [state[f"steps:{name}"] for name in names]
+    torch._foreach_add_(steps, 1)
+    # complex numbers are optimised as the two real ones that they are made of
+    real = [_real(tensors) for tensors in (parameters, gradients, *lists)]
+    _RULES[training.optimizer](training, real[0], real[1], steps, *real[2:])
+
+
+def _real(tensors: list[Tensor]) -> list[Tensor]:
+    return [torch.view_as_real(leaf) if leaf.is_complex() else leaf for leaf in tensors]
 
 
 def _momentum(
-    training: Training, parameters: list[Tensor], gradients: list[Tensor], steps: Tensor, velocity: list[Tensor]
+    training: Training, parameters: list[Tensor], gradients: list[Tensor], steps: list[Tensor], velocity: list[Tensor]
 ) -> None:
     torch._foreach_mul_(velocity, training.momentum)
     torch._foreach_add_(velocity, gradients)
@@ -71,45 +81,43 @@ def _adam(
     training: Training,
     parameters: list[Tensor],
     gradients: list[Tensor],
-    steps: Tensor,
+    steps: list[Tensor],
     first: list[Tensor],
     second: list[Tensor],
 ) -> None:
     beta1, beta2 = training.beta1, training.beta2
     epsilon = training.epsilon if training.epsilon is not None else EPSILON["adam"]
-    if steps.dim() == 0 and all(parameter.is_contiguous() for parameter in parameters):
+    if steps[0].dim() == 0 and all(parameter.is_contiguous() for parameter in parameters):
         # one pass over the memory instead of a dozen; torch's kernel takes any gradient for a contiguous one
         given = [gradient.contiguous() for gradient in gradients]
-        counts = [steps.to(torch.float32)] * len(parameters)
-        torch._fused_adam_(
-            parameters,
-            given,
-            first,
-            second,
-            [],
-            counts,
-            lr=training.lr,
-            beta1=beta1,
-            beta2=beta2,
-            eps=epsilon,
-            weight_decay=0.0,  # it is in the gradients already
-            amsgrad=False,
-            maximize=False,
-        )
+        for kind in {parameter.dtype for parameter in parameters}:  # it takes one kind of number at a time
+            chosen = [number for number, parameter in enumerate(parameters) if parameter.dtype == kind]
+            lists = [[all_of[n] for n in chosen] for all_of in (parameters, given, first, second, steps)]
+            torch._fused_adam_(
+                *lists[:4],  # type: ignore[call-overload]
+                [],
+                lists[4],
+                lr=training.lr,
+                beta1=beta1,
+                beta2=beta2,
+                eps=epsilon,
+                weight_decay=0.0,  # it is in the gradients already
+                amsgrad=False,
+                maximize=False,
+            )
         return
     torch._foreach_lerp_(first, gradients, 1 - beta1)
     torch._foreach_mul_(second, beta2)
     torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
-    count = steps.to(torch.float64)
-    step_size = training.lr / (1 - beta1**count)
-    correction = (1 - beta2**count).sqrt()
-    for parameter, mean, square in zip(parameters, first, second, strict=True):
+    for parameter, mean, square, step in zip(parameters, first, second, steps, strict=True):
+        count = step.to(torch.float64)
+        step_size, correction = training.lr / (1 - beta1**count), (1 - beta2**count).sqrt()
         denominator = square.sqrt().div_(per_client(correction, square)).add_(epsilon)
         parameter.sub_(mean / denominator * per_client(step_size, mean))
 
 
 def _adagrad(
-    training: Training, parameters: list[Tensor], gradients: list[Tensor], steps: Tensor, total: list[Tensor]
+    training: Training, parameters: list[Tensor], gradients: list[Tensor], steps: list[Tensor], total: list[Tensor]
 ) -> None:
     epsilon = training.epsilon if training.epsilon is not None else EPSILON["adagrad"]
     torch._foreach_addcmul_(total, gradients, gradients, 1.0)
@@ -122,7 +130,7 @@ def _adadelta(
     training: Training,
     parameters: list[Tensor],
     gradients: list[Tensor],
-    steps: Tensor,
+    steps: list[Tensor],
     square: list[Tensor],
     delta: list[Tensor],
 ) -> None:

@@ -1,22 +1,30 @@
-"""What a model needs, found by trying it on two examples before the first round."""
+"""What a model needs, found by trying it on a few examples before the first round.
+
+Every faster way to compute (cutting a batch, several clients in one pass, side by side, replayed) is for models and
+losses for which it gives what plain torch gives. What is found here decides which of them are used.
+"""
 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fedloom import evaluation, keys, lanes, local
+from fedloom import evaluation, generators, keys
 from fedloom.clients import Setup
 from fedloom.course import Training
 from fedloom.data.federation import Federation
-from fedloom.desk import Desk
-from fedloom.errors import FedloomError, InputError
+from fedloom.desk import Desk, Tensors, client_step, gradient_of, has_hooks, layout
+from fedloom.errors import FedloomError, InputError, TrainingError
+from fedloom.lanes import Lanes
 from fedloom.masking import Masked
 from fedloom.task import Task
 from fedloom.tree import clone
@@ -25,6 +33,8 @@ SMALL_MODEL = 256 * 1024  # bytes: above this, stacked weights leave the cache a
 LARGE_MODEL = 64_000_000  # bytes: above this, recording takes much memory and gains little
 EAGER_GROUP = 10  # fewer lanes do not pay for vmap's own cost
 COMPILED_GROUP = 5
+ROWS = 8  # examples in a trial
+LABELS = 128  # examples that losses are tried on: one of every label, if there are no more
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,16 +46,65 @@ class Probe:
     draws_globally: bool
     bytes: int
     task: Task
-    examples: tuple[Tensor, Tensor]
+    federation: Federation
+
+    @cached_property
+    def trial(self) -> _Trial:
+        """The model in double precision, where differences are not hidden by rounding, if it can be had."""
+        if self.bytes <= LARGE_MODEL and self.task.dtype != "float64":
+            try:
+                wide = replace(self.task, dtype="float64")
+                trial = _Trial(wide, self.masked, *_some(self.federation, wide, ROWS))
+                trial.outputs(trial.x)
+                return trial
+            except Exception:  # such as a model that makes single precision numbers itself
+                pass
+        return self.own_trial
+
+    @cached_property
+    def own_trial(self) -> _Trial:
+        """The model as it is."""
+        return _Trial(self.task, self.masked, *_some(self.federation, self.task, ROWS))
+
+    @cached_property
+    def loss_is_mean(self) -> bool:
+        """Whether the loss of a batch is the mean of its examples' losses."""
+        return isinstance(self.task.loss, str) or self.trial.loss_is_mean(
+            *_some(self.federation, self.trial.task, LABELS)
+        )
+
+    @cached_property
+    def rows_apart(self) -> bool:
+        """Whether, in evaluation, what the model says of an example does not depend on the others."""
+        return self.trial.rows_apart()
+
+    @cached_property
+    def cuts_batches(self) -> bool:
+        """Whether a training batch that is computed in parts gives the same as in one pass."""
+        return self.loss_is_mean and self.trial.cuts_batches()
 
     @cached_property
     def cannot_group(self) -> str:
         """Why clients cannot be trained side by side; empty if they can. Tried when asked: vmap loads for seconds."""
         if self.draws_globally:
-            return "the model draws from torch's global generator"
-        if not _ignores_padding(self.task, *self.examples):
-            return "an example's output depends on the others in its batch, so that partial batches cannot be padded"
-        return _vmap_error(self.task, *self.examples, self.masked)
+            return "the model draws from a global generator"
+        if not self.loss_is_mean:
+            return (
+                "the loss of a batch is not the mean of its examples' losses, so that partial batches cannot be padded"
+            )
+        # in double precision nothing is hidden by rounding; but other kernels may be used then
+        return self.trial.cannot_group() or (self.trial.task is not self.task and self.own_trial.cannot_group()) or ""
+
+    @cached_property
+    def cannot_replay(self) -> str:
+        """Why training steps cannot be recorded and replayed; empty if they can."""
+        if self.bytes > LARGE_MODEL:
+            return f"the model has more than {LARGE_MODEL // 1_000_000} MB"
+        return self.own_trial.recorded()[1]
+
+    def kernels(self) -> int | None:
+        """How many kernels a replayed step of plain SGD on one client launches; None if it cannot be replayed."""
+        return self.own_trial.recorded()[0]
 
     def group(self, cohort: int, compiled: bool = False) -> int:
         """The group size that `auto` means: a rule on the model's size and the cohort, never on timings."""
@@ -55,64 +114,261 @@ class Probe:
             group = EAGER_GROUP if self.bytes <= SMALL_MODEL and cohort >= 2 * EAGER_GROUP else 1
         return group if group == 1 or not self.cannot_group else 1
 
-    def kernels(self) -> int | None:
-        """How many kernels a replayed step of plain SGD on one client launches; None if it cannot be replayed."""
-        x, y = self.examples
-        desk = Desk(self.task, Training(batch_size=len(x)), None, (), ())
-        key = [torch.zeros(2, dtype=torch.int64)] if self.masked else []
-        local.load(self.task.module.train(), self.task.initial())
-        with torch.no_grad():
-            tape, _ = desk.tape_for(x, y, *key)
-        return None if tape is None else len(tape)
-
-    def setup(self, group: int, device: str = "cpu", **settings: Any) -> Setup:
+    def setup(self, group: int, device: str = "cpu", replay: bool = True, **settings: Any) -> Setup:
         return Setup(
             device=device,
-            replay=device == "cpu" and not self.draws_globally and self.bytes <= LARGE_MODEL,
+            replay=replay and device == "cpu" and self.bytes <= LARGE_MODEL,
             group=group if group == 1 or not self.cannot_group else 1,
-            draws_globally=self.draws_globally,
             masked=self.masked,
             normalises_features=self.normalises_features,
+            loss_is_mean=self.loss_is_mean,
+            cuts_batches=self.cuts_batches,
+            rows_apart=self.rows_apart,
             **settings,
         )
 
 
 def probe(federation: Federation, task: Task) -> Probe:
     """Run the model on two examples; whatever does not fit is reported here, before anything is trained."""
-    x, y = _two(federation, task)
-    module = task.module.train()
-    local.load(module, task.initial())
+    x, y = _prepared(federation, task, torch.arange(min(2, len(federation.y))).repeat(2)[:2])
+    task.module.train()
+    initial = task.initial()
     mode = Masked(torch.zeros(2, dtype=torch.int64))
-    before = torch.random.get_rng_state()
-    try:
-        with torch.no_grad(), mode:
-            output = module(x)
-    except FedloomError:
-        raise
-    except Exception as error:
-        raise InputError(
-            f"The model does not take the data: an example has the shape {tuple(x.shape[1:])}, and the model says "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    draws_globally = not torch.equal(before, torch.random.get_rng_state())
-    torch.random.set_rng_state(before)
-    _check_output(federation, task, output, y)
+    with torch.no_grad(), generators.lent(), task.python_state.fresh():
+        before = generators.positions()
+        try:
+            with task.places.holding(clone({**task.transient, **initial})), mode:
+                output = task.module(x)
+        except FedloomError:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"The model does not take the data: an example has the shape {tuple(x.shape[1:])} and is of {x.dtype}, "
+                f"and the model says {type(error).__name__}: {error}"
+            ) from error
+        if set(dict(task.module.named_parameters())) != set(task.places.parameters):
+            raise InputError(
+                "The model makes parameters when it is first used, and all weights must be known before training. Make "
+                "them where the model is built, or use the model once on an example there."
+            )
+        _check_output(federation, task, output, y)
+        draws = before != generators.positions()
     masked = mode.dropouts > 0 or bool(mode.norms)
-    size = sum(leaf.numel() * leaf.element_size() for leaf in task.initial().values())
-    return Probe(masked, 1 in mode.norms, draws_globally, size, task, (x, y))
+    size = sum(leaf.numel() * leaf.element_size() for leaf in initial.values())
+    return Probe(masked, 1 in mode.norms, draws, size, task, federation)
 
 
-def _two(federation: Federation, task: Task) -> tuple[Tensor, Tensor]:
-    """Two examples, as the model takes them."""
-    rows = torch.arange(min(2, len(federation.y))).repeat(2)[:2]
+def _prepared(federation: Federation, task: Task, rows: Tensor) -> tuple[Tensor, Tensor]:
     return evaluation.prepare(federation.x[rows], federation.y[rows], federation.scale, task)
 
 
+def _some(federation: Federation, task: Task, count: int) -> tuple[Tensor, Tensor]:
+    """Some examples that differ: one with each label as far as they go, others drawn by a key."""
+    labels = federation.y[:200_000].reshape(min(len(federation.y), 200_000), -1)
+    _, first = np.unique(labels.numpy(), return_index=True)
+    telling = torch.from_numpy(np.unique(first // labels.shape[1]))
+    # every other one is drawn, so that many labels do not leave only the first of each
+    order = torch.from_numpy(keys.permutation(keys.key(0, "labels"), len(telling)))
+    drawn = torch.from_numpy(keys.hashes(keys.key(0, "examples"), count) * len(federation.y) >> 32)
+    rows = torch.cat([telling[order][: max(count // 2, count - len(drawn))], drawn])[:count]
+    return _prepared(federation, task, rows)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """One model on a few examples, computed in several ways."""
+
+    task: Task
+    masked: bool
+    x: Tensor
+    y: Tensor
+
+    @property
+    def close(self) -> float:
+        return 1e-9 if self.task.dtype == "float64" else 1e-4
+
+    def same(self, one: Any, other: Any) -> bool:
+        leaves = zip(tree_leaves(one), tree_leaves(other), strict=True)
+        return all(
+            torch.equal(a, b) or torch.allclose(a, b, rtol=self.close, atol=self.close, equal_nan=True)
+            if isinstance(a, Tensor)
+            else a == b
+            for a, b in leaves
+        )
+
+    def batches(self) -> list[tuple[Tensor, Tensor]]:
+        """Real examples, and drawn ones where that is possible: real ones may be equal or empty, and show nothing."""
+        drawn = keys.generator(0).normal(size=tuple(self.x.shape))
+        made = [(torch.from_numpy(drawn).to(self.x.dtype), self.y)] if self.x.is_floating_point() else []
+        return [(self.x, self.y), *made]
+
+    def outputs(self, x: Tensor) -> Any:
+        with torch.no_grad(), generators.lent(), self.task.python_state.fresh():
+            generators.seed(0)
+            return evaluation.outputs(self.task, self.task.initial(), x, Setup(masked=self.masked))
+
+    def loss_is_mean(self, x: Tensor, y: Tensor) -> bool:
+        """Whether batches of several sizes have the mean of their examples' losses, in value and gradient."""
+        state = self.task.python_state
+        try:
+            said = self.outputs(x)
+            noise = keys.generator(1)
+            for size in (len(y), 7, 3, 2):
+                rows = torch.from_numpy(keys.permutation(keys.key(size, "loss"), len(y)))
+                for part in torch.split(rows, size):
+                    shaken = tree_map_only(Tensor, lambda leaf: _shaken(leaf, noise), said)
+                    given = tree_map_only(Tensor, _traced, tree_map_only(Tensor, itemgetter(part), shaken))
+                    with generators.lent(), state.fresh():
+                        whole = self.task.batch_loss(given, y[part])
+                        drawn = self.task.losses(given, y[part])
+                        leaves = [
+                            leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor) and leaf.requires_grad
+                        ]
+                        both = [
+                            torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+                            for loss in (whole, drawn.mean())
+                        ]
+                    if not self.same((whole, both[0]), (drawn.mean(), both[1])) or not bool(torch.isfinite(whole)):
+                        return False
+            return True
+        except Exception:
+            return False
+
+    def rows_apart(self) -> bool:
+        try:
+            for x, _ in self.batches():
+                whole = self.outputs(x)
+                if any(isinstance(leaf, Tensor) and len(leaf) != len(x) for leaf in tree_leaves(whole)):
+                    return False
+                for own in (slice(0, 3), slice(3, ROWS), slice(5, 6)):
+                    if not self.same(tree_map_only(Tensor, itemgetter(own), whole), self.outputs(x[own])):
+                        return False
+            return True
+        except Exception:
+            return False
+
+    def tensors(self) -> Tensors:
+        """The initial weights, for a step of plain gradient descent."""
+        weights = clone({**self.task.transient, **self.task.initial()})
+        named = self.task.places.parameters
+        parameters = {name: weights[name].requires_grad_(leaf.requires_grad) for name, leaf in named.items()}
+        buffers = {name: weights[name] for name in self.task.places.buffers}
+        return Tensors(parameters, buffers, {}, {}, {}, {}, torch.zeros((), dtype=torch.float64))
+
+    def stepped(self, parts: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        """Parameters and buffers after one step on a batch in these parts."""
+        at, key = self.tensors(), torch.zeros(2, dtype=torch.int64) if self.masked else None
+        self.task.module.train()
+
+        def all_parts() -> list[tuple[Tensor, Tensor, Tensor | None]]:
+            return [(x, y, key + number if key is not None else None) for number, (x, y) in enumerate(parts)]
+
+        with torch.no_grad(), generators.lent(), self.task.python_state.fresh():
+            generators.seed(0)
+            client_step(self.task, Training(lr=1.0), None, at, all_parts, sum(len(y) for _, y in parts))
+        return at.changing()
+
+    def cuts_batches(self) -> bool:
+        try:
+            return all(
+                self.same(self.stepped([(x, y)]), self.stepped([(x[:5], y[:5]), (x[5:], y[5:])]))
+                for x, y in self.batches()
+            )
+        except Exception:
+            return False
+
+    def cannot_group(self) -> str:
+        """Why clients cannot be side by side: two of them are tried, one with a partial batch."""
+        task = self.task
+        if has_hooks(task.places.parameters.values()):
+            return "the model has hooks on its parameters"
+        if _unused := self.unused():
+            return f"not every batch uses {', '.join(_unused)}"
+        try:
+            with warnings.catch_warnings(record=True) as said, torch.no_grad(), task.python_state.fresh():
+                warnings.simplefilter("always")
+                self.side_by_side()
+                if task.python_state.changed():
+                    return "the model or the loss keeps something in Python from one call to the next"
+        except TrainingError:
+            return "side by side, clients would not be trained as they are alone"
+        except Exception as error:
+            return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+        slow = [str(warning.message) for warning in said if "performance drop" in str(warning.message)]
+        return f"vmap would only loop over them: {slow[0].splitlines()[0]}" if slow else ""
+
+    def unused(self) -> list[str]:
+        """Parameters that have no gradient on a batch."""
+        at, key = self.tensors(), torch.zeros(2, dtype=torch.int64) if self.masked else None
+        leaves = {name: at.parameters[name] for name in self.task.trainable}
+        self.task.module.train()
+        try:
+            held = {**at.parameters, **at.buffers}
+            with generators.lent(), self.task.python_state.fresh(), self.task.places.holding(held), torch.enable_grad():
+                found = gradient_of(self.task.module, self.task, lambda: [(self.x, self.y, key)], ROWS, leaves)[1]
+            return [name for name, gradient in found.items() if gradient is None]
+        except Exception:
+            return []  # the trial will say what is wrong
+
+    def side_by_side(self) -> None:
+        start = {name: torch.stack([leaf] * 2) for name, leaf in self.task.initial().items()}
+        inputs = {"batch": {"x": torch.stack([self.x] * 2), "y": torch.stack([self.y] * 2)}}
+        setup = Setup(group=2, masked=self.masked)
+        lanes = Lanes(self.task, Training(lr=0.1), None, setup, layout({"model": start}), (), (), layout(inputs))
+        shaken = keys.generator(2)
+        for name, leaf in lanes.weights.items():
+            leaf.copy_(start[name])
+            if name in self.task.trainable:
+                leaf.copy_(_shaken(leaf, shaken, 0.1))
+        for name, leaf in self.task.transient.items():
+            lanes.at.buffers[name].copy_(leaf)
+        self.task.module.train()
+        for x, y in self.batches() * 2:
+            order = torch.from_numpy(keys.permutation(0, ROWS))
+            for lane, (count, rows) in enumerate(((ROWS, torch.arange(ROWS)), (5, order))):
+                padded = torch.cat([rows[:count], rows[:1].expand(ROWS - count)])
+                lanes.x[lane], lanes.y[lane] = x[padded], y[padded]
+                lanes.counts[lane] = count
+                lanes.keys[lane] = lane + 1
+            for lane in range(2):
+                lanes.compare(lane, self.close)
+            lanes.step_all(lanes.at, lanes.x, lanes.y, lanes.counts, lanes.keys)
+
+    def recorded(self) -> tuple[int | None, str]:
+        desk = Desk(self.task, Training(batch_size=ROWS), None, (), ())
+        self.task.module.train()
+        key = [torch.zeros(2, dtype=torch.int64)] if self.masked else []
+        weights = {**self.task.transient, **self.task.initial()}
+        with torch.no_grad():
+            for name, leaf in (*self.task.places.parameters.items(), *self.task.places.buffers.items()):
+                leaf.copy_(weights[name])
+            others = [self.x.roll(1, 0), self.y.roll(1, 0), *(word + 1 for word in key)]
+            tape, _ = desk.tape_for([self.x, self.y, *key], lambda: others)
+        return (None, desk.cannot_record) if tape is None else (len(tape), "")
+
+
+def _traced(leaf: Tensor) -> Tensor:
+    """An output that a loss can be differentiated by."""
+    made = leaf.detach().clone()
+    return made.requires_grad_() if made.is_floating_point() or made.is_complex() else made
+
+
+def _shaken(leaf: Tensor, noise: np.random.Generator, scale: float = 1.0) -> Tensor:
+    """A floating tensor with noise added, so that different ones are different."""
+    if not leaf.is_floating_point():
+        return leaf.detach()
+    return leaf.detach() + torch.from_numpy(noise.normal(size=tuple(leaf.shape))).to(leaf.dtype) * scale
+
+
 def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) -> None:
-    if not isinstance(output, Tensor) or output.dim() == 0 or output.shape[0] != len(y):
-        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise InputError(f"The model must give one output per example. For 2 examples it gave {shape}.")
     classes = len(federation.classes)
+    if isinstance(task.loss, str) and not isinstance(output, Tensor):
+        raise InputError(
+            f'The model gives a {type(output).__name__}, and loss = "{task.loss}" takes a tensor with one output per '
+            "example. Give the task a loss function of your own that takes what the model gives."
+        )
+    if isinstance(task.loss, str) and (output.dim() == 0 or output.shape[0] != len(y)):
+        raise InputError(f"The model must give one output per example. For 2 examples it gave {tuple(output.shape)}.")
     if task.loss == "cross_entropy":
         if not classes:
             raise InputError('The labels are numbers, not classes: use loss = "mse" instead of "cross_entropy".')
@@ -131,72 +387,30 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
     for metric in task.measures:
         if metric.name == "auroc" and classes != 2:
             raise InputError(f"The metric auroc is for two classes, but the labels have {classes}.")
+    shape = tree_map_only(Tensor, lambda leaf: tuple(leaf.shape), output)
+    traced = tree_map_only(Tensor, _traced, output)
     try:
-        losses = task.losses(output, y)
+        with torch.enable_grad():
+            loss = task.batch_loss(traced, y)
+    except InputError:
+        raise
     except Exception as error:
         raise InputError(
-            f"The loss does not take the model's output of shape {tuple(output.shape)} with labels of shape "
-            f"{tuple(y.shape)}: {type(error).__name__}: {error}"
+            f"The loss does not take the model's output of shape {shape} with labels of shape {tuple(y.shape)}: "
+            f"{type(error).__name__}: {error}"
         ) from error
+    if not loss.requires_grad:
+        raise InputError("The loss does not depend on what the model gives, so that nothing can be learnt from it.")
     for metric in task.measures:
         try:
+            found = len(y)
             if metric.values is not None:
-                metric.values(output, y)
+                found = len(metric.values(output, y))
             elif metric.scores is not None:
-                metric.scores(output)
+                found = len(metric.scores(output))
         except Exception as error:
             raise InputError(
-                f"The metric {metric.name} does not fit the model's output of shape {tuple(output.shape)}: {error}"
+                f"The metric {metric.name} does not fit the model's output of shape {shape}: {error}"
             ) from error
-    if losses.shape != (len(y),):
-        raise InputError(
-            f"The loss must give one value per example, or their mean. For 2 examples it gave {tuple(losses.shape)}."
-        )
-
-
-@torch.no_grad()
-def _ignores_padding(task: Task, x: Tensor, y: Tensor) -> bool:
-    """Whether two examples give the same with a masked third one behind them, in output and buffers."""
-    if x.is_floating_point():  # real examples may happen to be equal or empty, and then would show nothing
-        x = torch.from_numpy(keys.generator(0).normal(size=(3, *x.shape[1:]))).to(x.dtype)
-    else:
-        x = torch.cat([x, x[:1]])
-    found = []
-    for rows, mask in ((x[:2], [1.0, 1.0]), (x, [1.0, 1.0, 0.0])):
-        weights = {**clone(task.transient), **task.initial()}
-        try:
-            with Masked(torch.zeros(2, dtype=torch.int64), torch.tensor(mask, dtype=task.torch_dtype)):
-                output = functional_call(task.module.train(), weights, (rows,))
-        except Exception:
-            return False  # such as batch normalisation over rows that are not examples
-        buffers = [leaf for name, leaf in weights.items() if name not in task.trainable and leaf.is_floating_point()]
-        found.append([output[:2], *buffers])
-    close = (torch.allclose(one, other, rtol=1e-4, atol=1e-5) for one, other in zip(*found, strict=True))
-    return all(close)
-
-
-def _vmap_error(task: Task, x: Tensor, y: Tensor, masked: bool) -> str:
-    """Why a step cannot be vmapped over clients, or an empty string."""
-    weights = {name: torch.stack([leaf, leaf]) for name, leaf in task.initial().items()}
-    parameters = {name: weights[name] for name in task.trainable}
-    others = {name: leaf for name, leaf in weights.items() if name not in parameters}
-    two = torch.zeros((2, 2), dtype=torch.int64)
-    step = lanes.lane_step(task, None, None, masked)
-    try:
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            step(
-                parameters,
-                others,
-                torch.stack([x, x]),
-                torch.stack([y, y]),
-                two.to(task.torch_dtype) + 1,
-                two,
-                {},
-                {},
-                {},
-            )
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
-    slow = [str(warning.message) for warning in said if "performance drop" in str(warning.message)]
-    return f"vmap would only loop over them: {slow[0].splitlines()[0]}" if slow else ""
+        if found != len(y):
+            raise InputError(f"The metric {metric.name} must give one number per example. For 2 it gave {found}.")

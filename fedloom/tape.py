@@ -12,18 +12,18 @@ weight matrix, the product is added to the tensor directly, rounded once less, a
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from fedloom import generators
 
 aten = torch.ops.aten
 Memory = int  # the address of a storage: tensors with the same one share memory
@@ -62,7 +62,7 @@ class Tape:
     """What a function did to tensors that exist outside it.
 
     >>> x, total = torch.zeros(2), torch.zeros(())
-    >>> tape = record(lambda: total.add_((x * x).sum()))
+    >>> tape = record(lambda x, total: total.add_((x * x).sum()), x, total)
     >>> _ = x.copy_(torch.tensor([3.0, 4.0]))
     >>> with torch.no_grad():
     ...     tape.replay()
@@ -90,74 +90,115 @@ class Tape:
         return Tape(_fused(self.kernels), self._keep)
 
 
-def record(computation: Callable[[], Any]) -> Tape:
-    """Run a computation once, and keep what it did."""
-    recorder = _Recorder()
+def record(computation: Callable[..., Any], *given: Any) -> Tape:
+    """Run a computation once on some tensors (in dicts, lists or by themselves), and keep what it did to them.
+
+    It is given sealed tensors: they compute, but no value in them can be read by Python, in whichever way it is asked
+    for. So what is recorded cannot depend on values. It may change what it is given, and nothing else.
+    """
+    sealed: dict[int, Sealed] = {}
+    recorder = _Recorder({_memory(leaf) for leaf in tree_leaves(given) if isinstance(leaf, Tensor)})
+    arguments = tree_map_only(Tensor, lambda leaf: sealed.setdefault(id(leaf), Sealed(leaf)), given)
     with torch.enable_grad(), recorder:
-        computation()
+        computation(*arguments)
     return Tape(recorder.kernels)
 
 
 def recorded(
-    computation: Callable[[], Any], inputs: Sequence[Tensor], changes: Callable[[], Sequence[Tensor]]
-) -> Tape | None:
-    """A fused tape of a computation on `inputs` that changes `changes`, or nothing if it cannot be replayed.
+    computation: Callable[..., Any],
+    given: Sequence[Any],
+    inputs: Sequence[Tensor],
+    changes: Sequence[Tensor],
+    others: Sequence[Tensor],
+) -> Tape:
+    """A fused tape of a computation that is `given` some tensors: it reads `inputs` and changes `changes`.
 
-    A computation may do things that a recording does not see: look at values in Python, count its calls, draw from
-    numpy. So the recording is tried on other values, and must give the same bits as the computation itself, and almost
-    the same when fused. In the end all values are what they were.
+    The recording is tried on other values, `others` instead of `inputs`: it must give the same bits as the computation
+    itself, and almost the same when fused. In the end all values are what they were. Raises CannotRecord.
     """
     with torch.no_grad():
-        before = [leaf.clone() for leaf in changes()]
-        given = [value.clone() for value in inputs]
-        places = [leaf.data_ptr() for leaf in changes()]
-    drawn = (random.getstate(), np.random.get_state())
+        before = [leaf.clone() for leaf in changes]
+        was = [value.clone() for value in inputs]
+        places = [leaf.data_ptr() for leaf in changes]
 
-    def tried(attempt: Callable[[], Any], gradients: bool) -> list[Tensor]:
+    def tried(attempt: Callable[[], Any]) -> list[Tensor]:
         with torch.no_grad():
-            for leaf, value in zip(changes(), before, strict=True):
+            for leaf, value in zip(changes, before, strict=True):
                 leaf.copy_(value * 1.25 if value.is_floating_point() else value)
-            for value, was in zip(inputs, given, strict=True):
-                value.copy_(was.flip(0))
-                if value.is_floating_point():
-                    value[:1] *= 0.5
-            with torch.set_grad_enabled(gradients):
-                attempt()
-            return [leaf.clone() for leaf in changes()]
+            for value, other in zip(inputs, others, strict=True):
+                value.copy_(other)
+            attempt()
+            return [leaf.clone() for leaf in changes]
 
     try:
-        tape = record(computation)
-        if repr(drawn) != repr((random.getstate(), np.random.get_state())):
-            return None
-        done, replayed = tried(computation, True), tried(tape.replay, False)
+        drawn = generators.positions()
+        tape = record(computation, *given)
+        if drawn != generators.positions():
+            raise CannotRecord("it draws from a global generator")
+        done, replayed = tried(torch.enable_grad()(lambda: computation(*given))), tried(tape.replay)
         fused = tape.fused()
-        almost = tried(fused.replay, False)
-        if places != [leaf.data_ptr() for leaf in changes()]:
-            return None
+        almost = tried(fused.replay)
+        if places != [leaf.data_ptr() for leaf in changes]:
+            raise CannotRecord("it gives its tensors other memory")
         for start, one, other, near in zip(before, done, replayed, almost, strict=True):
             if bool(torch.isfinite(start).all()) and not bool(torch.isfinite(one).all()):
-                return None  # the trial says nothing
+                raise CannotRecord("a trial on other values was not finite, so that it says nothing")
             if not torch.allclose(one, other, rtol=0, atol=0, equal_nan=True):
-                return None
+                raise CannotRecord("a trial on other values gave something else than the step itself")
             if not torch.allclose(one, near, rtol=1e-3, atol=1e-4, equal_nan=True):
-                return None
+                raise CannotRecord("a trial with products added directly gave something else than the step itself")
         return fused
-    except Exception:  # what is wrong with the computation itself is said when it is done without a tape
-        return None
+    except CannotRecord:
+        raise
+    except Exception as error:  # what is wrong with the computation itself is said when it is done without a tape
+        raise CannotRecord(str(error).strip().partition("\n")[0] or type(error).__name__) from error
     finally:
-        random.setstate(drawn[0])
-        np.random.set_state(drawn[1])
         with torch.no_grad():
-            for leaf, value in zip((*changes(), *inputs), (*before, *given), strict=True):
+            for leaf, value in zip((*changes, *inputs), (*before, *was), strict=True):
                 leaf.copy_(value)
+
+
+def _sealed(*_: Any, **__: Any) -> Any:
+    raise CannotRecord("it reads values into Python")
+
+
+class Sealed(Tensor):
+    """A tensor that computes like the one inside it, but tells Python no values: it has no memory of its own."""
+
+    _inside: Tensor
+
+    @staticmethod
+    def __new__(cls, inside: Tensor) -> Sealed:
+        made: Sealed = Tensor._make_wrapper_subclass(
+            cls,
+            inside.size(),
+            strides=inside.stride(),
+            storage_offset=inside.storage_offset(),
+            dtype=inside.dtype,
+            device=inside.device,
+            requires_grad=inside.requires_grad,
+        )
+        made._inside = inside.detach()
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise CannotRecord(f"{func} is asked outside of the recording")
+
+    # most ways out fail by themselves, because there is no memory to read; these would not
+    __dlpack__ = __reduce_ex__ = __deepcopy__ = __format__ = __repr__ = _sealed  # type: ignore[assignment]
+    data_ptr = untyped_storage = storage = numpy = tolist = item = _sealed
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every kernel below autograd, and keeps all tensors so that no memory is used twice."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: set[Memory]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kernels: list[Kernel] = []
+        self.own = given  # memory that may be written: what was given, and what was made since
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -172,16 +213,30 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise CannotRecord("torch's LSTM keeps what its gradient needs only while gradients are on")
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise CannotRecord(f"{func} draws from torch's generator")
-        result = func(*args, **(kwargs or {}))
-        self.kernels.append(_kernel(func, args, kwargs or {}, result))
-        return result
+        if func is aten.set_.source_Tensor or func is aten.set_.source_Storage:
+            raise CannotRecord("it gives its tensors other memory")
+        known: dict[int, Sealed] = {}
+
+        def opened(leaf: Tensor) -> Tensor:
+            inside = leaf._inside if isinstance(leaf, Sealed) else leaf.detach()
+            if isinstance(leaf, Sealed):
+                known[id(inside)] = leaf
+            return inside
+
+        args, kwargs = tree_map_only(Tensor, opened, (args, kwargs or {}))
+        result = func(*args, **kwargs)
+        kernel = _kernel(func, args, kwargs, result)
+        if not kernel.writes & kernel.reads <= self.own:
+            raise CannotRecord("it changes a tensor that is neither a parameter nor a buffer")
+        self.own |= kernel.writes
+        self.kernels.append(kernel)
+        return tree_map_only(Tensor, lambda leaf: known[id(leaf)] if id(leaf) in known else Sealed(leaf), result)
 
 
 def _kernel(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Kernel:
     values = result if isinstance(result, (tuple, list)) else (result,)
     if any(value is not None and not isinstance(value, Tensor) for value in values):
         raise CannotRecord(f"{op} gives Python numbers")
-    args, kwargs = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
     outputs = tuple(None if value is None else value.detach() for value in values)
     read = _memories((args, kwargs))
     written = (_memories(outputs) - read) | _memories(_changed(op, args, kwargs))

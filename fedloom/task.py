@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedloom import keys, metrics
 from fedloom.errors import InputError
 from fedloom.metrics import Metric
+from fedloom.modules import Places, PythonState
 from fedloom.tree import Tree
 
 NORMALIZATION = (
@@ -25,8 +27,10 @@ NORMALIZATION = (
     nn.RMSNorm,
 )
 CACHED = (
-    "_loss",
+    "loss_function",
     "module",
+    "places",
+    "python_state",
     "trainable",
     "frozen",
     "transient",
@@ -64,6 +68,12 @@ class Task:
             metrics.loss(self.loss)
         if isinstance(self.metrics, str):
             raise InputError(f"The 'metrics' of a task must be a list, such as [\"{self.metrics}\"].")
+        if isinstance(self.loss, nn.Module) and any(leaf.requires_grad for leaf in self.loss.parameters()):
+            names = ", ".join(name for name, leaf in self.loss.named_parameters() if leaf.requires_grad)
+            raise InputError(
+                f"The loss has parameters of its own ({names}), and only the model's are trained. Make them part of "
+                "the model, whose outputs the loss then gets."
+            )
         object.__setattr__(
             self, "measures", tuple(m if isinstance(m, Metric) else metrics.metric(m) for m in self.metrics)
         )
@@ -72,19 +82,24 @@ class Task:
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
 
-    def losses(self, output: Tensor, target: Tensor) -> Tensor:
-        """One loss per example."""
-        return metrics.per_example(self._loss, output, target)
+    def batch_loss(self, output: Any, target: Tensor) -> Tensor:
+        """The loss of a batch: what the loss function says of it, or the mean if it says several numbers."""
+        value: Tensor = self.loss_function(output, target)
+        if not isinstance(value, Tensor):
+            raise InputError(f"The loss must return a tensor. It returned {type(value).__name__}.")
+        return value if value.dim() == 0 else value.mean()
+
+    def losses(self, output: Any, target: Tensor) -> Tensor:
+        """One loss per example: their mean is the batch's loss only where `Setup.loss_is_mean` says so."""
+        return metrics.per_example(self.loss_function, output, target)
 
     @cached_property
-    def _loss(self) -> Callable[[Tensor, Tensor], Tensor]:
+    def loss_function(self) -> Callable[[Any, Tensor], Tensor]:
+        """The loss, in the task's precision."""
         if isinstance(self.loss, str):
             return metrics.loss(self.loss)
-        if isinstance(self.loss, nn.Module) and getattr(self.loss, "reduction", "") == "mean":
-            # asked for each example instead of the mean, so that class weights keep their meaning
-            loss = copy.deepcopy(self.loss)
-            loss.reduction = "none"  # type: ignore[assignment]
-            return loss
+        if isinstance(self.loss, nn.Module):
+            return widened(copy.deepcopy(self.loss), self.torch_dtype)
         return self.loss
 
     @cached_property
@@ -92,11 +107,28 @@ class Task:
         """The model's structure; what its parameters hold means nothing."""
         return self.build()
 
+    @cached_property
+    def places(self) -> Places:
+        """Where the module keeps its tensors."""
+        return Places(self.module)
+
+    @cached_property
+    def python_state(self) -> PythonState:
+        """What module and loss keep in Python."""
+        return PythonState(self.module, self.loss_function)
+
+    def move(self, device: str) -> None:
+        """Compute on another device from now on."""
+        self.module.to(device)
+        self.__dict__.pop("places", None)
+        self.__dict__.pop("python_state", None)
+
     def release(self) -> None:
-        """Give back the module's memory where only names are needed from now on; whoever needs it builds it again."""
+        """Give back the module's memory where only names are needed from now on; it is built again when needed."""
         for name in ("trainable", "frozen"):
             getattr(self, name)
-        self.__dict__.pop("module", None)
+        for name in ("module", "places", "python_state"):
+            self.__dict__.pop(name, None)
 
     @cached_property
     def trainable(self) -> tuple[str, ...]:
@@ -149,11 +181,31 @@ class Task:
                     module = build(self.model, **self.args)
                 else:
                     module = construct(getattr(self.model, "__name__", str(self.model)), self.model, self.args)
-        return module.to(self.torch_dtype)
+        unbuilt = [name for name, leaf in module.named_parameters() if is_lazy(leaf)]
+        if unbuilt:
+            raise InputError(
+                f"The model does not know the shape of {', '.join(unbuilt)} before it is first used, and all weights "
+                "must be known before training. Give its lazy layers their sizes, or use the model once on an example "
+                "where it is built."
+            )
+        return widened(module, self.torch_dtype)
 
     def __getstate__(self) -> dict[str, Any]:
         # worker processes rebuild the module: what it holds must not travel with the task
         return {name: value for name, value in self.__dict__.items() if name not in CACHED}
+
+
+def widened(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A module in double precision, where that is asked for; else each tensor stays of the kind that it is."""
+    if dtype != torch.float64:
+        return module
+
+    def wide(leaf: Tensor) -> Tensor:
+        kind = torch.complex128 if leaf.is_complex() else torch.float64 if leaf.is_floating_point() else leaf.dtype
+        return leaf.to(kind)
+
+    module._apply(wide)  # type: ignore[no-untyped-call]
+    return module
 
 
 def leaves(module: nn.Module) -> Tree:

@@ -36,7 +36,7 @@ class Place:
 
     def __post_init__(self) -> None:
         if self.setup.device != "cpu":
-            self.task.module.to(self.setup.device)
+            self.task.move(self.setup.device)
 
 
 class Work(Protocol):

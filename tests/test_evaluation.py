@@ -143,7 +143,7 @@ def test_evaluating_a_model_that_draws_by_itself_is_reproducible_and_leaves_the_
     for seed in (1, 2):
         torch.manual_seed(seed)
         before = torch.random.get_rng_state()
-        found.append(evaluate(task, task.initial(), clients(data, draws_globally=True), 0, "test").sums)
+        found.append(evaluate(task, task.initial(), clients(data), 0, "test").sums)
         assert torch.equal(torch.random.get_rng_state(), before)
     assert found[0] == found[1]
 

@@ -18,9 +18,9 @@ MODULES = sorted(
 # from the bottom to the top: a module may import its own layer and those above it in this table
 LAYERS = [
     ["fedloom", "errors", "faults", "machine"],
-    ["keys", "tree", "record", "resolve"],
-    ["rules", "weights", "robust", "optimizers", "masking", "metrics", "data", "models"],
-    ["task", "tape"],
+    ["keys", "tree", "record", "resolve", "generators"],
+    ["rules", "weights", "robust", "optimizers", "masking", "metrics", "modules", "tape", "data", "models"],
+    ["task"],
     ["clients", "evaluation", "course", "desk", "lanes", "local"],
     ["algorithm", "probe"],
     ["work", "cohort"],

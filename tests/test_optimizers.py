@@ -76,9 +76,7 @@ def test_lanes_at_different_step_counts_are_each_those_of_torch(case: str) -> No
     training, make = CASES[case]
     lanes, head_start = 3, (0, 4, 1)
     parameters = {name: torch.stack([draw(lane, name, "start") for lane in range(lanes)]) for name in NAMES}
-    state = optimizers.initial_state(training, parameters, NAMES)
-    if state:
-        state["steps"] = torch.zeros(lanes, dtype=torch.int64)
+    state = optimizers.initial_state(training, parameters, NAMES, lanes)
     for lane, ahead in enumerate(head_start):  # each lane on its own, as views of the stack
         own = {name: leaf[lane] for name, leaf in state.items()}
         mine = [parameters[name][lane] for name in NAMES]
@@ -125,7 +123,7 @@ def test_an_optimizer_begins_with_zeros_for_what_is_trained(training: Training, 
     weights = {"weight": torch.ones(2, 3), "bias": torch.ones(2), "running_mean": torch.ones(4)}
     state = optimizers.initial_state(training, weights, NAMES)
     expected = {f"{slot}:{name}" for slot in slots for name in NAMES}
-    assert set(state) == (expected | {"steps"} if slots else set())
+    assert set(state) == (expected | {f"steps:{name}" for name in NAMES} if slots else set())
     assert all(torch.count_nonzero(leaf) == 0 for leaf in state.values())
     assert all(state[name].shape == weights[name.split(":")[1]].shape for name in expected)
 

@@ -138,9 +138,9 @@ def test_a_task_travels_without_the_module_it_has_built() -> None:
     assert again.measures[0].name == "top_2"
 
 
-def test_class_weights_of_a_mean_loss_count() -> None:
+def test_a_loss_means_what_torch_means_by_it() -> None:
     weight = torch.tensor([1.0, 5.0])
     output, target = torch.tensor([[0.3, -0.2], [0.1, 0.4]]), torch.tensor([0, 1])
     found = Task(nn.Linear, args={"in_features": 2, "out_features": 2}, loss=nn.CrossEntropyLoss(weight=weight))
-    expected = torch.nn.functional.cross_entropy(output, target, weight=weight, reduction="none")
-    assert torch.equal(found.losses(output, target), expected)
+    expected = torch.nn.functional.cross_entropy(output, target, weight=weight)
+    assert torch.equal(found.batch_loss(output, target), expected)

@@ -77,6 +77,7 @@ class Plan:
             "address": settings.address,
             "nodes": settings.nodes,
             "group": settings.group,
+            "replay": settings.replay,
             "compile": settings.compile,
             "device": settings.device,
             "cells": settings.cells,

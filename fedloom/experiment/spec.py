@@ -97,6 +97,7 @@ class RunTable(Record):
     nodes: Count | Literal["auto"] = "auto"  # of it, to wait for before the first round
     device: str = "auto"
     group: Count | Literal["auto"] = "auto"
+    replay: bool = True  # record training steps and replay them, where that gives the same
     compile: bool | Literal["auto"] = "auto"
     cells: Count | Literal["auto"] = "auto"  # cells at the same time, each with its share of the workers
     checkpoint_every: Count = 1

@@ -117,13 +117,15 @@ class Track:
         setup = self._setup(facts, federation)
         self._same_data(federation, seed)
         if self.verbose:
-            self._explain(federation, task, setup)
+            self._explain(federation, task, setup, facts)
         return backend_on(self.workers, federation, task, setup)
 
-    def _explain(self, federation: Federation, task: Task, setup: Setup) -> None:
+    def _explain(self, federation: Federation, task: Task, setup: Setup, facts: Probe) -> None:
         workers = f"{self.workers} for a cell" if self.workers is not None else "this process"
         self.progress.note(f"{federation}, a model of {task.parameters:,} parameters")
         self.progress.note(f"computed in {workers}, {setup}")
+        if setup.replay and facts.cannot_replay:
+            self.progress.note(f"Training steps are not recorded and replayed, because {facts.cannot_replay}")
         self.progress.note(", ".join(f"{name} {value}" for name, value in machine.facts().items()))
 
     def _setup(self, facts: Probe, federation: Federation) -> Setup:
@@ -191,5 +193,6 @@ def choose_setup(facts: Probe, settings: RunTable, cohort: int) -> Setup:
     group = facts.group(cohort, compiled) if settings.group == "auto" else settings.group
     if settings.backend == "serial":
         group = 1
-    setup = facts.setup(group, device=machine.device("cpu" if settings.backend == "ray" else settings.device))
+    device = machine.device("cpu" if settings.backend == "ray" else settings.device)
+    setup = facts.setup(group, device=device, replay=settings.replay)
     return replace(setup, compile=compiled and setup.group > 1)

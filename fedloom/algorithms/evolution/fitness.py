@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import Literal
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
-from fedloom import evaluation, keys
+from fedloom import evaluation, generators, keys
 from fedloom.algorithm import Algorithm, Update
 from fedloom.clients import Clients, Setup
 from fedloom.cohort import Cohort
@@ -158,10 +158,11 @@ def population_outputs(task: Task, population: Tree, fixed: Tree, x: Tensor, set
     module.eval()
     keyed = Masked(torch.zeros(2, dtype=torch.int64, device=x.device)) if setup.masked else nullcontext()
     try:
-        with keyed:
-            if not setup.draws_globally and _can_stack(task, population, fixed, x):
-                return _stacked(task, population, fixed, x)
-            return _one_by_one(task, population, fixed, x, setup.draws_globally)
+        with generators.lent(), task.python_state.fresh():
+            if setup.rows_apart and _can_stack(task, population, fixed, x, keyed):
+                with keyed:
+                    return _stacked(task, population, fixed, x)
+        return _one_by_one(task, population, fixed, x, setup)
     finally:
         module.train(training)
 
@@ -170,35 +171,39 @@ def _stacked(task: Task, population: Tree, fixed: Tree, x: Tensor) -> Tensor:
     others = {**task.transient, **fixed}
 
     def one(individual: Tree) -> Tensor:
-        output: Tensor = functional_call(task.module, {**others, **individual}, (x,))
+        with task.places.holding({**others, **individual}):
+            output: Tensor = task.module(x)
         return output
 
     outputs: Tensor = vmap(one)(population)
     return outputs
 
 
-def _one_by_one(task: Task, population: Tree, fixed: Tree, x: Tensor, draws: bool) -> Tensor:
+def _one_by_one(task: Task, population: Tree, fixed: Tree, x: Tensor, setup: Setup) -> Tensor:
     found = []
     for number in range(len(next(iter(population.values())))):
-        weights = {**clone(task.transient), **fixed, **row(population, number)}
-        with torch.random.fork_rng(devices=[]) if draws else nullcontext():
-            if draws:
-                torch.manual_seed(0)  # whatever is drawn, it is the same for everybody
-            found.append(functional_call(task.module, weights, (x,)))
+        with generators.lent(), task.python_state.fresh():
+            generators.seed(0, setup.device)  # whatever is drawn, it is the same for everybody
+            found.append(evaluation.outputs(task, {**fixed, **row(population, number)}, x, setup))
     return torch.stack(found)
 
 
 _CAN_STACK: WeakKeyDictionary[Task, bool] = WeakKeyDictionary()
 
 
-def _can_stack(task: Task, population: Tree, fixed: Tree, x: Tensor) -> bool:
-    """Whether a model can be vmapped over its weights, by more than a hidden loop; tried once for each task."""
+def _can_stack(task: Task, population: Tree, fixed: Tree, x: Tensor, keyed: AbstractContextManager[Any]) -> bool:
+    """Whether a model can be vmapped over its weights, and gives the same as without; tried once for each task."""
     if task not in _CAN_STACK:
+        two, few = {name: leaf[:2] for name, leaf in population.items()}, x[:2]
+        copies = clone({**task.transient, **fixed})
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), keyed:
                 warnings.simplefilter("error")
-                _stacked(task, {name: leaf[:2] for name, leaf in population.items()}, fixed, x[:1])
-            _CAN_STACK[task] = True
+                together = _stacked(task, two, copies, few)
+            alone = _one_by_one(task, two, fixed, few, Setup(masked=not isinstance(keyed, nullcontext)))
+            untouched = all(torch.equal(leaf, copies[name]) for name, leaf in {**task.transient, **fixed}.items())
+            same = torch.allclose(together, alone, rtol=1e-4, atol=1e-5) and not task.python_state.changed()
+            _CAN_STACK[task] = same and untouched
         except Exception:
             _CAN_STACK[task] = False
     return _CAN_STACK[task]

@@ -76,7 +76,7 @@ def test_individuals_go_through_the_model_together_where_they_can() -> None:
     for net, together in ((Dense, True), (Pictures, True), (Recurrent, False)):
         task = Task(net)
         stacked, fixed = population(task)
-        population_outputs(task, stacked, fixed, torch.zeros(3, 16))
+        population_outputs(task, stacked, fixed, torch.zeros(3, 16), Setup(rows_apart=True))
         assert module._CAN_STACK[task] is together
 
 

@@ -1,0 +1,223 @@
+"""Using a module without leaving traces: other tensors in its places, and its Python state as it was.
+
+Many clients use one module, one after another. After each use its parameters and buffers are the same objects as
+before, and what it keeps in Python (counters, generators, tensors that are not buffers) is as it was when it was built.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedloom.errors import InputError
+from fedloom.tree import Tree
+
+# what torch keeps in a module's __dict__: its tensors and submodules are looked after elsewhere
+_TORCHS_OWN = {*vars(nn.Module()), "_flat_weights", "_flat_weight_refs"}
+_PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+# code is not state: what a function keeps in its closure or in globals is not seen here
+_CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
+
+
+class Places:
+    """Where a module keeps each of its tensors: several places for tied ones and for layers with several names."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.parameters: Tree = dict(module.named_parameters())
+        self.buffers: Tree = dict(module.named_buffers())
+        names = {id(leaf): name for name, leaf in (*self.parameters.items(), *self.buffers.items())}
+        self.of: dict[str, list[tuple[dict[str, Any], str]]] = {name: [] for name in names.values()}
+        for part in module.modules():
+            for held in (part._parameters, part._buffers):
+                for key, leaf in held.items():
+                    if leaf is not None:
+                        self.of[names[id(leaf)]].append((held, key))
+
+    @contextmanager
+    def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """The module with these tensors in its places; its own are back afterwards.
+
+        A buffer that the model replaces is copied into the tensor that was given for it.
+        """
+        try:
+            for name, tensor in tensors.items():
+                for held, key in self.of[name]:
+                    held[key] = tensor
+            yield
+            for name, tensor in tensors.items():
+                self._keep(name, tensor)
+        finally:
+            for name, own in chain(self.parameters.items(), self.buffers.items()):
+                for held, key in self.of[name]:
+                    held[key] = own
+
+    def settle(self) -> None:
+        """Undo what a model did to its own places: the first objects come back, with the values that it left."""
+        for name, own in chain(self.parameters.items(), self.buffers.items()):
+            self._keep(name, own)
+            for held, key in self.of[name]:
+                held[key] = own
+
+    @torch.no_grad()
+    def _keep(self, name: str, tensor: Tensor) -> None:
+        for held, key in self.of[name]:
+            now = held.get(key)
+            if now is tensor:
+                continue
+            if now is None or now.shape != tensor.shape:
+                became = "nothing" if now is None else f"shape {tuple(now.shape)}"
+                raise InputError(
+                    f"The model changes its '{name}' from shape {tuple(tensor.shape)} to {became} while it is used. "
+                    "What clients exchange must keep its shape: leave it out of the buffers, or give it a fixed one."
+                )
+            tensor.copy_(now)
+
+
+class PythonState:
+    """What a module and a loss keep in Python beside parameters and buffers, as it was when this was made.
+
+    >>> class Counts(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.calls = 0
+    ...     def forward(self, x):
+    ...         self.calls += 1
+    ...         return x * self.calls
+    >>> module = Counts()
+    >>> state = PythonState(module)
+    >>> with state.fresh():
+    ...     module(torch.ones(1)), module(torch.ones(1)), state.changed()
+    (tensor([1.]), tensor([2.]), True)
+    >>> module.calls
+    0
+    """
+
+    def __init__(self, *roots: object) -> None:
+        parts = [part for root in roots for part in (root.modules() if isinstance(root, nn.Module) else [root])]
+        self.owners = [vars(part) for part in parts if hasattr(part, "__dict__") and not isinstance(part, _CODE)]
+        tensors = (leaf for part in parts if isinstance(part, nn.Module) for leaf in _tensors(part))
+        self.fixed: dict[int, Any] = {id(thing): thing for thing in chain(parts, tensors)}  # referred to, never copied
+        first = self._values()
+        self.plain = [{key: value for key, value in held.items() if _is_plain(value)} for held in first]
+        self.others = [
+            {key: _detached(key, value) for key, value in held.items() if not _is_plain(value)} for held in first
+        ]
+        self.only_plain = not any(self.others)
+        self.others = self._copy()
+        self.frozen = self._freeze()
+
+    def changed(self) -> bool:
+        """Whether anything is different from how it was at first."""
+        return not self._surely_same() and self._freeze() != self.frozen
+
+    @contextmanager
+    def fresh(self) -> Iterator[None]:
+        """Inside, everything begins as it was at first; afterwards it is what it was before."""
+        before = self._values()
+        if not self._surely_same():
+            self._put([{**plain, **others} for plain, others in zip(self.plain, self._copy(), strict=True)])
+        try:
+            yield
+        finally:
+            if not self._surely_same():
+                self._put(before)
+
+    def _surely_same(self) -> bool:
+        """True if only plain values are kept, and they are the first ones: the usual case, found quickly."""
+        if not self.only_plain:
+            return False
+        for held, plain in zip(self.owners, self.plain, strict=True):
+            kept = 0
+            for key, value in held.items():
+                if key in _TORCHS_OWN:
+                    continue
+                if key not in plain or not (plain[key] is value or (_is_plain(value) and plain[key] == value)):
+                    return False
+                kept += 1
+            if kept != len(plain):
+                return False
+        return True
+
+    def _values(self) -> list[dict[str, Any]]:
+        return [{key: value for key, value in held.items() if key not in _TORCHS_OWN} for held in self.owners]
+
+    def _copy(self) -> list[dict[str, Any]]:
+        return copy.deepcopy(self.others, dict(self.fixed)) if any(self.others) else self.others
+
+    def _put(self, values: list[dict[str, Any]]) -> None:
+        for held, wanted in zip(self.owners, values, strict=True):
+            for key in [key for key in held if key not in _TORCHS_OWN and key not in wanted]:
+                del held[key]
+            held.update(wanted)
+
+    def _freeze(self) -> object:
+        return _freeze(self._values(), set(self.fixed))
+
+
+def _tensors(part: nn.Module) -> Iterator[Tensor]:
+    return (leaf for leaf in chain(part._parameters.values(), part._buffers.values()) if leaf is not None)
+
+
+def _is_plain(value: object) -> bool:
+    if type(value) is tuple:
+        return all(map(_is_plain, value))
+    return isinstance(value, (*_PLAIN, *_CODE))
+
+
+def _detached(key: str, value: Any) -> Any:
+    """A value that can be copied: a tensor without its history, or something that torch's users keep as it is."""
+    if isinstance(value, Tensor) and not value.is_leaf:
+        return value.detach()
+    try:
+        copy.deepcopy(value)
+    except Exception as error:
+        raise InputError(
+            f"The model or the loss keeps a {type(value).__name__} as '{key}', which cannot be copied ({error}). Every "
+            "client begins with a copy of its own: make it inside forward, or keep it in a global variable."
+        ) from None
+    return value
+
+
+def _freeze(value: Any, seen: set[int]) -> object:
+    """A value as something that can be compared later, when the value itself may have changed."""
+    if _is_plain(value):
+        return value if value == value else repr(value)  # NaN is not equal to itself
+    if id(value) in seen:
+        return "seen"
+    seen = seen | {id(value)}
+    if isinstance(value, Tensor):
+        return _tensor_bits(value)
+    if isinstance(value, np.ndarray):
+        return value.dtype, value.shape, value.tobytes() if value.dtype != object else repr(value)
+    if isinstance(value, torch.Generator):
+        return _tensor_bits(value.get_state())
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.random.Generator | np.random.RandomState):
+        return repr(value.bit_generator.state if isinstance(value, np.random.Generator) else value.get_state())
+    if isinstance(value, Mapping):
+        return type(value), tuple((_freeze(key, seen), _freeze(item, seen)) for key, item in value.items())
+    if isinstance(value, list | tuple | deque | set | frozenset):
+        return type(value), tuple(_freeze(item, seen) for item in value)
+    try:  # everything else says itself what it is made of
+        return type(value), _freeze(value.__reduce_ex__(4)[1:], seen)
+    except Exception:
+        return object()  # not equal to anything: what cannot be looked into may have changed
+
+
+def _tensor_bits(value: Tensor) -> object:
+    if type(value) not in (Tensor, nn.Parameter) or value.layout != torch.strided:
+        return object()
+    flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return value.dtype, tuple(value.shape), flat.numpy().tobytes()
