@@ -1,0 +1,5 @@
+"""Checks that you can run on your own code: `check_algorithm` on an algorithm, `check_task` on a model and its loss."""
+
+from fedloom.testing.algorithms import check_algorithm
+
+__all__ = ["check_algorithm"]
