@@ -1,0 +1,63 @@
+"""Small federations for the odd models and losses, and what each entry of the tables is compared as."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedloom.backends.vector import Workers
+from fedloom.course import Training
+from fedloom.data.federation import Federation
+from fedloom.task import Task
+from fedloom.testing.comparison import TOLERANCE, Comparison
+from tests.odd.table import CLASSES, FEATURES, LENGTH, TOKENS, Odd
+
+__all__ = ["TOLERANCE", "compared", "federation"]
+
+SIZES = (15, 39, 24)  # of which 9, 23 and 14 are for training, and 3, 8 and 5 for the test
+TRAINING: Sequence[dict[str, Any]] = (
+    {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.01},
+    # with the usual epsilon, a gradient that is zero but for rounding would be blown up to a whole step
+    {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.01, "epsilon": 1e-4},
+    {"optimizer": "sgd", "lr": 0.1, "clip": 0.5},
+)
+
+
+@cache
+def federation(kind: str) -> Federation:
+    """Three unequal clients with examples of one kind, in float64 where they are not whole numbers."""
+    draws = np.random.default_rng(7)
+    count = sum(SIZES)
+    y: Any = draws.integers(0, CLASSES, count)
+    classes: tuple[str, ...] = ("a", "b", "c")
+    x: Any = draws.normal(size=(count, FEATURES)) + 0.5 * y[:, None]
+    if kind == "tokens":
+        x = draws.integers(1, TOKENS, (count, LENGTH))
+        x[np.arange(LENGTH) >= draws.integers(1, LENGTH - 1, count)[:, None]] = 0
+    elif kind == "pictures":
+        x = draws.normal(size=(count, 2, 6, 6)) + 0.3 * y[:, None, None, None]
+    elif kind == "tags":
+        y, classes = (y > 0).astype(np.int64), ("no", "yes")
+    elif kind == "numbers":
+        y, classes = x[:, 0] - 0.5 * x[:, 1] + 0.1 * y, ()
+    offsets = np.cumsum([0, *SIZES])
+    return Federation(torch.from_numpy(np.asarray(x)), torch.from_numpy(np.asarray(y)), offsets, classes=classes)
+
+
+def compared(entry: Odd, number: int, crews: Sequence[Workers] = ()) -> Comparison:
+    """An entry of the table, ready to be compared; its number decides what it is trained with."""
+
+    def task(build: Any) -> Task:
+        return Task(build, loss=entry.loss, metrics=["accuracy"] if entry.measured else [], dtype="float64")
+
+    settings = entry.training or TRAINING[number % len(TRAINING)]
+    training = Training(**{"epochs": 2, "batch_size": entry.batch, **settings})
+    reference = task(entry.reference) if entry.reference else None
+    # so that the test splits of 3, 8 and 5 rows are one batch, two and one
+    return Comparison(
+        task(entry.build), federation(entry.data), training, evaluation_batch=6, crews=crews, reference_task=reference
+    )
