@@ -48,11 +48,10 @@ class Found:
         """What is wrong, or nothing."""
         if self.error is not None:
             return f"{self.way}: {type(self.error).__name__}: {self.error}"
-        if self.wrong:
-            return f"{self.way}: {self.wrong}"
-        if not self.far <= tolerance:
-            return f"{self.way}: {self.where} is {self.far:.1e} away from what the plain torch loop gives."
-        return ""
+        said = [self.wrong] if self.wrong else []
+        if self.far > tolerance:
+            said.append(f"{self.where} is {self.far:.1e} away from what the plain torch loop gives.")
+        return f"{self.way}: {' '.join(said)}" if said else ""
 
 
 @dataclass(frozen=True)
@@ -147,15 +146,15 @@ class Comparison:
             self.records[way.name] = self.run(way.backend(replace(self.task)))
         except Exception as error:
             return Found(way.name, error=error)
-        if _generators() != before:
-            return Found(way.name, wrong="a global generator is not given back as it was.")
         found = self.distance(way.name, self.records[way.name])
-        if way.like and way.like in self.records and not found.wrong:
+        if _generators() != before:
+            return replace(found, wrong=f"{found.wrong} A global generator is not given back as it was.".strip())
+        if way.like in self.records and not found.wrong:
             for one, other in zip(self.records[way.like], self.records[way.name], strict=True):
                 differing = [name for name, value in facts(one).items() if value != facts(other)[name]]
                 if differing:
-                    wrong = f"{', '.join(differing)} of round {one.round}: not the bits of '{way.like}'."
-                    return replace(found, wrong=wrong)
+                    wrong = f"{' and '.join(differing)} of round {one.round} do not have the bits of '{way.like}'."
+                    return replace(found, wrong=wrong[0].upper() + wrong[1:])
         return found
 
     def run(self, backend: Backend) -> list[RoundRecord]:

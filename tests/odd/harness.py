@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -32,20 +32,36 @@ def federation(kind: str) -> Federation:
     """Three unequal clients with examples of one kind, in float64 where they are not whole numbers."""
     draws = np.random.default_rng(7)
     count = sum(SIZES)
-    y: Any = draws.integers(0, CLASSES, count)
-    classes: tuple[str, ...] = ("a", "b", "c")
-    x: Any = draws.normal(size=(count, FEATURES)) + 0.5 * y[:, None]
-    if kind == "tokens":
-        x = draws.integers(1, TOKENS, (count, LENGTH))
-        x[np.arange(LENGTH) >= draws.integers(1, LENGTH - 1, count)[:, None]] = 0
-    elif kind == "pictures":
-        x = draws.normal(size=(count, 2, 6, 6)) + 0.3 * y[:, None, None, None]
-    elif kind == "tags":
-        y, classes = (y > 0).astype(np.int64), ("no", "yes")
-    elif kind == "numbers":
-        y, classes = x[:, 0] - 0.5 * x[:, 1] + 0.1 * y, ()
     offsets = np.cumsum([0, *SIZES])
+    y: Any = draws.integers(0, CLASSES, count)
+    x: Any = draws.normal(size=(count, FEATURES)) + 0.5 * y[:, None]
+    classes: tuple[str, ...] = ("a", "b", "c")
+    if kind in ("tokens", "next words"):
+        x = draws.integers(1, TOKENS, (count, LENGTH))
+        x[np.arange(LENGTH) >= draws.integers(1 if kind == "tokens" else 2, LENGTH - 1, count)[:, None]] = 0
+    elif kind in ("pictures", "outlines"):
+        x = draws.normal(size=(count, 2, 6, 6)) + 0.3 * y[:, None, None, None]
+    if kind == "tags":
+        y, classes = (y > 0).astype(np.int64), ("no", "yes")
+    elif kind == "ignored":
+        y[[*offsets[:-1], *(offsets[:-1] + 1)]] = -100  # never a whole batch: that would have no loss
+    elif kind in LABELS:
+        y, classes = LABELS[kind](draws, x), ()
     return Federation(torch.from_numpy(np.asarray(x)), torch.from_numpy(np.asarray(y)), offsets, classes=classes)
+
+
+LABELS: dict[str, Callable[[np.random.Generator, Any], Any]] = {
+    "numbers": lambda draws, x: x[:, 0] - 0.5 * x[:, 1] + 0.1 * draws.normal(size=len(x)),
+    "weighted numbers": lambda draws, x: np.stack([x[:, 0], draws.uniform(0.1, 3.0, len(x))], 1),
+    "survival": lambda draws, x: np.stack([draws.exponential(size=len(x)), draws.integers(0, 2, len(x)) * 1.0], 1),
+    "shares": lambda draws, x: draws.dirichlet(np.ones(CLASSES), len(x)),
+    "labels": lambda draws, x: (x[:, :4] > 0.5) * 1.0,
+    "next words": lambda draws, x: np.roll(x, -1, 1) * (np.arange(LENGTH) < LENGTH - 1),
+    "letters": lambda draws, x: (
+        draws.integers(1, 5, (len(x), 3)) * (np.arange(3) < draws.integers(1, 4, len(x))[:, None])
+    ),
+    "outlines": lambda draws, x: (x[:, 0] > 0.5).astype(np.int64),
+}
 
 
 def compared(entry: Odd, number: int, crews: Sequence[Workers] = ()) -> Comparison:

@@ -18,7 +18,7 @@ class Odd:
     name: str
     kind: str
     build: Callable[[], nn.Module]
-    data: str = "features"  # features | tokens | pictures | tags (yes or no) | numbers (a regression)
+    data: str = "features"  # what `harness.federation` makes
     loss: Any = "cross_entropy"
     batch: int = 4  # the clients have 9, 23 and 14 examples: their last batches have 1, 3 and 2, or with 5: 4, 3 and 4
     training: dict[str, Any] = field(default_factory=dict)  # instead of what the table gives it by turns
