@@ -29,7 +29,7 @@ from fedloom.testing.plain_loop import PlainRound, Values, evaluate, plain_fedav
 from fedloom.tree import Tree
 from fedloom.work import Place
 
-TOLERANCE = 1e-9  # how far two ways of computing may be apart in float64
+TOLERANCE = {"float64": 1e-9, "float32": 1e-3}  # how far two ways of computing may be apart
 ONE = "one client after another"
 PAIRS = "pairs of clients side by side"
 
@@ -43,13 +43,15 @@ class Found:
     where: str = ""
     wrong: str = ""  # a sentence about a broken promise other than this distance
     error: Exception | None = None
+    allowed: float = TOLERANCE["float64"]
 
-    def sentence(self, tolerance: float) -> str:
+    @property
+    def sentence(self) -> str:
         """What is wrong, or nothing."""
         if self.error is not None:
             return f"{self.way}: {type(self.error).__name__}: {self.error}"
         said = [self.wrong] if self.wrong else []
-        if self.far > tolerance:
+        if self.far > self.allowed:
             said.append(f"{self.where} is {self.far:.1e} away from what the plain torch loop gives.")
         return f"{self.way}: {' '.join(said)}" if said else ""
 
@@ -95,6 +97,10 @@ class Comparison:
     def found(self) -> Probe:
         """What fedloom finds out about the task before the first round."""
         return probe(self.federation, replace(self.task))
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCE[self.task.dtype]
 
     def setup(self, group: int) -> Setup:
         return self.found.setup(group=group, evaluation_batch=self.evaluation_batch)
@@ -178,10 +184,9 @@ class Comparison:
             for name, leaf in plain.weights.items()
         ]
         far, where = max(weights, key=lambda pair: pair[0])
-        if far <= TOLERANCE:
-            measured = self._measured(records)
-            far, where = max([(far, where), *measured], key=lambda pair: pair[0])
-        return Found(way, far, where)
+        if far <= self.tolerance:
+            far, where = max([(far, where), *self._measured(records)], key=lambda pair: pair[0])
+        return Found(way, far, where, allowed=self.tolerance)
 
     def _measured(self, records: Sequence[RoundRecord]) -> Iterator[tuple[float, str]]:
         """How far every loss and measurement of a run is from the plain loop's."""

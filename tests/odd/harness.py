@@ -13,10 +13,8 @@ from fedloom.backends.vector import Workers
 from fedloom.course import Training
 from fedloom.data.federation import Federation
 from fedloom.task import Task
-from fedloom.testing.comparison import TOLERANCE, Comparison
+from fedloom.testing.comparison import Comparison
 from tests.odd.table import CLASSES, FEATURES, LENGTH, TOKENS, Odd
-
-__all__ = ["TOLERANCE", "compared", "federation"]
 
 SIZES = (15, 39, 24)  # of which 9, 23 and 14 are for training, and 3, 8 and 5 for the test
 TRAINING: Sequence[dict[str, Any]] = (
@@ -77,3 +75,8 @@ def compared(entry: Odd, number: int, crews: Sequence[Workers] = ()) -> Comparis
     return Comparison(
         task(entry.build), federation(entry.data), training, evaluation_batch=6, crews=crews, reference_task=reference
     )
+
+
+def problems(comparison: Comparison) -> list[str]:
+    """What is wrong in any of the ways that a task can be computed."""
+    return [found.sentence for found in comparison.compare() if found.sentence]
