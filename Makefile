@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test crosscheck flower benchmarks lint install clean
+.PHONY: demo test slow crosscheck flower benchmarks lint install clean
 
 demo: install
 	$(BIN)/fedloom demo
@@ -12,7 +12,11 @@ test: $(VENV)/.tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+# what takes long: every odd model and loss in every way that fedloom computes it
+slow: $(VENV)/.tests
+	$(BIN)/python -m pytest -n 2 -m slow
 
 # against independent implementations, which are installed only for this; pfl-research has no release for Python 3.13
 CROSSCHECK := .venv-crosscheck/bin/python -m

@@ -24,7 +24,7 @@ from fedloom.errors import InputError
 from fedloom.local import Groups
 from fedloom.probe import probe
 from fedloom.task import Task
-from fedloom.testing import _InProcess
+from fedloom.testing.backends import InProcess
 from fedloom.tree import Tree
 from fedloom.work import Place
 from tests.conformance.test_robust import as_given
@@ -440,7 +440,7 @@ class Sparse:
         found = [self.loss(np.zeros(self.x.shape[1] + 1)) - best]
         # side by side, because steps on single examples are many
         place = Place(self.federation, self.task, probe(self.federation, self.task).setup(group=5))
-        backend = _InProcess(place, ())
+        backend = InProcess(place, ())
         for record in fit(self.federation, self.task, algorithm, rounds, evaluation=QUIET, backend=backend):
             found.append(self.loss(flat(record.state["model"])) - best)
         return np.array(found)

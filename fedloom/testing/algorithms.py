@@ -10,8 +10,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -34,7 +33,8 @@ from fedloom.experiment import checkpoint
 from fedloom.local import Groups
 from fedloom.probe import probe
 from fedloom.task import Task
-from fedloom.work import ClientWork, Examination, Outcome, Place, Work
+from fedloom.testing.backends import InProcess
+from fedloom.work import ClientWork, Examination, Place, Work
 
 __all__ = ["check_algorithm"]
 
@@ -223,8 +223,8 @@ class _Trial:
                 self._check_bits(beside, f"{len(crew)} processes with pairs of clients side by side", workers)
         return watching.seen
 
-    def _together(self, setup: Setup, cuts: tuple[int, ...] = ()) -> _InProcess:
-        return _InProcess(Place(self.federation, self.task, setup), cuts)
+    def _together(self, setup: Setup, cuts: tuple[int, ...] = ()) -> InProcess:
+        return InProcess(Place(self.federation, self.task, setup), cuts)
 
     def _run(self, backend: Backend, resume: Snapshot | None = None) -> list[RoundRecord]:
         """All rounds, or those after a snapshot. No state may change once it was handed out."""
@@ -331,25 +331,6 @@ class _Absent(Sampling):
 
     def draw(self, population: int, round: int, seed: int) -> tuple[int, ...]:
         return tuple(client for client in range(population) if (round, client) != (2, 1))
-
-
-class _InProcess:
-    """A stand-in for the vector backend without processes: ranges of clients, of which the last is computed first."""
-
-    def __init__(self, place: Place, cuts: tuple[int, ...]) -> None:
-        self.place, self.cuts = place, cuts
-
-    def run(self, work: Work) -> Any:
-        units = len(work.costs(self.place))
-        borders = sorted({0, units, *(cut for cut in self.cuts if cut < units)})
-        results = [work.part(begin, end).perform(self.place) for begin, end in reversed(list(pairwise(borders)))]
-        merged = work.merge(reversed(results))
-        if isinstance(merged, Outcome):  # sums must not depend on which part arrives first
-            return replace(merged, sums=work.merge(results).sums)
-        return merged
-
-    def close(self) -> None:
-        """Nothing to give back."""
 
 
 class _Watching:

@@ -1,0 +1,1 @@
+"""The odd models, by what is odd about them."""

@@ -1,0 +1,100 @@
+"""`check_task` tells users whether their model and loss are trained as plain torch trains them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedloom.course import Training
+from fedloom.data.federation import Federation
+from fedloom.data.split import Split
+from fedloom.errors import FedloomError
+from fedloom.task import Task
+from fedloom.testing import check_task, plain_loop, tasks
+from fedloom.testing.tasks import a_few
+from tests.conftest import Cumulative, Normed, federation
+from tests.odd.nets.draws import AddsNoise
+from tests.odd.nets.state import LazyLayer
+from tests.odd.table import Net
+
+DATA = federation((30, 60, 45))
+
+
+class OnlySinglePrecision(Net):
+    """Does not run in float64."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.first(x.float())))
+
+
+@pytest.mark.parametrize(
+    ("model", "replayed", "grouped"),
+    [
+        (Normed, "", ""),
+        (Cumulative, "cannot be recorded", "vmap"),
+        (AddsNoise, "draws from a global generator", "draws from torch's global generator"),
+    ],
+)
+def test_a_report_says_how_a_task_can_be_computed(model: Any, replayed: str, grouped: str) -> None:
+    report = check_task(Task(model), DATA)
+    assert report.furthest <= report.tolerance == 1e-9
+    assert replayed in report.replayed
+    assert grouped in report.grouped
+    assert bool(report.replayed) == bool(replayed)
+    assert bool(report.grouped) == bool(grouped)
+    assert f"{len(report.ways)} ways" in str(report)
+
+
+def test_it_is_also_tried_on_processes() -> None:
+    report = check_task(Task(Normed), DATA, workers=2, training=Training(optimizer="adam", lr=0.01, batch_size=3))
+    assert {"2 worker processes", "2 worker processes, pairs of clients side by side"} < report.ways.keys()
+
+
+def test_a_difference_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = plain_loop.make_optimizer
+    monkeypatch.setattr(
+        plain_loop, "make_optimizer", lambda training, parameters: real(training.replace(lr=0.03), parameters)
+    )
+    with pytest.raises(AssertionError, match=r"not trained as plain torch .* step by step: '.* away from"):
+        check_task(Task(Normed), DATA)
+
+
+def test_a_model_for_single_precision_is_compared_in_it() -> None:
+    report = check_task(Task(OnlySinglePrecision), DATA)
+    assert (report.precision, report.tolerance) == ("float32", 1e-3)
+
+
+def test_the_weights_of_a_loss_are_converted_with_the_model() -> None:
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 5.0]))
+    assert check_task(Task(Normed, loss=loss), DATA).precision == "float64"
+
+
+def test_what_cannot_be_trained_is_refused_in_plain_words() -> None:
+    with pytest.raises(FedloomError):
+        check_task(Task(LazyLayer), DATA)
+
+
+def test_who_waits_sees_what_is_computed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(tasks, "PATIENCE", -1.0)
+    check_task(Task(Normed), DATA, rounds=1)
+    said = capsys.readouterr().err
+    assert "check_task: 1 of 11, one client after another, step by step" in said
+
+
+@pytest.mark.parametrize("sizes", [(200, 3, 90, 50), (40,), (9, 2, 5)])
+def test_a_few_examples_never_leave_a_last_batch_of_one(sizes: tuple[int, ...]) -> None:
+    few = a_few(federation(sizes), 4)
+    trained = few.sizes("train")
+    assert 1 <= few.clients <= 3
+    assert all(1 < count <= 11 and count % 4 != 1 for count in trained)
+    assert len(few.x) == len(few.y) == few.offsets[-1]
+
+
+def test_a_federation_without_examples_to_train_on_is_refused() -> None:
+    lonely = Federation(torch.zeros(2, 3), torch.zeros(2).long(), np.array([0, 1, 2]), Split(), classes=("a", "b"))
+    with pytest.raises(FedloomError, match="at least two training examples"):
+        check_task(Task(Normed), lonely)
