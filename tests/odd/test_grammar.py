@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 
 from fedloom.course import Training
 from fedloom.task import Task
@@ -14,6 +14,8 @@ from tests.odd.grammar import Drawn, DrawnLoss, Sentence, losses, models, needs_
 from tests.odd.harness import federation, problems
 
 PATIENT = {"suppress_health_check": [HealthCheck.too_slow], "print_blob": False}
+QUICK = {**PATIENT, "phases": [Phase.generate]}  # the simplest task that fails takes minutes to find: `make slow` does
+THOROUGH = {**PATIENT, "phases": [Phase.generate, Phase.shrink]}
 
 
 def check(model: Sentence, loss: Sentence, training: dict[str, Any]) -> None:
@@ -24,14 +26,14 @@ def check(model: Sentence, loss: Sentence, training: dict[str, Any]) -> None:
     assert problems(Comparison(task, federation("features"), settings, evaluation_batch=6)) == []
 
 
-@settings(max_examples=12, **PATIENT)
+@settings(max_examples=12, **QUICK)
 @given(models, losses, trainings)
 def test_a_dozen_random_tasks(model: Sentence, loss: Sentence, training: dict[str, Any]) -> None:
     check(model, loss, training)
 
 
 @pytest.mark.slow
-@settings(max_examples=150, **PATIENT)
+@settings(max_examples=150, **THOROUGH)
 @given(models, losses, trainings)
 def test_many_random_tasks(model: Sentence, loss: Sentence, training: dict[str, Any]) -> None:
     check(model, loss, training)
