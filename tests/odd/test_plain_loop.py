@@ -64,7 +64,7 @@ def test_a_kept_optimiser_goes_on_where_it_was() -> None:
 
 
 def test_whole_numbers_are_rounded_and_frozen_ones_untouched() -> None:
-    trees = [{"count": torch.tensor(n), "w": torch.tensor(n + 0.1), "z": torch.tensor(1j)} for number in (1, 6)]
+    trees = [{"count": torch.tensor(n), "w": torch.tensor(n + 0.1), "z": torch.tensor(1j)} for n in (1, 6)]
     found = mean(trees, [1, 2], unchanged={"w": torch.tensor(9.0)})
     assert found == {"count": torch.tensor(4), "w": torch.tensor(9.0), "z": torch.tensor(1j)}
     assert found["count"].dtype == torch.int64
