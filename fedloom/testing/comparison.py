@@ -154,13 +154,13 @@ class Comparison:
             return Found(way.name, error=error)
         found = self.distance(way.name, self.records[way.name])
         if _generators() != before:
-            return replace(found, wrong=f"{found.wrong} A global generator is not given back as it was.".strip())
+            return replace(found, wrong=f"{found.wrong} a global generator is not given back as it was.".strip())
         if way.like in self.records and not found.wrong:
             for one, other in zip(self.records[way.like], self.records[way.name], strict=True):
                 differing = [name for name, value in facts(one).items() if value != facts(other)[name]]
                 if differing:
-                    wrong = f"{' and '.join(differing)} of round {one.round} do not have the bits of '{way.like}'."
-                    return replace(found, wrong=wrong[0].upper() + wrong[1:])
+                    wrong = f"other bits than '{way.like}' in {' and '.join(differing)} of round {one.round}."
+                    return replace(found, wrong=wrong)
         return found
 
     def run(self, backend: Backend) -> list[RoundRecord]:

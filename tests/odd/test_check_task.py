@@ -49,6 +49,7 @@ def test_a_report_says_how_a_task_can_be_computed(model: Any, replayed: str, gro
     assert f"{len(report.ways)} ways" in str(report)
 
 
+@pytest.mark.slow
 def test_it_is_also_tried_on_processes() -> None:
     report = check_task(Task(Normed), DATA, workers=2, training=Training(optimizer="adam", lr=0.01, batch_size=3))
     assert {"2 worker processes", "2 worker processes, pairs of clients side by side"} < report.ways.keys()
