@@ -17,6 +17,7 @@ from fedloom import generators, optimizers
 from fedloom.course import Correct, Groups, Job, Step, Training, clip
 from fedloom.errors import TrainingError
 from fedloom.masking import Masked
+from fedloom.modules import set_value
 from fedloom.tape import CannotRecord, Sealed, Tape, recorded
 from fedloom.task import Task
 from fedloom.tree import Tree, clone, row, size
@@ -41,8 +42,8 @@ class Tensors(NamedTuple):
 
     def changing(self) -> list[Tensor]:
         """Those that a step may change."""
-        inside = [leaf.detach() for leaf in (*self.parameters.values(), *self.buffers.values())]
-        return [*inside, *self.optimizer.values(), self.loss]
+        parameters = [leaf.detach() for leaf in self.parameters.values()]
+        return [*parameters, *self.buffers.values(), *self.optimizer.values(), self.loss]
 
 
 @torch.enable_grad()
@@ -84,7 +85,7 @@ def gradient_of(
     total: Tensor | None = None
     sums: dict[str, Any] = dict.fromkeys(leaves)
     for x, y, key in parts():
-        with nullcontext() if key is None else Masked(key):
+        with nullcontext() if key is None else Masked(key, with_gradient=True):
             loss = task.batch_loss(model(x), y)
             loss = loss if len(y) == count else loss * (len(y) / count)
         for name, new in zip(leaves, _backward(loss, list(leaves.values())), strict=True):
@@ -170,7 +171,7 @@ class Desk:
         changing = self.at.changing()
         before = [leaf.clone() for leaf in changing]
         with self.task.python_state.fresh():
-            self._step_on(self.at, *inputs)
+            self._step_on(self.at, *(value.clone() for value in inputs))
         done = [leaf.clone() for leaf in changing]
         for leaf, value in zip(changing, before, strict=True):
             leaf.copy_(value)
@@ -178,8 +179,9 @@ class Desk:
         must_agree(before, done, changing, "the recorded step")
 
     def _step_on(self, at: Tensors, x: Tensor, y: Tensor, *key: Tensor) -> None:
-        part = (x, y, key[0] if key else None)
-        client_step(self.task, self.training, self.correct, at, lambda: [part], len(y))
+        # a model may change what it is given, and a correction may ask it again
+        parts = lambda: [(x.clone() if self.correct else x, y, key[0] if key else None)]  # noqa: E731
+        client_step(self.task, self.training, self.correct, at, parts, len(y))
 
     def tape_for(self, given: Sequence[Tensor], others: Callable[[], Sequence[Tensor]]) -> tuple[Tape | None, Any]:
         """A step on batches like this one as a tape, if it can be recorded and that pays, and where its inputs are.
@@ -200,7 +202,7 @@ class Desk:
             if has_hooks(self.at.parameters.values()):
                 raise CannotRecord("the model has hooks on its parameters")
             with state.fresh(), generators.lent():
-                tape = recorded(self._step_on, (self.at, *inputs), inputs, self.at.changing(), others)
+                tape = recorded(self._step_on, (self.at, *inputs), inputs, self.at.changing, others)
                 if state.changed():
                     raise CannotRecord("the model or the loss keeps something in Python from one call to the next")
             return tape
@@ -288,7 +290,7 @@ def load(module: nn.Module, weights: Tree) -> None:
     """Weights into a module, in place."""
     for name, leaf in (*module.named_parameters(), *module.named_buffers()):
         if name in weights:
-            leaf.copy_(weights[name])
+            set_value(leaf, weights[name])
 
 
 def unload(module: nn.Module) -> Tree:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -106,7 +105,7 @@ def measure_each(
     """
     with generators.lent(), task.python_state.fresh():
         generators.seed(0, setup.device)
-        output = outputs(task, weights, x, setup)
+        output = outputs(task, weights, x)
         found, begin = [], 0
         for count in counts:
             own = slice(begin, begin + count)
@@ -116,11 +115,11 @@ def measure_each(
     return found
 
 
-def outputs(task: Task, weights: Tree, x: Tensor, setup: Setup = Setup()) -> Any:
+def outputs(task: Task, weights: Tree, x: Tensor) -> Any:
     """What a model says of some examples, in evaluation mode; what it writes is written to copies."""
     module = task.module
     training = module.training
-    keyed = Masked(torch.zeros(2, dtype=torch.int64, device=x.device)) if setup.masked else nullcontext()
+    keyed = Masked(torch.zeros(2, dtype=torch.int64, device=x.device))
     with task.places.holding(clone({**task.transient, **weights})), keyed:
         try:
             return module.eval()(x)

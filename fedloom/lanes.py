@@ -153,7 +153,7 @@ class Lanes:
         if others[0].is_floating_point():
             others[0][:, ::2] *= 0.5
         try:
-            return recorded(self.step_all, (self.at, *self._inputs), self._inputs, self.at.changing(), others)
+            return recorded(self.step_all, (self.at, *self._inputs), self._inputs, self.at.changing, others)
         except CannotRecord:
             return None
 
@@ -177,7 +177,7 @@ class Lanes:
 
     def compare(self, lane: int, tolerance: float = 1e-3) -> None:
         """Compute one lane's next step by itself as well: gradients and buffers must agree, up to rounding."""
-        gradient, _, buffers = self.gradients(self.at, *self._inputs)
+        gradient, _, buffers = self.gradients(self.at, *(value.clone() for value in self._inputs))
         count, frozen = int(self.counts[lane]), set(self.task.frozen)
         copied = clone(row(self.at.parameters, lane))
         parameters = {name: leaf if name in frozen else leaf.requires_grad_() for name, leaf in copied.items()}
@@ -191,9 +191,9 @@ class Lanes:
             torch.zeros((), dtype=torch.float64),
         )
         before = [*row(self.at.parameters, lane).values(), *clone(at.buffers).values()]
-        part = self.x[lane, :count], self.y[lane, :count], self.keys[lane] if self.setup.masked else None
-        plain = Training(lr=1.0, clip=self.training.clip)
-        client_step(self.task, plain, self.correct, at, lambda: [part], count)
+        key = self.keys[lane] if self.setup.masked else None
+        parts = lambda: [(self.x[lane, :count].clone(), self.y[lane, :count].clone(), key)]  # noqa: E731
+        client_step(self.task, Training(lr=1.0, clip=self.training.clip), self.correct, at, parts, count)
         moved = [
             self.at.parameters[name][lane] - gradient[name][lane]
             if name in gradient

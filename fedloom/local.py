@@ -99,11 +99,10 @@ def _train_alone(job: Job, desk: Desk, position: int, replayed: bool) -> None:
             try:
                 rows = course.next_rows(together)
                 steps = -(-len(rows) // course.batch)
-                drops = [course.step_key(ahead) for ahead in range(steps)] if data.setup.masked else []
                 tape = None
                 if replayed:
                     columns = [list(torch.split(part, course.batch)) for part in batch(data, rows, task)]
-                    columns += [drops] if drops else []
+                    columns += [[course.step_key(ahead) for ahead in range(steps)]] if data.setup.masked else []
                     given = [column[0] for column in columns]
                     tape, inputs = desk.tape_for(given, partial(_other_batch, job, course, given))
                 if tape is not None:
@@ -112,8 +111,8 @@ def _train_alone(job: Job, desk: Desk, position: int, replayed: bool) -> None:
                     for ahead in range(steps):
                         seed = data.key(position, "draws", course.steps + ahead)
                         part = rows[ahead * course.batch : (ahead + 1) * course.batch]
-                        key = drops[ahead] if drops else None
-                        check_finite(desk.step(_parts(task, data, part, key, seed), len(part)).item())
+                        parts = _parts(task, data, part, course.step_key(ahead), seed)
+                        check_finite(desk.step(parts, len(part)).item())
                 done = course.advance(desk.take_loss, lambda: unload(desk.module), steps)
             except Exception as error:
                 if replayed:  # seen some steps later: find the very step
@@ -131,13 +130,13 @@ def _other_batch(job: Job, course: Course, like: Sequence[Tensor]) -> list[Tenso
     return [x, y, *(key + 1 for key in like[2:])]
 
 
-def _parts(task: Task, data: Clients, rows: Tensor, key: Tensor | None, seed: int) -> Parts:
+def _parts(task: Task, data: Clients, rows: Tensor, key: Tensor, seed: int) -> Parts:
     """Some rows in one pass, or where batches may be cut in several of about one size; every reading draws the same."""
 
-    def parts() -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    def parts() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         generators.seed(seed, data.setup.device)
         for number, part in enumerate(passes(rows, data.setup.micro_batch) if data.setup.cuts_batches else [rows]):
-            yield *batch(data, part, task), None if key is None else key + number
+            yield *batch(data, part, task), key + number
 
     return parts
 
@@ -165,7 +164,7 @@ def full_gradient(task: Task, data: Clients, weights: Tree) -> FullGradient:
         load(module, {**task.transient, **row(weights, position)})
         at = {name: places.parameters[name] for name in task.trainable}
         rows = training_rows(data, position)
-        key = key_tensor(data, position, 0) if data.setup.masked else None
+        key = key_tensor(data, position, 0)
         try:
             with generators.lent(), task.python_state.fresh():
                 parts = _parts(task, data, rows, key, data.key(position, "draws", 0))

@@ -23,11 +23,12 @@ _CHANNEL_DROPOUT = (F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropo
 class Masked(TorchFunctionMode):
     """Inside this mode dropout is drawn from `key`, and batch normalisation sees only the rows where `mask` is true."""
 
-    def __init__(self, key: Tensor | None, mask: Tensor | None = None) -> None:
+    def __init__(self, key: Tensor | None, mask: Tensor | None = None, with_gradient: bool = False) -> None:
         super().__init__()
         self.key = key
         self.mask = mask
-        self.dropouts = 0
+        self.with_gradient = with_gradient  # whether what is computed is differentiated afterwards
+        self.dropouts = 0  # calls of dropout so far
         self.norms: list[int] = []  # values per channel and example of every batch normalisation seen
 
     def __torch_function__(
@@ -43,7 +44,7 @@ class Masked(TorchFunctionMode):
     def _dropout(
         self, func: Callable[..., Tensor], input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
-        if not training or p == 0.0 or self.key is None:
+        if not training or p == 0.0 or self.key is None or self._is_computed_again():
             return func(input, p, training, inplace)
         shape = tuple(input.shape)
         if func in _CHANNEL_DROPOUT:
@@ -55,6 +56,14 @@ class Masked(TorchFunctionMode):
         else:
             output = input * (keep.to(input.dtype) / (1.0 - p if p < 1 else 1.0))
         return input.copy_(output) if inplace else output  # what was given may be used again
+
+    def _is_computed_again(self) -> bool:
+        """Whether this part of a model is computed a second time for its gradient, as checkpointing does.
+
+        No mode sees the second time, but torch's generator is put back for it: so torch's own dropout is right there.
+        """
+        hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+        return hooked or (self.with_gradient and not torch.is_grad_enabled())
 
     def _batch_norm(
         self,
@@ -68,7 +77,7 @@ class Masked(TorchFunctionMode):
         eps: float = 1e-5,
     ) -> Tensor:
         values = _product(input.shape[2:])
-        self.norms.append(values)
+        self.norms += [values] * training
         if not training or self.mask is None:
             return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
         rows = self.mask.to(input.dtype)

@@ -33,7 +33,7 @@ class Places:
     """Where a module keeps each of its tensors: several places for tied ones and for layers with several names."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = module
+        self.persistent = module.state_dict().keys()
         self.parameters: Tree = dict(module.named_parameters())
         self.buffers: Tree = dict(module.named_buffers())
         names = {id(leaf): name for name, leaf in (*self.parameters.items(), *self.buffers.items())}
@@ -75,13 +75,22 @@ class Places:
             now = held.get(key)
             if now is tensor:
                 continue
-            if now is None or now.shape != tensor.shape:
+            if now is None or (now.shape != tensor.shape and name in self.persistent):
                 became = "nothing" if now is None else f"shape {tuple(now.shape)}"
                 raise InputError(
                     f"The model changes its '{name}' from shape {tuple(tensor.shape)} to {became} while it is used. "
-                    "What clients exchange must keep its shape: leave it out of the buffers, or give it a fixed one."
+                    "What clients exchange must keep its shape: register the buffer with persistent=False, or give it "
+                    "a fixed one."
                 )
-            tensor.copy_(now)
+            set_value(tensor, now)
+
+
+@torch.no_grad()
+def set_value(tensor: Tensor, value: Tensor) -> None:
+    """Copy a value into a tensor, which takes on its shape if it must."""
+    if tensor.shape != value.shape:
+        tensor.resize_(value.shape)
+    tensor.copy_(value)
 
 
 class PythonState:
@@ -103,10 +112,13 @@ class PythonState:
     0
     """
 
-    def __init__(self, *roots: object) -> None:
-        parts = [part for root in roots for part in (root.modules() if isinstance(root, nn.Module) else [root])]
+    def __init__(self, module: nn.Module, loss: object = None) -> None:
+        losses = list(loss.modules()) if isinstance(loss, nn.Module) else [loss]
+        parts = [*module.modules(), *losses]
         self.owners = [vars(part) for part in parts if hasattr(part, "__dict__") and not isinstance(part, _CODE)]
-        tensors = (leaf for part in parts if isinstance(part, nn.Module) for leaf in _tensors(part))
+        # clients do not exchange what a loss keeps in buffers: it is as good as kept in Python
+        self.owners += [part._buffers for part in losses if isinstance(part, nn.Module)]
+        tensors = chain(module.parameters(), module.buffers())
         self.fixed: dict[int, Any] = {id(thing): thing for thing in chain(parts, tensors)}  # referred to, never copied
         first = self._values()
         self.plain = [{key: value for key, value in held.items() if _is_plain(value)} for held in first]
@@ -124,13 +136,13 @@ class PythonState:
     @contextmanager
     def fresh(self) -> Iterator[None]:
         """Inside, everything begins as it was at first; afterwards it is what it was before."""
-        before = self._values()
-        if not self._surely_same():
+        before, begun = self._values(), not self._surely_same()
+        if begun:
             self._put([{**plain, **others} for plain, others in zip(self.plain, self._copy(), strict=True)])
         try:
             yield
         finally:
-            if not self._surely_same():
+            if begun or not self._surely_same():
                 self._put(before)
 
     def _surely_same(self) -> bool:
@@ -163,10 +175,6 @@ class PythonState:
 
     def _freeze(self) -> object:
         return _freeze(self._values(), set(self.fixed))
-
-
-def _tensors(part: nn.Module) -> Iterator[Tensor]:
-    return (leaf for leaf in chain(part._parameters.values(), part._buffers.values()) if leaf is not None)
 
 
 def _is_plain(value: object) -> bool:

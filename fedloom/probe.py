@@ -27,13 +27,13 @@ from fedloom.errors import FedloomError, InputError, TrainingError
 from fedloom.lanes import Lanes
 from fedloom.masking import Masked
 from fedloom.task import Task
-from fedloom.tree import clone
+from fedloom.tree import Tree, clone
 
 SMALL_MODEL = 256 * 1024  # bytes: above this, stacked weights leave the cache and vmapped steps gain nothing
 LARGE_MODEL = 64_000_000  # bytes: above this, recording takes much memory and gains little
 EAGER_GROUP = 10  # fewer lanes do not pay for vmap's own cost
 COMPILED_GROUP = 5
-ROWS = 8  # examples in a trial
+ROWS, MANY_ROWS = 8, 256  # examples in a trial
 LABELS = 128  # examples that losses are tried on: one of every label, if there are no more
 
 
@@ -54,7 +54,7 @@ class Probe:
         if self.bytes <= LARGE_MODEL and self.task.dtype != "float64":
             try:
                 wide = replace(self.task, dtype="float64")
-                trial = _Trial(wide, self.masked, *_some(self.federation, wide, ROWS))
+                trial = _Trial(wide, self.masked, self.normalises_features, *_some(self.federation, wide, ROWS))
                 trial.outputs(trial.x)
                 return trial
             except Exception:  # such as a model that makes single precision numbers itself
@@ -64,7 +64,7 @@ class Probe:
     @cached_property
     def own_trial(self) -> _Trial:
         """The model as it is."""
-        return _Trial(self.task, self.masked, *_some(self.federation, self.task, ROWS))
+        return _Trial(self.task, self.masked, self.normalises_features, *_some(self.federation, self.task, ROWS))
 
     @cached_property
     def loss_is_mean(self) -> bool:
@@ -151,11 +151,22 @@ def probe(federation: Federation, task: Task) -> Probe:
                 "The model makes parameters when it is first used, and all weights must be known before training. Make "
                 "them where the model is built, or use the model once on an example there."
             )
-        _check_output(federation, task, output, y)
         draws = before != generators.positions()
+        _check_output(federation, task, output, y)
+        refuses_one = 1 in mode.norms and _refuses_one(task, initial, x[:1])
     masked = mode.dropouts > 0 or bool(mode.norms)
     size = sum(leaf.numel() * leaf.element_size() for leaf in initial.values())
-    return Probe(masked, 1 in mode.norms, draws, size, task, federation)
+    return Probe(masked, refuses_one, draws, size, task, federation)
+
+
+def _refuses_one(task: Task, weights: Tree, x: Tensor) -> bool:
+    """Whether a lone example is refused, as torch's batch normalisation does."""
+    try:
+        with task.places.holding(clone({**task.transient, **weights})), Masked(torch.zeros(2, dtype=torch.int64)):
+            task.module(x)
+    except ValueError:
+        return True
+    return False
 
 
 def _prepared(federation: Federation, task: Task, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,8 +191,13 @@ class _Trial:
 
     task: Task
     masked: bool
+    normalises_features: bool
     x: Tensor
     y: Tensor
+
+    @property
+    def key(self) -> Tensor:
+        return torch.zeros(2, dtype=torch.int64)
 
     @property
     def close(self) -> float:
@@ -205,7 +221,7 @@ class _Trial:
     def outputs(self, x: Tensor) -> Any:
         with torch.no_grad(), generators.lent(), self.task.python_state.fresh():
             generators.seed(0)
-            return evaluation.outputs(self.task, self.task.initial(), x, Setup(masked=self.masked))
+            return evaluation.outputs(self.task, self.task.initial(), x.clone())  # which a model may change
 
     def loss_is_mean(self, x: Tensor, y: Tensor) -> bool:
         """Whether batches of several sizes have the mean of their examples' losses, in value and gradient."""
@@ -228,7 +244,10 @@ class _Trial:
                             torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
                             for loss in (whole, drawn.mean())
                         ]
-                    if not self.same((whole, both[0]), (drawn.mean(), both[1])) or not bool(torch.isfinite(whole)):
+                        first = tree_map_only(Tensor, itemgetter(slice(0, 1)), given)
+                        alone = self.task.losses(first, y[part][:1])
+                    means = self.same((whole, both[0], drawn[:1]), (drawn.mean(), both[1], alone))
+                    if not means or not bool(torch.isfinite(whole)):
                         return False
             return True
         except Exception:
@@ -237,6 +256,9 @@ class _Trial:
     def rows_apart(self) -> bool:
         try:
             for x, _ in self.batches():
+                many = self.outputs(x[torch.arange(MANY_ROWS) % ROWS])
+                if not self.same(tree_map_only(Tensor, itemgetter(slice(0, 1)), many), self.outputs(x[:1])):
+                    return False
                 whole = self.outputs(x)
                 if any(isinstance(leaf, Tensor) and len(leaf) != len(x) for leaf in tree_leaves(whole)):
                     return False
@@ -257,11 +279,11 @@ class _Trial:
 
     def stepped(self, parts: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
         """Parameters and buffers after one step on a batch in these parts."""
-        at, key = self.tensors(), torch.zeros(2, dtype=torch.int64) if self.masked else None
+        at = self.tensors()
         self.task.module.train()
 
-        def all_parts() -> list[tuple[Tensor, Tensor, Tensor | None]]:
-            return [(x, y, key + number if key is not None else None) for number, (x, y) in enumerate(parts)]
+        def all_parts() -> list[tuple[Tensor, Tensor, Tensor]]:
+            return [(x.clone(), y.clone(), self.key + number) for number, (x, y) in enumerate(parts)]
 
         with torch.no_grad(), generators.lent(), self.task.python_state.fresh():
             generators.seed(0)
@@ -299,20 +321,28 @@ class _Trial:
 
     def unused(self) -> list[str]:
         """Parameters that have no gradient on a batch."""
-        at, key = self.tensors(), torch.zeros(2, dtype=torch.int64) if self.masked else None
+        at = self.tensors()
         leaves = {name: at.parameters[name] for name in self.task.trainable}
         self.task.module.train()
         try:
             held = {**at.parameters, **at.buffers}
             with generators.lent(), self.task.python_state.fresh(), self.task.places.holding(held), torch.enable_grad():
-                found = gradient_of(self.task.module, self.task, lambda: [(self.x, self.y, key)], ROWS, leaves)[1]
+                found = gradient_of(
+                    self.task.module, self.task, lambda: [(self.x.clone(), self.y, self.key)], ROWS, leaves
+                )[1]
             return [name for name, gradient in found.items() if gradient is None]
         except Exception:
             return []  # the trial will say what is wrong
 
     def side_by_side(self) -> None:
+        for rows, counts in ((ROWS, range(1, ROWS)), (MANY_ROWS, (1, ROWS))):
+            self.pair_of_lanes(rows, [count for count in counts if count > 1 or not self.normalises_features])
+
+    def pair_of_lanes(self, size: int, counts: Sequence[int]) -> None:
+        """Two clients, one with whole batches and one with partial ones of these sizes: each as if it were alone."""
+        many = torch.arange(size) % ROWS
         start = {name: torch.stack([leaf] * 2) for name, leaf in self.task.initial().items()}
-        inputs = {"batch": {"x": torch.stack([self.x] * 2), "y": torch.stack([self.y] * 2)}}
+        inputs = {"batch": {"x": torch.stack([self.x[many]] * 2), "y": torch.stack([self.y[many]] * 2)}}
         setup = Setup(group=2, masked=self.masked)
         lanes = Lanes(self.task, Training(lr=0.1), None, setup, layout({"model": start}), (), (), layout(inputs))
         shaken = keys.generator(2)
@@ -323,21 +353,22 @@ class _Trial:
         for name, leaf in self.task.transient.items():
             lanes.at.buffers[name].copy_(leaf)
         self.task.module.train()
-        for x, y in self.batches() * 2:
-            order = torch.from_numpy(keys.permutation(0, ROWS))
-            for lane, (count, rows) in enumerate(((ROWS, torch.arange(ROWS)), (5, order))):
-                padded = torch.cat([rows[:count], rows[:1].expand(ROWS - count)])
-                lanes.x[lane], lanes.y[lane] = x[padded], y[padded]
-                lanes.counts[lane] = count
-                lanes.keys[lane] = lane + 1
-            for lane in range(2):
-                lanes.compare(lane, self.close)
-            lanes.step_all(lanes.at, lanes.x, lanes.y, lanes.counts, lanes.keys)
+        for x, y in self.batches():
+            order = torch.from_numpy(keys.permutation(0, size)) % ROWS
+            for partial in counts:
+                for lane, (count, rows) in enumerate(((size, many), (partial, order))):
+                    padded = torch.cat([rows[:count], rows[:1].expand(size - count)])
+                    lanes.x[lane], lanes.y[lane] = x[padded], y[padded]
+                    lanes.counts[lane] = count
+                    lanes.keys[lane] = lane + 1
+                for lane in range(2):
+                    lanes.compare(lane, self.close)
+                lanes.step_all(lanes.at, lanes.x, lanes.y, lanes.counts, lanes.keys)
 
     def recorded(self) -> tuple[int | None, str]:
         desk = Desk(self.task, Training(batch_size=ROWS), None, (), ())
         self.task.module.train()
-        key = [torch.zeros(2, dtype=torch.int64)] if self.masked else []
+        key = [self.key] if self.masked else []
         weights = {**self.task.transient, **self.task.initial()}
         with torch.no_grad():
             for name, leaf in (*self.task.places.parameters.items(), *self.task.places.buffers.items()):

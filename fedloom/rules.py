@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedloom.tree import Tree, add
+from fedloom.tree import Tree, add, is_whole
 
 Node = tuple[int, int]  # (level, index): the sum of positions index·2^level … (index + 1)·2^level − 1
 
@@ -85,7 +85,7 @@ def _aligned(first: int, count: int) -> Iterator[tuple[int, int]]:
 def _pairwise(rows: Rows, weights: Tensor) -> Tensor:
     """The weighted sum of 2^k rows, pair by pair, column block by column block."""
     first, count = rows[0], len(rows)
-    kind = first.dtype if first.is_floating_point() else torch.float64
+    kind = torch.float64 if is_whole(first) else first.dtype
     factors = weights.to(kind).unsqueeze(1)
     if count == 1:
         return (first.to(kind) * factors[0]).reshape(first.shape)
@@ -122,7 +122,7 @@ def mean(stacked: Tree, weights: Tensor) -> Tree:
 
 def whole_leaves(tree: Tree) -> dict[str, torch.dtype]:
     """The leaves that hold whole numbers, such as a batch counter, and of which kind."""
-    return {name: leaf.dtype for name, leaf in tree.items() if not leaf.is_floating_point()}
+    return {name: leaf.dtype for name, leaf in tree.items() if is_whole(leaf)}
 
 
 def mix(stacked: Tree, matrix: Tensor) -> Tree:

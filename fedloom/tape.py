@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fedloom import generators
+from fedloom.modules import set_value
 
 aten = torch.ops.aten
 Memory = int  # the address of a storage: tensors with the same one share memory
@@ -108,7 +109,7 @@ def recorded(
     computation: Callable[..., Any],
     given: Sequence[Any],
     inputs: Sequence[Tensor],
-    changes: Sequence[Tensor],
+    changes: Callable[[], Sequence[Tensor]],
     others: Sequence[Tensor],
 ) -> Tape:
     """A fused tape of a computation that is `given` some tensors: it reads `inputs` and changes `changes`.
@@ -117,18 +118,18 @@ def recorded(
     itself, and almost the same when fused. In the end all values are what they were. Raises CannotRecord.
     """
     with torch.no_grad():
-        before = [leaf.clone() for leaf in changes]
+        before = [leaf.clone() for leaf in changes()]
         was = [value.clone() for value in inputs]
-        places = [leaf.data_ptr() for leaf in changes]
+        places = [leaf.data_ptr() for leaf in changes()]
 
     def tried(attempt: Callable[[], Any]) -> list[Tensor]:
         with torch.no_grad():
-            for leaf, value in zip(changes, before, strict=True):
-                leaf.copy_(value * 1.25 if value.is_floating_point() else value)
+            for leaf, value in zip(changes(), before, strict=True):
+                set_value(leaf, value * 1.25 if value.is_floating_point() or value.is_complex() else value)
             for value, other in zip(inputs, others, strict=True):
                 value.copy_(other)
             attempt()
-            return [leaf.clone() for leaf in changes]
+            return [leaf.clone() for leaf in changes()]
 
     try:
         drawn = generators.positions()
@@ -138,7 +139,7 @@ def recorded(
         done, replayed = tried(torch.enable_grad()(lambda: computation(*given))), tried(tape.replay)
         fused = tape.fused()
         almost = tried(fused.replay)
-        if places != [leaf.data_ptr() for leaf in changes]:
+        if places != [leaf.data_ptr() for leaf in changes()]:
             raise CannotRecord("it gives its tensors other memory")
         for start, one, other, near in zip(before, done, replayed, almost, strict=True):
             if bool(torch.isfinite(start).all()) and not bool(torch.isfinite(one).all()):
@@ -154,8 +155,8 @@ def recorded(
         raise CannotRecord(str(error).strip().partition("\n")[0] or type(error).__name__) from error
     finally:
         with torch.no_grad():
-            for leaf, value in zip((*changes, *inputs), (*before, *was), strict=True):
-                leaf.copy_(value)
+            for leaf, value in zip((*changes(), *inputs), (*before, *was), strict=True):
+                set_value(leaf, value)
 
 
 def _sealed(*_: Any, **__: Any) -> Any:
@@ -213,7 +214,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise CannotRecord("torch's LSTM keeps what its gradient needs only while gradients are on")
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise CannotRecord(f"{func} draws from torch's generator")
-        if func is aten.set_.source_Tensor or func is aten.set_.source_Storage:
+        if func.overloadpacket in (aten.set_, aten.resize_, aten.resize_as_):
             raise CannotRecord("it gives its tensors other memory")
         known: dict[int, Sealed] = {}
 

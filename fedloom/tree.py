@@ -50,6 +50,11 @@ def per_client(values: Tensor, leaf: Tensor) -> Tensor:
     return values.to(leaf.dtype).reshape(values.shape + (1,) * (leaf.dim() - values.dim()))
 
 
+def is_whole(leaf: Tensor) -> bool:
+    """Whether a leaf holds whole numbers or truth values, such as a counter or a mask."""
+    return not (leaf.is_floating_point() or leaf.is_complex())
+
+
 def zeros_like(tree: Tree) -> Tree:
     """A tree of zeros of the same shapes."""
     return map_leaves(torch.zeros_like, tree)
@@ -61,7 +66,7 @@ def norm(tree: Tree) -> Tensor:
     >>> norm({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])})
     tensor(5.)
     """
-    squares = [leaf.square().sum() for leaf in tree.values() if leaf.is_floating_point()]
+    squares = [leaf.abs().square().sum() for leaf in tree.values() if not is_whole(leaf)]
     return torch.stack(squares).sum().sqrt()
 
 
@@ -124,7 +129,7 @@ def size(tree: Tree) -> int:
 
 def is_finite(tree: Tree) -> bool:
     """Whether no leaf has a NaN or an infinity."""
-    return all(bool(torch.isfinite(leaf).all()) for leaf in tree.values() if leaf.is_floating_point())
+    return all(bool(torch.isfinite(leaf).all()) for leaf in tree.values() if not is_whole(leaf))
 
 
 def sha256(tree: Tree) -> str:

@@ -353,7 +353,9 @@ class ServerExamination:
         measured = []
         for number in self.pieces:
             rows = slice(number * self.piece, (number + 1) * self.piece)
-            example = evaluation.prepare(x[rows], y[rows], place.federation.scale, place.task, place.setup.device)
+            # copies: a model may change what it is given
+            part = x[rows].clone(), y[rows].clone()
+            example = evaluation.prepare(*part, place.federation.scale, place.task, place.setup.device)
             weights = tree.to(self.weights, place.setup.device)
             measured.append(evaluation.measure(place.task, weights, *example, place.setup))
         return measured

@@ -13,6 +13,7 @@ from fedloom.evaluation import Measured
 from fedloom.local import Groups
 from fedloom.network.messages import Ask, ClientAnswer
 from fedloom.network.template import Shape, Template
+from fedloom.tree import is_whole
 
 Code = Literal[
     "malformed",  # no parcel, or one that does not say what it must
@@ -83,7 +84,7 @@ def check_update(
 
 def _finite(leaf: Tensor) -> bool:
     """Whether no value is a NaN or an infinity: a sum that is finite says so at a tenth of the cost."""
-    return not leaf.is_floating_point() or bool(leaf.sum().isfinite()) or bool(leaf.isfinite().all())
+    return is_whole(leaf) or bool(leaf.sum().isfinite()) or bool(leaf.isfinite().all())
 
 
 def _same_names(what: str, found: Mapping[str, object], expected: Mapping[str, object]) -> None:
@@ -119,10 +120,10 @@ def _check_norm(groups: Groups, shared: Groups, limits: Limits) -> None:
     for group, leaves in groups.items():
         square = 0.0
         for name, leaf in leaves.items():
-            if leaf.is_floating_point():
+            if not is_whole(leaf):
                 sent = None if limits.changes else shared.get(group, {}).get(name)
                 change = leaf if sent is None else leaf - sent
-                square += float(change.to(torch.float64).square().sum())
+                square += float(change.abs().to(torch.float64).square().sum())
         if limits.norm_bound is not None and not square**0.5 <= limits.norm_bound:
             raise Rejected(
                 "norm",

@@ -204,7 +204,7 @@ class Dropping(Net):
         return self.out(F.dropout(self.inner(self.first(x)), 0.2, self.training))
 
 
-@odd(CHECKPOINT, reference=Dropping)
+@odd(CHECKPOINT)
 class ChecksPointWithDropout(Dropping):
     """The mask of the second computation must be that of the first."""
 
