@@ -35,6 +35,7 @@ _SHAPE_ONLY = {aten.ones_like, aten.zeros_like, aten.full_like, aten.empty_like}
 _SHAPE_ONLY |= {aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty}
 _PRODUCTS = {aten.mm.default: Tensor.addmm_, aten.bmm.default: Tensor.baddbmm_}
 _ROWS = aten.embedding_dense_backward.default
+_RESIZES = {aten.smooth_l1_loss, aten.huber_loss, aten.binary_cross_entropy}  # their output is larger for a while
 _IN_PLACE_SUMS = (aten.add_.Tensor, aten._foreach_add_.List)
 _NOT_FOR_OUT = {"dtype", "layout", "device", "pin_memory", "memory_format"}  # the result's memory says all this
 
@@ -374,7 +375,7 @@ def _direct(op: Any) -> Callable[..., Any]:
 
 def _into_outputs(kernel: Kernel) -> Call | None:
     """The variant of an operator that writes to given tensors, where there is one for all of them."""
-    if any(output is None for output in kernel.outputs):
+    if any(output is None for output in kernel.outputs) or kernel.op.overloadpacket in _RESIZES:
         return None
     expected = {argument.name: str(argument.type) for argument in kernel.op._schema.arguments}
     packet = kernel.op.overloadpacket
