@@ -14,7 +14,7 @@ from fedloom.local import Groups, Step, Trained, Training
 from fedloom.record import Record
 from fedloom.robust import AnyRule, Median, robust
 from fedloom.task import Task
-from fedloom.tree import Tree, rows, sub
+from fedloom.tree import Tree, row, rows, sub
 
 if TYPE_CHECKING:
     from fedloom.cohort import Cohort
@@ -86,6 +86,14 @@ class Algorithm(Record):
         """Change the gradient of one local step."""
         return step.grad
 
+    def choose(self, task: Task, shared: Groups, own: Groups, data: Clients) -> Groups:
+        """What clients keep, after a look at their own data: for algorithms whose clients choose among models.
+
+        It runs where the data lives, before `model` is asked for, so that clients which were not drawn for long also
+        use what is best for them now. All is stacked over clients.
+        """
+        return own
+
     def model(self, task: Task, shared: Groups, own: Groups) -> Tree:
         """The model that one client uses: the one way to obtain it, for evaluation and export alike."""
         return shared["model"]
@@ -98,6 +106,14 @@ class Algorithm(Record):
         """Local training of every client from its row of `start`, with this algorithm's correction if it has one."""
         hook = None if type(self).correct is Algorithm.correct else self.correct
         return local.train(task, data, start, self.train, correct=hook, shared=shared, own=own)
+
+
+def chosen(algorithm: Algorithm, task: Task, shared: Groups, own: Groups, data: Clients) -> Groups:
+    """What one client keeps, after it looked at its data if its algorithm has it choose."""
+    if type(algorithm).choose is Algorithm.choose:
+        return own
+    stacked = {group: {name: leaf[None] for name, leaf in leaves.items()} for group, leaves in own.items()}
+    return {group: row(leaves, 0) for group, leaves in algorithm.choose(task, shared, stacked, data).items()}
 
 
 class Central(Algorithm):

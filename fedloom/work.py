@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedloom import evaluation, rules, tree
-from fedloom.algorithm import Algorithm, Update
+from fedloom.algorithm import Algorithm, Update, chosen
 from fedloom.clients import Clients, Setup
 from fedloom.course import blame
 from fedloom.data.federation import Federation
@@ -297,7 +297,7 @@ class Examination:
     ) -> Examination:
         """An examination of many clients, or of few."""
         # a rule on their number alone: what is computed together must not depend on how the work is spread
-        together = TOGETHER if len(ids) >= MANY and not own else 1
+        together = TOGETHER if len(ids) >= MANY and not own and type(algorithm).choose is Algorithm.choose else 1
         return cls(algorithm, shared, own, ids, splits, round, model, together)
 
     def costs(self, place: Place) -> Sequence[int]:
@@ -317,6 +317,9 @@ class Examination:
             positions = range(begin, min(begin + self.together, len(self.ids)))
             own = {group: tree.row(stacked, begin) for group, stacked in self.own.items()}
             try:
+                if self.model is None:
+                    one = replace(data, ids=(self.ids[begin],))
+                    own = chosen(self.algorithm, place.task, _on(place.setup.device, self.shared), own, one)
                 model = self.model or self.algorithm.model(place.task, self.shared, own)
                 model = tree.to(model, place.setup.device)
                 for split in self.splits:
