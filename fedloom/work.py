@@ -61,6 +61,7 @@ class Report:
     bytes_down: int = 0
     history: tuple[dict[str, float], ...] = ()
     post_fit: dict[str, Measured] = field(default_factory=dict)  # per split, and "universal"
+    finite: bool = True  # whether all that it answered is
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,10 @@ class ClientWork:
                 post["universal"] = evaluation.evaluate_rows(place.task, fitted, data, everyone)
         leaves = [leaf for group in update.groups.values() for leaf in group.values()] + list(update.public.values())
         up = sum(leaf[0].numel() * leaf.element_size() for leaf in leaves) + 8 * len(update.groups)
-        return Report(self.ids[position], up, self.received(position), history, post)
+        sent = [{name: leaf[position] for name, leaf in group.items()} for group in update.groups.values()]
+        sent.append({group: update.weights(group)[position] for group in update.groups})
+        sound = all(tree.is_sound(part, place.task.trainable) for part in sent)
+        return Report(self.ids[position], up, self.received(position), history, post, sound)
 
     def received(self, position: int) -> int:
         """Bytes that one client is sent for this work."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fedloom.errors import StoreError
 from fedloom.experiment.result import Result
 from fedloom.experiment.store import Store
+from fedloom.experiment.tabulate import LEFT_OUT
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -255,6 +256,15 @@ class View:
             _column(rows, "bytes_down", np.int64),
             _column(rows, "participants", np.int64),
         )
+
+    def left_out(self, label: str, seed: int) -> list[str]:
+        """Names of the clients whose updates were not finite, one for every such round."""
+        return [row["client"] for row in self._rows("public_numbers", label, seed) if row["name"] == LEFT_OUT]
+
+    def abandoned(self, label: str, seed: int) -> tuple[int, int]:
+        """How many rounds did not count, and of how many."""
+        rows = self._rows("rounds", label, seed)
+        return sum(not row["complete"] for row in rows), len(rows)
 
     def history(self, label: str, seed: int) -> dict[str, Floats]:
         """Metric → value after every local epoch of the pooled model, rounds one after another."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fedloom import faults, tree
 from fedloom.algorithm import Algorithm, Update
+from fedloom.errors import TrainingError
 from fedloom.evaluation import Measured
 from fedloom.local import Groups
 from fedloom.network.messages import Ask, Asked, Outgoing, Ticket
@@ -86,6 +87,10 @@ class Performer:
         if one.ticket is not None:
             ticket = (ask.round, ask.attempt, ask.call)
             kept = {group: tree.row(stacked, 0) for group, stacked in outcome.own.items()}
+            for name, leaves in kept.items():
+                if not tree.is_sound(leaves, place.task.trainable):
+                    who = f"Round {ask.round}, client '{place.federation.name(one.client)}'"
+                    raise TrainingError(f"{who}: the {name} it keeps is not finite. A smaller lr or a clip may help.")
             write(lambda: self.versions.save(_cell(ask), one.client, ticket, kept))
         return self._told(ask, one, outcome, ticket, place.task)
 
