@@ -90,3 +90,33 @@ def test_a_model_without_a_loss_is_nobodys_best() -> None:
     state = {**algorithm.init(task, task.initial()), "model0": broken}
     kept = algorithm.choose(task, state, {}, Clients(data, (0, 1)))
     assert (kept["cluster"]["number"] > 0).all()
+
+
+def test_agents_choose_by_the_data_of_their_site() -> None:
+    from types import SimpleNamespace
+
+    from fedloom.clients import Setup
+    from fedloom.network.messages import NEW, Ask, Asked
+    from fedloom.network.performing import Performer
+    from fedloom.work import Place
+
+    task, data, algorithm = Task(Dense, dtype="float64"), two_kinds(), IFCA(**STEPS)
+    *_, record = fit(data, task, algorithm, 3, sampling=ONLY_ONE, evaluation=Evaluation(splits=()))
+    place, initial = Place(data, task, Setup()), algorithm.init_own(task, task.initial())
+    performer = Performer(
+        prepared=SimpleNamespace(place=lambda *_: place, algorithm=lambda _: algorithm, initial_own=lambda *_: initial),  # type: ignore[arg-type]
+        policy=SimpleNamespace(check_ask=lambda *_: None, may_leave=lambda *_: True),  # type: ignore[arg-type]
+        device="cpu",
+        parts=SimpleNamespace(groups=lambda *_: record.state),  # type: ignore[arg-type]
+        versions=SimpleNamespace(load=lambda *given: given[-1]),  # type: ignore[arg-type]
+    )
+    ask = Ask(
+        id="1", kind="evaluate", verb="evaluate", label="ifca", seed=0, round=3, attempt=0, cohort=6, population=6,
+        clients=tuple(Asked(client=client, local=client, ticket=NEW) for client in range(6)), splits=("test",),
+    )  # fmt: skip
+    chosen = [best(task, record.state, data, client) for client in range(6)]
+    assert len(set(chosen)) == 2
+    for client, answer in enumerate(performer.examine(ask).results):
+        measured = answer.measured["test"]
+        expected = loss(task, record.state[chosen[client]], data, client, "test")
+        assert (answer.client, measured.sums["loss"]) == (client, pytest.approx(expected * measured.count))
