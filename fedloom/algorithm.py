@@ -14,7 +14,7 @@ from fedloom.local import Groups, Step, Trained, Training
 from fedloom.record import Record
 from fedloom.robust import AnyRule, Median, robust
 from fedloom.task import Task
-from fedloom.tree import Tree, rows, sub
+from fedloom.tree import Tree, change, row, rows
 
 if TYPE_CHECKING:
     from fedloom.cohort import Cohort
@@ -86,6 +86,14 @@ class Algorithm(Record):
         """Change the gradient of one local step."""
         return step.grad
 
+    def choose(self, task: Task, shared: Groups, own: Groups, data: Clients) -> Groups:
+        """What clients keep, after a look at their own data: for algorithms whose clients choose among models.
+
+        It runs where the data lives, before `model` is asked for, so that clients which were not drawn for long also
+        use what is best for them now. All is stacked over clients.
+        """
+        return own
+
     def model(self, task: Task, shared: Groups, own: Groups) -> Tree:
         """The model that one client uses: the one way to obtain it, for evaluation and export alike."""
         return shared["model"]
@@ -98,6 +106,14 @@ class Algorithm(Record):
         """Local training of every client from its row of `start`, with this algorithm's correction if it has one."""
         hook = None if type(self).correct is Algorithm.correct else self.correct
         return local.train(task, data, start, self.train, correct=hook, shared=shared, own=own)
+
+
+def chosen(algorithm: Algorithm, task: Task, shared: Groups, own: Groups, data: Clients) -> Groups:
+    """What one client keeps, after it looked at its data if its algorithm has it choose."""
+    if type(algorithm).choose is Algorithm.choose:
+        return own
+    stacked = {group: {name: leaf[None] for name, leaf in leaves.items()} for group, leaves in own.items()}
+    return {group: row(leaves, 0) for group, leaves in algorithm.choose(task, shared, stacked, data).items()}
 
 
 class Central(Algorithm):
@@ -123,22 +139,24 @@ class Central(Algorithm):
 
         A rule judges changes, so `begin` holds the groups that were not zero before. Who has no weight in a group is
         not judged in it; and a group of a single number, which has no direction to be judged by, becomes its median.
+        Whoever answers with something that is not finite leaves the round (see `robust.py`).
         """
         if self.rule is None:
             return cohort.reduce(fn, shared).groups
         answers, found = cohort.map(fn, shared), {}
-        for group, stacked in answers.groups.items():
-            present = answers.weights[group].nonzero().flatten()
-            given, weigh = rows(stacked, present), answers.weights[group][present]
+        groups = {g: change(t, begin[g]) if g in begin else t for g, t in answers.groups.items()}
+        before, sound = len(cohort.left_out), cohort.keep_finite(groups, answers.weights)
+        for group, stacked in groups.items():
+            present = answers.weights[group] != 0
             numbers = sum(leaf[0].numel() for leaf in stacked.values())
-            if numbers == 0 or not len(present):
+            if numbers == 0 or not bool(present.any()):
                 found[group] = begin.get(group, {})
                 continue
-            rule = self.rule if numbers > 1 else Median()
-            before = begin.get(group)
-            judged = rule(given if before is None else sub(given, before), weigh)
+            rule, here = self.rule if numbers > 1 else Median(), present & sound
+            gone = before + int((present & ~sound).sum())
+            judged = rule(rows(stacked, here), answers.weights[group][here], gone)
             found[group] = {
-                name: (judged[name] if before is None else before[name] + judged[name]).to(leaf.dtype)
-                for name, leaf in stacked.items()
+                name: (judged[name] + begin[group][name] if group in begin else judged[name]).to(leaf.dtype)
+                for name, leaf in answers.groups[group].items()
             }
         return found

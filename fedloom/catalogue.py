@@ -130,6 +130,12 @@ def markdown() -> str:
         "`cocoa` (only the plain sum keeps primal and dual together), the evolutions (clients send fitness, not",
         "changes), and where there is no server.",
         "",
+        "An update that is not finite (NaN or infinite anywhere) is left out before the rule looks at the others, and",
+        "its client keeps what it had before the round. It counts among those that the rule tolerates: `byzantine` or",
+        "`trim`, otherwise fewer than half of the cohort. If there are more, the round is abandoned, and the model",
+        "stays. The log, `RoundRecord.left_out` and the report's cautions say whose updates these were. Without a rule",
+        "such an update ends the run with an error that names the client.",
+        "",
         "| name | |",
         "| --- | --- |",
     ]

@@ -18,6 +18,7 @@ from fedloom.errors import InputError
 from fedloom.evaluation import Measured
 from fedloom.local import Groups
 from fedloom.record import Count, Duration, NonNegative, Positive, Record, Share
+from fedloom.robust import finite
 from fedloom.task import Task
 from fedloom.tree import Tree
 from fedloom.work import ClientWork, Outcome, Report, ServerExamination, Work, aggregate
@@ -163,14 +164,15 @@ class OwnStates:
         self._before = {}
         return {client: self.states[client] for client in sorted(changed)}
 
-    def undo(self) -> None:
-        """Give up all changes that were not taken: the round they belong to does not count."""
-        for client, state in self._before.items():
+    def undo(self, ids: Iterable[int] | None = None) -> None:
+        """Give up all changes that were not taken, or some clients': the round they belong to does not count."""
+        for client in list(self._before) if ids is None else [client for client in ids if client in self._before]:
+            state = self._before.pop(client)
             if state is None:
                 self.states.pop(client, None)
             else:
                 self.states[client] = state
-        self.changed, self._before = set(), {}
+            self.changed.discard(client)
 
 
 @dataclass(frozen=True)
@@ -222,6 +224,7 @@ class Cohort:
     publishers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # and whose they are, in order
     server_examples: dict[str, int] = field(default_factory=dict)  # how many the server itself holds, by split
     notes: dict[str, float] = field(default_factory=dict)  # what the server noted about this round
+    left_out: list[int] = field(default_factory=list)  # clients whose answers were not finite
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -233,6 +236,22 @@ class Cohort:
     def note(self, **numbers: float) -> None:
         """Keep numbers about this round with its record."""
         self.notes.update(numbers)
+
+    def keep_finite(self, groups: Groups, weights: dict[str, Tensor]) -> Tensor:
+        """Which clients' answers are finite numbers; the round goes on without the others.
+
+        These leave the cohort, as clients that a network loses do, and keep what they had before the round.
+        """
+        each = [finite(stacked) for stacked in groups.values() if stacked]
+        each += [weight.isfinite() for weight in weights.values()]
+        sound = torch.stack(each).all(0)
+        gone = [client for client, good in zip(self.ids, sound.tolist(), strict=True) if not good]
+        if gone:
+            self.left_out += gone
+            self.note(not_finite=len(self.left_out))
+            self.own.undo(gone)
+            self.ids = tuple(client for client in self.ids if client not in gone)
+        return sound
 
     def validate(self, model: Tree) -> float | None:
         """The accuracy (or else the loss) of a model on the server's own validation data; None if it holds none."""

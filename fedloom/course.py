@@ -95,7 +95,7 @@ class Course:
         self.steps = 0
         self.optimizer: Tree = {}
         self.history: list[dict[str, float]] = []
-        self.best: tuple[float, Tree] | None = None
+        self.best: tuple[float, Tree, int] | None = None  # validation loss, weights, and the steps that led to them
         self.stale = 0
         self._shuffle()
 
@@ -150,14 +150,17 @@ class Course:
                 "needs. Change data.split, or leave patience out."
             )
         if self.best is None or measured["loss"] < self.best[0]:
-            self.best, self.stale = (measured["loss"], {name: leaf.clone() for name, leaf in weights.items()}), 0
+            kept = {name: leaf.clone() for name, leaf in weights.items()}
+            self.best, self.stale = (measured["loss"], kept, self.steps), 0
         else:
             self.stale += 1
         return self.stale >= job.training.patience
 
     def finish(self, weights: Tree, optimizer: Tree) -> None:
         """Write the client's row: the best state seen if stopping early was asked for, else the last."""
-        for name, leaf in (self.best[1] if self.best else weights).items():
+        if self.best is not None:
+            _, weights, self.steps = self.best  # only steps that the returned weights saw count
+        for name, leaf in weights.items():
             self.job.out[name][self.position].copy_(leaf)
         self.optimizer = optimizer
         self.job.courses[self.position] = self

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import torch
-
+from fedloom import tree
 from fedloom.algorithm import Algorithm
 from fedloom.cohort import Backend, Cohort, OwnStates, Sampling
 from fedloom.data.federation import Federation
@@ -60,6 +59,7 @@ class RoundRecord:
     seconds: float = 0.0
     notes: dict[str, float] = field(default_factory=dict)  # what the algorithm's server half noted
     complete: bool = True  # false when too few took part: the state is then the old one
+    left_out: tuple[int, ...] = ()  # clients whose updates were not finite, which a robust rule leaves out
     reached: bool = False  # what the run was to stop at
 
 
@@ -113,7 +113,8 @@ def fit(
             complete = algorithm.pooled or len(ids) >= max(sampling.needed(federation.clients), 1)
             if complete:
                 try:
-                    state = _checked(algorithm.round(state, cohort), state, task, round)
+                    state = _checked(algorithm.round(state, cohort), state, task, cohort, federation)
+                    _check_kept(own, task, cohort, federation)
                 except RoundAbandoned:
                     complete = False
                     own.undo()
@@ -133,6 +134,7 @@ def fit(
                 public,
                 notes=cohort.notes,
                 complete=complete,
+                left_out=tuple(cohort.left_out),
             )
             reached = until is not None and until(record)
             if (round == rounds or reached) and evaluation.splits and observed:
@@ -143,15 +145,11 @@ def fit(
             return
 
 
-def _checked(state: Groups, before: Groups, task: Task, round: int) -> Groups:
-    """The new state, if it is sound: what is learnt must be finite (a buffer may hold infinities, as masks do)."""
+def _checked(state: Groups, before: Groups, task: Task, cohort: Cohort, federation: Federation) -> Groups:
+    """The new state, if it is sound."""
     for name, group in state.items():
-        for leaf, value in group.items():
-            if bool(torch.isfinite(value.sum())):  # the usual case, at a fraction of the cost
-                continue
-            wrong = ~torch.isfinite(value) if leaf in task.trainable else torch.isnan(value)
-            if bool(wrong.any()):
-                raise TrainingError(f"Round {round}: the new {name} is not finite. A smaller lr or a clip may help.")
+        if not tree.is_sound(group, task.trainable):
+            raise _diverged(f"the new {name}", cohort, federation)
     # averaging equal numbers may change their last bits, and frozen parameters must not drift
     return {
         name: {**group, **{leaf: before[name][leaf] for leaf in task.frozen if leaf in group and leaf in before[name]}}
@@ -159,6 +157,24 @@ def _checked(state: Groups, before: Groups, task: Task, round: int) -> Groups:
         else group
         for name, group in state.items()
     }
+
+
+def _check_kept(own: OwnStates, task: Task, cohort: Cohort, federation: Federation) -> None:
+    """What clients keep must be sound as well: it may be their model. On a network, agents look themselves."""
+    for client in sorted(own.changed):
+        for name, group in own.states[client].items():
+            if not tree.is_sound(group, task.trainable):
+                raise _diverged(f"the {name} that client '{federation.name(client)}' keeps", cohort, federation)
+
+
+def _diverged(what: str, cohort: Cohort, federation: Federation) -> TrainingError:
+    """An error that names those whose answers were not finite, unless that is all of several."""
+    everyone = {report.client for report in cohort.reports}
+    wrong = sorted({report.client for report in cohort.reports if not report.finite})
+    names = ", ".join(f"'{federation.name(client)}'" for client in wrong[:3])
+    more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+    why = f", because the update of {names}{more} is not" if len(wrong) in range(1, max(len(everyone), 2)) else ""
+    return TrainingError(f"Round {cohort.round}: {what} is not finite{why}. A smaller lr or a clip may help.")
 
 
 def _examine_server(

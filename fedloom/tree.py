@@ -38,6 +38,11 @@ def sub(a: Tree, b: Tree) -> Tree:
     return map_leaves(torch.sub, a, b)
 
 
+def change(a: Tree, b: Tree) -> Tree:
+    """What changed from b to a: a − b, but 0 where both are the same infinity."""
+    return map_leaves(lambda x, y: torch.where(x == y, torch.zeros_like(x), x - y), a, b)
+
+
 def scale(tree: Tree, factor: float | Tensor) -> Tree:
     """factor · tree; a vector of factors scales each client of a stacked tree by its own."""
     if isinstance(factor, Tensor):
@@ -130,6 +135,16 @@ def size(tree: Tree) -> int:
 def is_finite(tree: Tree) -> bool:
     """Whether no leaf has a NaN or an infinity."""
     return all(bool(torch.isfinite(leaf).all()) for leaf in tree.values() if not is_whole(leaf))
+
+
+def is_sound(tree: Tree, learnt: Iterable[str]) -> bool:
+    """Whether what is learnt is finite and nothing else is NaN: a buffer may hold infinities, as masks do."""
+    for name, leaf in tree.items():
+        if bool(torch.isfinite(leaf.sum())):  # the usual case, at a fraction of the cost
+            continue
+        if bool((~torch.isfinite(leaf) if name in learnt else torch.isnan(leaf)).any()):
+            return False
+    return True
 
 
 def sha256(tree: Tree) -> str:

@@ -30,29 +30,35 @@ def uniform(examples: Tensor) -> Tensor:
 def by_score(scores: Tensor, higher_is_better: bool = True) -> Tensor:
     """In proportion to a score, or to the inverse of one that should be low; equal if all are zero.
 
-    Each client can compute its own weight, so the server need not see the scores.
+    A score that is not defined (NaN or infinite) counts for nothing beside any other, and all count the same where none
+    is defined. Each client can compute its own weight, so the server need not see the scores.
 
     >>> by_score(torch.tensor([0.5, 1.0]))
     tensor([0.5000, 1.0000], dtype=torch.float64)
     """
     scores = scores.to(torch.float64)
-    if not higher_is_better:
-        return 1 / torch.where(scores == 0, SMALLEST_LOSS, scores)
-    return scores.clamp(min=SMALLEST_SCORE)
+    weigh = scores if higher_is_better else 1 / torch.where(scores <= 0, SMALLEST_LOSS, scores)
+    return torch.where(scores.isfinite(), weigh, 0.0).clamp(min=SMALLEST_SCORE)
 
 
 def within_one_std(scores: Tensor, higher_is_better: bool = True) -> Tensor:
     """Equal weights for those not more than one (population) standard deviation worse than the mean, none for others.
 
-    >>> within_one_std(torch.tensor([0.9, 0.9, 0.9, 0.1]))
-    tensor([1., 1., 1., 0.], dtype=torch.float64)
+    Mean and deviation are those of the scores that are defined (finite). One that is not has no weight, and all count
+    the same where none is defined.
+
+    >>> within_one_std(torch.tensor([0.9, 0.9, 0.9, 0.1, torch.nan]))
+    tensor([1., 1., 1., 0., 0.], dtype=torch.float64)
     """
     scores = scores.to(torch.float64)
-    mean, spread = scores.mean(), scores.std(correction=0)
+    defined = scores.isfinite()
+    if not bool(defined.any()):
+        return torch.ones_like(scores)
+    mean, spread = scores[defined].mean(), scores[defined].std(correction=0)
     # equal scores have a spread of zero, and rounding must not exclude everybody
     slack = 1e-12 * (1 + mean.abs())
     chosen = scores >= mean - spread - slack if higher_is_better else scores <= mean + spread + slack
-    return chosen.to(torch.float64)
+    return (chosen & defined).to(torch.float64)
 
 
 def metropolis(graph: Tensor) -> Tensor:

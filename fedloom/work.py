@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedloom import evaluation, rules, tree
-from fedloom.algorithm import Algorithm, Update
+from fedloom.algorithm import Algorithm, Update, chosen
 from fedloom.clients import Clients, Setup
 from fedloom.course import blame
 from fedloom.data.federation import Federation
@@ -61,6 +61,7 @@ class Report:
     bytes_down: int = 0
     history: tuple[dict[str, float], ...] = ()
     post_fit: dict[str, Measured] = field(default_factory=dict)  # per split, and "universal"
+    finite: bool = True  # whether all that it answered is
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,10 @@ class ClientWork:
                 post["universal"] = evaluation.evaluate_rows(place.task, fitted, data, everyone)
         leaves = [leaf for group in update.groups.values() for leaf in group.values()] + list(update.public.values())
         up = sum(leaf[0].numel() * leaf.element_size() for leaf in leaves) + 8 * len(update.groups)
-        return Report(self.ids[position], up, self.received(position), history, post)
+        sent = [{name: leaf[position] for name, leaf in group.items()} for group in update.groups.values()]
+        sent.append({group: update.weights(group)[position] for group in update.groups})
+        sound = all(tree.is_sound(part, place.task.trainable) for part in sent)
+        return Report(self.ids[position], up, self.received(position), history, post, sound)
 
     def received(self, position: int) -> int:
         """Bytes that one client is sent for this work."""
@@ -297,7 +301,7 @@ class Examination:
     ) -> Examination:
         """An examination of many clients, or of few."""
         # a rule on their number alone: what is computed together must not depend on how the work is spread
-        together = TOGETHER if len(ids) >= MANY and not own else 1
+        together = TOGETHER if len(ids) >= MANY and not own and type(algorithm).choose is Algorithm.choose else 1
         return cls(algorithm, shared, own, ids, splits, round, model, together)
 
     def costs(self, place: Place) -> Sequence[int]:
@@ -317,6 +321,9 @@ class Examination:
             positions = range(begin, min(begin + self.together, len(self.ids)))
             own = {group: tree.row(stacked, begin) for group, stacked in self.own.items()}
             try:
+                if self.model is None:
+                    one = replace(data, ids=(self.ids[begin],))
+                    own = chosen(self.algorithm, place.task, _on(place.setup.device, self.shared), own, one)
                 model = self.model or self.algorithm.model(place.task, self.shared, own)
                 model = tree.to(model, place.setup.device)
                 for split in self.splits:

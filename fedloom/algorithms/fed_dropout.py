@@ -25,7 +25,7 @@ class FederatedDropout(Algorithm):
     w_j ← Σ p_k m_kj w_kj / Σ p_k m_kj, with m_kj = 1 for what client k had; w_j stays if nobody had it. Units of linear
     and convolutional layers are left out by leaving out what leads into them, so activations must map zero to zero, as
     ReLU does. Here what is left out is computed and sent as zeros, with a mask that says so: what a device saves is not
-    in the times and bytes.
+    in the times and bytes. An optimiser that clients keep rests for what is left out.
     """
 
     reference: ClassVar[str] = (
@@ -48,10 +48,16 @@ class FederatedDropout(Algorithm):
         masks = stack([self.masks(task, shared["model"], data.key(p, "sub-model")) for p in range(len(data))])
         start = expand(shared["model"], len(data))
         start = {**start, **map_leaves(torch.mul, _only(start, masks), masks)}
+        # an optimiser that is kept would move what is left out, too: it rests until its weight is there again
+        before = own.get("optimizer", {})
+        present = {n: masks[n.partition(":")[2]] if ":" in n else torch.ones_like(x) for n, x in before.items()}
+        own = {**own, "optimizer": map_leaves(torch.mul, before, present)} if before else own
         trained = self.fit(task, start, shared, {**own, "mask": masks}, data)
         buffers = {name: leaf for name, leaf in trained.model.items() if name not in masks}
         groups = {"model": _only(trained.model, masks), "had": masks, "buffers": buffers}
         kept = {group: tree for group, tree in trained.own.items() if group != "mask"}
+        if before:
+            kept["optimizer"] = {n: torch.where(present[n] > 0, x, before[n]) for n, x in kept["optimizer"].items()}
         return Update(groups, weights.by_size(self.weights, data.examples), trained=trained), kept
 
     def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:

@@ -14,7 +14,7 @@ from fedloom.cohort import Answers, Cohort
 from fedloom.errors import InputError
 from fedloom.local import Groups, Trained
 from fedloom.task import Task
-from fedloom.tree import Tree, expand, row, select, sub
+from fedloom.tree import Tree, change, expand, row, rows, select, sub
 
 
 class FedAvg(Central):
@@ -22,7 +22,8 @@ class FedAvg(Central):
 
     p_k is in proportion to the number of examples, equal, in proportion to each client's own evaluation on its
     validation split (`score`; a loss counts by its inverse), or equal for clients that are at most one standard
-    deviation worse than the mean (`within_std`).
+    deviation worse than the mean (`within_std`). A score that is not defined, such as the AUROC of a single class,
+    counts for nothing beside those that are; where none is defined, all clients count the same.
 
     >>> FedAvg(lr=0.1, epochs=5, batch_size=10).train.epochs
     5.0
@@ -50,19 +51,20 @@ class FedAvg(Central):
         if self.linear:
             mean = cohort.reduce(self.client, shared)["model"]
         else:
-            mean = self.combine(model, cohort.map(self.client, shared), cohort.task)
+            mean = self.combine(model, cohort.map(self.client, shared), cohort)
         return moved(model, mean) if self.share == "deltas" else mean
 
-    def combine(self, model: Tree, answers: Answers, task: Task) -> Tree:
+    def combine(self, model: Tree, answers: Answers, cohort: Cohort) -> Tree:
         """What to make of each client's answer: a robust rule on the changes, or a mean over those chosen."""
         stacked, weigh = answers["model"], answers.weights["model"]
         if self.weights == "within_std":
-            weigh = weights.within_one_std(answers.public["score"], self._higher_is_better(task))
+            weigh = weights.within_one_std(answers.public["score"], self._higher_is_better(cohort.task))
         if self.rule is None:
             return rules.mean(stacked, weigh)
-        if self.share == "deltas":
-            return self.rule(stacked, weigh)
-        return moved(model, self.rule(sub(stacked, model), weigh))
+        changes = stacked if self.share == "deltas" else change(stacked, model)
+        sound = cohort.keep_finite({"model": changes}, {"model": weigh})
+        judged = self.rule(rows(changes, sound), weigh[sound], len(cohort.left_out))
+        return judged if self.share == "deltas" else moved(model, judged)
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         trained = self.fit(task, expand(shared["model"], len(data)), shared, own, data)
@@ -100,6 +102,6 @@ class FedAvg(Central):
         return self.metric != "loss" and all(m.higher_is_better for m in task.measures if m.name == self.metric)
 
 
-def moved(model: Tree, change: Tree) -> Tree:
+def moved(model: Tree, changes: Tree) -> Tree:
     """The model after a change; counters are moved by whole numbers."""
-    return {name: (leaf + change[name]).to(leaf.dtype) for name, leaf in model.items()}
+    return {name: (leaf + changes[name]).to(leaf.dtype) for name, leaf in model.items()}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
-
-import torch
+from weakref import WeakKeyDictionary
 
 from fedloom import local
 from fedloom.algorithm import Update
@@ -12,7 +12,7 @@ from fedloom.algorithms.fedavg import FedAvg
 from fedloom.clients import Clients
 from fedloom.cohort import Cohort
 from fedloom.errors import InputError
-from fedloom.local import Groups, Step
+from fedloom.local import Groups
 from fedloom.record import Positive
 from fedloom.task import Task
 from fedloom.tree import Tree, expand, select
@@ -22,8 +22,9 @@ class FedRep(FedAvg):
     """All clients share the body of a model, each has its own head: the head is trained first, then the body.
 
     Steps on F_k(body, h_k) by h_k, then by body_k, which begins as the shared one; body ← Σ p_k body_k. `head` names
-    the leaves of the head by their beginnings; left out, it is the last layer with parameters. For clients with
-    different labels or tastes.
+    the leaves of the head by their beginnings; left out, it is the last layer with parameters. While one of the two is
+    trained, the weights of the other stay as they are, bit for bit. With `optimizer_state = "keep"` each phase goes on
+    with its own optimiser where it left it in the client's last round. For clients with different labels or tastes.
     """
 
     reference: ClassVar[str] = "Collins et al., Exploiting Shared Representations for Personalized FL, ICML 2021"
@@ -43,8 +44,22 @@ class FedRep(FedAvg):
             )
         return named
 
+    def phases(self, task: Task, model: Tree) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names of the leaves that are trained first, the head's, and of those that are trained then, the body's."""
+        leaves = self.head_leaves(task, model)
+        head = tuple(name for name in task.trainable if name in leaves)
+        body = tuple(name for name in task.trainable if name not in leaves)
+        if not head or not body:
+            raise InputError("FedRep needs something to train in the head and in the body, but one of them is frozen.")
+        return head, body
+
     def init_own(self, task: Task, model: Tree) -> Groups:
-        return {**super().init_own(task, model), "head": select(model, self.head_leaves(task, model))}
+        phases = self.phases(task, model)
+        kept: Groups = {"head": select(model, self.head_leaves(task, model))}
+        for group, state in super().init_own(task, model).items():  # each phase has an optimiser of its own
+            for prefix, names in zip(("head_", ""), phases, strict=True):
+                kept[prefix + group] = {n: x for n, x in state.items() if n == "steps" or n.partition(":")[2] in names}
+        return kept
 
     def average(self, model: Tree, cohort: Cohort, shared: Groups) -> Tree:
         head = self.head_leaves(cohort.task, model)
@@ -53,21 +68,37 @@ class FedRep(FedAvg):
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         start = {**expand(shared["model"], len(data)), **own["head"]}
-        first = self.train.replace(epochs=self.head_epochs)
-        headed = local.train(task, data, start, first, correct=self.head_only, shared=shared, own=own)
+        head, body = (training_only(task, names) for names in self.phases(task, start))
+        longer = self.train.replace(epochs=self.head_epochs)
+        headed = local.train(head, data, start, longer, own=_optimizer(own, "head_optimizer"))
         # buffers moved by the head's phase belong to the body, which has not been trained yet
         start = {**expand(shared["model"], len(data)), **select(headed.model, own["head"])}
-        trained = local.train(task, data, start, self.train, correct=self.body_only, shared=shared, own=headed.own)
+        trained = local.train(body, data, start, self.train, own=_optimizer(own, "optimizer"))
         update = self.answer(task, shared, own, trained, data)
-        return update, {**trained.own, "head": select(trained.model, own["head"])}
-
-    def head_only(self, step: Step, shared: Groups, own: Groups) -> Tree:
-        """Gradients of the head; the body stays."""
-        return {n: torch.zeros_like(g) if n in shared["model"] else g for n, g in step.grad.items()}
-
-    def body_only(self, step: Step, shared: Groups, own: Groups) -> Tree:
-        """Gradients of the body; the head stays."""
-        return {n: g if n in shared["model"] else torch.zeros_like(g) for n, g in step.grad.items()}
+        kept = {f"head_{group}": state for group, state in headed.own.items()}
+        return update, {**trained.own, **kept, "head": select(trained.model, own["head"])}
 
     def model(self, task: Task, shared: Groups, own: Groups) -> Tree:
         return {**shared["model"], **own["head"]} if own else shared["model"]
+
+
+def _optimizer(own: Groups, group: str) -> Groups:
+    """What a phase keeps of its optimiser, under the name that training knows it by."""
+    return {"optimizer": own[group]} if group in own else {}
+
+
+_PARTS: WeakKeyDictionary[Task, dict[tuple[str, ...], Task]] = WeakKeyDictionary()
+
+
+def training_only(task: Task, names: tuple[str, ...]) -> Task:
+    """The same task, module included, in which only these leaves are trained.
+
+    The others are as frozen parameters are: no optimiser knows of them, so neither weight decay nor momentum moves
+    them. A task is asked again in every round, and what was recorded for it should be found again.
+    """
+    known = _PARTS.setdefault(task, {})
+    if names not in known:
+        part = replace(task)
+        part.__dict__.update(module=task.module, trainable=names)
+        known[names] = part
+    return known[names]

@@ -14,7 +14,7 @@ from fedloom.clients import Clients
 from fedloom.cohort import Cohort
 from fedloom.errors import InputError
 from fedloom.evaluation import batch
-from fedloom.local import Groups, Step
+from fedloom.local import Groups, Step, Trained
 from fedloom.record import Positive
 from fedloom.task import Task
 from fedloom.tree import Tree, add, expand, map_leaves, scale, select, sub
@@ -26,7 +26,8 @@ class FSVRG(Central):
     With ∇f(w) gathered first, each client walks one random permutation of its examples with step h / n_k:
     w_k ← w_k − h_k (S_k [∇f_i(w_k) − ∇f_i(w)] + ∇f(w)); then w ← w + A Σ (n_k/n) (w_k − w). S_k = φ_j / φ_kj and
     A = K / ω_j for a single linear layer, both 1 for other models. For sparse, unbalanced problems. Without `h`, `lr`
-    is meant; there is always one example a step and one epoch.
+    is meant; there is always one example a step and one epoch. `weight_decay` c makes it f(w) + c/2 ‖w‖², whose second
+    part needs no estimate: c w_k is added to what h_k multiplies.
     """
 
     reference: ClassVar[str] = "Konečný et al., Federated Optimization for On-Device Intelligence, 2016"
@@ -40,8 +41,13 @@ class FSVRG(Central):
     def _one_example_a_step(self) -> FSVRG:
         if self.train.optimizer != "sgd" or self.train.momentum:
             raise InputError('FSVRG takes plain steps: use optimizer = "sgd" without momentum.')
+        if self.train.clip is not None:
+            raise InputError(
+                "FSVRG divides gradients by a client's examples: 'clip' has no meaning for it. Leave it out."
+            )
         # what the method itself fixes is not for the [train] table to say
-        fixed = self.train.replace(batch_size=1, epochs=1.0, lr=self.train.lr if self.h is None else self.h)
+        lr = self.train.lr if self.h is None else self.h
+        fixed = self.train.replace(batch_size=1, epochs=1.0, patience=None, lr=lr)
         if fixed != self.train:
             object.__setattr__(self, "train", fixed)
         return self
@@ -87,12 +93,19 @@ class FSVRG(Central):
         update = Update({"change": change, "buffers": buffers}, weights.by_examples(data.examples), trained=trained)
         return update, {group: tree for group, tree in trained.own.items() if group not in pace}
 
+    def fit(self, task: Task, start: Tree, shared: Groups, own: Groups, data: Clients) -> Trained:
+        plain = self.train.replace(weight_decay=0.0)  # `correct` adds it, to be scaled like everything else
+        return local.train(task, data, start, plain, correct=self.correct, shared=shared, own=own)
+
     def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
         difference = sub(step.grad, step.grad_at(step.start))
         if "scaling" in own:
             factor = own["scaling"]["features"]
             difference = {n: leaf * factor if leaf.dim() == 2 else leaf for n, leaf in difference.items()}
-        return scale(add(difference, shared["gradient"]), 1 / own["size"]["examples"])
+        direction = add(difference, shared["gradient"])
+        if self.train.weight_decay:
+            direction = add(direction, step.params, scale=self.train.weight_decay)
+        return scale(direction, 1 / own["size"]["examples"])
 
 
 class SVRG(FSVRG):

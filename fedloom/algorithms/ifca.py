@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
+from math import inf
 from typing import ClassVar, Literal
 
 import torch
@@ -20,8 +22,8 @@ from fedloom.tree import Tree, concat
 class IFCA(Central):
     """Several global models; each client takes the one that fits its training data best, and trains it.
 
-    j_k = argmin_j F_k(w_j), w_j ← Σ p_k w_k over the clients with j_k = j; a model that nobody chose stays. For
-    populations that fall into groups.
+    j_k = argmin_j F_k(w_j), w_j ← Σ p_k w_k over the clients with j_k = j; a model that nobody chose stays. Clients
+    choose whenever they use a model, so also for evaluation, drawn or not. For populations that fall into groups.
     """
 
     reference: ClassVar[str] = "Ghosh et al., An Efficient Framework for Clustered Federated Learning, NeurIPS 2020"
@@ -42,14 +44,18 @@ class IFCA(Central):
         mean = cohort.reduce(self.client, state)
         return {name: mean[name] if mean.weights[name] > 0 else tree for name, tree in state.items()}
 
+    def choose(self, task: Task, shared: Groups, own: Groups, data: Clients) -> Groups:
+        """The number of the model that is best on each client's training data; one with an undefined loss is not."""
+        losses = torch.full((len(data), self.clusters), inf, dtype=torch.float64)
+        for position, number in product(range(len(data)), range(self.clusters)):
+            measured = evaluation.evaluate(task, shared[f"model{number}"], data, position, "train")
+            losses[position, number] = measured.values(task).get("loss", inf)
+        return {**own, "cluster": {"number": losses.nan_to_num(inf, posinf=inf).argmin(1)}}
+
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
-        names = list(shared)
-        losses = [
-            [evaluation.evaluate(task, shared[name], data, position, "train").values(task)["loss"] for name in names]
-            for position in range(len(data))
-        ]
-        chosen = torch.tensor(losses, dtype=torch.float64).argmin(1)
-        start = concat([{n: leaf[None] for n, leaf in shared[names[int(choice)]].items()} for choice in chosen])
+        own = self.choose(task, shared, own, data)
+        chosen, names = own["cluster"]["number"], list(shared)
+        start = concat([{n: leaf[None] for n, leaf in shared[f"model{choice}"].items()} for choice in chosen.tolist()])
         trained = self.fit(task, start, shared, own, data)
         weigh = weights.by_size(self.weights, data.examples)
         update = Update(
@@ -57,7 +63,7 @@ class IFCA(Central):
             {name: torch.where(chosen == number, weigh, 0.0) for number, name in enumerate(names)},
             trained=trained,
         )
-        return update, {**trained.own, "cluster": {"number": chosen}}
+        return update, trained.own
 
     def model(self, task: Task, shared: Groups, own: Groups) -> Tree:
         return shared[f"model{int(own['cluster']['number'])}"] if own else shared["model0"]

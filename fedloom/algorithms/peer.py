@@ -16,7 +16,7 @@ from fedloom.keys import key
 from fedloom.local import Groups
 from fedloom.record import Count, Share
 from fedloom.task import Task
-from fedloom.tree import Tree, row, rows, stack
+from fedloom.tree import Tree, row, rows, select, stack
 from fedloom.work import Inbox
 
 
@@ -25,7 +25,9 @@ class Peer(Algorithm):
 
     A row is uniform, Metropolis, or made from how well each neighbour's weights do on the client's own validation split
     (`score`, `within_std`); with scores from `pre`, neighbours also send the weights that they began the round with,
-    and are judged by these. For federations without a server that everybody trusts.
+    and are judged by these. A score that is not defined, such as the AUROC of a single class, counts for nothing beside
+    those that are; where none is defined, all neighbours count the same. For federations without a server that
+    everybody trusts.
     """
 
     reference: ClassVar[str] = "Samani, Federated Machine Learning, UCC 2020; Lian et al., NeurIPS 2017 (gossip)"
@@ -83,7 +85,8 @@ class Peer(Algorithm):
             weigh = self._row(task, scores[position, senders])
             if each is not None:
                 weigh = each["row"]["weights"][position][senders]
-            averages.append(rules.mean(received, weigh))
+            # averaging equal numbers may change their last bits, and frozen parameters must not drift
+            averages.append({**rules.mean(received, weigh), **select(row(own["model"], position), task.frozen)})
         public = {"scores": scores} if self._judges else {}
         return Update({}, torch.ones(len(data)), public), {**own, "model": stack(averages)}
 

@@ -15,7 +15,18 @@ SMALL_TEST = 10  # a client's accuracy on fewer examples moves in steps of more 
 
 def cautions(view: View) -> list[str]:
     """In sentences, the gravest first."""
-    checks = (_unfinished, _diverged, _overfitting, _left_behind, _chosen_on_test, _seeds, _small_tests, _network)
+    checks = (
+        _unfinished,
+        _not_finite,
+        _abandoned,
+        _diverged,
+        _overfitting,
+        _left_behind,
+        _chosen_on_test,
+        _seeds,
+        _small_tests,
+        _network,
+    )
     return [found for check in checks for found in check(view)]
 
 
@@ -30,6 +41,34 @@ def _unfinished(view: View) -> Iterator[str]:
     ]
     if waiting:
         yield f"Not finished, and left out of comparisons: {', '.join(waiting)}."
+
+
+def _not_finite(view: View) -> Iterator[str]:
+    """Clients that a robust rule had to leave out."""
+    for label, seed in view.cells:
+        rounds: dict[str, int] = {}
+        for client in view.left_out(label, seed):
+            rounds[client] = rounds.get(client, 0) + 1
+        if rounds:
+            worst = sorted(rounds, key=lambda client: -rounds[client])
+            shown = [f"{client} ({rounds[client]} {_rounds(rounds[client])})" for client in worst[:3]]
+            more = f" and {len(worst) - 3} more" if len(worst) > 3 else ""
+            yield f"{label} (seed {seed}) left out updates that were not finite: {', '.join(shown)}{more}."
+
+
+def _abandoned(view: View) -> Iterator[str]:
+    """Rounds that changed nothing."""
+    for label, seed in view.cells:
+        lost, all_rounds = view.abandoned(label, seed)
+        if lost:
+            yield (
+                f"{label} (seed {seed}): {lost} of {all_rounds} {_rounds(all_rounds)} did not count, because too few "
+                "clients took part or sent valid updates: the model stayed as it was."
+            )
+
+
+def _rounds(count: int) -> str:
+    return "round" if count == 1 else "rounds"
 
 
 def _diverged(view: View) -> Iterator[str]:

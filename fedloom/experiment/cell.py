@@ -102,6 +102,11 @@ class Cell:
             complete = complete or record.complete
             own.update(record.own)
             unsaved.update(record.own)
+            if record.left_out:
+                names = ", ".join(f"'{federation.name(client)}'" for client in record.left_out)
+                end = "" if record.complete else ", too many for the rule: the round does not count"
+                said = f"{self.title}, round {record.round}: left out updates that are not finite, of {names}{end}."
+                self.progress.note(said)
             values = headline_values(record, task)
             self.progress.step(self.title, record.round, values, record.seconds)
             reached = record.reached

@@ -20,6 +20,15 @@ TITLES = {
 }
 
 
+PHASES = {
+    "post_fit_test": "post_fit",
+    "pre_fit_test": "pre_fit",
+    "test": "final",
+    "pooled_post_fit_test": "post_fit",
+    "pooled_pre_fit_test": "pre_fit",
+}
+
+
 @dataclass(frozen=True)
 class Measure:
     """A metric, how it was taken, and its value for each algorithm and seed."""
@@ -50,8 +59,8 @@ def measures(view: View, metric: str) -> list[Measure]:
         values: dict[str, dict[int, float]] = {}
         for run in result.runs:
             value = run.headline.get(f"{key}_{metric}")
-            if key == "post_fit_test" and kind.is_mean and view.is_pooled(run.algorithm):
-                value = _at_clients(view, run.algorithm, run.seed, metric, result.rule)
+            if value is not None and key in PHASES and view.is_pooled(run.algorithm):
+                value = at_clients(view, run.algorithm, run.seed, key, metric, result.rule)
             if value is not None and run.status == "done":
                 values.setdefault(run.algorithm, {})[run.seed] = value
         if values:
@@ -59,14 +68,18 @@ def measures(view: View, metric: str) -> list[Measure]:
     return found
 
 
-def _at_clients(view: View, label: str, seed: int, metric: str, rule: str) -> float | None:
-    """The pooled model as its clients see it, each one counting once, like everybody else's model."""
-    curve = view.series(label, seed, "post_fit", metric).by_round()
-    if not len(curve.at):
+def at_clients(view: View, label: str, seed: int, key: str, metric: str, rule: str) -> float | None:
+    """The pooled model as clients see it, the same ones as for other algorithms, each of them counting once."""
+    if key.startswith("pooled"):
+        at, values = view.pooled_values(label, seed, PHASES[key], metric)
+    else:
+        stats = view.series(label, seed, PHASES[key], metric).by_round()
+        at, values = stats.at, stats.mean
+    if not len(at):
         return None
     if rule == "best":
-        return peak(curve.at, curve.mean, view.kind(metric).higher)[0]
-    return last_mean(curve.mean, 1 if rule == "final" else int(rule.removeprefix("last:")))
+        return peak(at, values, view.kind(metric).higher)[0]
+    return last_mean(values, 1 if rule == "final" else int(rule.removeprefix("last:")))
 
 
 def primary(view: View) -> Measure | None:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedloom.errors import InputError, StoreError, nearest
 from fedloom.experiment.store import Store
@@ -17,10 +17,14 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedloom.algorithm import Algorithm
+    from fedloom.data.federation import Federation
     from fedloom.engine import Snapshot
+    from fedloom.experiment.plan import Plan
+    from fedloom.local import Groups
     from fedloom.task import Task
     from fedloom.tree import Tree
 
+Made = TypeVar("Made")
 TABLES = ("clients", "server", "rounds", "participants", "history", "pooled", "public")
 
 
@@ -52,12 +56,14 @@ class Result:
     metrics: tuple[str, ...] = ()  # in the order in which they were asked for
     tasks: Callable[[int], Task] | None = None
     algorithms: Mapping[str, Algorithm] | None = None
+    federations: Callable[[int], Federation] | None = None
 
     @staticmethod
     def read(
         folder: Path | str,
         tasks: Callable[[int], Task] | None = None,
         algorithms: Mapping[str, Algorithm] | None = None,
+        federations: Callable[[int], Federation] | None = None,
     ) -> Result:
         """The results in a run folder, finished or not."""
         folder = Path(folder)
@@ -84,7 +90,8 @@ class Result:
                 for cell in cells
             )
         status = _overall([run.status for run in runs])
-        return Result(folder, folder.resolve().name, status, runs, rule, tuple(metrics), tasks, algorithms)
+        name = folder.resolve().name
+        return Result(folder, name, status, runs, rule, tuple(metrics), tasks, algorithms, federations)
 
     @property
     def weights_sha256(self) -> str | None:
@@ -179,10 +186,9 @@ class Result:
         made, task = self._made(run)
         numbers = sorted(snapshot.own) if client is None else [self._number(client)]
         initial = made.init_own(task, task.initial())
-        return {
-            f"client-{number}": made.model(task, snapshot.state, snapshot.own.get(number, initial))
-            for number in numbers
-        }
+        kept = {number: snapshot.own.get(number, initial) for number in numbers}
+        kept = self._chosen(run, made, task, snapshot.state, kept)
+        return {f"client-{number}": made.model(task, snapshot.state, own) for number, own in kept.items()}
 
     def model(
         self, algorithm: str | None = None, seed: int | None = None, client: str | int | None = None
@@ -219,6 +225,10 @@ class Result:
         """The algorithm and the task of a cell: those that were run, or made again from the folder's file."""
         if self.algorithms is not None and self.tasks is not None:
             return self.algorithms[run.algorithm], self.tasks(run.seed)
+        return self._again(lambda plan: (plan.experiment.algorithm[run.algorithm], plan.task(run.seed)))
+
+    def _again(self, make: Callable[[Plan], Made]) -> Made:
+        """Something that the run had, made again from the folder's file."""
         from fedloom.experiment import spec
         from fedloom.experiment.plan import Plan
 
@@ -230,12 +240,30 @@ class Result:
             )
         try:
             # code of one's own is named relative to the experiment file, which is usually where one is
-            experiment = spec.parse(spec.tomllib.loads(file.read_text(encoding="utf-8")), Path.cwd())
-            return experiment.algorithm[run.algorithm], Plan(experiment).task(run.seed)
+            return make(Plan(spec.parse(spec.tomllib.loads(file.read_text(encoding="utf-8")), Path.cwd())))
         except InputError as error:
             raise InputError(
                 f"{error} (Models of clients are put together from {file}; be in the folder of the file that was run.)"
             ) from error
+
+    def _chosen(
+        self, run: CellResult, made: Algorithm, task: Task, state: Groups, kept: dict[int, Groups]
+    ) -> dict[int, Groups]:
+        """What clients keep, after they looked at their data where their algorithm has them choose a model."""
+        from fedloom.algorithm import Algorithm, chosen
+
+        if type(made).choose is Algorithm.choose:
+            return kept  # most need no data
+        from fedloom.clients import Clients
+        from fedloom.probe import probe
+
+        given = self.federations
+        federation = given(run.seed) if given is not None else self._again(lambda plan: plan.federation(run.seed))
+        setup = probe(federation, task).setup(group=1)
+        return {
+            number: chosen(made, task, state, own, Clients(federation, (number,), setup=setup))
+            for number, own in kept.items()
+        }
 
     def _number(self, client: str | int) -> int:
         with Store(self.folder, read_only=True) as store:

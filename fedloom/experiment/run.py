@@ -106,7 +106,7 @@ def run(
                     stack, folder, seeds_to_do, federations, tasks, settings, cohort, told, verbose, connect
                 )
                 parallel.train(todo, tracks, should_stop, [track.kill for track in tracks])
-    return Result.read(folder, tasks, labelled)
+    return Result.read(folder, tasks, labelled, federations)
 
 
 def _check_numbers(rounds: object, seeds: Sequence[object], name: object) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 
 from rich.table import Table
 
+from fedloom.experiment.measures import PHASES, at_clients
 from fedloom.experiment.result import Result
+from fedloom.experiment.view import View
 
 COLUMNS = {
     "server_test": "server test",
@@ -35,9 +37,13 @@ def table(result: Result) -> Table:
     made.add_column("rounds", justify="right")
     for column in shown.values():
         made.add_column(column, justify="right")
+    view = View.read(result.folder)
     for label in labels:
         runs = [run for run in result.runs if run.algorithm == label]
-        cells = [_number(metric, [run.headline.get(f"{key}_{metric}") for run in runs]) for key in shown]
+        values = {key: [run.headline.get(f"{key}_{metric}") for run in runs] for key in shown}
+        for key in values.keys() & PHASES.keys() if view.is_pooled(label) else ():  # for the clients of the others
+            values[key] = [at_clients(view, label, run.seed, key, metric, result.rule) for run in runs]
+        cells = [_number(metric, values[key]) for key in shown]
         rounds = sorted({run.rounds for run in runs})
         text = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]}–{rounds[-1]}"
         unfinished = {run.status for run in runs} - {"done"}

@@ -9,6 +9,8 @@ from fedloom.engine import RoundRecord
 from fedloom.evaluation import Measured, pool
 from fedloom.task import Task
 
+LEFT_OUT = "left_out"  # stands among public numbers for a client whose update was not finite
+
 
 def tabulate(record: RoundRecord, task: Task) -> dict[str, list[tuple[Any, ...]]]:
     """A round as rows of the tables that the store has for one, without the cell."""
@@ -46,7 +48,10 @@ def tabulate(record: RoundRecord, task: Task) -> dict[str, list[tuple[Any, ...]]
             *((record.round, "notes", name, value, 1) for name, value in record.notes.items()),
         ],
         "history": history,
-        "public_numbers": [(record.round, *row) for row in record.public],
+        "public_numbers": [
+            *((record.round, *row) for row in record.public),
+            *((record.round, client, LEFT_OUT, client, 1.0) for client in record.left_out),
+        ],
     }
 
 

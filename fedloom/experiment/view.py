@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.errors import StoreError
+from fedloom.cohort import Sampling
+from fedloom.errors import InputError, StoreError
 from fedloom.experiment.result import Result
 from fedloom.experiment.store import Store
+from fedloom.experiment.tabulate import LEFT_OUT
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -58,6 +60,13 @@ class Series:
     def after(self, round: int) -> Series:
         """The rounds after this one."""
         return self._kept(self.rounds > round)
+
+    def only(self, cohorts: Mapping[int, Sequence[int]]) -> Series:
+        """In each round the clients of its cohort."""
+        here = np.zeros(len(self), dtype=np.bool_)
+        for round, cohort in cohorts.items():
+            here |= (self.rounds == round) & np.isin(self.clients, np.asarray(cohort))
+        return self._kept(here)
 
     def _kept(self, here: NDArray[np.bool_]) -> Series:
         return Series(self.rounds[here], self.clients[here], self.values[here])
@@ -204,17 +213,42 @@ class View:
     def series(self, label: str, seed: int, phase: str, metric: str, split: str = "test") -> Series:
         """A client metric of one cell. Values that are not finite are left out.
 
-        The pooled model trains at no client: what each client has after a round is what it has before the next one.
+        The pooled model trains at no client: what each client has after a round is what it has before the next one. It
+        is measured at all clients, and shown for those that the other algorithms are measured at: after local training
+        for the clients that were drawn, as everywhere if `evaluate.clients` is "cohort".
         """
-        if phase == "post_fit" and self.is_pooled(label):
+        series = self._series(label, seed, phase, metric, split)
+        if not self.is_pooled(label) or not self.shows_drawn(phase):
+            return series
+        if phase == "post_fit":
             before, final = (self._series(label, seed, one, metric, split) for one in ("pre_fit", "final"))
             later = before.rounds > 1
-            return Series(
+            series = Series(
                 np.append(before.rounds[later] - 1, final.rounds),
                 np.append(before.clients[later], final.clients),
                 np.append(before.values[later], final.values),
             )
-        return self._series(label, seed, phase, metric, split)
+        if self.sampling is None:
+            return series
+        cohorts = {
+            round: self.sampling.draw(len(self.clients), round, seed) for round in np.unique(series.rounds).tolist()
+        }
+        return series.only(cohorts)
+
+    def shows_drawn(self, phase: str) -> bool:
+        """Whether a phase is about the clients that were drawn, and not about all."""
+        only_cohort = (self.described.get("evaluate") or {}).get("clients") == "cohort"
+        return phase == "post_fit" or (only_cohort and phase in ("pre_fit", "final"))
+
+    @cached_property
+    def sampling(self) -> Sampling | None:
+        """Who is drawn, with one seed the same clients whatever the algorithm; none where that is everybody."""
+        try:
+            found = Sampling(**(self.described.get("cohort") or {}))
+        except InputError:  # somebody's own way of drawing clients, which only a program knows
+            return None
+        everybody = found.sampling == "fixed" and found.size(len(self.clients)) == len(self.clients)
+        return None if everybody else found
 
     def _series(self, label: str, seed: int, phase: str, metric: str, split: str) -> Series:
         def read(store: Store) -> Series:
@@ -237,7 +271,12 @@ class View:
         return _column(rows, "round", np.int64), _column(rows, "value", np.float64)
 
     def pooled_values(self, label: str, seed: int, phase: str, metric: str, split: str = "test") -> tuple[Ints, Floats]:
-        """A metric from everybody's examples together: rounds and values."""
+        """A metric from everybody's examples together: rounds and values.
+
+        The pooled model's is about all clients. Where others' is about those that were drawn, it has none beside them.
+        """
+        if self.sampling is not None and self.shows_drawn(phase) and self.is_pooled(label):
+            return np.empty(0, np.int64), np.empty(0)
         rows = [
             row
             for row in self._rows("pooled_metrics", label, seed)
@@ -255,6 +294,15 @@ class View:
             _column(rows, "bytes_down", np.int64),
             _column(rows, "participants", np.int64),
         )
+
+    def left_out(self, label: str, seed: int) -> list[str]:
+        """Names of the clients whose updates were not finite, one for every such round."""
+        return [row["client"] for row in self._rows("public_numbers", label, seed) if row["name"] == LEFT_OUT]
+
+    def abandoned(self, label: str, seed: int) -> tuple[int, int]:
+        """How many rounds did not count, and of how many."""
+        rows = self._rows("rounds", label, seed)
+        return sum(not row["complete"] for row in rows), len(rows)
 
     def history(self, label: str, seed: int) -> dict[str, Floats]:
         """Metric → value after every local epoch of the pooled model, rounds one after another."""

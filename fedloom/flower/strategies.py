@@ -23,14 +23,14 @@ from fedloom import weights
 from fedloom.algorithm import Algorithm, Update
 from fedloom.algorithms import ALGORITHMS, FedAvg, FedProx
 from fedloom.cohort import Cohort, OwnStates, Sampling
-from fedloom.errors import InputError
+from fedloom.errors import InputError, RoundAbandoned
 from fedloom.local import Groups
 from fedloom.machine import computing
 from fedloom.network.checks import Limits, Rejected, check_update
 from fedloom.network.messages import Ask, ClientAnswer
 from fedloom.network.template import Template
 from fedloom.task import Task
-from fedloom.tree import Tree, stack, sub
+from fedloom.tree import Tree, select, stack, sub
 from fedloom.work import ClientWork, Outcome, Report, Work
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # what batch normalisation calls them
@@ -162,8 +162,15 @@ class Strategy(FlowerFedAvg):
         if len(trees) < needed:
             log(WARNING, "Round %s: %s valid replies of %s that are needed.", server_round, len(trees), needed)
             return None, None
-        with computing():
-            self.state = self._round(server_round, trees, torch.tensor(examples, dtype=torch.float64))
+        try:
+            with computing():
+                state = self._round(server_round, trees, torch.tensor(examples, dtype=torch.float64))
+        except RoundAbandoned as error:
+            log(WARNING, "Round %s: %s", server_round, error)
+            return None, None
+        # averaging equal numbers may change their last bits, and frozen parameters must not drift
+        frozen = select(self.state["model"], getattr(self.task, "frozen", ()))
+        self.state = {**state, "model": {**state["model"], **frozen}}
         arrays = ArrayRecord({name: Array(leaf.numpy()) for name, leaf in self.state["model"].items()})
         return arrays, self.train_metrics_aggr_fn(_comparable(accepted), self.weighted_by_key)
 

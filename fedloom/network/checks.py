@@ -71,8 +71,8 @@ def check_update(
                 if before is None or _finite(before) or bool(leaf.isnan().any()):
                     raise Rejected("not-finite", f"{group}/{name} has values that are not finite numbers")
     for name, value in update.public.items():
-        # in an exchange, a row about all peers has no number for those whom the client did not hear
-        if not _finite(value) and (ask.verb != "exchange" or bool(value.isinf().any())):
+        # NaN says that there is no number: a score that is not defined, or one for a peer whom the client did not hear
+        if not _finite(value) and bool(value.isinf().any()):
             raise Rejected("not-finite", f"the public number '{name}' is not finite")
     _check_weights(update.weight if isinstance(update.weight, dict) else {}, limits)
     if limits.norm_bound is not None:

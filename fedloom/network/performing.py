@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from fedloom import faults, tree
 from fedloom.algorithm import Algorithm, Update
-from fedloom.clients import Clients
-from fedloom.course import blame
-from fedloom.evaluation import Measured, evaluate
+from fedloom.errors import TrainingError
+from fedloom.evaluation import Measured
 from fedloom.local import Groups
 from fedloom.network.messages import Ask, Asked, Outgoing, Ticket
 from fedloom.network.own import Versions
@@ -18,8 +17,7 @@ from fedloom.network.policy import Policy, Refusal
 from fedloom.network.prepared import Prepared
 from fedloom.network.telling import bare
 from fedloom.task import Task
-from fedloom.tree import Tree
-from fedloom.work import ClientWork, Outcome, Place
+from fedloom.work import ClientWork, Examination, Outcome, Place
 
 
 @dataclass(frozen=True)
@@ -38,11 +36,14 @@ class Performer:
         shared, outgoing = self.parts.groups(ask, "shared"), Outgoing(ask.id)
         for one in ask.clients:
             own = self._own(ask, one, place.task)
-            model = shared["model"] if ask.method == "given" else algorithm.model(place.task, shared, own)
             if ask.kind == "fingerprint":
-                outgoing.add(one.client, sha256=tree.sha256(model))
+                outgoing.add(one.client, sha256=tree.sha256(algorithm.model(place.task, shared, own)))
             else:
-                outgoing.add(one.client, measured=self._measure(ask, one, place, model))
+                kept = {group: {name: leaf[None] for name, leaf in leaves.items()} for group, leaves in own.items()}
+                given = shared["model"] if ask.method == "given" else None
+                work = Examination(algorithm, shared, kept, (one.client,), ask.splits, ask.round, given)
+                measured = work.perform(place).get(one.client, {})
+                outgoing.add(one.client, measured=self._may_leave(measured, place.task))
         return outgoing
 
     def _place(self, ask: Ask) -> Place:
@@ -86,6 +87,10 @@ class Performer:
         if one.ticket is not None:
             ticket = (ask.round, ask.attempt, ask.call)
             kept = {group: tree.row(stacked, 0) for group, stacked in outcome.own.items()}
+            for name, leaves in kept.items():
+                if not tree.is_sound(leaves, place.task.trainable):
+                    who = f"Round {ask.round}, client '{place.federation.name(one.client)}'"
+                    raise TrainingError(f"{who}: the {name} it keeps is not finite. A smaller lr or a clip may help.")
             write(lambda: self.versions.save(_cell(ask), one.client, ticket, kept))
         return self._told(ask, one, outcome, ticket, place.task)
 
@@ -109,15 +114,6 @@ class Performer:
 
     def _may_be_told(self, metric: str, means: Mapping[str, bool]) -> bool:
         return self.policy.may_leave(metric, means.get(metric, True))
-
-    def _measure(self, ask: Ask, one: Asked, place: Place, model: Tree) -> dict[str, Measured]:
-        data = Clients(place.federation, (one.client,), setup=place.setup, round=ask.round)
-        try:
-            on_device = tree.to(model, place.setup.device)
-            found: dict[str, Measured] = {s: evaluate(place.task, on_device, data, 0, s) for s in ask.splits}
-        except Exception as error:
-            raise blame(error, "evaluation", data, 0) from error
-        return self._may_leave(found, place.task)
 
     def _may_leave(self, measured: Mapping[str, Measured], task: Task) -> dict[str, Measured]:
         """Measurements without what the policy keeps here."""

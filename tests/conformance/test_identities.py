@@ -511,17 +511,17 @@ def with_ones(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class Ridge:
-    """The value of ½ mean (x·w − y)² + λ/2 ‖w‖², and what it is at best."""
+    """The value of mean (x·w − y)² + λ/2 ‖w‖², and what it is at best."""
 
     def __init__(self, world: World, penalty: float) -> None:
         each = [world.examples(world.rows(client)) for client in range(world.population)]
         self.blocks, self.penalty = [with_ones(x) for x, _ in each], penalty
         self.x, self.y = np.concatenate(self.blocks), np.concatenate([y for _, y in each])
-        square = self.x.T @ self.x / len(self.x) + penalty * np.eye(self.x.shape[1])
+        square = self.x.T @ self.x / len(self.x) + penalty / 2 * np.eye(self.x.shape[1])
         self.optimum = self.value(np.linalg.solve(square, self.x.T @ self.y / len(self.x)))
 
     def value(self, w: NDArray[np.float64]) -> float:
-        return float(((self.x @ w - self.y) ** 2).mean() / 2 + self.penalty / 2 * w @ w)
+        return float(((self.x @ w - self.y) ** 2).mean() + self.penalty / 2 * w @ w)
 
 
 SOMETIMES_ABSENT: Sequence[tuple[int, ...]] = ((0, 1, 2), (0, 2), (1, 2), (0, 1, 2), (0, 1), (2,))
@@ -530,9 +530,9 @@ SOMETIMES_ABSENT: Sequence[tuple[int, ...]] = ((0, 1, 2), (0, 2), (1, 2), (0, 1,
 @pytest.mark.parametrize("aggregation", ["adding", "averaging"])
 @pytest.mark.parametrize("attendance", ["everybody", "absences"])
 def test_cocoa_approaches_the_optimum_of_ridge_regression_as_fast_as_it_must(attendance: str, aggregation: str) -> None:
-    world, rounds, penalty, passes = three_clients(Line()), 120, 0.5, 5
+    world, rounds, penalty, passes = three_clients(Line()), 120, 1.0, 5
     problem = Ridge(world, penalty)
-    rate = Rate(problem.blocks, penalty, mu=1.0)  # half a squared error is 1-smooth
+    rate = Rate(problem.blocks, penalty, mu=0.5)  # a squared error is 2-smooth
     begin = problem.value(np.zeros(problem.x.shape[1])) - problem.optimum
     present = SOMETIMES_ABSENT * (rounds // 6) if attendance == "absences" else ((0, 1, 2),) * rounds
     algorithm = make("cocoa", regularization=penalty, aggregation=aggregation, local_passes=passes)
@@ -547,7 +547,7 @@ def test_cocoa_approaches_the_optimum_of_ridge_regression_as_fast_as_it_must(att
 
 
 def test_adding_needs_fewer_rounds_than_averaging() -> None:
-    world, penalty = three_clients(Line()), 0.05
+    world, penalty = three_clients(Line()), 0.1
     problem, value = Ridge(world, penalty), {}
     for aggregation in ("adding", "averaging"):
         algorithm = make("cocoa", regularization=penalty, aggregation=aggregation, local_passes=5)

@@ -643,8 +643,8 @@ def cocoa(
 
 def coordinate_step(loss: str, a: float, z: float, y: float, curvature: float) -> float:
     """The step that maximises −ℓ*(−(a + step)) − z·step − curvature/2·step², ℓ* the loss's conjugate."""
-    if loss == "mse":  # ℓ(z) = ½ (z − y)², ℓ*(−a) = a²/2 − a y
-        return (y - z - a) / (1 + curvature)
+    if loss == "mse":  # ℓ(z) = (z − y)², ℓ*(−a) = a²/4 − a y
+        return (y - z - a / 2) / (0.5 + curvature)
     sign = (
         2.0 * y - 1.0
     )  # ℓ(z) = log(1 + exp(−sign z)), ℓ*(−a) = b log b + (1 − b) log(1 − b) with b = sign·a in [0, 1]

@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+import fedloom as fl
 from fedloom.experiment import milestones, tables
+from fedloom.experiment.measures import measures
 from fedloom.experiment.result import Result
+from fedloom.experiment.summary import table as on_screen
 from fedloom.experiment.table import STATISTICS, Table, show, write
 from fedloom.experiment.view import View
+from tests.conftest import Logit, federation, two_classes
 
 
 @pytest.fixture
@@ -96,10 +100,50 @@ def test_the_pooled_model_is_measured_at_clients_like_the_others(view: View) -> 
     """After round r it is what clients have before round r + 1; after the last one it is the final model."""
     after = view.series("pooled", 1, "post_fit", "accuracy")
     before = view.series("pooled", 1, "pre_fit", "accuracy")
-    assert after.clients.tolist() == before.clients.tolist()
-    assert after.values[after.rounds == 2].tolist() == before.values[before.rounds == 3].tolist()
+    drawn = view.series("fedavg", 1, "post_fit", "accuracy")
+    assert (after.rounds.tolist(), after.clients.tolist()) == (drawn.rounds.tolist(), drawn.clients.tolist())
+    assert len(after) < len(before), "not everybody is drawn"
+    known = dict(zip(zip(before.rounds.tolist(), before.clients.tolist(), strict=True), before.values, strict=True))
+    for round, client, value in zip(after.rounds.tolist(), after.clients.tolist(), after.values, strict=True):
+        assert round == 5 or value == known[round + 1, client]
     final = view.series("pooled", 1, "final", "accuracy")
-    assert after.last().values.tolist() == final.values.tolist()
+    assert after.last().values.tolist() == final.values[after.last().clients].tolist()
+
+
+def test_all_columns_of_a_table_are_about_the_same_clients(view: View) -> None:
+    """After local training: those that were drawn in the last round, the pooled model's column included."""
+    expected = []
+    for seed in (1, 2):
+        drawn = view.series("fedavg", seed, "post_fit", "accuracy").last().clients
+        assert drawn.tolist() == view.series("local", seed, "post_fit", "accuracy").last().clients.tolist()
+        expected.append(view.series("pooled", seed, "final", "accuracy").values[drawn].mean())
+    mean = statistics.fmean(expected)
+    summary = named(view, "summary_accuracy_post_fit")
+    assert summary.rows[0][summary.columns.index("pooled")] == pytest.approx(mean)
+    rows = named(view, "comparison_accuracy").rows
+    (row,) = (r for r in rows if r[:2] == ("after local training, own test", "pooled"))
+    assert row[2] == pytest.approx(mean)
+    screen = on_screen(view.result)
+    (column,) = (column for column in screen.columns if column.header == "after training")
+    assert list(column.cells)[2] == f"{100 * mean:.2f} %"
+
+
+def test_where_only_the_cohort_is_measured_the_pooled_model_is_shown_for_it_too(tmp_path: Path) -> None:
+    data = two_classes(federation([30, 40, 25, 35], seed=2))
+    task = fl.Task(Logit, loss="bce", metrics=["accuracy", "auroc"])
+    algorithms = {"fedavg": fl.FedAvg(lr=0.1), "pooled": fl.Pooled(lr=0.1)}
+    cohort, evaluate = fl.Sampling(count=2), fl.Evaluation(clients="cohort")
+    fl.run(data, task, algorithms, 3, cohort=cohort, evaluate=evaluate, out=tmp_path, backend="serial")
+    view = View.read(tmp_path)
+    for phase in ("pre_fit", "post_fit", "final"):
+        ours, theirs = (view.series(label, 1, phase, "accuracy") for label in ("pooled", "fedavg"))
+        assert len(ours) == len(theirs) > 0
+        assert ours.clients.tolist() == theirs.clients.tolist(), phase
+    # scores of the drawn clients alone are not known of the pooled model: it has no column where others are about them
+    assert {m.key: set(m.values) for m in measures(view, "auroc")} == {
+        "pooled_post_fit_test": {"fedavg"},
+        "pooled_pre_fit_test": {"fedavg"},
+    }
 
 
 def test_the_comparison_is_over_seeds_and_pairs_share_them(view: View) -> None:

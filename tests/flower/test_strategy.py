@@ -214,3 +214,14 @@ def test_a_bound_that_nothing_can_keep_is_refused(settings: dict[str, float]) ->
 def test_a_class_is_no_algorithm() -> None:
     with pytest.raises(InputError, match=r"needs an algorithm, such as fedloom\.FedAvg\(\)"):
         strategy(fedloom.FedAvg)  # type: ignore[arg-type]
+
+
+def test_frozen_parameters_do_not_drift() -> None:
+    net = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2))
+    net[0].requires_grad_(False)
+    record = ArrayRecord({name: Array(leaf.numpy()) for name, leaf in net.state_dict().items()})
+    made = strategy(fedloom.FedAvg(), net)
+    begin(made, record)
+    found = made.aggregate_train(1, [reply(node, record, 7 * node) for node in NODES])[0]
+    for name in ("0.weight", "0.bias"):
+        assert found[name].numpy().tobytes() == record[name].numpy().tobytes()
