@@ -178,9 +178,8 @@ class Lanes:
     def compare(self, lane: int, tolerance: float = 1e-3) -> None:
         """Compute one lane's next step by itself as well: gradients and buffers must agree, up to rounding."""
         gradient, _, buffers = self.gradients(self.at, *(value.clone() for value in self._inputs))
-        count, frozen = int(self.counts[lane]), set(self.task.frozen)
-        copied = clone(row(self.at.parameters, lane))
-        parameters = {name: leaf if name in frozen else leaf.requires_grad_() for name, leaf in copied.items()}
+        count, copied = int(self.counts[lane]), clone(row(self.at.parameters, lane))
+        parameters = {name: leaf.requires_grad_(name in self.task.trainable) for name, leaf in copied.items()}
         at = Tensors(
             parameters,
             clone(row(self.at.buffers, lane)),

@@ -718,16 +718,16 @@ class Moody(nn.Module):
         self.out = nn.Linear(FEATURES, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[0] == 6:
-            raise RuntimeError("six is right out")
+        if x.shape[0] == 12:
+            raise RuntimeError("twelve is right out")
         return self.out(x)
 
 
 def test_an_error_inside_the_model_names_client_and_step() -> None:
-    data = federation((8, 14, 8), split=ALL_TRAIN)
-    message = r"^Round 3, client 'client-1', local training, step 2 of 2: RuntimeError: six is right out$"
+    data = federation((16, 28, 16), split=ALL_TRAIN)
+    message = r"^Round 3, client 'client-1', local training, step 2 of 2: RuntimeError: twelve is right out$"
     with pytest.raises(TrainingError, match=message) as caught:
-        fit(Task(Moody), data, Training(batch_size=8))
+        fit(Task(Moody), data, Training(batch_size=16))
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
@@ -745,7 +745,7 @@ def test_an_error_of_clients_side_by_side_points_to_the_serial_backend() -> None
     data = federation((8, 13), split=Split(train=0.5, validation=0.5, test=0.0))
     message = (
         r"^Round 3: a step of the clients 'client-0', 'client-1', trained side by side, failed: "
-        r'RuntimeError: six is right out\nRun it with run\.backend = "serial" to see which client and step\.$'
+        r'RuntimeError: twelve is right out\nRun it with run\.backend = "serial" to see which client and step\.$'
     )
     with pytest.raises(TrainingError, match=message):
-        fit(Task(Moody), data, Training(batch_size=6), group=2)
+        fit(Task(Moody), data, Training(batch_size=12), group=2)

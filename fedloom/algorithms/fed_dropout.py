@@ -50,7 +50,9 @@ class FederatedDropout(Algorithm):
         start = {**start, **map_leaves(torch.mul, _only(start, masks), masks)}
         # an optimiser that is kept would move what is left out, too: it rests until its weight is there again
         before = own.get("optimizer", {})
-        present = {n: masks[n.partition(":")[2]] if ":" in n else torch.ones_like(x) for n, x in before.items()}
+        present = {
+            n: torch.ones_like(x) if n.startswith("steps:") else masks[n.partition(":")[2]] for n, x in before.items()
+        }
         own = {**own, "optimizer": map_leaves(torch.mul, before, present)} if before else own
         trained = self.fit(task, start, shared, {**own, "mask": masks}, data)
         buffers = {name: leaf for name, leaf in trained.model.items() if name not in masks}

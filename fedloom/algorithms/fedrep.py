@@ -58,7 +58,7 @@ class FedRep(FedAvg):
         kept: Groups = {"head": select(model, self.head_leaves(task, model))}
         for group, state in super().init_own(task, model).items():  # each phase has an optimiser of its own
             for prefix, names in zip(("head_", ""), phases, strict=True):
-                kept[prefix + group] = {n: x for n, x in state.items() if n == "steps" or n.partition(":")[2] in names}
+                kept[prefix + group] = {n: x for n, x in state.items() if n.partition(":")[2] in names}
         return kept
 
     def average(self, model: Tree, cohort: Cohort, shared: Groups) -> Tree:

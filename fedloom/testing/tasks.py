@@ -150,7 +150,7 @@ def _double(task: Task) -> Task:
 
 
 def _shown(comparison: Comparison) -> Iterator[Found]:
-    """What the ways give; whoever waits for longer than a moment sees which one is computed."""
+    """What the ways give; after a moment, it shows which one is computed."""
     began = time.perf_counter()
     ways = list(comparison.ways())
     for number, way in enumerate(ways):
@@ -161,16 +161,13 @@ def _shown(comparison: Comparison) -> Iterator[Found]:
 
 def _report(comparison: Comparison, found: list[Found]) -> TaskReport:
     training, federation = comparison.training, comparison.federation
-    alone, pairs = comparison.setup(1), comparison.setup(2)
-    replayed = "the model draws from a global generator or is large"
-    if alone.replay:
-        replayed = "" if comparison.found.kernels() is not None else "a step cannot be recorded"
+    pairs = comparison.setup(2)
     examples = int(federation.sizes("train").sum())
     return TaskReport(
         ways={one.way: one.far for one in found},
         precision=comparison.task.dtype,
         tolerance=comparison.tolerance,
-        replayed=replayed,
+        replayed=comparison.found.cannot_replay,
         grouped="" if pairs.group > 1 else comparison.found.cannot_group,
         described=f"{federation.clients} clients with {examples} training examples, {comparison.rounds} rounds of "
         f"{training.epochs:g} epochs in batches of {training.batch_size}, {training.optimizer}",

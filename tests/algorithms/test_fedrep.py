@@ -71,7 +71,7 @@ def test_the_head_does_not_move_by_a_bit_while_the_body_is_trained(
 ) -> None:
     from fedloom import local
     from fedloom.probe import probe
-    from fedloom.testing import _InProcess
+    from fedloom.testing.backends import InProcess
     from fedloom.work import Place
 
     seen: list[tuple[Tree, Tree]] = []
@@ -84,7 +84,7 @@ def test_the_head_does_not_move_by_a_bit_while_the_body_is_trained(
 
     monkeypatch.setattr(local, "train", watched)
     task, data = Task(Dense), federation((14, 9))
-    backend = _InProcess(Place(data, task, probe(data, task).setup(group=group)), ())
+    backend = InProcess(Place(data, task, probe(data, task).setup(group=group)), ())
     list(fit(data, task, FedRep(batch_size=4, **settings), 2, evaluation=QUIET, backend=backend))
     phases = seen[: 2 * (len(seen) // 2)]
     assert len(phases) >= 4

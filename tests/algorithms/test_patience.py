@@ -11,7 +11,7 @@ from fedloom.data.split import Split
 from fedloom.engine import Evaluation, RoundRecord, fit
 from fedloom.probe import probe
 from fedloom.task import Task
-from fedloom.testing import _InProcess
+from fedloom.testing.backends import InProcess
 from fedloom.work import Place
 from tests.conformance.transcriptions import Attendance
 from tests.conftest import Dense, federation
@@ -52,7 +52,7 @@ def alone(data: Federation, task: Task, client: int) -> NDArray[np.float64]:
 @pytest.mark.parametrize("group", [1, 2])
 def test_scaffold_divides_by_the_steps_that_led_to_the_returned_weights(group: int) -> None:
     task, data = Task(Dense, dtype="float64"), noisy()
-    backend = _InProcess(Place(data, task, probe(data, task).setup(group=group)), ())
+    backend = InProcess(Place(data, task, probe(data, task).setup(group=group)), ())
     (record,) = fit(data, task, Scaffold(**STOPPING), 1, evaluation=QUIET, backend=backend)
     start = flat(task.initial())
     for client, steps in enumerate(best_steps(record, data)):

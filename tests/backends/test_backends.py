@@ -267,34 +267,34 @@ def test_a_worker_that_is_killed_while_it_waits_ends_the_run_with_an_error(own_w
 
 
 class Moody(nn.Module):
-    """Refuses batches of six."""
+    """Refuses batches of twelve."""
 
     def __init__(self) -> None:
         super().__init__()
         self.out = nn.Linear(FEATURES, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[0] == 6:
-            raise RuntimeError("six is right out")
+        if x.shape[0] == 12:
+            raise RuntimeError("twelve is right out")
         return self.out(x)
 
 
 def test_an_error_inside_the_model_comes_back_from_the_worker_with_client_and_step(
     vector: Callable[..., Vector],
 ) -> None:
-    data, learnt = federation((8, 14, 8), split=ALL_TRAIN), Task(Moody)
-    message = r"^Round 1, client 'client-1', local training, step 2 of 2: RuntimeError: six is right out$"
+    data, learnt = federation((16, 28, 16), split=ALL_TRAIN), Task(Moody)
+    message = r"^Round 1, client 'client-1', local training, step 2 of 2: RuntimeError: twelve is right out$"
     for backend in (Serial(data, learnt), vector(data, learnt, workers=1)):
         with pytest.raises(TrainingError, match=message):
-            last(fit(data, learnt, FedAvg(batch_size=8), 1, backend=backend))
+            last(fit(data, learnt, FedAvg(batch_size=16), 1, backend=backend))
 
 
 def test_an_error_of_clients_side_by_side_comes_back_with_the_advice_to_run_serially(
     vector: Callable[..., Vector],
 ) -> None:
     data, learnt = federation((8, 13), split=ALL_TRAIN), Task(Moody)
-    with pytest.raises(TrainingError, match=r'(?s)six is right out.*run\.backend = "serial"'):
-        last(fit(data, learnt, FedAvg(batch_size=6), 1, backend=vector(data, learnt, group=2, workers=1)))
+    with pytest.raises(TrainingError, match=r'(?s)twelve is right out.*run\.backend = "serial"'):
+        last(fit(data, learnt, FedAvg(batch_size=12), 1, backend=vector(data, learnt, group=2, workers=1)))
 
 
 def test_a_model_that_a_worker_cannot_import_is_named(own_workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:

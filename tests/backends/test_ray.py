@@ -272,10 +272,10 @@ def test_whoever_waits_is_told_for_what(machines: Machines, monkeypatch: pytest.
 
 
 def test_errors_name_client_and_step_as_elsewhere(machines: Machines) -> None:
-    data, learnt = federation((8, 13, 8), split=ALL_TRAIN), Task(Moody)
-    message = r"^Round 1, client 'client-1', local training, step 2 of 2: RuntimeError: five is right out$"
+    data, learnt = federation((16, 28, 16), split=ALL_TRAIN), Task(Moody)
+    message = r"^Round 1, client 'client-1', local training, step 2 of 2: RuntimeError: twelve is right out$"
     with pytest.raises(TrainingError, match=message):
-        last(fit(data, learnt, FedAvg(batch_size=8), 1, backend=machines(data, learnt)))
+        last(fit(data, learnt, FedAvg(batch_size=16), 1, backend=machines(data, learnt)))
 
 
 class Odd(Exception):

@@ -24,6 +24,7 @@ class Odd:
     training: dict[str, Any] = field(default_factory=dict)  # instead of what the table gives it by turns
     refused: str = ""  # what fedloom says (a regular expression) of a model that it must refuse
     reference: Callable[[], nn.Module] | None = None  # the same mathematics, where the plain loop needs another module
+    limit: bool = False  # a stated limit: what it keeps is in a closure or a global, where fedloom does not look
     measured: bool = True  # whether accuracy means something for its output
     quick: bool = False  # tried in every run of the tests, not only in the slow ones
 

@@ -19,8 +19,8 @@ from tests.odd.table import Odd
 pytestmark = pytest.mark.filterwarnings("default")
 
 ENTRIES = list(enumerate(MODELS))
-QUICK = [(number, entry) for number, entry in ENTRIES if entry.quick and not entry.refused]
-TRAINED = [(number, entry) for number, entry in ENTRIES if not entry.refused]
+TRAINED = [(number, entry) for number, entry in ENTRIES if not entry.refused and not entry.limit]
+QUICK = [(number, entry) for number, entry in TRAINED if entry.quick]
 REFUSED = [(number, entry) for number, entry in ENTRIES if entry.refused]
 
 

@@ -193,7 +193,7 @@ def batch_norm() -> nn.Module:
     return Normed(nn.BatchNorm1d(6))
 
 
-@odd(NORMS, batch=4, refused="one example", quick=True)
+@odd(NORMS, batch=4, refused="last batch has one", quick=True)
 def batch_norm_with_a_last_batch_of_one() -> nn.Module:
     """Torch raises: one value per channel has no variance."""
     return Normed(nn.BatchNorm1d(6))

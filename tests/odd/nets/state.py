@@ -445,7 +445,7 @@ def _counter() -> Callable[[], int]:
     return tick
 
 
-@odd(PYTHON)
+@odd(PYTHON, limit=True)
 class CountsInAClosure(Net):
     """A counter that no attribute shows."""
 
