@@ -45,6 +45,7 @@ class Algorithm(Record):
     """
 
     reference: ClassVar[str] = ""
+    takes_complex: ClassVar[bool] = True  # whether its server's formulas hold for complex parameters
     pooled: ClassVar[bool] = False  # trains on the union of all clients' data: a baseline, not federated
 
     train: Training = Training()

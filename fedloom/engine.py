@@ -12,7 +12,7 @@ from fedloom.algorithm import Algorithm
 from fedloom.cohort import Backend, Cohort, OwnStates, Sampling
 from fedloom.data.federation import Federation
 from fedloom.data.split import SPLITS, SplitName
-from fedloom.errors import RoundAbandoned, TrainingError
+from fedloom.errors import InputError, RoundAbandoned, TrainingError
 from fedloom.evaluation import Measured
 from fedloom.local import Groups
 from fedloom.machine import computing
@@ -86,6 +86,8 @@ def fit(
 
         backend = Serial(federation, task)
     initial = task.initial()
+    if not algorithm.takes_complex and any(leaf.is_complex() for leaf in initial.values()):
+        raise InputError(f"The model has complex parameters, and {type(algorithm).__name__} computes with real ones.")
     kept = algorithm.init_own(task, initial)
     keep = getattr(backend, "keep", None)  # where clients keep things themselves, here is what stands for them
     own = OwnStates(keep(kept) if keep else kept, resume.own if resume else None)

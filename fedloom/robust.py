@@ -38,6 +38,8 @@ class Robust(Record):
                 f"The updates of {gone} of {clients} clients are not finite, and the rule {self.name} tolerates "
                 f"{self.tolerates(clients)}."
             )
+        if any(leaf.is_complex() for leaf in stacked.values()):
+            raise InputError(f"The model has complex parameters, and the rule {self.name} compares real ones.")
         stacked, weights = rows(stacked, sound), weights[sound]
         floating = {name: leaf for name, leaf in stacked.items() if leaf.is_floating_point()}
         counters = {name: leaf for name, leaf in stacked.items() if name not in floating}

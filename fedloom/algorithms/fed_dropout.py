@@ -28,6 +28,7 @@ class FederatedDropout(Algorithm):
     in the times and bytes. An optimiser that clients keep rests for what is left out.
     """
 
+    takes_complex: ClassVar[bool] = False
     reference: ClassVar[str] = (
         "Caldas et al., Expanding the Reach of Federated Learning by Reducing Client Resources, 2018"
     )

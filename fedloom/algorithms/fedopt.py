@@ -41,6 +41,7 @@ class FedAdagrad(FedAvg):
     For sparse updates; Δ is the clients' mean change.
     """
 
+    takes_complex: ClassVar[bool] = False
     reference: ClassVar[str] = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
 
     weights: Literal["examples", "uniform", "score", "within_std"] = "uniform"

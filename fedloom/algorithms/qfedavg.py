@@ -24,6 +24,7 @@ class QFedAvg(Algorithm):
     clients by their examples and weighs them equally; with clients drawn evenly, `examples` aims at the same.
     """
 
+    takes_complex: ClassVar[bool] = False
     reference: ClassVar[str] = "Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020"
 
     weights: Literal["examples", "uniform"] = "uniform"

@@ -289,6 +289,8 @@ def _write(path: Path, branches: Mapping[str, Any]) -> str:
     for name, leaf in leaves.items():
         if leaf is not None:
             leaf = leaf.detach().cpu()
+            if leaf.dtype == torch.complex128:
+                raise InputError(f"'{name}' is complex in double precision, which cannot be stored: use dtype float32.")
             # safetensors takes no two tensors from one piece of memory, such as rows of a stack
             if leaf.untyped_storage().data_ptr() in storages or not leaf.is_contiguous():
                 leaf = leaf.clone(memory_format=torch.contiguous_format)

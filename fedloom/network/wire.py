@@ -30,6 +30,7 @@ HEADER_LIMIT = 16 << 20  # bytes of JSON beside the tensors of one parcel
 KINDS = {
     torch.float64: "F64",
     torch.float32: "F32",
+    torch.complex64: "C64",
     torch.float16: "F16",
     torch.bfloat16: "BF16",
     torch.int64: "I64",
@@ -71,6 +72,8 @@ class Parcel:
         for name, leaf in self._kept.items():
             size = leaf.numel() * leaf.element_size()
             place = [offset, offset + size]
+            if leaf.dtype not in KINDS:
+                raise FedloomError(f"'{name}' is of {leaf.dtype}, which cannot be sent: use dtype float32.")
             listed[name] = {"dtype": KINDS[leaf.dtype], "shape": list(leaf.shape), "data_offsets": place}
             offset += size
         text = json.dumps(listed).encode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -32,6 +32,8 @@ BLOCK = 8  # examples in a block, where several clients are computed side by sid
 
 class Search(Algorithm):
     """Clients judge candidates; the server sees only the mean of their fitness, weighted by examples."""
+
+    takes_complex: ClassVar[bool] = False
 
     fitness: FitnessName = "mse"
     examples: Literal["all", "one"] = "all"
