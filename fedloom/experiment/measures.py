@@ -26,7 +26,8 @@ PHASES = {
     "test": "final",
     "pooled_post_fit_test": "post_fit",
     "pooled_pre_fit_test": "pre_fit",
-}
+    "pooled_test": "final",
+}  # what the keys are about, where it is clients
 
 
 @dataclass(frozen=True)

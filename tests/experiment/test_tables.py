@@ -10,7 +10,7 @@ import pytest
 
 import fedloom as fl
 from fedloom.experiment import milestones, tables
-from fedloom.experiment.measures import measures
+from fedloom.experiment.measures import at_clients, measures
 from fedloom.experiment.result import Result
 from fedloom.experiment.summary import table as on_screen
 from fedloom.experiment.table import STATISTICS, Table, show, write
@@ -144,6 +144,9 @@ def test_where_only_the_cohort_is_measured_the_pooled_model_is_shown_for_it_too(
         "pooled_post_fit_test": {"fedavg"},
         "pooled_pre_fit_test": {"fedavg"},
     }
+    for run in view.result.runs:
+        assert "pooled_test_auroc" in run.final
+    assert at_clients(view, "pooled", 1, "pooled_test", "auroc", "final") is None
 
 
 def test_the_comparison_is_over_seeds_and_pairs_share_them(view: View) -> None:
