@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,7 +17,7 @@ from fedloom.errors import InputError, TrainingError
 from fedloom.evaluation import evaluate
 from fedloom.record import Count, Decay, NonNegative, Positive, Record
 from fedloom.task import Task
-from fedloom.tree import Tree
+from fedloom.tree import Tree, clone
 
 Groups = dict[str, Tree]  # named trees: what the server knows, what it sends, what a client keeps
 
@@ -95,7 +96,7 @@ class Course:
         self.steps = 0
         self.optimizer: Tree = {}
         self.history: list[dict[str, float]] = []
-        self.best: tuple[float, Tree, int] | None = None  # validation loss, weights, and the steps that led to them
+        self.best: tuple[float, Tree, Tree, int] | None = None  # loss, weights, optimiser, and the steps so far
         self.stale = 0
         self._shuffle()
 
@@ -119,7 +120,7 @@ class Course:
         """What dropout is drawn from in the next step, or in one after it."""
         return key_tensor(self.job.data, self.position, self.steps + ahead)
 
-    def advance(self, loss_sum: Callable[[], float], weights: Callable[[], Tree], steps: int = 1) -> bool:
+    def advance(self, loss_sum: Callable[[], float], state: Callable[[], tuple[Tree, Tree]], steps: int = 1) -> bool:
         """Count steps; at the end of an epoch note the loss and decide about stopping. True when the course is done.
 
         `loss_sum` gives the sum of the losses since the epoch began, and begins anew.
@@ -132,12 +133,12 @@ class Course:
         check_finite(loss)
         self.history.append({"loss": loss})
         if self.job.data.watch_epochs or self.job.training.patience:
-            done = self._validate(weights()) or done
+            done = self._validate(*state()) or done
         if not done:
             self._shuffle()
         return done
 
-    def _validate(self, weights: Tree) -> bool:
+    def _validate(self, weights: Tree, optimizer: Tree) -> bool:
         """Evaluate the validation split; true when patience is at its end."""
         job = self.job
         measured = evaluate(job.task, weights, job.data, self.position, "validation").values(job.task)
@@ -149,9 +150,8 @@ class Course:
                 f"Client '{job.data.name(self.position)}' has no validation examples, which patience (early stopping) "
                 "needs. Change data.split, or leave patience out."
             )
-        if self.best is None or measured["loss"] < self.best[0]:
-            kept = {name: leaf.clone() for name, leaf in weights.items()}
-            self.best, self.stale = (measured["loss"], kept, self.steps), 0
+        if self.best is None or measured["loss"] < self.best[0] or math.isnan(self.best[0]):
+            self.best, self.stale = (measured["loss"], clone(weights), clone(optimizer), self.steps), 0
         else:
             self.stale += 1
         return self.stale >= job.training.patience
@@ -159,7 +159,7 @@ class Course:
     def finish(self, weights: Tree, optimizer: Tree) -> None:
         """Write the client's row: the best state seen if stopping early was asked for, else the last."""
         if self.best is not None:
-            _, weights, self.steps = self.best  # only steps that the returned weights saw count
+            _, weights, optimizer, self.steps = self.best  # only steps that the returned weights saw count
         for name, leaf in weights.items():
             self.job.out[name][self.position].copy_(leaf)
         self.optimizer = optimizer

@@ -169,14 +169,14 @@ class Desk:
     def compare(self, tape: Tape, inputs: Sequence[Tensor]) -> None:
         """Replay a step, and do it as it is written as well: both must give the same."""
         changing = self.at.changing()
-        before = [leaf.clone() for leaf in changing]
+        before = {number: leaf.clone() for number, leaf in enumerate(changing)}
         with self.task.python_state.fresh():
             self._step_on(self.at, *(value.clone() for value in inputs))
-        done = [leaf.clone() for leaf in changing]
-        for leaf, value in zip(changing, before, strict=True):
-            leaf.copy_(value)
+        done = {number: leaf.clone() for number, leaf in enumerate(changing)}
+        for number, leaf in enumerate(changing):
+            leaf.copy_(before[number])
         tape.replay()
-        must_agree(before, done, changing, "the recorded step")
+        must_agree(before, done, dict(enumerate(changing)), "the recorded step")
 
     def _step_on(self, at: Tensors, x: Tensor, y: Tensor, *key: Tensor) -> None:
         # a model may change what it is given, and a correction may ask it again
@@ -225,11 +225,16 @@ class Desk:
 
 
 def must_agree(
-    before: Sequence[Tensor], plain: Sequence[Tensor], found: Sequence[Tensor], what: str, tolerance: float = 1e-3
+    before: Mapping[Any, Tensor],
+    plain: Mapping[Any, Tensor],
+    found: Mapping[Any, Tensor],
+    what: str,
+    tolerance: float = 1e-3,
 ) -> None:
     """Stop where a faster way gave something else than the step as it is written, by more than rounding."""
     apart = moved = largest = 0.0
-    for was, wanted, got in zip(before, plain, found, strict=True):
+    for name, was in before.items():
+        wanted, got = plain[name], found[name]
         if not (wanted.is_floating_point() or wanted.is_complex()):
             apart += 0.0 if torch.equal(wanted, got) else torch.inf
             continue

@@ -6,7 +6,7 @@ read, so that the group size, on which bits depend, never varies within a run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import Any
@@ -126,9 +126,9 @@ class Lanes:
             self.tried = True
             self.tape = self._record()
         try:
-            for lane, course in enumerate(self.courses):
-                if course is not None and course.steps == course.watched:
-                    self.compare(lane)
+            watched = [lane for lane, course in enumerate(self.courses) if course and course.steps == course.watched]
+            if watched:
+                self.compare(watched)
             if self.tape is not None:
                 self.tape.replay()
             else:
@@ -175,13 +175,28 @@ class Lanes:
         optimizers.update(self.training, names, parameters, gradients, at.optimizer)
         at.loss.add_(loss * counts)
 
-    def compare(self, lane: int, tolerance: float = 1e-3) -> None:
-        """Compute one lane's next step by itself as well: gradients and buffers must agree, up to rounding."""
+    def compare(self, lanes: Iterable[int], tolerance: float = 1e-3) -> None:
+        """Compute the next step of some lanes by themselves as well: gradients and buffers must agree."""
         gradient, _, buffers = self.gradients(self.at, *(value.clone() for value in self._inputs))
-        count, copied = int(self.counts[lane]), clone(row(self.at.parameters, lane))
-        parameters = {name: leaf.requires_grad_(name in self.task.trainable) for name, leaf in copied.items()}
-        at = Tensors(
-            parameters,
+        training = Training(lr=1.0, clip=self.training.clip)
+        for lane in lanes:
+            before = clone(row({**self.at.parameters, **self.at.buffers}, lane))
+            alone = self.alone(lane)
+            count, key = int(self.counts[lane]), self.keys[lane] if self.setup.masked else None
+            part = self.x[lane, :count], self.y[lane, :count]
+            # copies: a model may change what it is given, and a correction may ask it again
+            parts = partial(_copied_part, *part, key)
+            client_step(self.task, training, self.correct, alone, parts, count)
+            found = {name: before[name] - gradient[name][lane] if name in gradient else before[name] for name in before}
+            found.update({name: buffers[name][lane] for name in alone.buffers})
+            wanted = {name: leaf.detach() for name, leaf in (alone.parameters | alone.buffers).items()}
+            must_agree(before, wanted, found, "training clients side by side", tolerance)
+
+    def alone(self, lane: int) -> Tensors:
+        """A copy of one lane's tensors, as a client by itself has them."""
+        parameters = clone(row(self.at.parameters, lane))
+        return Tensors(
+            {name: leaf.requires_grad_(name in self.task.trainable) for name, leaf in parameters.items()},
             clone(row(self.at.buffers, lane)),
             row(self.at.begin, lane),
             self.at.shared,
@@ -189,24 +204,12 @@ class Lanes:
             {},
             torch.zeros((), dtype=torch.float64),
         )
-        before = [*row(self.at.parameters, lane).values(), *clone(at.buffers).values()]
-        key = self.keys[lane] if self.setup.masked else None
-        parts = lambda: [(self.x[lane, :count].clone(), self.y[lane, :count].clone(), key)]  # noqa: E731
-        client_step(self.task, Training(lr=1.0, clip=self.training.clip), self.correct, at, parts, count)
-        moved = [
-            self.at.parameters[name][lane] - gradient[name][lane]
-            if name in gradient
-            else self.at.parameters[name][lane]
-            for name in parameters
-        ]
-        found = [*moved, *(buffers[name][lane] for name in at.buffers)]
-        wanted = [*(leaf.detach() for leaf in parameters.values()), *at.buffers.values()]
-        must_agree(before, wanted, found, "training clients side by side", tolerance)
 
     def count_step(self, lane: int, course: Course, job: Job) -> bool:
         """Count a step of one lane; when its client is done, write the result and say so."""
         try:
-            done = course.advance(lambda: self.take_loss(lane), lambda: row(self.weights, lane))
+            state = lambda: (row(self.weights, lane), row(self.at.optimizer, lane))  # noqa: E731
+            done = course.advance(lambda: self.take_loss(lane), state)
         except Exception as error:
             raise blame(error, "local training", job.data, course.position) from error
         if done:
@@ -292,3 +295,7 @@ def lane_step(
 
     lanes = torch.func.vmap(step, in_dims=(0, 0, 0, 0, 0, 0, 0, None, 0))
     return torch.compile(lanes) if compiled else lanes
+
+
+def _copied_part(x: Tensor, y: Tensor, key: Tensor | None) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+    return [(x.clone(), y.clone(), key)]

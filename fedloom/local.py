@@ -113,7 +113,7 @@ def _train_alone(job: Job, desk: Desk, position: int, replayed: bool) -> None:
                         part = rows[ahead * course.batch : (ahead + 1) * course.batch]
                         parts = _parts(task, data, part, course.step_key(ahead), seed)
                         check_finite(desk.step(parts, len(part)).item())
-                done = course.advance(desk.take_loss, lambda: unload(desk.module), steps)
+                done = course.advance(desk.take_loss, lambda: (unload(desk.module), desk.at.optimizer), steps)
             except Exception as error:
                 if replayed:  # seen some steps later: find the very step
                     _train_alone(job, desk, position, replayed=False)

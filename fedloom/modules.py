@@ -162,7 +162,7 @@ class PythonState:
         return True
 
     def _values(self) -> list[dict[str, Any]]:
-        return [{key: value for key, value in held.items() if key not in _TORCHS_OWN} for held in self.owners]
+        return [{key: held[key] for key in sorted(held) if key not in _TORCHS_OWN} for held in self.owners]
 
     def _copy(self) -> list[dict[str, Any]]:
         return copy.deepcopy(self.others, dict(self.fixed)) if any(self.others) else self.others

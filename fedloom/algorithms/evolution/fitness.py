@@ -138,7 +138,8 @@ def scores(task: Task, outputs: Tensor, y: Tensor, kind: FitnessName) -> Tensor:
             f'fitness = "{kind}" needs classes and one output for each of them. Use fitness = "mse" or "loss".'
         )
     if kind == "accuracy":
-        return (outputs.argmax(-1) == y).to(outputs.dtype).reshape(*outputs.shape[:2], -1).mean(2)
+        right = (outputs.argmax(-1) == y) & ~outputs.isnan().any(-1)  # the largest of nothing is nobody's class
+        return right.to(outputs.dtype).reshape(*outputs.shape[:2], -1).mean(2)
     log = F.log_softmax(outputs, -1)
     chosen = log.gather(-1, y.expand(len(outputs), *y.shape).unsqueeze(-1))
     return chosen.reshape(*outputs.shape[:2], -1).mean(2)
