@@ -58,7 +58,7 @@ def message(record: type[Record], **values: object) -> str:
 def test_an_unknown_parameter_is_named_with_the_nearest_known_one() -> None:
     assert message(Training, momentun=0.9) == (
         "Training has no parameter 'momentun'. Got 0.9 for it. "
-        "Known: batch_size, beta1, beta2, clip, epochs, epsilon, lr, momentum, "
+        "Known: batch_size, beta1, beta2, clip, drop_last, epochs, epsilon, lr, momentum, "
         "optimizer, optimizer_state, patience, rho, weight_decay. Did you mean 'momentum'?"
     )
     assert message(Needy, path="x", zzz=1) == "Needy has no parameter 'zzz'. Got 1 for it. Known: path."

@@ -170,13 +170,13 @@ def test_parameters_that_are_factors_of_each_others_gradients_are_changed_togeth
 
 def tried(computation: Callable[..., object], x: Tensor, total: Tensor) -> Tape:
     """A recording of a computation that adds something to a total."""
-    return recorded(computation, (x, total), (x,), (total,), (x.flip(0) * 0.5,))
+    return recorded(computation, (x, total), (x,), lambda: (total,), (x.flip(0) * 0.5,))
 
 
 def test_recording_leaves_everything_as_it_was() -> None:
     training = Training(MODELS["normalised, with dropout"][0](), numbers(7, 6))
     before = [leaf.clone() for leaf in (*training.changes(), training.x)]
-    recorded(training.step_on, training.given, (training.x,), training.changes(), (numbers(7, 6).flip(0),))
+    recorded(training.step_on, training.given, (training.x,), training.changes, (numbers(7, 6).flip(0),))
     assert all(torch.equal(a, b) for a, b in zip(before, (*training.changes(), training.x), strict=True))
 
 
@@ -321,4 +321,4 @@ def test_torchs_own_lstm_is_left_alone() -> None:
 
     x, total = torch.ones(5, 2, 3), torch.zeros(())
     with pytest.raises(CannotRecord, match="LSTM"):
-        recorded(computation, (places.parameters, x, total), (x,), (total,), (x * 2,))
+        recorded(computation, (places.parameters, x, total), (x,), lambda: (total,), (x * 2,))
