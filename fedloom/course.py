@@ -142,6 +142,7 @@ class Course:
         """Evaluate the validation split; true when patience is at its end."""
         job = self.job
         measured = evaluate(job.task, weights, job.data, self.position, "validation").values(job.task)
+        job.task.module.train()
         self.history[-1].update({f"validation_{name}": value for name, value in measured.items()})
         if job.training.patience is None:
             return False
@@ -171,7 +172,7 @@ def key_tensor(data: Clients, position: int, step: int) -> Tensor:
     return torch.tensor(keys.words(data.key(position, "dropout", step)), device=data.setup.device)
 
 
-WATCHED = 32  # of so many trainings of a client, one has a step that is computed in two ways
+WATCHED = 512  # of so many trainings of a client, one has a step that is computed in two ways
 
 
 def watched_step(data: Clients, position: int, steps: int) -> int:

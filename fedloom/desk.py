@@ -54,7 +54,8 @@ def client_step(
     module, places = task.module, task.places
     leaves = {name: at.parameters[name] for name in task.trainable}
     buffers = clone(at.buffers) if correct else {}
-    with places.holding({**at.parameters, **at.buffers}):
+    own = at.parameters is places.parameters
+    with places.settled() if own else places.holding({**at.parameters, **at.buffers}):
         loss, found = gradient_of(module, task, parts, count, leaves)
     if correct is not None:
 

@@ -16,7 +16,9 @@ from fedloom.clients import Clients, Setup
 from fedloom.data.split import SplitName
 from fedloom.masking import Masked
 from fedloom.task import Task
-from fedloom.tree import Tree, clone
+from fedloom.tree import Tree
+
+_NO_KEY = torch.zeros(2, dtype=torch.int64)  # what dropout in evaluation is drawn from
 
 
 @dataclass(frozen=True)
@@ -106,42 +108,36 @@ def measure_each(
     with generators.lent(), task.python_state.fresh():
         generators.seed(0, setup.device)
         output = outputs(task, weights, x)
+        named = task.losses(output, y) if isinstance(task.loss, str) else None
+        means = {m.name: m.values(output, y) for m in task.measures if m.values is not None}
+        values = {name: each.to(torch.float64).reshape(len(y), -1).mean(1) for name, each in means.items()}
+        scores = {m.name: m.scores(output).to("cpu", copy=True) for m in task.measures if m.scores is not None}
         found, begin = [], 0
         for count in counts:
             own = slice(begin, begin + count)
-            part = tree_map_only(Tensor, itemgetter(own), output) if count < len(y) else output
-            found.append(_measured(task, part, y[own]) if count else Measured())
             begin += count
+            if not count:
+                found.append(Measured())
+                continue
+            if named is not None:
+                loss = named[own].sum(dtype=torch.float64).item()
+            else:  # what the loss function says of the client's batch, times its examples
+                part = tree_map_only(Tensor, itemgetter(own), output) if count < len(y) else output
+                loss = task.batch_loss(part, y[own]).item() * count
+            sums = {"loss": loss, **{name: each[own].sum().item() for name, each in values.items()}}
+            kept = {name: score[own] for name, score in scores.items()}
+            found.append(Measured(count, sums, kept, y[own].cpu() if kept else None))
     return found
 
 
 def outputs(task: Task, weights: Tree, x: Tensor) -> Any:
-    """What a model says of some examples, in evaluation mode; what it writes is written to copies."""
-    module = task.module
-    training = module.training
-    keyed = Masked(torch.zeros(2, dtype=torch.int64, device=x.device))
-    with task.places.holding(clone({**task.transient, **weights})), keyed:
-        try:
-            return module.eval()(x)
-        finally:
-            module.train(training)
+    """What a model says of some examples, in evaluation mode; what it writes is written to copies.
 
-
-def _measured(task: Task, output: Any, y: Tensor) -> Measured:
-    """Loss and metrics of one batch. The loss is what the loss function says of it, times its examples."""
-    values = task.loss_function(output, y)
-    if values.dim() and len(values) == len(y):  # one per example or token: added up in double precision
-        loss = values.reshape(len(y), -1).mean(1).sum(dtype=torch.float64).item()
-    else:
-        loss = values.double().mean().item() * len(y)
-    sums, scores = {"loss": loss}, {}
-    for metric in task.measures:
-        if metric.values is not None:
-            each = metric.values(output, y).to(torch.float64).reshape(len(y), -1).mean(1)
-            sums[metric.name] = each.sum().item()
-        elif metric.scores is not None:
-            scores[metric.name] = metric.scores(output).cpu()
-    return Measured(len(y), sums, scores, y.cpu() if scores else None)
+    What it gives may be a part of these copies, which the next evaluation overwrites.
+    """
+    module = task.module.eval()  # training says itself that it trains
+    with task.places.holding(task.places.copies({**task.transient, **weights})), Masked(_NO_KEY.to(x.device)):
+        return module(x)
 
 
 def batch(data: Clients, rows: Tensor, task: Task) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,15 +15,23 @@ _numpy: Any = np.random  # whose stubs lack two functions
 _LENT = np.random.MT19937(0)  # stands in for numpy's own while a model computes: exchanging is cheaper than copying
 
 
+_lent = threading.local()  # whether this thread has lent them already
+
+
 @contextmanager
 def lent() -> Iterator[None]:
     """Inside, all global generators may be seeded and drawn from; afterwards they are what they were."""
+    if getattr(_lent, "now", False):
+        yield
+        return
+    _lent.now = True
     torch_before, python_before = torch.get_rng_state(), random.getstate()
     numpy_before = _numpy.get_bit_generator()
     _numpy.set_bit_generator(_LENT)
     try:
         yield
     finally:
+        _lent.now = False
         _numpy.set_bit_generator(numpy_before)
         random.setstate(python_before)
         torch.set_rng_state(torch_before)

@@ -166,10 +166,9 @@ def full_gradient(task: Task, data: Clients, weights: Tree) -> FullGradient:
         rows = training_rows(data, position)
         key = key_tensor(data, position, 0)
         try:
-            with generators.lent(), task.python_state.fresh():
+            with generators.lent(), task.python_state.fresh(), places.settled():
                 parts = _parts(task, data, rows, key, data.key(position, "draws", 0))
                 loss, gradient = gradient_of(module, task, parts, len(rows), at)
-                places.settle()
             check_finite(loss.item())
         except Exception as error:
             raise blame(error, "its full gradient", data, position) from error

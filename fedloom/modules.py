@@ -29,20 +29,38 @@ _PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device
 _CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
 
 
+_MISSING = object()
+KEPT_BYTES = 16_000_000  # of copies that are kept, because fresh memory takes longer than copying
+
+
 class Places:
     """Where a module keeps each of its tensors: several places for tied ones and for layers with several names."""
 
     def __init__(self, module: nn.Module) -> None:
+        self.kept: Tree = {}
         self.persistent = module.state_dict().keys()
         self.parameters: Tree = dict(module.named_parameters())
         self.buffers: Tree = dict(module.named_buffers())
-        names = {id(leaf): name for name, leaf in (*self.parameters.items(), *self.buffers.items())}
-        self.of: dict[str, list[tuple[dict[str, Any], str]]] = {name: [] for name in names.values()}
-        for part in module.modules():
-            for held in (part._parameters, part._buffers):
-                for key, leaf in held.items():
-                    if leaf is not None:
-                        self.of[names[id(leaf)]].append((held, key))
+        self.own: Tree = {**self.parameters, **self.buffers}
+        names = {id(leaf): name for name, leaf in self.own.items()}
+        self.flat: list[tuple[str, dict[str, Any], str]] = [
+            (names[id(leaf)], held, key)
+            for part in module.modules()
+            for held in (part._parameters, part._buffers)
+            for key, leaf in held.items()
+            if leaf is not None
+        ]
+
+    def copies(self, weights: Mapping[str, Tensor]) -> Tree:
+        """Copies of weights that may be changed, until the next are asked for: small models' are in the same memory."""
+        if self.kept and all(leaf.shape == weights[name].shape for name, leaf in self.kept.items()):
+            for name, leaf in self.kept.items():
+                leaf.copy_(weights[name])
+            return self.kept
+        made = {name: weights[name].detach().clone() for name in self.own}
+        if sum(leaf.numel() * leaf.element_size() for leaf in made.values()) <= KEPT_BYTES:
+            self.kept = made
+        return made
 
     @contextmanager
     def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
@@ -50,30 +68,31 @@ class Places:
 
         A buffer that the model replaces is copied into the tensor that was given for it.
         """
+        own = self.own
         try:
-            for name, tensor in tensors.items():
-                for held, key in self.of[name]:
-                    held[key] = tensor
+            for name, held, key in self.flat:
+                held[key] = tensors.get(name, own[name])
             yield
-            for name, tensor in tensors.items():
-                self._keep(name, tensor)
+            self._keep(tensors)
         finally:
-            for name, own in chain(self.parameters.items(), self.buffers.items()):
-                for held, key in self.of[name]:
-                    held[key] = own
+            for name, held, key in self.flat:
+                held[key] = own[name]
 
-    def settle(self) -> None:
-        """Undo what a model did to its own places: the first objects come back, with the values that it left."""
-        for name, own in chain(self.parameters.items(), self.buffers.items()):
-            self._keep(name, own)
-            for held, key in self.of[name]:
-                held[key] = own
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """The module with its own tensors: where it puts others in their place, these come back with the new values."""
+        try:
+            yield
+            self._keep(self.own)
+        finally:
+            for name, held, key in self.flat:
+                held[key] = self.own[name]
 
-    @torch.no_grad()
-    def _keep(self, name: str, tensor: Tensor) -> None:
-        for held, key in self.of[name]:
-            now = held.get(key)
-            if now is tensor:
+    def _keep(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy what a model put into its places into the tensors that were there before."""
+        for name, held, key in self.flat:
+            now, tensor = held.get(key), tensors.get(name)
+            if now is tensor or tensor is None:
                 continue
             if now is None or (now.shape != tensor.shape and name in self.persistent):
                 became = "nothing" if now is None else f"shape {tuple(now.shape)}"
@@ -126,6 +145,7 @@ class PythonState:
             {key: _detached(key, value) for key, value in held.items() if not _is_plain(value)} for held in first
         ]
         self.only_plain = not any(self.others)
+        self.sizes = [len(held) for held in self.owners]
         self.others = self._copy()
         self.frozen = self._freeze()
 
@@ -136,29 +156,25 @@ class PythonState:
     @contextmanager
     def fresh(self) -> Iterator[None]:
         """Inside, everything begins as it was at first; afterwards it is what it was before."""
-        before, begun = self._values(), not self._surely_same()
-        if begun:
+        before = None if self._surely_same() else self._values()
+        if before is not None:
             self._put([{**plain, **others} for plain, others in zip(self.plain, self._copy(), strict=True)])
         try:
             yield
         finally:
-            if begun or not self._surely_same():
-                self._put(before)
+            if before is not None or not self._surely_same():
+                self._put(self.plain if before is None else before)
 
     def _surely_same(self) -> bool:
         """True if only plain values are kept, and they are the first ones: the usual case, found quickly."""
         if not self.only_plain:
             return False
-        for held, plain in zip(self.owners, self.plain, strict=True):
-            kept = 0
-            for key, value in held.items():
-                if key in _TORCHS_OWN:
-                    continue
-                if key not in plain or not (plain[key] is value or (_is_plain(value) and plain[key] == value)):
-                    return False
-                kept += 1
-            if kept != len(plain):
+        for held, plain, size in zip(self.owners, self.plain, self.sizes, strict=True):
+            if len(held) != size:
                 return False
+            for key, value in plain.items():
+                if held.get(key, _MISSING) is not value:
+                    return False
         return True
 
     def _values(self) -> list[dict[str, Any]]:

@@ -221,7 +221,9 @@ class _Trial:
     def outputs(self, x: Tensor) -> Any:
         with torch.no_grad(), generators.lent(), self.task.python_state.fresh():
             generators.seed(0)
-            return evaluation.outputs(self.task, self.task.initial(), x.clone())  # which a model may change
+            # a model may change what it is given, and give back a part of itself
+            given = evaluation.outputs(self.task, self.task.initial(), x.clone())
+            return tree_map_only(Tensor, Tensor.clone, given)
 
     def loss_is_mean(self, x: Tensor, y: Tensor) -> bool:
         """Whether batches of several sizes have the mean of their examples' losses, in value and gradient."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom import evaluation, rules, tree
+from fedloom import evaluation, generators, rules, tree
 from fedloom.algorithm import Algorithm, Update, chosen
 from fedloom.clients import Clients, Setup
 from fedloom.course import blame
@@ -135,7 +135,8 @@ class ClientWork:
         model = sum(tree.size(group) for group in self.shared.values()) + own + 1
         together = max(place.setup.group, min(64, 256_000_000 // model))
         pieces = (self.part(begin, begin + together) for begin in range(0, len(self.ids), together))
-        return self.merge(piece._perform(place) for piece in pieces)
+        with generators.lent():
+            return self.merge([piece._perform(place) for piece in pieces])
 
     def _perform(self, place: Place) -> Outcome:
         data = Clients(place.federation, self.ids, self.seed, self.round, self.call, place.setup, self.watch_epochs)
@@ -149,7 +150,8 @@ class ClientWork:
         update, own = method(place.task, _on(device, self.shared), _on(device, self.own), data, *extra)
         own = _on("cpu", own)
         update = replace(update, groups=_on("cpu", update.groups))
-        reports = tuple(self._report(place, data, update, position) for position in range(len(data)))
+        sound = _sound(update, place.task, len(data))
+        reports = tuple(self._report(place, data, update, position, sound[position]) for position in range(len(data)))
         return self.outcome(update, own, reports)
 
     def outcome(self, update: Update, own: Groups, reports: tuple[Report, ...]) -> Outcome:
@@ -191,7 +193,7 @@ class ClientWork:
                 sums.setdefault(node, {}).update(part)
         return sums
 
-    def _report(self, place: Place, data: Clients, update: Update, position: int) -> Report:
+    def _report(self, place: Place, data: Clients, update: Update, position: int, sound: bool) -> Report:
         post: dict[str, Measured] = {}
         history: tuple[dict[str, float], ...] = ()
         if update.trained is not None:
@@ -204,9 +206,6 @@ class ClientWork:
                 post["universal"] = evaluation.evaluate_rows(place.task, fitted, data, everyone)
         leaves = [leaf for group in update.groups.values() for leaf in group.values()] + list(update.public.values())
         up = sum(leaf[0].numel() * leaf.element_size() for leaf in leaves) + 8 * len(update.groups)
-        sent = [{name: leaf[position] for name, leaf in group.items()} for group in update.groups.values()]
-        sent.append({group: update.weights(group)[position] for group in update.groups})
-        sound = all(tree.is_sound(part, place.task.trainable) for part in sent)
         return Report(self.ids[position], up, self.received(position), history, post, sound)
 
     def received(self, position: int) -> int:
@@ -235,6 +234,14 @@ class ClientWork:
             tuple(report for outcome in results for report in outcome.reports),
             results[0].whole if results else {},
         )
+
+
+def _sound(update: Update, task: Task, clients: int) -> list[bool]:
+    """Whether each client's answer is made of finite numbers; one look at the stack, if there is nothing to find."""
+    sent = [*update.groups.values(), {group: update.weights(group) for group in update.groups}]
+    if all(tree.is_sound(stacked, task.trainable) for stacked in sent):
+        return [True] * clients
+    return [all(tree.is_sound(tree.row(part, n), task.trainable) for part in sent) for n in range(clients)]
 
 
 def _on(device: str, groups: Groups) -> Groups:
@@ -315,6 +322,10 @@ class Examination:
         return replace(self, ids=self.ids[begin:end], own=own)
 
     def perform(self, place: Place) -> dict[int, dict[str, Measured]]:
+        with generators.lent():
+            return self._perform(place)
+
+    def _perform(self, place: Place) -> dict[int, dict[str, Measured]]:
         data = Clients(place.federation, self.ids, setup=place.setup, round=self.round)
         graded: dict[int, dict[str, Measured]] = {}
         for begin in range(0, len(self.ids), self.together):

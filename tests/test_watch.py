@@ -39,8 +39,8 @@ def backend(task: Task, group: int = 1) -> InProcess:
 
 def test_one_of_many_trainings_is_watched_at_one_of_its_steps() -> None:
     data = Clients(DATA, tuple(range(DATA.clients)), seed=1)
-    drawn = [watched_step(replace(data, round=round), 0, 7) for round in range(4000)]
-    assert 0.5 < sum(step >= 0 for step in drawn) / (4000 / WATCHED) < 1.5
+    drawn = [watched_step(replace(data, round=round), 0, 7) for round in range(40_000)]
+    assert 0.5 < sum(step >= 0 for step in drawn) / (40_000 / WATCHED) < 1.5
     assert set(drawn) == {-1, *range(7)}
 
 

@@ -187,7 +187,7 @@ def _one_by_one(task: Task, population: Tree, fixed: Tree, x: Tensor, setup: Set
     for number in range(len(next(iter(population.values())))):
         with generators.lent(), task.python_state.fresh():
             generators.seed(0, setup.device)  # whatever is drawn, it is the same for everybody
-            found.append(evaluation.outputs(task, {**fixed, **row(population, number)}, x.clone()))
+            found.append(evaluation.outputs(task, {**fixed, **row(population, number)}, x.clone()).clone())
     return torch.stack(found)
 
 
