@@ -24,6 +24,7 @@ class Setup:
     device: str = "cpu"
     compile: bool = False  # the step of grouped lanes goes through torch.compile
     masked: bool = False  # the model has dropout or batch normalisation, which must see keys and masks
+    drops_evaluating: bool = False  # its dropout is also active in evaluation, where it must see a key
     normalises_features: bool = False  # it has batch normalisation over single values, which a lone example breaks
     loss_is_mean: bool = False  # the loss of a batch is the mean of its examples' losses
     cuts_batches: bool = False  # a training batch computed in parts gives the same as in one pass

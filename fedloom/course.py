@@ -211,7 +211,7 @@ def has_lone_example(count: int, batch_size: int | None, drop_last: bool) -> boo
 
 def clip(gradient: Mapping[str, Tensor], largest: float) -> Tree:
     """The gradient scaled down to a norm of at most `largest`."""
-    norm = torch.stack([leaf.abs().square().sum() for leaf in gradient.values()]).sum().sqrt()
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(leaf) for leaf in gradient.values()]))
     factor = (largest / (norm + 1e-6)).clamp(max=1.0)
     return {name: leaf * factor for name, leaf in gradient.items()}
 

@@ -20,7 +20,7 @@ from fedloom.masking import Masked
 from fedloom.modules import set_value
 from fedloom.tape import CannotRecord, Sealed, Tape, recorded
 from fedloom.task import Task
-from fedloom.tree import Tree, clone, row, size
+from fedloom.tree import Tree, clone, is_whole, row, size
 
 Parts = Callable[[], Iterable[tuple[Tensor, Tensor, Tensor | None]]]  # examples, labels and dropout key of every pass
 Layout = tuple[tuple[str, str, tuple[int, ...], torch.dtype, torch.device], ...]  # group, leaf, and what it is like
@@ -89,9 +89,13 @@ def gradient_of(
         with nullcontext() if key is None else Masked(key, with_gradient=True):
             loss = task.batch_loss(model(x), y)
             loss = loss if len(y) == count else loss * (len(y) / count)
+        for leaf in (*leaves.values(), *task.places.parameters.values()):
+            leaf.grad = None
         for name, new in zip(leaves, _backward(loss, list(leaves.values())), strict=True):
             sums[name] = new if sums[name] is None else sums[name] if new is None else sums[name] + new
         total = loss.detach() if total is None else total.to(torch.float64) + loss.detach()
+    for leaf in (*leaves.values(), *task.places.parameters.values()):
+        leaf.grad = None
     assert total is not None, "a step needs examples"
     return total, sums
 
@@ -100,12 +104,8 @@ def _backward(loss: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
     if isinstance(loss, Sealed):  # leaves out copies that `backward` makes
         found: list[Tensor | None] = list(torch.autograd.grad(loss, leaves, allow_unused=True))
     else:
-        for leaf in leaves:
-            leaf.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
         found = [leaf.grad for leaf in leaves]
-        for leaf in leaves:
-            leaf.grad = None
     return [g if g is None or g.layout == torch.strided else g.to_dense() for g in found]
 
 
@@ -177,7 +177,8 @@ class Desk:
         for number, leaf in enumerate(changing):
             leaf.copy_(before[number])
         tape.replay()
-        must_agree(before, done, dict(enumerate(changing)), "the recorded step")
+        for number, leaf in enumerate(changing):  # one by one: a long one must not hide what is wrong with another
+            must_agree({0: before[number]}, {0: done[number]}, {0: leaf}, "the recorded step")
 
     def _step_on(self, at: Tensors, x: Tensor, y: Tensor, *key: Tensor) -> None:
         # a model may change what it is given, and a correction may ask it again
@@ -236,16 +237,17 @@ def must_agree(
     apart = moved = largest = 0.0
     for name, was in before.items():
         wanted, got = plain[name], found[name]
-        if not (wanted.is_floating_point() or wanted.is_complex()):
+        if is_whole(wanted):
             apart += 0.0 if torch.equal(wanted, got) else torch.inf
             continue
-        if not bool(torch.isfinite(wanted).all()):
-            return  # the loss of the epoch will say so
         precision = torch.finfo(wanted.dtype).eps
-        apart += float((got - wanted).abs().square().sum())
-        moved += float((wanted - was).abs().square().sum())
-        largest += float(wanted.abs().square().sum()) * (64 * precision) ** 2 + precision**2
-    if apart**0.5 > tolerance * moved**0.5 + largest**0.5:
+        same = (got == wanted) | (got.isnan() & wanted.isnan())  # infinities, as masks have them
+        off, step = (got - wanted).masked_fill(same, 0.0), (wanted - was).masked_fill(wanted == was, 0.0)
+        apart += float(off.abs().double().square().sum())
+        moved += float(step.abs().double().nan_to_num(0.0, 0.0).square().sum())
+        size = wanted.abs().double().nan_to_num(0.0, 0.0).square().sum()
+        largest += float(size) * (64 * precision) ** 2 + precision**2
+    if not apart**0.5 <= tolerance * moved**0.5 + largest**0.5:
         raise TrainingError(
             f"{what} gave something else than the step as it is written: {apart**0.5:.3g} apart, where the step is "
             f"{moved**0.5:.3g} long. The results would be wrong, so the run stops: please report the model, and run it "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -107,7 +108,7 @@ def measure_each(
     """
     with generators.lent(), task.python_state.fresh():
         generators.seed(0, setup.device)
-        output = outputs(task, weights, x)
+        output = outputs(task, weights, x, setup.drops_evaluating)
         named = task.losses(output, y) if isinstance(task.loss, str) else None
         means = {m.name: m.values(output, y) for m in task.measures if m.values is not None}
         values = {name: each.to(torch.float64).reshape(len(y), -1).mean(1) for name, each in means.items()}
@@ -121,22 +122,27 @@ def measure_each(
                 continue
             if named is not None:
                 loss = named[own].sum(dtype=torch.float64).item()
-            else:  # what the loss function says of the client's batch, times its examples
-                part = tree_map_only(Tensor, itemgetter(own), output) if count < len(y) else output
-                loss = task.batch_loss(part, y[own]).item() * count
+            elif count == len(y):  # what the loss function says of the client's batch, times its examples
+                loss = task.batch_loss(output, y).item() * count
+            else:
+                with task.python_state.fresh():
+                    generators.seed(0, setup.device)
+                    loss = task.batch_loss(tree_map_only(Tensor, itemgetter(own), output), y[own]).item() * count
             sums = {"loss": loss, **{name: each[own].sum().item() for name, each in values.items()}}
             kept = {name: score[own] for name, score in scores.items()}
             found.append(Measured(count, sums, kept, y[own].cpu() if kept else None))
     return found
 
 
-def outputs(task: Task, weights: Tree, x: Tensor) -> Any:
+def outputs(task: Task, weights: Tree, x: Tensor, keyed: bool = False) -> Any:
     """What a model says of some examples, in evaluation mode; what it writes is written to copies.
 
     What it gives may be a part of these copies, which the next evaluation overwrites.
     """
     module = task.module.eval()  # training says itself that it trains
-    with task.places.holding(task.places.copies({**task.transient, **weights})), Masked(_NO_KEY.to(x.device)):
+    # torch computes some models another way inside a mode: it is there only if dropout needs it
+    mode = Masked(_NO_KEY.to(x.device)) if keyed else nullcontext()
+    with task.places.holding(task.places.copies({**task.transient, **weights})), mode:
         return module(x)
 
 

@@ -15,6 +15,7 @@ _numpy: Any = np.random  # whose stubs lack two functions
 _LENT = np.random.MT19937(0)  # stands in for numpy's own while a model computes: exchanging is cheaper than copying
 
 
+GENERATOR = threading.RLock()  # generators are there once for all threads: a thread that seeds them must be alone
 _lent = threading.local()  # whether this thread has lent them already
 
 
@@ -24,6 +25,7 @@ def lent() -> Iterator[None]:
     if getattr(_lent, "now", False):
         yield
         return
+    GENERATOR.acquire()
     _lent.now = True
     torch_before, python_before = torch.get_rng_state(), random.getstate()
     numpy_before = _numpy.get_bit_generator()
@@ -35,6 +37,7 @@ def lent() -> Iterator[None]:
         _numpy.set_bit_generator(numpy_before)
         random.setstate(python_before)
         torch.set_rng_state(torch_before)
+        GENERATOR.release()
 
 
 def seed(key: int, device: str = "cpu") -> None:

@@ -6,13 +6,15 @@ read, so that the group size, on which bits depend, never varies within a run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from fedloom import generators, optimizers
 from fedloom.clients import Setup
@@ -128,7 +130,7 @@ class Lanes:
         try:
             watched = [lane for lane, course in enumerate(self.courses) if course and course.steps == course.watched]
             if watched:
-                self.compare(watched)
+                self.watch(watched)
             if self.tape is not None:
                 self.tape.replay()
             else:
@@ -174,6 +176,30 @@ class Lanes:
         parameters, gradients = [at.parameters[name] for name in names], [gradient[name] for name in names]
         optimizers.update(self.training, names, parameters, gradients, at.optimizer)
         at.loss.add_(loss * counts)
+
+    def watch(self, lanes: Sequence[int]) -> None:
+        """Compare some lanes with clients alone; what looks wrong must also be wrong in double precision."""
+        try:
+            self.compare(lanes)
+        except TrainingError:
+            if self.task.dtype == "float64":
+                raise
+            self.doubled().compare(lanes, 1e-6)
+
+    def doubled(self) -> Lanes:
+        """The same in double precision, where rounding is not to blame."""
+        task = replace(self.task, dtype="float64")
+
+        def wide(layouts: Groups) -> Layout:
+            return layout({group: {n: _wide(leaf) for n, leaf in tree.items()} for group, tree in layouts.items()})
+
+        given = ({"model": self.weights}, self.at.shared, self.at.own, {"batch": {"x": self.x, "y": self.y}})
+        twin = Lanes(task, self.training, self.correct, self.setup, *(wide(groups) for groups in given))
+        both = zip(tree_leaves((twin.at, twin._inputs)), tree_leaves((self.at, self._inputs)), strict=True)
+        for there, here in both:
+            there.copy_(here)
+        task.module.train()
+        return twin
 
     def compare(self, lanes: Iterable[int], tolerance: float = 1e-3) -> None:
         """Compute the next step of some lanes by themselves as well: gradients and buffers must agree."""
@@ -295,6 +321,10 @@ def lane_step(
 
     lanes = torch.func.vmap(step, in_dims=(0, 0, 0, 0, 0, 0, 0, None, 0))
     return torch.compile(lanes) if compiled else lanes
+
+
+def _wide(leaf: Tensor) -> Tensor:
+    return leaf.double() if leaf.dtype == torch.float32 else leaf
 
 
 def _copied_part(x: Tensor, y: Tensor, key: Tensor | None) -> list[tuple[Tensor, Tensor, Tensor | None]]:

@@ -7,7 +7,7 @@ losses for which it gives what plain torch gives. What is found here decides whi
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
@@ -34,7 +34,7 @@ LARGE_MODEL = 64_000_000  # bytes: above this, recording takes much memory and g
 EAGER_GROUP = 10  # fewer lanes do not pay for vmap's own cost
 COMPILED_GROUP = 5
 ROWS, MANY_ROWS = 8, 256  # examples in a trial
-LABELS = 128  # examples that losses are tried on: one of every label, if there are no more
+LABELS = 4096  # examples that losses are tried on: one of every label, if there are no more
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +44,7 @@ class Probe:
     masked: bool
     normalises_features: bool
     draws_globally: bool
+    drops_evaluating: bool
     bytes: int
     task: Task
     federation: Federation
@@ -54,7 +55,13 @@ class Probe:
         if self.bytes <= LARGE_MODEL and self.task.dtype != "float64":
             try:
                 wide = replace(self.task, dtype="float64")
-                trial = _Trial(wide, self.masked, self.normalises_features, *_some(self.federation, wide, ROWS))
+                trial = _Trial(
+                    wide,
+                    self.masked,
+                    self.normalises_features,
+                    self.drops_evaluating,
+                    *_some(self.federation, wide, ROWS),
+                )
                 trial.outputs(trial.x)
                 return trial
             except Exception:  # such as a model that makes single precision numbers itself
@@ -64,14 +71,25 @@ class Probe:
     @cached_property
     def own_trial(self) -> _Trial:
         """The model as it is."""
-        return _Trial(self.task, self.masked, self.normalises_features, *_some(self.federation, self.task, ROWS))
+        return _Trial(
+            self.task,
+            self.masked,
+            self.normalises_features,
+            self.drops_evaluating,
+            *_some(self.federation, self.task, ROWS),
+        )
 
     @cached_property
     def loss_is_mean(self) -> bool:
         """Whether the loss of a batch is the mean of its examples' losses."""
-        return isinstance(self.task.loss, str) or self.trial.loss_is_mean(
-            *_some(self.federation, self.trial.task, LABELS)
-        )
+        if isinstance(self.task.loss, str):
+            return True
+        labels = min(LABELS, max(ROWS + 1, len(self.federation.y)))
+        try:
+            return self.trial.loss_is_mean(*_some(self.federation, self.trial.task, labels))
+        except Exception:  # such as a loss that knows single precision only
+            own = self.own_trial
+            return _or_false(lambda: own.loss_is_mean(*_some(self.federation, self.task, labels)))
 
     @cached_property
     def rows_apart(self) -> bool:
@@ -120,6 +138,7 @@ class Probe:
             replay=replay and device == "cpu" and self.bytes <= LARGE_MODEL,
             group=group if group == 1 or not self.cannot_group else 1,
             masked=self.masked,
+            drops_evaluating=self.drops_evaluating,
             normalises_features=self.normalises_features,
             loss_is_mean=self.loss_is_mean,
             cuts_batches=self.cuts_batches,
@@ -130,15 +149,19 @@ class Probe:
 
 def probe(federation: Federation, task: Task) -> Probe:
     """Run the model on two examples; whatever does not fit is reported here, before anything is trained."""
+    _check_memory(task)
     x, y = _prepared(federation, task, torch.arange(min(2, len(federation.y))).repeat(2)[:2])
     task.module.train()
     initial = task.initial()
     mode = Masked(torch.zeros(2, dtype=torch.int64))
-    with torch.no_grad(), generators.lent(), task.python_state.fresh():
+    with torch.enable_grad(), generators.lent(), task.python_state.fresh():
         before = generators.positions()
         try:
-            with task.places.holding(clone({**task.transient, **initial})), mode:
-                output = task.module(x)
+            held = clone({**task.transient, **initial})
+            for name in task.trainable:
+                held[name].requires_grad_()
+            with task.places.holding(held), mode:
+                output = task.module(x.clone())
         except FedloomError:
             raise
         except Exception as error:
@@ -146,23 +169,46 @@ def probe(federation: Federation, task: Task) -> Probe:
                 f"The model does not take the data: an example has the shape {tuple(x.shape[1:])} and is of {x.dtype}, "
                 f"and the model says {type(error).__name__}: {error}"
             ) from error
-        if set(dict(task.module.named_parameters())) != set(task.places.parameters):
+        if set(task.module.state_dict()) - set(task.places.persistent):
             raise InputError(
-                "The model makes parameters when it is first used, and all weights must be known before training. Make "
-                "them where the model is built, or use the model once on an example there."
+                "The model makes parameters or saved buffers when it is first used, and what is exchanged must be "
+                "known before training. Make them where it is built, or use it once on an example there."
             )
         draws = before != generators.positions()
         _check_output(federation, task, output, y)
         refuses_one = 1 in mode.norms and _refuses_one(task, initial, x[:1])
+        evaluating = Masked(torch.zeros(2, dtype=torch.int64))
+        try:
+            with torch.no_grad(), task.places.holding(clone({**task.transient, **initial})), evaluating:
+                task.module.eval()(x.clone())
+        except Exception as error:
+            raise InputError(
+                f"The model fails in evaluation mode, where gradients are off: {type(error).__name__}: {error}"
+            ) from error
     masked = mode.dropouts > 0 or bool(mode.norms)
     size = sum(leaf.numel() * leaf.element_size() for leaf in initial.values())
-    return Probe(masked, refuses_one, draws, size, task, federation)
+    return Probe(masked, refuses_one, draws, evaluating.dropouts > 0, size, task, federation)
+
+
+def _check_memory(task: Task) -> None:
+    """Evaluation and training compute on copies: what is a part of a parameter by another name would not follow."""
+    exchanged = {name: leaf for name, leaf in task.places.own.items() if name not in task.transient and leaf.numel()}
+    held = {leaf.untyped_storage().data_ptr(): name for name, leaf in exchanged.items()}
+    others = [*task.python_state.tensors(), *((n, task.places.buffers[n]) for n in task.transient)]
+    for name, leaf in others:
+        owner = held.get(leaf.untyped_storage().data_ptr()) if leaf.layout == torch.strided and leaf.numel() else None
+        if owner is not None:
+            raise InputError(
+                f"The model keeps a part of '{owner}' also as '{name}', in the same memory. Every client computes on "
+                f"copies, so that '{name}' would not follow: take it from '{owner}' inside forward."
+            )
 
 
 def _refuses_one(task: Task, weights: Tree, x: Tensor) -> bool:
     """Whether a lone example is refused, as torch's batch normalisation does."""
     try:
-        with task.places.holding(clone({**task.transient, **weights})), Masked(torch.zeros(2, dtype=torch.int64)):
+        held = clone({**task.transient, **weights})
+        with torch.no_grad(), task.places.holding(held), Masked(torch.zeros(2, dtype=torch.int64)):
             task.module(x)
     except ValueError:
         return True
@@ -181,8 +227,8 @@ def _some(federation: Federation, task: Task, count: int) -> tuple[Tensor, Tenso
     # every other one is drawn, so that many labels do not leave only the first of each
     order = torch.from_numpy(keys.permutation(keys.key(0, "labels"), len(telling)))
     drawn = torch.from_numpy(keys.hashes(keys.key(0, "examples"), count) * len(federation.y) >> 32)
-    rows = torch.cat([telling[order][: max(count // 2, count - len(drawn))], drawn])[:count]
-    return _prepared(federation, task, rows)
+    labelled = telling[order][: count if count > ROWS else count // 2]
+    return _prepared(federation, task, torch.cat([labelled, drawn])[: max(count, len(labelled))])
 
 
 @dataclass(frozen=True)
@@ -192,6 +238,7 @@ class _Trial:
     task: Task
     masked: bool
     normalises_features: bool
+    drops_evaluating: bool
     x: Tensor
     y: Tensor
 
@@ -222,38 +269,34 @@ class _Trial:
         with torch.no_grad(), generators.lent(), self.task.python_state.fresh():
             generators.seed(0)
             # a model may change what it is given, and give back a part of itself
-            given = evaluation.outputs(self.task, self.task.initial(), x.clone())
+            given = evaluation.outputs(self.task, self.task.initial(), x.clone(), self.drops_evaluating)
             return tree_map_only(Tensor, Tensor.clone, given)
 
     def loss_is_mean(self, x: Tensor, y: Tensor) -> bool:
         """Whether batches of several sizes have the mean of their examples' losses, in value and gradient."""
-        state = self.task.python_state
-        try:
-            said = self.outputs(x)
-            noise = keys.generator(1)
-            for size in (len(y), 7, 3, 2):
-                rows = torch.from_numpy(keys.permutation(keys.key(size, "loss"), len(y)))
-                for part in torch.split(rows, size):
-                    shaken = tree_map_only(Tensor, lambda leaf: _shaken(leaf, noise), said)
-                    given = tree_map_only(Tensor, _traced, tree_map_only(Tensor, itemgetter(part), shaken))
-                    with generators.lent(), state.fresh():
-                        whole = self.task.batch_loss(given, y[part])
-                        drawn = self.task.losses(given, y[part])
-                        leaves = [
-                            leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor) and leaf.requires_grad
-                        ]
-                        both = [
-                            torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-                            for loss in (whole, drawn.mean())
-                        ]
-                        first = tree_map_only(Tensor, itemgetter(slice(0, 1)), given)
-                        alone = self.task.losses(first, y[part][:1])
-                    means = self.same((whole, both[0], drawn[:1]), (drawn.mean(), both[1], alone))
-                    if not means or not bool(torch.isfinite(whole)):
-                        return False
-            return True
-        except Exception:
-            return False
+        noise = keys.generator(1)
+        some = tree_map_only(Tensor, itemgetter(torch.arange(len(y)) % ROWS), self.outputs(x[:ROWS]))
+        said = tree_map_only(Tensor, lambda leaf: _shaken(leaf, noise), some)  # enough for a loss, and quickly made
+        sizes = {len(y): len(y), 64: len(y), 7: 7 * ROWS, 3: 3 * ROWS, 2: 2 * ROWS}  # of a batch, and of all tried
+        for size, count in sizes.items():
+            rows = torch.from_numpy(keys.permutation(keys.key(size, "loss"), len(y)))[:count]
+            if not all(self.is_mean(said, y, part) for part in torch.split(rows, size)):
+                return False
+        return True
+
+    def is_mean(self, said: Any, y: Tensor, rows: Tensor) -> bool:
+        """Whether some rows as a batch have the mean of their own losses, and one of them the loss it has alone."""
+        given = tree_map_only(Tensor, _traced, tree_map_only(Tensor, itemgetter(rows), said))
+        leaves = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        with torch.enable_grad(), generators.lent(), self.task.python_state.fresh():
+            whole, each = self.task.batch_loss(given, y[rows]), self.task.losses(given, y[rows])
+            both = [
+                torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+                for loss in (whole, each.mean())
+            ]
+            alone = self.task.losses(tree_map_only(Tensor, itemgetter(slice(0, 1)), given), y[rows][:1])
+        same = self.same((whole, both[0], each[:1]), (each.mean(), both[1], alone))
+        return same and bool(torch.isfinite(whole))
 
     def rows_apart(self) -> bool:
         try:
@@ -306,6 +349,8 @@ class _Trial:
         task = self.task
         if has_hooks(task.places.parameters.values()):
             return "the model has hooks on its parameters"
+        if shared := task.places.sharing():
+            return f"{' and '.join(shared[:2])} have memory in common"
         if _unused := self.unused():
             return f"not every batch uses {', '.join(_unused)}"
         try:
@@ -384,6 +429,13 @@ def _traced(leaf: Tensor) -> Tensor:
     """An output that a loss can be differentiated by."""
     made = leaf.detach().clone()
     return made.requires_grad_() if made.is_floating_point() or made.is_complex() else made
+
+
+def _or_false(attempt: Callable[[], bool]) -> bool:
+    try:
+        return attempt()
+    except Exception:
+        return False
 
 
 def _shaken(leaf: Tensor, noise: np.random.Generator, scale: float = 1.0) -> Tensor:

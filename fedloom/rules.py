@@ -49,6 +49,7 @@ class PairwiseSum:
         return value
 
 
+_HALF = (torch.float16, torch.bfloat16)
 BLOCK = 800_000  # numbers that are summed at a time, so that partial sums stay in the cache
 ROWS_BLOCK = 200_000  # the same for rows that are not in one stack: they are copied first
 
@@ -85,7 +86,7 @@ def _aligned(first: int, count: int) -> Iterator[tuple[int, int]]:
 def _pairwise(rows: Rows, weights: Tensor) -> Tensor:
     """The weighted sum of 2^k rows, pair by pair, column block by column block."""
     first, count = rows[0], len(rows)
-    kind = torch.float64 if is_whole(first) else first.dtype
+    kind = _summed_as(first)
     factors = weights.to(kind).unsqueeze(1)
     if count == 1:
         return (first.to(kind) * factors[0]).reshape(first.shape)
@@ -105,7 +106,16 @@ def _pairwise(rows: Rows, weights: Tensor) -> Tensor:
 def finalise(total: Tree, weight: Tensor, whole: Mapping[str, torch.dtype]) -> Tree:
     """A weighted sum divided by the sum of weights; leaves in `whole` (counters) are rounded to the nearest number."""
     means = {name: value / weight.to(value.dtype) for name, value in total.items()}
-    return {name: mean.round().to(whole[name]) if name in whole else mean for name, mean in means.items()}
+    return {name: _back(mean, whole[name]) if name in whole else mean for name, mean in means.items()}
+
+
+def _summed_as(leaf: Tensor) -> torch.dtype:
+    """What kind of numbers a sum is made of: half precision would lose too much."""
+    return torch.float64 if is_whole(leaf) else torch.float32 if leaf.dtype in _HALF else leaf.dtype
+
+
+def _back(mean: Tensor, kind: torch.dtype) -> Tensor:
+    return mean.to(kind) if kind.is_floating_point else mean.round().to(kind)
 
 
 def mean(stacked: Tree, weights: Tensor) -> Tree:
@@ -121,8 +131,8 @@ def mean(stacked: Tree, weights: Tensor) -> Tree:
 
 
 def whole_leaves(tree: Tree) -> dict[str, torch.dtype]:
-    """The leaves that hold whole numbers, such as a batch counter, and of which kind."""
-    return {name: leaf.dtype for name, leaf in tree.items() if is_whole(leaf)}
+    """The leaves that are not summed as what they are: whole numbers, such as a batch counter, and half precision."""
+    return {name: leaf.dtype for name, leaf in tree.items() if _summed_as(leaf) != leaf.dtype}
 
 
 def mix(stacked: Tree, matrix: Tensor) -> Tree:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,8 +15,10 @@ from torch.nn.parameter import is_lazy
 
 from fedloom import keys, metrics
 from fedloom.errors import InputError
+from fedloom.generators import GENERATOR
 from fedloom.metrics import Metric
-from fedloom.modules import Places, PythonState
+from fedloom.modules import Places
+from fedloom.python_state import PythonState
 from fedloom.tree import Tree
 
 NORMALIZATION = (
@@ -27,7 +28,7 @@ NORMALIZATION = (
     nn.RMSNorm,
 )
 CACHED = (
-    "loss_function",
+    "held_loss",
     "module",
     "places",
     "python_state",
@@ -37,7 +38,6 @@ CACHED = (
     "normalization",
 )  # what each process finds out for itself
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-GENERATOR = threading.RLock()  # torch's generator is one for all threads: who lends it a seed must be alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,14 +93,20 @@ class Task:
         """One loss per example: their mean is the batch's loss only where `Setup.loss_is_mean` says so."""
         return metrics.per_example(self.loss_function, output, target)
 
-    @cached_property
+    @property
     def loss_function(self) -> Callable[[Any, Tensor], Tensor]:
-        """The loss, in the task's precision."""
+        """The loss, in the task's precision; a copy of it, while a client uses it (`python_state.py`)."""
+        found: Callable[[Any, Tensor], Tensor] = self.held_loss["loss"]
+        return found
+
+    @cached_property
+    def held_loss(self) -> dict[str, Any]:
+        """Where the loss function is kept."""
         if isinstance(self.loss, str):
-            return metrics.loss(self.loss)
+            return {"loss": metrics.loss(self.loss)}
         if isinstance(self.loss, nn.Module):
-            return widened(copy.deepcopy(self.loss), self.torch_dtype)
-        return self.loss
+            return {"loss": widened(copy.deepcopy(self.loss), self.torch_dtype)}
+        return {"loss": self.loss}
 
     @cached_property
     def module(self) -> nn.Module:
@@ -115,7 +121,7 @@ class Task:
     @cached_property
     def python_state(self) -> PythonState:
         """What module and loss keep in Python."""
-        return PythonState(self.module, self.loss_function)
+        return PythonState(self.module, self.held_loss)
 
     def move(self, device: str) -> None:
         """Compute on another device from now on."""
@@ -201,8 +207,8 @@ def widened(module: nn.Module, dtype: torch.dtype) -> nn.Module:
         return module
 
     def wide(leaf: Tensor) -> Tensor:
-        kind = torch.complex128 if leaf.is_complex() else torch.float64 if leaf.is_floating_point() else leaf.dtype
-        return leaf.to(kind)
+        wider = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+        return leaf.to(wider.get(leaf.dtype, leaf.dtype))
 
     module._apply(wide)  # type: ignore[no-untyped-call]
     return module

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from fedloom.errors import InputError
 from fedloom.evaluation import measure
-from fedloom.modules import Places, PythonState
+from fedloom.modules import Places
+from fedloom.python_state import PythonState
 from fedloom.task import Task
 from tests.conftest import FEATURES, Dense
 

@@ -20,8 +20,9 @@ from fedloom.experiment import parallel
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.spec import RunTable
 from fedloom.experiment.store import Store
+from fedloom.generators import GENERATOR
 from fedloom.probe import Probe, probe
-from fedloom.task import GENERATOR, Task
+from fedloom.task import Task
 
 if TYPE_CHECKING:
     from fedloom.backends.cluster import Cluster

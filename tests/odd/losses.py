@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -566,3 +567,56 @@ def negative_sampling(output: Tensor, target: Tensor) -> Tensor:
 def branches_on_its_value(output: Tensor, target: Tensor) -> Tensor:
     value = F.cross_entropy(output, target)
     return value * 2 if value > 1.0 else value
+
+
+class Growing:
+    """Counts its calls, and weighs later ones more."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        self.calls += 1
+        return F.cross_entropy(output, target) * (1 + 0.1 * self.calls)
+
+
+class Slotted:
+    """The same without a dict."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        self.calls += 1
+        return F.cross_entropy(output, target) * (1 + 0.1 * self.calls)
+
+
+@loss(STATE_KIND, made=True)
+def a_bound_method() -> Any:
+    return Growing().__call__
+
+
+@loss(STATE_KIND, made=True)
+def a_partial() -> Any:
+    return functools.partial(Growing())
+
+
+@loss(STATE_KIND, made=True)
+def an_object_with_slots() -> Any:
+    return Slotted()
+
+
+@functools.lru_cache(None)
+def others(rows: int) -> Tensor:
+    """Every row but itself: made once for every size of batch."""
+    return 1 - torch.eye(rows)
+
+
+@loss(STATE_KIND)
+def cached_by_batch_size(output: Tensor, target: Tensor) -> Tensor:
+    alike = F.normalize(output, dim=1)
+    return (
+        F.cross_entropy(output, target) + 0.1 * (alike @ alike.T * others(len(output)).to(output.dtype)).square().mean()
+    )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, Literal
+from contextlib import nullcontext
+from typing import ClassVar, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -159,26 +159,26 @@ def population_outputs(task: Task, population: Tree, fixed: Tree, x: Tensor, set
     module = task.module
     training = module.training
     module.eval()
-    keyed = Masked(torch.zeros(2, dtype=torch.int64, device=x.device)) if setup.masked else nullcontext()
     try:
-        with generators.lent(), task.python_state.fresh():
-            if setup.rows_apart and _can_stack(task, population, fixed, x, keyed):
-                with keyed:
-                    return _stacked(task, population, fixed, x)
+        if setup.rows_apart and _can_stack(task, population, fixed, x, setup):
+            with generators.lent(), task.python_state.fresh():
+                return _stacked(task, population, fixed, x, setup)
         return _one_by_one(task, population, fixed, x, setup)
     finally:
         module.train(training)
 
 
-def _stacked(task: Task, population: Tree, fixed: Tree, x: Tensor) -> Tensor:
+def _stacked(task: Task, population: Tree, fixed: Tree, x: Tensor, setup: Setup) -> Tensor:
     others = {**task.transient, **fixed}
+    keyed = Masked(torch.zeros(2, dtype=torch.int64, device=x.device)) if setup.drops_evaluating else nullcontext()
 
     def one(individual: Tree) -> Tensor:
         with task.places.holding({**others, **individual}):
             output: Tensor = task.module(x)
         return output
 
-    outputs: Tensor = vmap(one)(population)
+    with keyed:
+        outputs: Tensor = vmap(one)(population)
     return outputs
 
 
@@ -187,25 +187,31 @@ def _one_by_one(task: Task, population: Tree, fixed: Tree, x: Tensor, setup: Set
     for number in range(len(next(iter(population.values())))):
         with generators.lent(), task.python_state.fresh():
             generators.seed(0, setup.device)  # whatever is drawn, it is the same for everybody
-            found.append(evaluation.outputs(task, {**fixed, **row(population, number)}, x.clone()).clone())
+            found.append(
+                evaluation.outputs(
+                    task, {**fixed, **row(population, number)}, x.clone(), setup.drops_evaluating
+                ).clone()
+            )
     return torch.stack(found)
 
 
 _CAN_STACK: WeakKeyDictionary[Task, bool] = WeakKeyDictionary()
 
 
-def _can_stack(task: Task, population: Tree, fixed: Tree, x: Tensor, keyed: AbstractContextManager[Any]) -> bool:
+def _can_stack(task: Task, population: Tree, fixed: Tree, x: Tensor, setup: Setup) -> bool:
     """Whether a model can be vmapped over its weights, and gives the same as without; tried once for each task."""
     if task not in _CAN_STACK:
-        two, few = {name: leaf[:2] for name, leaf in population.items()}, x[:2]
+        two, few = {name: leaf[:2] for name, leaf in population.items()}, x[:2].clone()
         copies = clone({**task.transient, **fixed})
+        state = task.python_state
         try:
-            with warnings.catch_warnings(), keyed:
+            with warnings.catch_warnings(), generators.lent(), state.fresh():
                 warnings.simplefilter("error")
-                together = _stacked(task, two, copies, few)
-            alone = _one_by_one(task, two, fixed, few, Setup(masked=not isinstance(keyed, nullcontext)))
-            untouched = all(torch.equal(leaf, copies[name]) for name, leaf in {**task.transient, **fixed}.items())
-            same = torch.allclose(together, alone, rtol=1e-4, atol=1e-5) and not task.python_state.changed()
+                together = _stacked(task, two, copies, few.clone(), setup)
+                untouched = not state.changed()
+            untouched &= all(torch.equal(leaf, copies[name]) for name, leaf in {**task.transient, **fixed}.items())
+            alone = _one_by_one(task, two, fixed, few, setup)
+            same = torch.allclose(together, alone, rtol=1e-4, atol=1e-5, equal_nan=True)
             _CAN_STACK[task] = same and untouched
         except Exception:
             _CAN_STACK[task] = False
