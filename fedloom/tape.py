@@ -241,8 +241,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise CannotRecord("torch's LSTM keeps what its gradient needs only while gradients are on")
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise CannotRecord(f"{func} draws from torch's generator")
-        if func.overloadpacket in (aten.set_, aten.resize_, aten.resize_as_):
-            raise CannotRecord("it gives its tensors other memory")
+        if func.overloadpacket in (aten.set_, aten.resize_, aten.resize_as_) or torch.Tag.inplace_view in func.tags:
+            raise CannotRecord("it gives a tensor another shape or other memory")
         known: dict[int, Sealed] = {}
 
         def opened(leaf: Tensor) -> Tensor:

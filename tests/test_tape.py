@@ -265,6 +265,8 @@ LEAKS: dict[str, Callable[[Tensor], object]] = {
     "torch's generator": lambda x: torch.rand(3),
     "dropout": lambda x: F.dropout(x, 0.5),
     "other memory": lambda x: x.set_(torch.zeros(3)),
+    "another shape": lambda x: x.unsqueeze_(0),
+    "transposed in place": lambda x: (x * 1).reshape(1, 3).transpose_(0, 1),
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, reject, settings
 
 from fedloom.course import Training
 from fedloom.task import Task
@@ -24,7 +24,12 @@ def check(model: Sentence, loss: Sentence, training: dict[str, Any], ways: Seque
     batch = 5 if needs_two_rows(model) else 4
     task = Task(Drawn, loss=DrawnLoss(loss), args={"model": model}, dtype="float64")
     settings = Training(**{"epochs": 2, "batch_size": batch, **training})
-    assert problems(Comparison(task, federation("features"), settings, evaluation_batch=6), ways) == []
+    comparison = Comparison(task, federation("features"), settings, evaluation_batch=6)
+    try:
+        _ = comparison.reference
+    except RuntimeError:  # plain torch cannot train it either, such as a gradient that needs what was changed in place
+        reject()
+    assert problems(comparison, ways) == []
 
 
 @settings(max_examples=12, **QUICK)
