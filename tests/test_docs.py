@@ -53,7 +53,14 @@ def test_the_algorithm_that_is_added_in_ten_minutes_keeps_all_promises(tmp_path:
     check_algorithm(resolve.code("mine.py:FedProx", tmp_path))
 
 
-@pytest.mark.parametrize("page", COMMANDED, ids=lambda page: page.name)
+SLOW = ("reports.md", "ray.md")  # a minute and half of one
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] if page.name in SLOW else []) for page in COMMANDED],
+    ids=lambda page: page.name,
+)
 def test_commands_in_the_documentation_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if page.name in EXTRAS:
         pytest.importorskip(EXTRAS[page.name], reason=f"{EXTRAS[page.name]} is not installed")
@@ -91,6 +98,7 @@ def test_examples_run(file: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # those of Jupyter's event loop
+@pytest.mark.slow
 @pytest.mark.parametrize("file", sorted((ROOT / "examples").rglob("*.ipynb")), ids=lambda file: file.stem)
 def test_notebooks_run_from_top_to_bottom(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import nbclient

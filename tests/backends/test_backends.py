@@ -307,20 +307,20 @@ def test_a_model_that_a_worker_cannot_import_is_named(own_workers: Workers, monk
 
 
 class Picky(nn.Module):
-    """Refuses to be evaluated."""
+    """Refuses to be evaluated on five examples."""
 
     def __init__(self) -> None:
         super().__init__()
         self.out = nn.Linear(FEATURES, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
+        if not self.training and x.shape[0] == 5:
             raise RuntimeError("not in the mood")
         return self.out(x)
 
 
 def test_an_error_in_an_evaluation_comes_back_from_the_worker(vector: Callable[..., Vector]) -> None:
-    data, learnt = federation((8, 13)), Task(Picky)
+    data, learnt = federation((8, 25)), Task(Picky)
     with pytest.raises(TrainingError, match=r"(?s)RuntimeError: not in the mood"):
         last(fit(data, learnt, FedAvg(), 1, backend=vector(data, learnt, workers=1)))
 

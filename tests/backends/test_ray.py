@@ -158,7 +158,14 @@ def on_ray(machines: Machines) -> Ray:
     return machines(ragged("dense"), task("dense", "float32"))
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in ("cocoa", "fedavg stops early")])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[] if case in ("fedavg", "scaffold", "peer", "pooled") else [pytest.mark.slow])
+        for case in CASES
+        if case not in ("cocoa", "fedavg stops early")
+    ],
+)
 def test_every_algorithm_gives_the_serial_bits_on_two_nodes(case: str, on_ray: Ray) -> None:
     data, learnt = ragged("dense"), task("dense", "float32")
     found = fit(data, learnt, CASES[case], 2, seed=6, evaluation=MEASURE, backend=on_ray)

@@ -113,6 +113,7 @@ def test_sentences_say_which_side_is_better() -> None:
     assert "no seed in common" in in_words(difference("a", "b", {1: 0.5}, {2: 0.4}))
 
 
+@pytest.mark.slow
 def test_fedavg_against_itself_is_flagged_in_at_most_one_of_twenty_sets_of_seeds() -> None:
     """200 disjoint sets of 6 + 6 seeds on a tiny problem: what chance alone does must not be called a difference."""
     data = federation([12, 9, 15, 10, 11], seed=1)
