@@ -21,7 +21,14 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").r
 EXTRAS = {"ray.md": "ray"}  # pages whose commands need a package that may not be there
 RUNNABLE = {"README.md", "python.md"}  # pages whose Python can be run from top to bottom
 FETCHED = {"tutorial-heart.md": "heart_disease"}  # pages whose commands need a dataset that is fetched from elsewhere
-COMMANDED = [pytest.param(page, marks=[pytest.mark.data] if page.name in FETCHED else []) for page in PAGES]
+SLOW = {"reports.md", "ray.md"}  # pages whose commands take a minute
+COMMANDED = [
+    pytest.param(
+        page,
+        marks=[pytest.mark.data] * (page.name in FETCHED) + [pytest.mark.slow] * (page.name in SLOW),
+    )
+    for page in PAGES
+]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -53,14 +60,7 @@ def test_the_algorithm_that_is_added_in_ten_minutes_keeps_all_promises(tmp_path:
     check_algorithm(resolve.code("mine.py:FedProx", tmp_path))
 
 
-SLOW = ("reports.md", "ray.md")  # a minute and half of one
-
-
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=[pytest.mark.slow] if page.name in SLOW else []) for page in COMMANDED],
-    ids=lambda page: page.name,
-)
+@pytest.mark.parametrize("page", COMMANDED, ids=lambda page: page.name)
 def test_commands_in_the_documentation_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if page.name in EXTRAS:
         pytest.importorskip(EXTRAS[page.name], reason=f"{EXTRAS[page.name]} is not installed")
