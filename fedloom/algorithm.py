@@ -140,7 +140,7 @@ class Central(Algorithm):
 
         A rule judges changes, so `begin` holds the groups that were not zero before. Who has no weight in a group is
         not judged in it; and a group of a single number, which has no direction to be judged by, becomes its median.
-        Whoever answers with something that is not finite leaves the round (see `robust.py`).
+        A client whose answer is not finite leaves the round (see `robust.py`).
         """
         if self.rule is None:
             return cohort.reduce(fn, shared).groups
