@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from fedloom import local, tree
 from fedloom.algorithm import Algorithm
-from fedloom.algorithms import ALGORITHMS, FedAvg, LocalOnly, Pooled
+from fedloom.algorithms import ALGORITHMS, FedAdam, FedAvg, LocalOnly, Pooled
 from fedloom.clients import Clients
 from fedloom.cohort import Sampling
 from fedloom.data.federation import Federation
 from fedloom.engine import Evaluation, RoundRecord, Snapshot, fit
-from fedloom.errors import TrainingError
+from fedloom.errors import InputError, TrainingError
 from fedloom.evaluation import Measured
 from fedloom.local import Groups
 from fedloom.task import Task
@@ -409,3 +409,23 @@ def test_a_report_counts_the_bytes_that_travel() -> None:
     nothing = last(fit(data, task, LocalOnly(**LIGHT), 1))
     assert {(report.bytes_up, report.bytes_down) for report in nothing.reports} == {(0, 0)}
     assert all(len(report.history) == 1 for report in record.reports)
+
+
+class Turning(Dense):
+    """Has a complex parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = torch.nn.Parameter(torch.ones(3, dtype=torch.cfloat))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (super().forward(x) * self.turn).abs()
+
+
+def test_complex_parameters_are_averaged_and_refused_where_formulas_are_for_real_ones() -> None:
+    data, task = federation((20, 30)), Task(Turning)
+    record = last(fit(data, task, FedAvg(lr=0.1), 1))
+    assert record.state["model"]["turn"].dtype == torch.complex64
+    for algorithm in (FedAdam(lr=0.1), FedAvg(lr=0.1, rule="median")):
+        with pytest.raises(InputError, match="The model has complex parameters"):
+            last(fit(data, task, algorithm, 1))

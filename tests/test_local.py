@@ -749,3 +749,16 @@ def test_an_error_of_clients_side_by_side_points_to_the_serial_backend() -> None
     )
     with pytest.raises(TrainingError, match=message):
         fit(Task(Moody), data, Training(batch_size=12), group=2)
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_a_kept_optimizer_belongs_to_the_weights_that_patience_returns(group: int) -> None:
+    data = federation((24, 40), seed=3, split=Split(train=0.5, validation=0.5, test=0.0))
+    task = Task(Dense, dtype="float64")
+    training = Training(lr=1.5, momentum=0.5, epochs=12, batch_size=8, optimizer_state="keep", patience=2)
+    state = local.initial_optimizer(training, task, task.initial())["optimizer"]
+    trained = fit(task, data, training, group, own={"optimizer": tree.stack([state] * 2)})
+    assert trained.own["optimizer"]["steps:out.bias"].tolist() == trained.steps.tolist()
+    epochs = [len(history) for history in trained.history]
+    per_epoch = [-(-len(data.indices(client, "train")) // 8) for client in range(2)]
+    assert any(steps < done * each for steps, done, each in zip(trained.steps.tolist(), epochs, per_epoch, strict=True))

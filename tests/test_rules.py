@@ -165,3 +165,13 @@ def test_clients_count_by_their_examples_or_all_the_same() -> None:
     assert weights.by_examples(examples()).tolist() == [5, 0, 600]
     assert weights.uniform(examples()).tolist() == [1, 1, 1]
     assert weights.by_examples(examples()).dtype == weights.uniform(examples()).dtype == torch.float64
+
+
+def test_half_precision_is_averaged_in_single_precision() -> None:
+    stacked = {"w": torch.full((300, 1), 1.0, dtype=torch.bfloat16)}
+    found = rules.mean(stacked, torch.ones(300))["w"]
+    assert found.dtype == torch.bfloat16
+    assert found.item() == 1.0
+    uneven = {"w": torch.tensor([[1.0], [1.0078125], [1.0]], dtype=torch.bfloat16)}
+    wanted = (torch.tensor([1000.0, 1.0, 1.0]) * uneven["w"].float().flatten()).sum() / 1002
+    assert rules.mean(uneven, torch.tensor([1000.0, 1.0, 1.0]))["w"].item() == wanted.to(torch.bfloat16).item()
