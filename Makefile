@@ -12,6 +12,7 @@ test: $(VENV)/.tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	-$(BIN)/python tools/count_lines.py
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 # what takes long: every odd model and loss in every way that fedloom computes it

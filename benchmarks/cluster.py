@@ -24,13 +24,13 @@ import torch
 from harness import describe_machine, machine, short, summary, table, write
 
 import fedloom as fl
+from fedloom.aggregation.means import PairwiseSum, partial_sums
 from fedloom.backends import ray as on_ray
-from fedloom.backends.cluster import Cluster, Node
 from fedloom.backends.ray import FAN_IN, Ray, spread
+from fedloom.backends.ray_cluster import Cluster, Node
 from fedloom.backends.vector import Vector, Workers
 from fedloom.data.split import Split
-from fedloom.probe import probe
-from fedloom.rules import PairwiseSum, partial_sums
+from fedloom.training.probe import probe
 
 NOTHING = fl.Evaluation(splits=(), server=())
 MEGABYTE = 1_000_000

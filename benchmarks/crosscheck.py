@@ -21,10 +21,10 @@ import environments
 import numpy as np
 from harness import HERE, describe_machine, machine
 
-from fedloom.experiment import published, reproduce
+from fedloom.experiment.experiment_file import Experiment
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.run import run
-from fedloom.experiment.spec import Experiment
+from fedloom.papers import published, reproduce
 
 ROW = "by examples, optimiser anew"
 EXACT = {

@@ -25,13 +25,13 @@ from fedloom import machine
 from fedloom.algorithms import Neuroevolution
 from fedloom.backends.serial import Serial
 from fedloom.backends.vector import Vector
-from fedloom.cohort import Sampling
 from fedloom.data.build import federate
 from fedloom.data.federation import Dataset, Federation
 from fedloom.data.sources.digits import Digits
-from fedloom.engine import Evaluation, fit
-from fedloom.probe import probe
+from fedloom.federation.cohort import Sampling
+from fedloom.federation.engine import Evaluation, fit
 from fedloom.task import Task
+from fedloom.training.probe import probe
 
 POPULATION, PARENTS, CHANCE, RATE = 50, 8, 0.01, 3.0
 QUIET = Evaluation(splits=(), every=10**9)

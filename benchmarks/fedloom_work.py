@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 
 import fedloom as fl
-from fedloom.clients import Setup
 from fedloom.data.build import federate
 from fedloom.data.sources.idx import Mnist
-from fedloom.experiment.spec import RunTable
-from fedloom.experiment.track import choose_setup
-from fedloom.probe import probe
+from fedloom.experiment.experiment_file import RunTable
+from fedloom.experiment.worker_groups import choose_setup
+from fedloom.training.clients import Setup
+from fedloom.training.probe import probe
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 

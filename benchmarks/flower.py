@@ -46,8 +46,8 @@ def write(folder: Path, rounds: int) -> Path:
 
 
 def report(engine: str, folder: Path) -> None:
-    from fedloom.experiment.result import Result
     from fedloom.experiment.store import Store
+    from fedloom.results.result import Result
 
     with Store(folder, read_only=True) as store:
         rows = store.rows("rounds")[1:]  # the first one loads and compiles
@@ -72,7 +72,7 @@ def local(folder: Path, engine: str, *command: Any) -> None:
 
 
 def on_flower(folder: Path, engine: str, file: Path) -> None:
-    from fedloom.experiment.spec import load
+    from fedloom.experiment.experiment_file import load
     from fedloom.flower.app import write_app
     from tests.flower.conftest import Fleet
     from tests.network.conftest import wait_for

@@ -109,13 +109,13 @@ def restart() -> None:
 
 def _train(file: str, client: int, rounds: int, together: Any) -> None:
     from fedloom.backends.serial import Serial
-    from fedloom.experiment import spec
+    from fedloom.experiment import experiment_file
     from fedloom.experiment.plan import Plan
+    from fedloom.federation.work import ClientWork
     from fedloom.machine import prepare_process
-    from fedloom.work import ClientWork
 
     prepare_process()
-    plan = Plan(spec.load(Path(file)))
+    plan = Plan(experiment_file.load(Path(file)))
     (algorithm,) = plan.experiment.algorithm.values()
     task = plan.task(1)
     place, model = Serial(plan.federation(1), task).place, task.initial()

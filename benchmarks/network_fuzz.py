@@ -23,11 +23,11 @@ import requests
 import schemathesis
 from hypothesis import settings
 
-from fedloom.network.coordinator import welcome
-from fedloom.network.hub import Hub
-from fedloom.network.identity import Signer, Token
-from fedloom.network.ledger import Ledger
-from fedloom.network.port import Port
+from fedloom.network.coordinator.calls import Hub
+from fedloom.network.coordinator.http_api import welcome
+from fedloom.network.coordinator.https_server import Port
+from fedloom.network.coordinator.ledger import Ledger
+from fedloom.network.protocol.identity import Signer, Token
 from tests.network.conftest import HELLO, World
 from tests.network.fuzzing import CALM, fuzz_answers
 

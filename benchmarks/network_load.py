@@ -28,8 +28,8 @@ import tomli_w
 import torch
 
 from fedloom.algorithm import Update
-from fedloom.network.identity import Signer, Token, pinned
-from fedloom.network.messages import Ask, ClientFacts, Hello, Outgoing
+from fedloom.network.protocol.identity import Signer, Token, pinned
+from fedloom.network.protocol.messages import Ask, ClientFacts, Hello, Outgoing
 
 LEAVES = {"out.weight": (2, 4), "out.bias": (2,)}
 
@@ -138,8 +138,8 @@ def protocol(count: int, rounds: int) -> dict[str, Any]:
     """Protocol-only agents against a coordinator's process."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
-        from fedloom.network.identity import local_authority
-        from fedloom.network.ledger import Ledger
+        from fedloom.network.coordinator.ledger import Ledger
+        from fedloom.network.protocol.identity import local_authority
 
         file, out = experiment(folder, count, rounds), folder / "run"
         network = out / "network"
@@ -193,7 +193,7 @@ def protocol(count: int, rounds: int) -> dict[str, Any]:
             worker.join()
         if coordinator.wait() != 0:
             raise RuntimeError((folder / "log.txt").read_text()[-3000:])
-        from fedloom.experiment.result import Result
+        from fedloom.results.result import Result
 
         model = Result.read(out).weights()["model"]["out.bias"]
         rows = Result.read(out).rows("rounds")
@@ -251,7 +251,7 @@ def real(count: int, rounds: int) -> dict[str, Any]:
             if done.returncode:
                 raise RuntimeError(f"{kind} ended with {done.returncode}")
             sha[kind] = json.loads(text)["weights_sha256"]
-        from fedloom.experiment.result import Result
+        from fedloom.results.result import Result
 
         rows = Result.read(folder / "network").rows("rounds")
         return {

@@ -22,8 +22,8 @@ import numpy as np
 import tomli_w
 
 from fedloom.data.sources.texts import Texts
-from fedloom.experiment.drawing import finish, new_figure
-from fedloom.experiment.view import View
+from fedloom.results.figure_style import finish, new_figure
+from fedloom.results.run_data import View
 
 SITES = ("rpi1", "rpi2")
 PORT = 18_443

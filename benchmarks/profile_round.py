@@ -27,9 +27,9 @@ from settings import add_settings, settings
 
 import fedloom as fl
 from fedloom.backends.vector import Vector
-from fedloom.clients import Setup
+from fedloom.federation.work import Place, Work
 from fedloom.machine import cores, prepare_process
-from fedloom.work import Place, Work
+from fedloom.training.clients import Setup
 
 # what a profiled function belongs to: the first pattern that its `file:name` contains decides
 KINDS = (

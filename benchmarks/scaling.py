@@ -168,8 +168,8 @@ def evaluation(options: argparse.Namespace) -> tuple[str, list[str], Rows, Any]:
 
     import fedloom as fl
     from fedloom.backends.vector import Vector, Workers
+    from fedloom.federation.work import Examination
     from fedloom.machine import cores
-    from fedloom.work import Examination
 
     chosen = settings(options)
     work = fedloom_work.reference("2nn", options.data)
@@ -204,7 +204,7 @@ def mean(options: argparse.Namespace) -> tuple[str, list[str], Rows, Any]:
     """The weighted mean of 100 models of 1.66 million parameters, against torch's own sum of it."""
     import torch
 
-    from fedloom import rules
+    from fedloom.aggregation import means
     from fedloom.models import MnistCNN
 
     torch.set_num_threads(1)
@@ -220,7 +220,7 @@ def mean(options: argparse.Namespace) -> tuple[str, list[str], Rows, Any]:
         {
             "torch.sum to one number": lambda: flat.sum(),
             "torch.sum over clients": lambda: flat.sum(0),
-            "rules.mean": lambda: rules.mean(stacked, weights),
+            "rules.mean": lambda: means.mean(stacked, weights),
         },
         options.rounds,
     )

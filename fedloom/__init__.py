@@ -43,25 +43,25 @@ if TYPE_CHECKING:
         Scaffold,
         Staged,
     )
-    from fedloom.cohort import Cohort, Sampling
     from fedloom.data.federation import Federation
-    from fedloom.engine import Evaluation, fit
     from fedloom.experiment.run import run
-    from fedloom.local import Step, Training
+    from fedloom.federation.cohort import Cohort, Sampling
+    from fedloom.federation.engine import Evaluation, fit
     from fedloom.task import Task
+    from fedloom.training.local import Step, Training
 
 # public name → where it lives, if it is no algorithm; imported on first use, so that `fedloom --help` loads no torch
 _HOME = {
     "Algorithm": "fedloom.algorithm",
-    "Cohort": "fedloom.cohort",
-    "Evaluation": "fedloom.engine",
+    "Cohort": "fedloom.federation.cohort",
+    "Evaluation": "fedloom.federation.engine",
     "Federation": "fedloom.data.federation",
-    "Sampling": "fedloom.cohort",
-    "Step": "fedloom.local",
+    "Sampling": "fedloom.federation.cohort",
+    "Step": "fedloom.training.local",
     "Task": "fedloom.task",
-    "Training": "fedloom.local",
+    "Training": "fedloom.training.local",
     "Update": "fedloom.algorithm",
-    "fit": "fedloom.engine",
+    "fit": "fedloom.federation.engine",
     "run": "fedloom.experiment.run",
 }
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import field_serializer, field_validator, model_validator
 from torch import Tensor
 
-from fedloom import local
-from fedloom.clients import Clients
-from fedloom.local import Groups, Step, Trained, Training
+from fedloom.aggregation.robust import AnyRule, Median, robust
 from fedloom.record import Record
-from fedloom.robust import AnyRule, Median, robust
 from fedloom.task import Task
+from fedloom.training import local
+from fedloom.training.clients import Clients
+from fedloom.training.local import Groups, Step, Trained, Training
 from fedloom.tree import Tree, change, row, rows
 
 if TYPE_CHECKING:
-    from fedloom.cohort import Cohort
+    from fedloom.federation.cohort import Cohort
 
 
 @dataclass(frozen=True)

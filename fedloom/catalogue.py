@@ -139,7 +139,7 @@ def markdown() -> str:
         "| name | |",
         "| --- | --- |",
     ]
-    from fedloom.robust import RULES
+    from fedloom.aggregation.robust import RULES
 
     for name, rule in RULES.items():
         keys = ", ".join(f"`{key}` ({info.default})" for key, info in rule.model_fields.items())

@@ -15,10 +15,10 @@ from torch.nn.parameter import is_lazy
 
 from fedloom import keys, metrics
 from fedloom.errors import InputError
-from fedloom.generators import GENERATOR
 from fedloom.metrics import Metric
-from fedloom.modules import Places
-from fedloom.python_state import PythonState
+from fedloom.training.generators import GENERATOR
+from fedloom.training.modules import Places
+from fedloom.training.python_state import PythonState
 from fedloom.tree import Tree
 
 NORMALIZATION = (

@@ -13,9 +13,9 @@ from fedloom import tree
 from fedloom.backends.vector import Vector, Workers
 from fedloom.data.federation import Federation
 from fedloom.data.split import Split
-from fedloom.engine import RoundRecord
-from fedloom.probe import probe
+from fedloom.federation.engine import RoundRecord
 from fedloom.task import Task
+from fedloom.training.probe import probe
 
 FEATURES = 16
 CLASSES = 3

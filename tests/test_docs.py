@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from fedloom import resolve
+from fedloom import user_code
 from fedloom.data.sources.download import get
-from fedloom.experiment import spec
+from fedloom.experiment import experiment_file
 from fedloom.testing import check_algorithm
 
 ROOT = Path(__file__).parent.parent
@@ -39,9 +39,9 @@ def blocks(page: Path, language: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_experiment_files_in_the_documentation_are_valid(page: Path) -> None:
     for text in blocks(page, "toml"):
-        values = spec.tomllib.loads(text)
+        values = experiment_file.tomllib.loads(text)
         tables = values if values.keys() & {"data", "rounds", "train", "algorithm", "task"} else {"data": values}
-        assert spec.parse(tables).rounds > 0
+        assert experiment_file.parse(tables).rounds > 0
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -57,7 +57,7 @@ def test_python_in_the_documentation_runs(page: Path, tmp_path: Path) -> None:
 def test_the_algorithm_that_is_added_in_ten_minutes_keeps_all_promises(tmp_path: Path) -> None:
     (code,) = (text for text in blocks(ROOT / "CONTRIBUTING.md", "python") if "class FedProx" in text)
     (tmp_path / "mine.py").write_text(code)
-    check_algorithm(resolve.code("mine.py:FedProx", tmp_path))
+    check_algorithm(user_code.code("mine.py:FedProx", tmp_path))
 
 
 @pytest.mark.parametrize("page", COMMANDED, ids=lambda page: page.name)
@@ -90,7 +90,7 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
 def test_examples_run(file: Path, tmp_path: Path) -> None:
     if file.parent.name == "neat":
         pytest.importorskip("neat", reason="neat-python is not installed")
-    spec.load(file)
+    experiment_file.load(file)
     if file.stem.startswith("mnist"):
         pytest.skip("needs a download; tests marked `data` run it where the data is at hand")
     command = [sys.executable, "-m", "fedloom.cli", "run", str(file), "-q", "--set", "rounds=2", "--workers", "1"]

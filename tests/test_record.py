@@ -7,11 +7,11 @@ import pytest
 from pydantic import model_validator
 
 from fedloom.algorithms import FedAvg, FedSGD
-from fedloom.cohort import Sampling
-from fedloom.engine import Evaluation
 from fedloom.errors import FedloomError, InputError, ParameterError, nearest
-from fedloom.local import Training
+from fedloom.federation.cohort import Sampling
+from fedloom.federation.engine import Evaluation
 from fedloom.record import Count, Decay, NonNegative, Positive, Record, Share, Whole
+from fedloom.training.local import Training
 
 
 class Recipe(Record):

@@ -12,13 +12,13 @@ from torch import nn
 
 from fedloom import keys
 from fedloom.algorithm import Algorithm, Update
-from fedloom.clients import Clients
-from fedloom.cohort import Cohort
 from fedloom.errors import InputError
-from fedloom.evaluation import batch
-from fedloom.local import Groups
+from fedloom.federation.cohort import Cohort
 from fedloom.record import Count, Positive
 from fedloom.task import Task
+from fedloom.training.clients import Clients
+from fedloom.training.evaluation import batch
+from fedloom.training.local import Groups
 from fedloom.tree import Tree, map_leaves, scale, zeros_like
 
 Vector = NDArray[np.float64]

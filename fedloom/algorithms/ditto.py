@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedloom import local
 from fedloom.algorithm import Update
 from fedloom.algorithms.fedavg import FedAvg
-from fedloom.clients import Clients
-from fedloom.local import Groups, Step
 from fedloom.record import NonNegative
 from fedloom.task import Task
+from fedloom.training import local
+from fedloom.training.clients import Clients
+from fedloom.training.local import Groups, Step
 from fedloom.tree import Tree, add, select, sub
 
 

@@ -10,12 +10,13 @@ from annotated_types import Ge, Lt
 from pydantic import Strict
 from torch import Tensor, nn
 
-from fedloom import keys, weights
+from fedloom import keys
+from fedloom.aggregation import weights
 from fedloom.algorithm import Algorithm, Update
-from fedloom.clients import Clients
-from fedloom.cohort import Cohort
-from fedloom.local import Groups, Step
+from fedloom.federation.cohort import Cohort
 from fedloom.task import Task
+from fedloom.training.clients import Clients
+from fedloom.training.local import Groups, Step
 from fedloom.tree import Tree, expand, map_leaves, stack
 
 

@@ -7,13 +7,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedloom import evaluation, rules, weights
+from fedloom.aggregation import means, weights
 from fedloom.algorithm import Central, Update
-from fedloom.clients import Clients
-from fedloom.cohort import Answers, Cohort
 from fedloom.errors import InputError
-from fedloom.local import Groups, Trained
+from fedloom.federation.cohort import Answers, Cohort
 from fedloom.task import Task
+from fedloom.training import evaluation
+from fedloom.training.clients import Clients
+from fedloom.training.local import Groups, Trained
 from fedloom.tree import Tree, change, expand, row, rows, select, sub
 
 
@@ -60,7 +61,7 @@ class FedAvg(Central):
         if self.weights == "within_std":
             weigh = weights.within_one_std(answers.public["score"], self._higher_is_better(cohort.task))
         if self.rule is None:
-            return rules.mean(stacked, weigh)
+            return means.mean(stacked, weigh)
         changes = stacked if self.share == "deltas" else change(stacked, model)
         sound = cohort.keep_finite({"model": changes}, {"model": weigh})
         judged = self.rule(rows(changes, sound), weigh[sound], len(cohort.left_out))

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from fedloom.algorithm import Update
 from fedloom.algorithms.fedavg import FedAvg
-from fedloom.clients import Clients
-from fedloom.cohort import Cohort
-from fedloom.local import Groups
+from fedloom.federation.cohort import Cohort
 from fedloom.task import Task
+from fedloom.training.clients import Clients
+from fedloom.training.local import Groups
 from fedloom.tree import Tree, expand, select
 
 

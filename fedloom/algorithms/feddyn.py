@@ -7,11 +7,11 @@ from typing import ClassVar
 import torch
 
 from fedloom.algorithm import Central, Update
-from fedloom.clients import Clients
-from fedloom.cohort import Cohort
-from fedloom.local import Groups, Step
+from fedloom.federation.cohort import Cohort
 from fedloom.record import Positive
 from fedloom.task import Task
+from fedloom.training.clients import Clients
+from fedloom.training.local import Groups, Step
 from fedloom.tree import Tree, add, expand, select, sub, zeros_like
 
 

@@ -7,13 +7,13 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import model_validator
 
-from fedloom import weights
+from fedloom.aggregation import weights
 from fedloom.algorithm import Central, Update
-from fedloom.clients import Clients
-from fedloom.cohort import Cohort
 from fedloom.errors import InputError
-from fedloom.local import Groups
+from fedloom.federation.cohort import Cohort
 from fedloom.task import Task
+from fedloom.training.clients import Clients
+from fedloom.training.local import Groups
 from fedloom.tree import add, expand, scale, select, sub
 
 

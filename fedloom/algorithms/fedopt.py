@@ -7,10 +7,10 @@ from typing import ClassVar, Literal
 import torch
 
 from fedloom.algorithms.fedavg import FedAvg
-from fedloom.cohort import Cohort
-from fedloom.local import Groups
+from fedloom.federation.cohort import Cohort
 from fedloom.record import Decay, Positive
 from fedloom.task import Task
+from fedloom.training.local import Groups
 from fedloom.tree import Tree, add, map_leaves, select, sub, zeros_like
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fedloom.algorithms.fedavg import FedAvg
-from fedloom.local import Groups, Step
 from fedloom.record import NonNegative
+from fedloom.training.local import Groups, Step
 from fedloom.tree import Tree, add, sub
 
 

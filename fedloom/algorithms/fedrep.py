@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import ClassVar
 from weakref import WeakKeyDictionary
 
-from fedloom import local
 from fedloom.algorithm import Update
 from fedloom.algorithms.fedavg import FedAvg
-from fedloom.clients import Clients
-from fedloom.cohort import Cohort
 from fedloom.errors import InputError
-from fedloom.local import Groups
+from fedloom.federation.cohort import Cohort
 from fedloom.record import Positive
 from fedloom.task import Task
+from fedloom.training import local
+from fedloom.training.clients import Clients
+from fedloom.training.local import Groups
 from fedloom.tree import Tree, expand, select
 
 

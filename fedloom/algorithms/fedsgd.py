@@ -6,13 +6,14 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from fedloom import local, weights
+from fedloom.aggregation import weights
 from fedloom.algorithm import Central, Update
-from fedloom.clients import Clients
-from fedloom.cohort import Cohort
 from fedloom.errors import InputError
-from fedloom.local import Groups
+from fedloom.federation.cohort import Cohort
 from fedloom.task import Task
+from fedloom.training import local
+from fedloom.training.clients import Clients
+from fedloom.training.local import Groups
 from fedloom.tree import add, expand, select
 
 

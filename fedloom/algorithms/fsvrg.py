@@ -8,15 +8,16 @@ import torch
 from pydantic import model_validator
 from torch import Tensor, nn
 
-from fedloom import local, weights
+from fedloom.aggregation import weights
 from fedloom.algorithm import Central, Update
-from fedloom.clients import Clients
-from fedloom.cohort import Cohort
 from fedloom.errors import InputError
-from fedloom.evaluation import batch
-from fedloom.local import Groups, Step, Trained
+from fedloom.federation.cohort import Cohort
 from fedloom.record import Positive
 from fedloom.task import Task
+from fedloom.training import local
+from fedloom.training.clients import Clients
+from fedloom.training.evaluation import batch
+from fedloom.training.local import Groups, Step, Trained
 from fedloom.tree import Tree, add, expand, map_leaves, scale, select, sub
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from fedloom.algorithm import Algorithm, Update
-from fedloom.clients import Clients
-from fedloom.cohort import Cohort
-from fedloom.local import Groups
+from fedloom.federation.cohort import Cohort
 from fedloom.task import Task
+from fedloom.training.clients import Clients
+from fedloom.training.local import Groups
 from fedloom.tree import Tree
 
 

@@ -7,17 +7,18 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedloom import evaluation, rules, weights
+from fedloom.aggregation import means, weights
 from fedloom.algorithm import Algorithm, Update
-from fedloom.clients import Clients
-from fedloom.cohort import Cohort
 from fedloom.errors import InputError
+from fedloom.federation.cohort import Cohort
+from fedloom.federation.work import Inbox
 from fedloom.keys import key
-from fedloom.local import Groups
 from fedloom.record import Count, Share
 from fedloom.task import Task
+from fedloom.training import evaluation
+from fedloom.training.clients import Clients
+from fedloom.training.local import Groups
 from fedloom.tree import Tree, row, rows, select, stack
-from fedloom.work import Inbox
 
 
 class Peer(Algorithm):
@@ -86,7 +87,7 @@ class Peer(Algorithm):
             if each is not None:
                 weigh = each["row"]["weights"][position][senders]
             # averaging equal numbers may change their last bits, and frozen parameters must not drift
-            averages.append({**rules.mean(received, weigh), **select(row(own["model"], position), task.frozen)})
+            averages.append({**means.mean(received, weigh), **select(row(own["model"], position), task.frozen)})
         public = {"scores": scores} if self._judges else {}
         return Update({}, torch.ones(len(data)), public), {**own, "model": stack(averages)}
 

@@ -8,10 +8,10 @@ import torch
 from pydantic import model_validator
 
 from fedloom.algorithm import Algorithm, Update
-from fedloom.clients import Clients
-from fedloom.cohort import Cohort
-from fedloom.local import Groups
+from fedloom.federation.cohort import Cohort
 from fedloom.task import Task
+from fedloom.training.clients import Clients
+from fedloom.training.local import Groups
 from fedloom.tree import expand
 
 

@@ -6,13 +6,14 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedloom import evaluation, weights
+from fedloom.aggregation import weights
 from fedloom.algorithm import Algorithm, Update
-from fedloom.clients import Clients
-from fedloom.cohort import Cohort
-from fedloom.local import Groups
+from fedloom.federation.cohort import Cohort
 from fedloom.record import NonNegative
 from fedloom.task import Task
+from fedloom.training import evaluation
+from fedloom.training.clients import Clients
+from fedloom.training.local import Groups
 from fedloom.tree import add, expand, scale, select, sub
 
 

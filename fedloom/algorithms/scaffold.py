@@ -7,14 +7,14 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import model_validator
 
-from fedloom import weights
+from fedloom.aggregation import weights
 from fedloom.algorithm import Central, Update
-from fedloom.clients import Clients
-from fedloom.cohort import Cohort
 from fedloom.errors import InputError
-from fedloom.local import Groups, Step
+from fedloom.federation.cohort import Cohort
 from fedloom.record import Positive
 from fedloom.task import Task
+from fedloom.training.clients import Clients
+from fedloom.training.local import Groups, Step
 from fedloom.tree import Tree, add, expand, scale, select, sub, zeros_like
 
 

@@ -7,15 +7,15 @@ from typing import ClassVar
 import torch
 from pydantic import model_validator
 
+from fedloom.aggregation.means import mean
 from fedloom.algorithm import Update
 from fedloom.algorithms.fedavg import FedAvg, moved
-from fedloom.clients import Clients
-from fedloom.cohort import Cohort
 from fedloom.errors import InputError
-from fedloom.local import Groups
+from fedloom.federation.cohort import Cohort
 from fedloom.record import Count
-from fedloom.rules import mean
 from fedloom.task import Task
+from fedloom.training.clients import Clients
+from fedloom.training.local import Groups
 from fedloom.tree import Tree, stack
 
 

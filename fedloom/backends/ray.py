@@ -21,15 +21,15 @@ from typing import Any
 import numpy as np
 
 from fedloom import machine, tree
-from fedloom.backends import wire
-from fedloom.backends.cluster import Cluster, Node
-from fedloom.backends.sharing import assemble, dismantle
+from fedloom.backends import worker_messages
+from fedloom.backends.ray_cluster import Cluster, Node
+from fedloom.backends.shared_memory import assemble, dismantle
 from fedloom.backends.vector import shares
-from fedloom.clients import Setup
 from fedloom.data.federation import Federation
 from fedloom.errors import FedloomError, InputError, TrainingError
+from fedloom.federation.work import Place, Work
 from fedloom.task import Task
-from fedloom.work import Place, Work
+from fedloom.training.clients import Setup
 
 FAN_IN = 8  # messages that one receiver adds up: from more nodes than this on, nodes add up for each other
 PROCESS_BYTES = 300_000_000  # of a worker before it has a model: Python, torch, Ray
@@ -200,13 +200,13 @@ _kept: dict[str, tuple[str, Any]] = {}  # what this process has fetched and unpa
 
 def pack(payload: Any) -> list[Any]:
     """Anything that can be pickled; Ray moves the bytes of its tensors without looking at them."""
-    head, *tensors = wire.pack(payload)
+    head, *tensors = worker_messages.pack(payload)
     return [head, *(np.frombuffer(part, np.uint8) for part in tensors)]
 
 
 def unpack(message: list[Any]) -> Any:
     """What was packed, in memory of its own: the object store's is read-only."""
-    return wire.unpack([message[0], *(bytearray(part) for part in message[1:])])
+    return worker_messages.unpack([message[0], *(bytearray(part) for part in message[1:])])
 
 
 def arrive(settled: list[Any]) -> str:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedloom.clients import Setup
 from fedloom.data.federation import Federation
+from fedloom.federation.work import Place, Work
 from fedloom.machine import computing
 from fedloom.task import Task
-from fedloom.work import Place, Work
+from fedloom.training.clients import Setup
 
 
 class Serial:
     """A loop over clients."""
 
     def __init__(self, federation: Federation, task: Task, setup: Setup | None = None) -> None:
-        from fedloom.probe import probe
+        from fedloom.training.probe import probe
 
         self.setup = setup or probe(federation, task).setup(group=1)
         self.place = Place(federation, task, self.setup)

@@ -13,11 +13,11 @@ from itertools import pairwise
 from multiprocessing.connection import wait
 from typing import Any
 
-from fedloom.clients import Setup
 from fedloom.data.federation import Federation
 from fedloom.errors import FedloomError, InputError, TrainingError
+from fedloom.federation.work import Place, Work
 from fedloom.task import Task
-from fedloom.work import Place, Work
+from fedloom.training.clients import Setup
 
 
 class Workers:
@@ -35,7 +35,7 @@ class Workers:
             ours, theirs = socket.socketpair()
             for end in (ours, theirs):  # a model should fit, so that nobody waits for the other to read
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
-            command = [sys.executable, "-m", "fedloom.backends.worker", str(theirs.fileno())]
+            command = [sys.executable, "-m", "fedloom.backends.worker_process", str(theirs.fileno())]
             self.processes.append(
                 subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
             )
@@ -50,27 +50,27 @@ class Workers:
 
     def tell(self, kind: str, payload: Any, only: int | None = None, ticket: int = 0) -> None:
         """Send one message, pickled once, to all workers or to one."""
-        from fedloom.backends import wire
+        from fedloom.backends import worker_messages
 
-        message = wire.pack(payload)
+        message = worker_messages.pack(payload)
         for number in range(len(self)) if only is None else (only,):
             try:
-                wire.send(self.connections[number], [f"{kind} {ticket}".encode(), *message])
+                worker_messages.send(self.connections[number], [f"{kind} {ticket}".encode(), *message])
             except (BrokenPipeError, ConnectionError):
                 raise self._dead(number) from None
 
     def answer(self, number: int, ticket: int) -> Any:
         """A worker's answer to the part with this ticket; others are dropped, nobody waits for them."""
-        from fedloom.backends import wire
+        from fedloom.backends import worker_messages
 
         found = None
         while found != ticket:
             try:
-                head, *message = wire.receive(self.connections[number])
+                head, *message = worker_messages.receive(self.connections[number])
                 found = int(head)
             except (EOFError, ConnectionError):
                 raise self._dead(number) from None
-        kind, payload = wire.unpack(message)
+        kind, payload = worker_messages.unpack(message)
         if kind == "failed":
             raise payload
         if kind == "crashed":
@@ -101,7 +101,7 @@ class Vector:
     """Spreads work over processes; the results do not depend on how many there are."""
 
     def __init__(self, federation: Federation, task: Task, setup: Setup, workers: Workers | int = 2) -> None:
-        from fedloom.backends.sharing import share
+        from fedloom.backends.shared_memory import share
 
         self.workers = Workers(workers) if isinstance(workers, int) else workers
         self._closes_workers = isinstance(workers, int)

@@ -92,7 +92,7 @@ def get(
 
     from fedloom.data.sources import download
     from fedloom.data.sources.base import cache
-    from fedloom.data.sources.offers import OFFERS
+    from fedloom.data.sources.download_list import OFFERS
 
     if name is None:
         for known, offer in OFFERS.items():

@@ -57,7 +57,7 @@ def worker(
 ) -> None:
     """Keep torch, the model and the data warm beside a SuperNode: start it with what its --node-config says."""
     _needs_extra()
-    from fedloom.flower.places import data_mark, state_folder
+    from fedloom.flower.paths import data_mark, state_folder
 
     if (site is None) == (app is None):
         raise InputError("Give either --site SITE.toml, or an app's folder with --partition-id and --num-partitions.")
@@ -65,7 +65,7 @@ def worker(
     config = {key: value if isinstance(value, int) else str(value) for key, value in given.items() if value is not None}
     folder = state_folder(config)
     from fedloom.flower.worker import Worker, seat, serve
-    from fedloom.network.enrol import claimed
+    from fedloom.network.agent.enrolment import claimed
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that it tidies up
     with claimed(folder):

@@ -13,7 +13,7 @@ from fedloom.cli.shared import AsJson, Changes, File, Quiet, finish, load, say, 
 from fedloom.errors import InputError
 
 if TYPE_CHECKING:
-    from fedloom.network.identity import Token
+    from fedloom.network.protocol.identity import Token
 
 agents_app = typer.Typer(no_args_is_help=True, help="See, invite and revoke the agents of a run that is served.")
 
@@ -60,7 +60,7 @@ def serve(
 ) -> None:
     """Run an experiment on other machines: wait for agents, then go on as `run` does."""
     _needs_extra()
-    from fedloom.network.serve import Served, prepare_folder
+    from fedloom.network.coordinator.serve import Served, prepare_folder
 
     if (certificate is None) != (key is None):
         raise InputError("--certificate and --key belong together: give both, or neither.")
@@ -112,16 +112,16 @@ def join(
 ) -> None:
     """Take part in a federation with the data of this machine."""
     _needs_extra()
-    from fedloom.network.policy import load_site
+    from fedloom.network.agent.policy import load_site
 
     described = load_site(site)
     if dry_run:
-        from fedloom.network.dry_run import would_leave
+        from fedloom.network.agent.dry_run import would_leave
 
         for line in would_leave(described, experiment):
             print(line)
         return
-    from fedloom.network.enrol import claimed, enrol
+    from fedloom.network.agent.enrolment import claimed, enrol
 
     url = _checked(url)
     if while_stdin:
@@ -130,7 +130,7 @@ def join(
     folder = state or site.resolve().with_name(f"{site.stem}-state")
     with claimed(folder):
         enrol(url, token, described.name, folder, wait=wait, tell=say)
-        from fedloom.network.agent import Agent
+        from fedloom.network.agent.agent import Agent
 
         said = Agent(described, folder, wait=wait, tell=say).run()
     say(said)
@@ -155,7 +155,7 @@ def status(
 ) -> None:
     """Show who is there, what is being done, who is awaited and why."""
     _needs_extra()
-    from fedloom.network.enrol import status_of
+    from fedloom.network.agent.enrolment import status_of
 
     found = status_of(_checked(url), _token(token_file))
     if as_json:
@@ -186,7 +186,7 @@ def _checked(url: str) -> str:
 
 
 def _token(file: Path | None) -> Token | None:
-    from fedloom.network.identity import Token
+    from fedloom.network.protocol.identity import Token
 
     if file is None:
         return None
@@ -200,7 +200,7 @@ def list_agents(folder: Folder, as_json: AsJson = False) -> None:
     """List the agents that are enrolled."""
     from datetime import datetime, timezone
 
-    from fedloom.network.serve import coordinator_ledger
+    from fedloom.network.coordinator.serve import coordinator_ledger
 
     ledger = coordinator_ledger(folder)
     rows = [{key: row[key] for key in ("agent", "name", "enrolled", "revoked")} for row in ledger.agents()]
@@ -218,7 +218,7 @@ def list_agents(folder: Folder, as_json: AsJson = False) -> None:
 @agents_app.command()
 def revoke(folder: Folder, name: Annotated[str, typer.Argument(help="The agent's name or number.")]) -> None:
     """Refuse an agent's requests from now on."""
-    from fedloom.network.serve import coordinator_ledger
+    from fedloom.network.coordinator.serve import coordinator_ledger
 
     ledger = coordinator_ledger(folder)
     try:
@@ -234,8 +234,8 @@ def invite_agents(
 ) -> None:
     """Make enrolment tokens, one for each agent that is to join."""
     _needs_extra()
-    from fedloom.network.serve import coordinator_ledger
-    from fedloom.network.tokens import invite
+    from fedloom.network.coordinator.serve import coordinator_ledger
+    from fedloom.network.coordinator.tokens import invite
 
     ledger = coordinator_ledger(folder)
     for path in invite(ledger, folder / "network", ledger.fact("fingerprint") or "", count):

@@ -34,7 +34,7 @@ def init(
     if file.exists() and not force:
         raise InputError(f"{file} exists already. Choose another name, or use --force to overwrite it.")
     file.parent.mkdir(parents=True, exist_ok=True)
-    template = Path(__file__).parents[1] / "experiment" / "files" / "template.toml"
+    template = Path(__file__).parents[1] / "experiment" / "templates" / "experiment.toml"
     file.write_bytes(template.read_bytes())
     print(f"Wrote {file}. Next: fedloom check {file}, then fedloom run {file}")
 
@@ -43,8 +43,8 @@ def check(file: File, changes: Changes = None, as_json: AsJson = False) -> None:
     """Show what a file means and what it would cost; nothing is run."""
     import tomli_w
 
-    from fedloom.experiment.check import estimate
     from fedloom.experiment.plan import Plan
+    from fedloom.tuning.estimate import estimate
 
     experiment = load(file, changes)
     costs = estimate(Plan(experiment))
@@ -63,8 +63,8 @@ def graph(
 ) -> None:
     """Draw who hears whom in the peer-to-peer algorithms of a file."""
     from fedloom.algorithms import Peer
-    from fedloom.experiment.graph import draw
     from fedloom.experiment.plan import Plan
+    from fedloom.results.topology_figure import draw
 
     experiment = load(file, changes)
     peers = {label: one for label, one in experiment.algorithm.items() if isinstance(one, Peer)}

@@ -35,7 +35,7 @@ class Fill(str, Enum):
 
 def show(folder: Folder, as_json: AsJson = False) -> None:
     """Show the results in a run's folder."""
-    from fedloom.experiment.result import Result
+    from fedloom.results.result import Result
 
     result = Result.read(folder)
     if as_json:
@@ -49,7 +49,7 @@ def list_runs(
     as_json: AsJson = False,
 ) -> None:
     """List the runs in a folder."""
-    from fedloom.experiment.result import Result
+    from fedloom.results.result import Result
 
     found = []
     for path in sorted(folder.glob("*/run.db")):
@@ -71,7 +71,7 @@ def report(
     fill: Annotated[Fill, typer.Option(help="What is shaded around means over users.")] = Fill.min_max,
 ) -> None:
     """Write a run's report: one HTML file, with tables and figures as files beside it."""
-    from fedloom.experiment.result import Result
+    from fedloom.results.result import Result
 
     print(f"Report: {Result.read(folder).report(fill.value)}")
     print(f"Tables: {folder / 'tables'}")
@@ -92,8 +92,8 @@ def export(
     to: Annotated[Optional[Path], typer.Option(help="Where to (default: DIR/export).")] = None,  # noqa: UP045
 ) -> None:
     """Write tables, curves or trained weights out of a run's folder, for other programs."""
-    from fedloom.experiment import export as exporting
-    from fedloom.experiment.result import Result
+    from fedloom.results import export as exporting
+    from fedloom.results.result import Result
 
     wanted = [
         exporter

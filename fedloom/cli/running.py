@@ -57,7 +57,7 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Compare seven ways to learn on handwritten digits at ten data holders: a first run, in under two minutes."""
-    file = Path(__file__).parents[1] / "experiment" / "files" / "demo.toml"
+    file = Path(__file__).parents[1] / "experiment" / "templates" / "demo.toml"
     _run(file, None, out, False, as_json, quiet, False, True)
 
 
@@ -105,13 +105,13 @@ def sweep(
     quiet: Quiet = False,
 ) -> None:
     """Try many settings and rank them by validation; the test splits are not looked at."""
-    from fedloom.experiment import choices
-    from fedloom.experiment.sweep import sweep as try_all
+    from fedloom.tuning import search_space
+    from fedloom.tuning.sweep import sweep as try_all
 
     with showing(quiet) as progress, stop_on_interrupt() as should_stop:
         found = try_all(
             file,
-            choices.parse_over(over or []),
+            search_space.parse_over(over or []),
             changes=parse_changes(changes or []),
             random=random,
             seed=seed,
@@ -132,7 +132,9 @@ def sweep(
     bests = [found.best(label) for label in dict.fromkeys(one.label for one in found.tried)]
     for best in (one for one in bests if one is not None):
         chosen = " ".join(f"--set {key}={json.dumps(value)}" for key, value in best.setting.items())
-        tell(f"Best on validation data: {choices.name(best.setting)} ({best.label}). Measure it on test data, once:")
+        tell(
+            f"Best on validation data: {search_space.name(best.setting)} ({best.label}). Measure it on test data, once:"
+        )
         tell(f"  fedloom run {file} {chosen} --out {found.folder / f'best-{best.label}'}")
     tell(f"Table: {found.folder / 'sweep.csv'}")
     if (found.folder / "sweep.png").is_file():
@@ -155,8 +157,8 @@ def reproduce(
     quiet: Quiet = False,
 ) -> None:
     """Run published experiments again, and show ours and theirs side by side."""
-    from fedloom.experiment import published
-    from fedloom.experiment import reproduce as again
+    from fedloom.papers import published
+    from fedloom.papers import reproduce as again
 
     if name is None:
         for known in published.names():
@@ -204,8 +206,8 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Measure how long a file's rounds take on this machine; nothing is stored."""
-    from fedloom.experiment.bench import bench as measure
     from fedloom.experiment.plan import Plan
+    from fedloom.tuning.bench import bench as measure
 
     with showing(quiet=False) as progress:
         found = measure(Plan(load(file, changes)), rounds, progress)

@@ -15,7 +15,7 @@ import typer
 from fedloom.errors import FedloomError, InputError
 
 if TYPE_CHECKING:
-    from fedloom.experiment.spec import Experiment
+    from fedloom.experiment.experiment_file import Experiment
 
 File = Annotated[Path, typer.Argument(help="The experiment file (TOML).", metavar="FILE")]
 Folder = Annotated[Path, typer.Argument(help="A run's folder.", metavar="DIR")]
@@ -36,9 +36,9 @@ def say(text: str) -> None:
 
 def load(file: Path, changes: list[str] | None) -> Experiment:
     """The experiment in a file, with what the command line changes."""
-    from fedloom.experiment import spec
+    from fedloom.experiment import experiment_file
 
-    return spec.load(file, parse_changes(changes or []))
+    return experiment_file.load(file, parse_changes(changes or []))
 
 
 def parse_changes(changes: list[str]) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def parse_changes(changes: list[str]) -> dict[str, Any]:
     >>> parse_changes(["train.lr=0.1", "data.source=digits"])
     {'train.lr': 0.1, 'data.source': 'digits'}
     """
-    from fedloom.experiment.spec import tomllib
+    from fedloom.experiment.experiment_file import tomllib
 
     parsed = {}
     for change in changes:
@@ -117,7 +117,7 @@ def print_table(result: Any) -> None:
     """A run's numbers on screen."""
     from rich.console import Console
 
-    from fedloom.experiment.summary import table
+    from fedloom.results.summary import table
 
     width = Console().width if sys.stdout.isatty() else 100
     Console(width=width).print(table(result))

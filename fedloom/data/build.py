@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedloom import keys
-from fedloom.data import check
+from fedloom.data import checks
 from fedloom.data import partition as partitions
 from fedloom.data.federation import Dataset, Federation
 from fedloom.data.normalize import normalized
@@ -47,7 +47,7 @@ def federate(
             "This data has missing values, which are filled with the means that normalisation finds: set normalize = "
             '"federated" (means over all clients, learnt from sums) or "client" (each client\'s own).'
         )
-    y = check.labels(dataset)
+    y = checks.labels(dataset)
     held = _held(server, len(y), seed)
     if held and normalize == "client":
         raise InputError(
@@ -57,8 +57,8 @@ def federate(
     kept = _others(held, len(y))
     owner, count, names = _owners(dataset, y, kept, partition, clients, seed)
     sizes = np.bincount(owner, minlength=count)
-    check.nobody_empty(sizes, names)
-    check.features(dataset, lambda row: _holder(row, kept, owner, names))
+    checks.nobody_empty(sizes, names)
+    checks.features(dataset, lambda row: _holder(row, kept, owner, names))
     order = kept[np.argsort(owner, kind="stable")]
     federation = Federation(
         x=_take(dataset.x, order),
@@ -70,7 +70,7 @@ def federate(
         classes=dataset.classes,
         scale=dataset.scale,
         server={
-            name: check.official(dataset) if rows is None else (_take(dataset.x, rows), _take(y, rows))
+            name: checks.official(dataset) if rows is None else (_take(dataset.x, rows), _take(y, rows))
             for name, rows in held.items()
         },
         features=dataset.features,

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.data.federation import Federation
-from fedloom.data.picture import plot
+from fedloom.data.figure import plot
 
 __all__ = ["Client", "Description", "describe", "label_counts", "plot", "table"]
 

@@ -1,1 +1,1 @@
-"""Experiments: the file, the run, its store and what people see of it."""
+"""Run an experiment file: cells, worker processes, checkpoints, the database."""

@@ -9,17 +9,17 @@ from pathlib import Path
 
 from fedloom import tree
 from fedloom.algorithm import Algorithm
-from fedloom.cohort import Backend, Sampling
-from fedloom.engine import RoundRecord, Snapshot, fit
 from fedloom.errors import FedloomError, InputError, QuorumError
-from fedloom.evaluation import pool
 from fedloom.experiment import checkpoint
+from fedloom.experiment.experiment_file import EvaluateTable, RunTable
 from fedloom.experiment.progress import Progress
-from fedloom.experiment.spec import EvaluateTable, RunTable
 from fedloom.experiment.store import Store
-from fedloom.experiment.track import Track
-from fedloom.local import Groups
+from fedloom.experiment.worker_groups import Track
+from fedloom.federation.cohort import Backend, Sampling
+from fedloom.federation.engine import RoundRecord, Snapshot, fit
 from fedloom.task import Task
+from fedloom.training.evaluation import pool
+from fedloom.training.local import Groups
 
 
 @dataclass

@@ -27,9 +27,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedloom import faults
-from fedloom.engine import Snapshot
 from fedloom.errors import InputError, StoreError
-from fedloom.local import Groups
+from fedloom.federation.engine import Snapshot
+from fedloom.training.local import Groups
 from fedloom.tree import Tree
 
 FORMAT = 1

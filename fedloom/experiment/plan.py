@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from fedloom import resolve
+from fedloom import user_code
 from fedloom.data.build import federate
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError, ParameterError
-from fedloom.experiment.spec import Experiment
+from fedloom.experiment.experiment_file import Experiment
 from fedloom.task import Task
 
 
@@ -50,8 +50,8 @@ class Plan:
         table, base = self.experiment.task, self.experiment.base
         init = table.init if table.init in ("torch", "glorot") else str(base / table.init)
         return Task(
-            resolve.code(table.model, base) if resolve.is_code(table.model) else table.model,
-            loss=resolve.code(table.loss, base) if resolve.is_code(table.loss) else table.loss,
+            user_code.code(table.model, base) if user_code.is_code(table.model) else table.model,
+            loss=user_code.code(table.loss, base) if user_code.is_code(table.loss) else table.loss,
             metrics=table.metrics,
             args=table.args,
             init=init,

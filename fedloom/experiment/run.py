@@ -12,20 +12,20 @@ from typing import Any
 
 from fedloom import tree
 from fedloom.algorithm import Algorithm
-from fedloom.cohort import Sampling
 from fedloom.data.federation import Federation
-from fedloom.engine import Evaluation
 from fedloom.errors import InputError
 from fedloom.experiment import parallel
 from fedloom.experiment.cell import Cell
-from fedloom.experiment.folder import claimed, same_experiment
+from fedloom.experiment.experiment_file import EvaluateTable, RunTable, check_label, check_top, identity
 from fedloom.experiment.progress import Progress, Silent
-from fedloom.experiment.result import Result
-from fedloom.experiment.spec import EvaluateTable, RunTable, check_label, check_top, identity
+from fedloom.experiment.run_folder import claimed, same_experiment
 from fedloom.experiment.store import Store
-from fedloom.experiment.track import Connect, open_tracks
-from fedloom.resolve import code_fingerprint
+from fedloom.experiment.worker_groups import Connect, open_tracks
+from fedloom.federation.cohort import Sampling
+from fedloom.federation.engine import Evaluation
+from fedloom.results.result import Result
 from fedloom.task import Task
+from fedloom.user_code import code_fingerprint
 
 
 def run(

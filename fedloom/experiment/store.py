@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 from fedloom.data.federation import Federation
 from fedloom.data.split import SPLITS
-from fedloom.engine import RoundRecord
 from fedloom.errors import InputError, StoreError, nearest
-from fedloom.experiment.tabulate import tabulate
+from fedloom.experiment.round_rows import tabulate
+from fedloom.federation.engine import RoundRecord
 from fedloom.task import Task
 
 Row = dict[str, Any]

@@ -9,11 +9,11 @@ from typing import Any
 
 import tomli_w
 
-from fedloom import __version__, resolve
+from fedloom import __version__, user_code
 from fedloom.errors import InputError
-from fedloom.experiment.spec import Experiment
-from fedloom.network.policy import written_data
-from fedloom.network.session import federated
+from fedloom.experiment.experiment_file import Experiment
+from fedloom.network.agent.policy import written_data
+from fedloom.network.coordinator.session import federated
 
 HALF = '''"""{what} Written by `fedloom flower app`."""
 
@@ -74,7 +74,7 @@ def _project(name: str) -> dict[str, Any]:
 
 def _may_be_path(experiment: Experiment, key: str) -> bool:
     """A column or a source may have the name of a folder; only loaders of somebody's own do not say what is a path."""
-    own = resolve.is_code(experiment.data.source)
+    own = user_code.is_code(experiment.data.source)
     return key != "source" and (own or isinstance(getattr(experiment.source, key, None), Path))
 
 
@@ -86,7 +86,7 @@ def _absolute(value: Any, base: Path) -> Any:
 
 def _copy_code(name: str, base: Path, folder: Path) -> None:
     """Somebody's own code travels in the app; sites whose policy does not name it refuse it nevertheless."""
-    file = resolve.code_file(name, base) if resolve.is_code(name) else None
+    file = user_code.code_file(name, base) if user_code.is_code(name) else None
     if file is None:
         return
     if not file.is_relative_to(base.resolve()):

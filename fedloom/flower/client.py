@@ -17,8 +17,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedloom.errors import FedloomError, InputError, StoreError
-from fedloom.flower.letters import Letter
-from fedloom.flower.places import data_mark, state_folder, worker_address
+from fedloom.flower.messages import Letter
+from fedloom.flower.paths import data_mark, state_folder, worker_address
 
 PATIENCE = 120.0  # seconds that a worker may take to get ready
 
@@ -53,7 +53,7 @@ def answer(app: Path, letter: Letter, config: Mapping[str, Any]) -> Letter:
 def _alone(app: Path, config: Mapping[str, Any], state: Path, letter: Letter, waiting: bool) -> Letter | None:
     """The answer of this process; none while a worker holds the node's state and is not ready yet."""
     from fedloom.flower.worker import Worker, seat
-    from fedloom.network.enrol import claimed
+    from fedloom.network.agent.enrolment import claimed
 
     with ExitStack() as stack:
         try:

@@ -17,18 +17,18 @@ from flwr.serverapp import Grid, ServerApp
 from pydantic import ValidationError
 
 from fedloom.errors import FedloomError, InputError
-from fedloom.experiment import spec
+from fedloom.experiment import experiment_file
 from fedloom.experiment.progress import Lines
-from fedloom.flower.letters import Letter, NoLetter
-from fedloom.flower.places import default_folder
-from fedloom.network.body import Body, TooLarge
-from fedloom.network.checks import Rejected
-from fedloom.network.coordinator import welcome
-from fedloom.network.hub import MISSED, Call, Hub
-from fedloom.network.intake import Intake
-from fedloom.network.ledger import Ledger
-from fedloom.network.messages import Failure, Hello
-from fedloom.network.session import Session
+from fedloom.flower.messages import Letter, NoLetter
+from fedloom.flower.paths import default_folder
+from fedloom.network.coordinator.calls import MISSED, Call, Hub
+from fedloom.network.coordinator.http_api import welcome
+from fedloom.network.coordinator.intake import Intake
+from fedloom.network.coordinator.ledger import Ledger
+from fedloom.network.coordinator.request_body import Body, TooLarge
+from fedloom.network.coordinator.session import Session
+from fedloom.network.coordinator.update_checks import Rejected
+from fedloom.network.protocol.messages import Failure, Hello
 
 PAUSE = 0.25  # seconds between two looks for answers
 LOOK = 1.0  # and for nodes that came or went
@@ -212,7 +212,9 @@ def _first_line(error: Exception) -> str:
 class Fleet(Session):
     """A session whose messages Flower carries."""
 
-    def __init__(self, experiment: spec.Experiment, folder: Path, grid: Grid, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, experiment: experiment_file.Experiment, folder: Path, grid: Grid, tell: Callable[[str], None]
+    ) -> None:
         self.grid = grid
         super().__init__(experiment, folder, tell)
 
@@ -244,7 +246,7 @@ def run(app: Path, grid: Grid, config: Any) -> None:
 
     try:
         changes = {"rounds": config["rounds"]} if config.get("rounds") else {}
-        experiment = spec.load(app / "experiment.toml", changes)
+        experiment = experiment_file.load(app / "experiment.toml", changes)
         folder = Path(str(config.get("out") or default_folder() / "runs" / experiment.name)).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
         session = Fleet(experiment, folder, grid, tell)

@@ -19,19 +19,19 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from torch import Tensor, nn
 
-from fedloom import weights
+from fedloom.aggregation import weights
 from fedloom.algorithm import Algorithm, Update
 from fedloom.algorithms import ALGORITHMS, FedAvg, FedProx
-from fedloom.cohort import Cohort, OwnStates, Sampling
 from fedloom.errors import InputError, RoundAbandoned
-from fedloom.local import Groups
+from fedloom.federation.cohort import Cohort, OwnStates, Sampling
+from fedloom.federation.work import ClientWork, Outcome, Report, Work
 from fedloom.machine import computing
-from fedloom.network.checks import Limits, Rejected, check_update
-from fedloom.network.messages import Ask, ClientAnswer
-from fedloom.network.template import Template
+from fedloom.network.coordinator.expected_update import Template
+from fedloom.network.coordinator.update_checks import Limits, Rejected, check_update
+from fedloom.network.protocol.messages import Ask, ClientAnswer
 from fedloom.task import Task
+from fedloom.training.local import Groups
 from fedloom.tree import Tree, select, stack, sub
-from fedloom.work import ClientWork, Outcome, Report, Work
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # what batch normalisation calls them
 

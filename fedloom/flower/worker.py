@@ -22,17 +22,17 @@ from pydantic import BaseModel
 
 from fedloom import machine
 from fedloom.errors import FedloomError, InputError
-from fedloom.experiment import spec
+from fedloom.experiment import experiment_file
 from fedloom.experiment.plan import Plan
-from fedloom.flower.letters import Letter
-from fedloom.flower.places import ADDRESS, partition
-from fedloom.network.agent import Agent
-from fedloom.network.identity import write_private
-from fedloom.network.link import Link
-from fedloom.network.messages import Failure, Hello
-from fedloom.network.policy import Site, load_site, rehearsal, site_of
-from fedloom.network.telling import short_traceback
-from fedloom.network.wire import Parcel
+from fedloom.flower.messages import Letter
+from fedloom.flower.paths import ADDRESS, partition
+from fedloom.network.agent.agent import Agent
+from fedloom.network.agent.connection import Link
+from fedloom.network.agent.descriptions import short_traceback
+from fedloom.network.agent.policy import Site, load_site, rehearsal, site_of
+from fedloom.network.protocol.identity import write_private
+from fedloom.network.protocol.messages import Failure, Hello
+from fedloom.network.protocol.tensors import Parcel
 
 
 def seat(app: Path, config: Mapping[str, Any]) -> Site:
@@ -43,7 +43,7 @@ def seat(app: Path, config: Mapping[str, Any]) -> Site:
     if part is None:
         raise InputError("Give a site's file, or partition-id and num-partitions for a rehearsal.")
     number, count = part
-    experiment = spec.load(app / "experiment.toml")
+    experiment = experiment_file.load(app / "experiment.toml")
     clients = Plan(experiment).federation(experiment.seeds[0]).clients
     if count > clients:
         raise InputError(f"num-partitions={count}: the experiment's data has only {clients} clients to host.")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from fedloom import resolve
+from fedloom import user_code
 from fedloom.errors import FedloomError, InputError, nearest
 from fedloom.models.digits_mlp import DigitsMLP
 from fedloom.models.eeg_cnn import EegCNN
@@ -70,12 +70,12 @@ def build(name: str, **args: Any) -> nn.Module:
       (out): Linear(in_features=4, out_features=3, bias=True)
     )
     """
-    if name not in MODELS and not resolve.is_code(name):
+    if name not in MODELS and not user_code.is_code(name):
         known = ", ".join(MODELS)
         raise InputError(
             f"There is no model '{name}'. Known: {known}, or your own as 'package.module:Class'.{nearest(name, MODELS)}"
         )
-    return construct(name, MODELS[name] if name in MODELS else resolve.code(name, Path()), args)
+    return construct(name, MODELS[name] if name in MODELS else user_code.code(name, Path()), args)
 
 
 def construct(name: str, model: Callable[..., nn.Module], args: Mapping[str, Any]) -> nn.Module:

@@ -23,18 +23,18 @@ from fedloom import tree
 from fedloom.algorithm import Algorithm
 from fedloom.backends.serial import Serial
 from fedloom.backends.vector import Vector, Workers
-from fedloom.clients import Setup
-from fedloom.cohort import Backend, Sampling
-from fedloom.course import Training
 from fedloom.data.federation import Federation
-from fedloom.engine import RoundRecord, Snapshot, fit
 from fedloom.errors import FedloomError, InputError
 from fedloom.experiment import checkpoint
-from fedloom.local import Groups
-from fedloom.probe import probe
+from fedloom.federation.cohort import Backend, Sampling
+from fedloom.federation.engine import RoundRecord, Snapshot, fit
+from fedloom.federation.work import ClientWork, Examination, Place, Work
 from fedloom.task import Task
 from fedloom.testing.backends import InProcess
-from fedloom.work import ClientWork, Examination, Place, Work
+from fedloom.training.clients import Setup
+from fedloom.training.local import Groups
+from fedloom.training.probe import probe
+from fedloom.training.schedule import Training
 
 __all__ = ["check_algorithm"]
 

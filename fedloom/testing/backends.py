@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 from fedloom.algorithm import Update
+from fedloom.federation.work import ClientWork, Outcome, Place, Work
 from fedloom.machine import computing
-from fedloom.work import ClientWork, Outcome, Place, Work
 
 
 class InProcess:

@@ -15,19 +15,19 @@ from fedloom import tree
 from fedloom.algorithms.fedavg import FedAvg
 from fedloom.backends.serial import Serial
 from fedloom.backends.vector import Vector, Workers
-from fedloom.clients import Setup
-from fedloom.cohort import Backend
-from fedloom.course import Training
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
-from fedloom.engine import Evaluation, Phase, RoundRecord, fit
+from fedloom.federation.cohort import Backend
+from fedloom.federation.engine import Evaluation, Phase, RoundRecord, fit
+from fedloom.federation.work import Place
 from fedloom.machine import computing
-from fedloom.probe import Probe, probe
 from fedloom.task import Task
 from fedloom.testing.backends import InAgents, InProcess
 from fedloom.testing.plain_loop import PlainRound, Values, evaluate, plain_fedavg
+from fedloom.training.clients import Setup
+from fedloom.training.probe import Probe, probe
+from fedloom.training.schedule import Training
 from fedloom.tree import Tree
-from fedloom.work import Place
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3}  # how far two ways of computing may be apart
 ONE = "one client after another"

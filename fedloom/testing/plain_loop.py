@@ -29,10 +29,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fedloom import keys
-from fedloom.course import Training
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
 from fedloom.task import Task
+from fedloom.training.schedule import Training
 from fedloom.tree import Tree
 
 Values = dict[str, float]  # the loss, and metrics that are means over examples

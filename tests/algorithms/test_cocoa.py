@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedloom.algorithms import CoCoA
-from fedloom.cohort import Sampling
-from fedloom.engine import Evaluation, fit
 from fedloom.errors import InputError
+from fedloom.federation.cohort import Sampling
+from fedloom.federation.engine import Evaluation, fit
 from fedloom.task import Task
 from tests.conftest import last, numbers_federation
 

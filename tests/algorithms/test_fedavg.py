@@ -8,9 +8,9 @@ from torch import nn
 
 from fedloom import keys
 from fedloom.algorithms import FedAvg
-from fedloom.cohort import Sampling
 from fedloom.data.federation import Federation
-from fedloom.engine import Evaluation, fit
+from fedloom.federation.cohort import Sampling
+from fedloom.federation.engine import Evaluation, fit
 from fedloom.task import Task
 from tests.conftest import ALL_TRAIN, Normed, federation, last, numbers_federation
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fedloom.algorithms import FedRep
-from fedloom.engine import Evaluation, fit
 from fedloom.errors import InputError
+from fedloom.federation.engine import Evaluation, fit
 from fedloom.task import Task
 from fedloom.tree import Tree
 from tests.conftest import ALL_TRAIN, Dense, federation
@@ -69,10 +69,10 @@ def test_head_and_body_have_an_optimiser_each_and_rest_while_the_other_is_traine
 def test_the_head_does_not_move_by_a_bit_while_the_body_is_trained(
     settings: dict[str, Any], group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedloom import local
-    from fedloom.probe import probe
+    from fedloom.federation.work import Place
     from fedloom.testing.backends import InProcess
-    from fedloom.work import Place
+    from fedloom.training import local
+    from fedloom.training.probe import probe
 
     seen: list[tuple[Tree, Tree]] = []
     original = local.train

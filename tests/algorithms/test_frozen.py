@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.algorithms import ALGORITHMS
-from fedloom.engine import Evaluation, fit
+from fedloom.federation.engine import Evaluation, fit
 from fedloom.task import Task
 from tests.conftest import CLASSES, FEATURES, federation
 

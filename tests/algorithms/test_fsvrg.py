@@ -7,8 +7,8 @@ from torch import nn
 
 from fedloom import keys
 from fedloom.algorithms import FSVRG, SVRG
-from fedloom.engine import Evaluation, fit
 from fedloom.errors import InputError
+from fedloom.federation.engine import Evaluation, fit
 from fedloom.task import Task
 from tests.conftest import last, numbers_federation
 

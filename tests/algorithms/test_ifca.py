@@ -11,11 +11,11 @@ from torch import nn
 import fedloom as fl
 from fedloom.algorithms import IFCA
 from fedloom.backends.vector import Vector
-from fedloom.cohort import Backend, Sampling
 from fedloom.data.federation import Federation
-from fedloom.engine import Evaluation, RoundRecord, fit
-from fedloom.local import Groups
+from fedloom.federation.cohort import Backend, Sampling
+from fedloom.federation.engine import Evaluation, RoundRecord, fit
 from fedloom.task import Task
+from fedloom.training.local import Groups
 from tests.conftest import Dense, federation
 
 ONLY_ONE = Sampling(count=1, sampling="window")  # clients 0, 1, 2, …: most are not drawn for long
@@ -84,7 +84,7 @@ def test_a_clients_exported_model_is_its_best_one(tmp_path: Path) -> None:
 
 def test_a_model_without_a_loss_is_nobodys_best() -> None:
     task, data, algorithm = Task(Dense), two_kinds(), IFCA(clusters=3)
-    from fedloom.clients import Clients
+    from fedloom.training.clients import Clients
 
     broken = {name: torch.full_like(leaf, torch.nan) for name, leaf in task.initial().items()}
     state = {**algorithm.init(task, task.initial()), "model0": broken}
@@ -95,10 +95,10 @@ def test_a_model_without_a_loss_is_nobodys_best() -> None:
 def test_agents_choose_by_the_data_of_their_site() -> None:
     from types import SimpleNamespace
 
-    from fedloom.clients import Setup
-    from fedloom.network.messages import NEW, Ask, Asked
-    from fedloom.network.performing import Performer
-    from fedloom.work import Place
+    from fedloom.federation.work import Place
+    from fedloom.network.agent.perform import Performer
+    from fedloom.network.protocol.messages import NEW, Ask, Asked
+    from fedloom.training.clients import Setup
 
     task, data, algorithm = Task(Dense, dtype="float64"), two_kinds(), IFCA(**STEPS)
     *_, record = fit(data, task, algorithm, 3, sampling=ONLY_ONE, evaluation=Evaluation(splits=()))

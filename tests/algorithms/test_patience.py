@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from fedloom.algorithms import FedAvg, FedNova, Scaffold
 from fedloom.data.federation import Federation
 from fedloom.data.split import Split
-from fedloom.engine import Evaluation, RoundRecord, fit
-from fedloom.probe import probe
+from fedloom.federation.engine import Evaluation, RoundRecord, fit
+from fedloom.federation.work import Place
 from fedloom.task import Task
 from fedloom.testing.backends import InProcess
-from fedloom.work import Place
+from fedloom.training.probe import probe
 from tests.conformance.transcriptions import Attendance
 from tests.conftest import Dense, federation
 

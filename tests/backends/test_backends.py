@@ -22,16 +22,16 @@ from torch import Tensor, nn
 from fedloom.algorithm import Algorithm, Update
 from fedloom.algorithms import ALGORITHMS, FedAvg, LocalOnly
 from fedloom.backends.serial import Serial
-from fedloom.backends.sharing import attach, share
+from fedloom.backends.shared_memory import attach, share
 from fedloom.backends.vector import Vector, Workers, cut
-from fedloom.clients import Clients
-from fedloom.cohort import Sampling
 from fedloom.data.federation import Federation
-from fedloom.engine import Evaluation, RoundRecord, fit
 from fedloom.errors import InputError, TrainingError
-from fedloom.local import Groups
-from fedloom.probe import probe
+from fedloom.federation.cohort import Sampling
+from fedloom.federation.engine import Evaluation, RoundRecord, fit
 from fedloom.task import Task
+from fedloom.training.clients import Clients
+from fedloom.training.local import Groups
+from fedloom.training.probe import probe
 from tests.conftest import (
     ALL_TRAIN,
     FEATURES,
@@ -400,7 +400,7 @@ import fedloom as fl
 from fedloom import tree
 from fedloom.backends.serial import Serial
 from fedloom.backends.vector import Vector
-from fedloom.probe import probe
+from fedloom.training.probe import probe
 
 draws = np.random.default_rng(0)
 x, y = torch.from_numpy(draws.normal(size=(120, 5))).float(), torch.from_numpy(draws.integers(0, 2, 120))

@@ -22,22 +22,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedloom as fl
+from fedloom.aggregation.means import partial_sums
 from fedloom.algorithm import Update
 from fedloom.algorithms import ALGORITHMS, FedAvg
-from fedloom.backends import cluster as connection
 from fedloom.backends import ray as backend
-from fedloom.backends.cluster import Cluster, Node
+from fedloom.backends import ray_cluster as connection
 from fedloom.backends.ray import Ray, check_memory, spread
+from fedloom.backends.ray_cluster import Cluster, Node
 from fedloom.backends.vector import Vector
-from fedloom.clients import Clients, Setup
 from fedloom.data.federation import Federation
-from fedloom.engine import Evaluation, fit
 from fedloom.errors import InputError, TrainingError
-from fedloom.experiment.spec import RunTable
-from fedloom.local import Groups
-from fedloom.probe import probe
-from fedloom.rules import partial_sums
+from fedloom.experiment.experiment_file import RunTable
+from fedloom.federation.engine import Evaluation, fit
 from fedloom.task import Task
+from fedloom.training.clients import Clients, Setup
+from fedloom.training.local import Groups
+from fedloom.training.probe import probe
 from tests.backends.test_backends import CASES, MEASURE, Moody, ragged, serial, task
 from tests.conftest import ALL_TRAIN, Dense, facts, federation, last
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from fedloom.algorithms import ALGORITHMS
 from fedloom.data.federation import Federation
-from fedloom.engine import Evaluation, fit
+from fedloom.federation.engine import Evaluation, fit
 from fedloom.task import Task
 from tests.conformance.test_robust import as_given
 from tests.conformance.transcriptions import Attendance

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from fedloom.algorithm import Algorithm
 from fedloom.algorithms import FedAvg, Scaffold
-from fedloom.engine import Evaluation, RoundRecord, Snapshot, fit
+from fedloom.federation.engine import Evaluation, RoundRecord, Snapshot, fit
 from fedloom.tree import Tree
 from tests.conformance.transcriptions import SEED, Attendance, TwoLayers, World, three_clients
 

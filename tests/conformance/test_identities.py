@@ -14,19 +14,20 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedloom import keys, tree, weights
+from fedloom import keys, tree
+from fedloom.aggregation import weights
 from fedloom.algorithm import Algorithm
 from fedloom.algorithms import ALGORITHMS, Peer
-from fedloom.cohort import Sampling
 from fedloom.data.federation import Federation
-from fedloom.engine import Evaluation, fit
 from fedloom.errors import InputError
-from fedloom.local import Groups
-from fedloom.probe import probe
+from fedloom.federation.cohort import Sampling
+from fedloom.federation.engine import Evaluation, fit
+from fedloom.federation.work import Place
 from fedloom.task import Task
 from fedloom.testing.backends import InProcess
+from fedloom.training.local import Groups
+from fedloom.training.probe import probe
 from fedloom.tree import Tree
-from fedloom.work import Place
 from tests.conformance.test_robust import as_given
 from tests.conformance.transcriptions import Attendance, Line, Softmax, TwoLayers, World, three_clients
 from tests.conftest import ALL_TRAIN, CLASSES, FEATURES, Dense, Normed, Pictures, federation

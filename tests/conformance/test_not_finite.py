@@ -14,17 +14,17 @@ import torch
 from torch import Tensor, nn
 
 import fedloom as fl
-from fedloom import weights
+from fedloom.aggregation import weights
 from fedloom.algorithm import Algorithm, Update
 from fedloom.algorithms import ALGORITHMS
-from fedloom.clients import Clients
 from fedloom.data.federation import Federation
 from fedloom.data.split import Split
-from fedloom.engine import Evaluation, RoundRecord, fit
 from fedloom.errors import RoundAbandoned, TrainingError
-from fedloom.experiment.cautions import cautions
-from fedloom.experiment.view import View
+from fedloom.federation.engine import Evaluation, RoundRecord, fit
+from fedloom.results.report_warnings import cautions
+from fedloom.results.run_data import View
 from fedloom.task import Task
+from fedloom.training.clients import Clients
 from fedloom.tree import is_finite, sha256, where
 from tests.conformance import test_robust as brute
 from tests.conformance.transcriptions import Attendance

@@ -15,16 +15,16 @@ from torch import Tensor, nn
 
 from fedloom.algorithm import Algorithm, Update
 from fedloom.algorithms import ALGORITHMS, FedAvg
-from fedloom.clients import Clients
 from fedloom.data.federation import Federation
-from fedloom.engine import Evaluation, fit
 from fedloom.errors import InputError, TrainingError
+from fedloom.federation.engine import Evaluation, fit
 from fedloom.task import Task
+from fedloom.training.clients import Clients
 from fedloom.tree import Tree
 from tests.conformance.transcriptions import Attendance
 from tests.conftest import ALL_TRAIN, Pictures, federation
 
-robust = pytest.importorskip("fedloom.robust")
+robust = pytest.importorskip("fedloom.aggregation.robust")
 
 Vectors = NDArray[np.float64]  # one row per client
 WIDTH = 5

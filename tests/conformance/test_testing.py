@@ -9,12 +9,12 @@ from pydantic import model_validator
 
 from fedloom.algorithm import Update
 from fedloom.algorithms import FedAvg
-from fedloom.clients import Clients
-from fedloom.cohort import Cohort
-from fedloom.local import Groups, Step
+from fedloom.federation.cohort import Cohort
 from fedloom.record import NonNegative
 from fedloom.task import Task
 from fedloom.testing import check_algorithm
+from fedloom.training.clients import Clients
+from fedloom.training.local import Groups, Step
 from fedloom.tree import Tree, add, clone, expand, scale, sub
 
 

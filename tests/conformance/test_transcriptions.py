@@ -9,9 +9,9 @@ import pytest
 
 from fedloom.algorithm import Algorithm
 from fedloom.algorithms import ALGORITHMS
-from fedloom.clients import Clients
-from fedloom.engine import Evaluation, RoundRecord, Snapshot, fit
-from fedloom.local import Groups
+from fedloom.federation.engine import Evaluation, RoundRecord, Snapshot, fit
+from fedloom.training.clients import Clients
+from fedloom.training.local import Groups
 from tests.conformance.transcriptions import (
     CASES,
     SEED,

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedloom import keys
-from fedloom.cohort import Sampling
 from fedloom.data.federation import Federation
+from fedloom.federation.cohort import Sampling
 from fedloom.task import Task
 
 Vector = NDArray[np.float64]

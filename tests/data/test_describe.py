@@ -13,7 +13,7 @@ from rich.console import Console
 from fedloom.data.build import federate
 from fedloom.data.describe import Client, describe, plot, table
 from fedloom.data.federation import Dataset, Federation
-from fedloom.data.picture import _doubling, _short, _step
+from fedloom.data.figure import _doubling, _short, _step
 
 
 def small() -> Federation:

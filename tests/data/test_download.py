@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from fedloom.cli import app
 from fedloom.data.sources import SOURCES, source
 from fedloom.data.sources.download import content_sum, get, unchecked
+from fedloom.data.sources.download_list import OFFERS, Offer
 from fedloom.data.sources.idx import FILES
-from fedloom.data.sources.offers import OFFERS, Offer
 from fedloom.errors import InputError
 
 CONTENT = {file: (file * 3000).encode() for file in FILES}

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedloom.engine import Snapshot
 from fedloom.errors import InputError, StoreError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.checkpoint import Checkpoint, load, save, write_atomically
-from fedloom.local import Groups
+from fedloom.federation.engine import Snapshot
+from fedloom.training.local import Groups
 
 
 def state(value: float) -> Groups:

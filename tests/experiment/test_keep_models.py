@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 
 import fedloom as fl
 from fedloom import tree
-from fedloom.experiment import check, plan, spec
+from fedloom.experiment import experiment_file, plan
+from fedloom.tuning import estimate
 from tests.conftest import Dense, federation
 
 TASK = fl.Task(Dense)
@@ -46,7 +47,7 @@ def test_going_on_keeps_the_same_models(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("keep", "bytes"), [(True, 2410 * 4 * 7), (False, 0)])
 def test_a_check_says_how_much_disk_that_takes(keep: bool, bytes: int) -> None:
-    experiment = spec.parse(
+    experiment = experiment_file.parse(
         {
             "rounds": 7,
             "data": {"partition": {"name": "iid", "clients": 3}},
@@ -54,6 +55,6 @@ def test_a_check_says_how_much_disk_that_takes(keep: bool, bytes: int) -> None:
             "run": {"keep_models": keep, "backend": "serial"},
         }
     )
-    found = check.estimate(plan.Plan(experiment))
+    found = estimate.estimate(plan.Plan(experiment))
     assert found.kept_bytes == bytes
     assert any("of disk" in line for line in found.lines()) is keep

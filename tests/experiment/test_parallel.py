@@ -13,7 +13,7 @@ import fedloom as fl
 from fedloom.errors import TrainingError
 from fedloom.experiment import parallel
 from fedloom.experiment.progress import Silent
-from fedloom.experiment.result import Result
+from fedloom.results.result import Result
 from tests.conftest import Dense, federation
 
 ALGORITHMS = {"fedavg": fl.FedAvg(lr=0.2, batch_size=4), "peer": fl.Peer(lr=0.2), "pooled": fl.Pooled(lr=0.1)}

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 import fedloom as fl
-from fedloom import resolve, tree
+from fedloom import tree, user_code
 from fedloom.errors import InputError, QuorumError, StoreError, TrainingError
+from fedloom.experiment.experiment_file import EvaluateTable
 from fedloom.experiment.progress import Silent
-from fedloom.experiment.result import Result
-from fedloom.experiment.spec import EvaluateTable
 from fedloom.experiment.store import Store
+from fedloom.results.result import Result
 
 
 class Net(nn.Module):
@@ -446,7 +446,7 @@ def test_edited_code_is_another_experiment(federation: fl.Federation, tmp_path: 
             "from fedloom.tree import scale\n"
             f"def loss(output, target):\n    return {factor} * F.cross_entropy(output, target, reduction='none')\n"
         )
-        loss = resolve.code("mine.py:loss", tmp_path)
+        loss = user_code.code("mine.py:loss", tmp_path)
         linecache.checkcache()
         return fl.run(federation, fl.Task(Net, loss=loss), fl.FedAvg(), rounds=1, backend="serial").folder
 

@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from fedloom.data.federation import Federation
-from fedloom.engine import RoundRecord
 from fedloom.errors import InputError, StoreError
-from fedloom.evaluation import Measured, pool
 from fedloom.experiment import store as module
 from fedloom.experiment.cell import headline_values
 from fedloom.experiment.store import Store
+from fedloom.federation.engine import RoundRecord
+from fedloom.federation.work import Report
 from fedloom.task import Task
-from fedloom.work import Report
+from fedloom.training.evaluation import Measured, pool
 
 TASK = Task(nn.Linear, args={"in_features": 4, "out_features": 2})
 RANKING = Task(nn.Linear, args={"in_features": 4, "out_features": 2}, metrics=("accuracy", "auroc"))

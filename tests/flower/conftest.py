@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import tomli_w
 
-from fedloom.experiment.spec import load
+from fedloom.experiment.experiment_file import load
 from fedloom.flower.app import write_app
 from tests.network.conftest import free_port, wait_for, write_toml
 
 if TYPE_CHECKING:
-    from fedloom.flower.letters import Letter  # needs Flower, which need not be installed
+    from fedloom.flower.messages import Letter  # needs Flower, which need not be installed
 
 VALUES: dict[str, Any] = {
     "name": "fleet",
@@ -52,7 +52,7 @@ class Room:
         return list(self.nodes)
 
     def push_messages(self, messages: Iterable[Any]) -> list[str]:
-        from fedloom.flower.letters import Letter
+        from fedloom.flower.messages import Letter
 
         made = []
         for message in messages:
@@ -126,7 +126,7 @@ class Fleet:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         security: dict[str, Any] = {"insecure": True}
         if keys:
-            from fedloom.network.identity import local_authority
+            from fedloom.network.protocol.identity import local_authority
 
             local_authority(folder / "tls")
             security = {"root-certificates": str(folder / "tls" / "ca.pem")}

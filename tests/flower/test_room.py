@@ -19,11 +19,11 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedloo
 from fedloom.errors import InputError
 from fedloom.flower import client, server
 from fedloom.flower.client import answer
-from fedloom.flower.letters import BODIES, HEADER, Letter, NoLetter
-from fedloom.flower.places import ADDRESS, data_mark, partition, state_folder
-from fedloom.network.enrol import claimed
-from fedloom.network.messages import Outgoing, read_answer
-from fedloom.network.wire import read_parcel
+from fedloom.flower.messages import BODIES, HEADER, Letter, NoLetter
+from fedloom.flower.paths import ADDRESS, data_mark, partition, state_folder
+from fedloom.network.agent.enrolment import claimed
+from fedloom.network.protocol.messages import Outgoing, read_answer
+from fedloom.network.protocol.tensors import read_parcel
 from tests.flower.conftest import THREE, VALUES, Room
 from tests.network.conftest import serial_weights, weights
 

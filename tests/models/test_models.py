@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from fedloom import keys, models
 from fedloom.cli import app
 from fedloom.errors import InputError
-from fedloom.masking import Masked
 from fedloom.models import MODELS, build, describe
 from fedloom.task import Task
+from fedloom.training.masking import Masked
 
 ARGS: dict[str, dict[str, Any]] = {
     "mlp": {"features": 36, "hidden": [512, 128, 32], "classes": 5},

@@ -21,14 +21,14 @@ import tomli_w
 import torch
 
 from fedloom.algorithm import Update
-from fedloom.network.checks import Limits, check_measured, check_update
-from fedloom.network.coordinator import make_app, welcome
-from fedloom.network.hub import Call, Hub
-from fedloom.network.identity import Signer, Token, Verifier
-from fedloom.network.ledger import Ledger
-from fedloom.network.messages import Ask, Asked, ClientFacts, Hello, Outgoing
-from fedloom.network.template import Template
-from fedloom.network.wire import Parcel
+from fedloom.network.coordinator.calls import Call, Hub
+from fedloom.network.coordinator.expected_update import Template
+from fedloom.network.coordinator.http_api import make_app, welcome
+from fedloom.network.coordinator.ledger import Ledger
+from fedloom.network.coordinator.update_checks import Limits, check_measured, check_update
+from fedloom.network.protocol.identity import Signer, Token, Verifier
+from fedloom.network.protocol.messages import Ask, Asked, ClientFacts, Hello, Outgoing
+from fedloom.network.protocol.tensors import Parcel
 
 MODEL = {"model": {"w": torch.zeros(3), "b": torch.zeros(2, dtype=torch.float64)}}
 FORM = Template({"model": {"w": ((3,), torch.float32), "b": ((2,), torch.float64)}}, {})
@@ -215,16 +215,16 @@ def said(folder: Path, pattern: str, log: str = "log.txt") -> re.Match[str] | No
 
 def weights(folder: Path) -> dict[str, str | None]:
     """The fingerprint of every cell of a run."""
-    from fedloom.experiment.result import Result
+    from fedloom.results.result import Result
 
     return {f"{run.algorithm}-{run.seed}": run.weights_sha256 for run in Result.read(folder).runs}
 
 
 def serial_weights(values: dict[str, Any], folder: Path) -> dict[str, str | None]:
     """The same by the serial backend, in this process."""
+    from fedloom.experiment.experiment_file import parse
     from fedloom.experiment.plan import Plan
     from fedloom.experiment.run import run
-    from fedloom.experiment.spec import parse
 
     run(**Plan(parse(values)).arguments(), out=folder)
     return weights(folder)

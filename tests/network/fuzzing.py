@@ -10,9 +10,9 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-from fedloom.network.messages import ClientAnswer
-from fedloom.network.packing import packed
-from fedloom.network.wire import KINDS, Parcel
+from fedloom.network.protocol.compression import packed
+from fedloom.network.protocol.messages import ClientAnswer
+from fedloom.network.protocol.tensors import KINDS, Parcel
 from tests.network.conftest import FORM, Speaker, World
 
 CALM: dict[str, Any] = {

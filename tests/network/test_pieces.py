@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedloom.errors import InputError, TrainingError
-from fedloom.network.audit import Audit
-from fedloom.network.identity import Signer, Token, fingerprint, local_authority, pinned
-from fedloom.network.identity import given as given_certificate
-from fedloom.network.messages import NEW
-from fedloom.network.own import Versions
-from fedloom.network.policy import Policy, Refusal, load_site
-from fedloom.network.telling import short_traceback
-from fedloom.network.wire import KINDS, Parcel, WireError, flatten, open_parcel, read_parcel, unflatten
+from fedloom.network.agent.audit import Audit
+from fedloom.network.agent.client_state import Versions
+from fedloom.network.agent.descriptions import short_traceback
+from fedloom.network.agent.policy import Policy, Refusal, load_site
+from fedloom.network.protocol.identity import Signer, Token, fingerprint, local_authority, pinned
+from fedloom.network.protocol.identity import given as given_certificate
+from fedloom.network.protocol.messages import NEW
+from fedloom.network.protocol.tensors import KINDS, Parcel, WireError, flatten, open_parcel, read_parcel, unflatten
 from fedloom.record import seconds
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/"), min_size=1, max_size=8)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fedloom.experiment.result import Result
+from fedloom.results.result import Result
 from tests.network.conftest import (
     EXPERIMENT,
     Federation,
@@ -128,7 +128,7 @@ def test_a_site_that_refuses_and_one_that_fails_are_shown_on_both_sides(
         ).stdout
     )
     assert [row["name"] for row in shown["agents"]] == ["clare", "cork", "kerry"]
-    from fedloom.experiment.result import Result
+    from fedloom.results.result import Result
 
     found = {(row["client"], row["metric"]): row["value"] for row in Result.read(world.out).rows("clients")}
     assert found["clare", "loss"] is not None

@@ -14,12 +14,12 @@ import torch
 
 from fedloom.algorithm import Update
 from fedloom.errors import InputError
-from fedloom.evaluation import Measured
-from fedloom.network.checks import Limits, Rejected, check_measured
-from fedloom.network.identity import NONCE, TIME
-from fedloom.network.messages import Beat
-from fedloom.network.packing import packed
-from fedloom.network.wire import Parcel
+from fedloom.network.coordinator.update_checks import Limits, Rejected, check_measured
+from fedloom.network.protocol.compression import packed
+from fedloom.network.protocol.identity import NONCE, TIME
+from fedloom.network.protocol.messages import Beat
+from fedloom.network.protocol.tensors import Parcel
+from fedloom.training.evaluation import Measured
 from tests.network.conftest import HELLO, World
 
 BEAT = Beat().model_dump_json().encode()
@@ -58,7 +58,7 @@ def test_a_signature_belongs_to_method_path_body_time_and_nonce(world: World) ->
 
 
 def test_a_request_without_a_nonce_is_refused_even_if_it_is_signed(world: World) -> None:
-    from fedloom.network.identity import SIGNATURE, _signed
+    from fedloom.network.protocol.identity import SIGNATURE, _signed
 
     agent = world.speaker()
     signed = agent.signer.headers("GET", "/v1/plan", "")
@@ -122,7 +122,7 @@ def test_a_revoked_agent_is_refused_at_once(world: World) -> None:
 
 
 def test_a_token_enrols_one_agent_which_may_ask_again(world: World) -> None:
-    from fedloom.network.identity import Signer, Token
+    from fedloom.network.protocol.identity import Signer, Token
 
     token = Token.new("")
     world.ledger.invite(token.digest)
@@ -274,7 +274,7 @@ def test_a_deadline_closes_a_call_and_a_quorum_does_not_wait_for_the_lost(world:
 
 
 def test_what_was_accepted_is_found_again_after_a_restart_if_it_is_whole(world: World) -> None:
-    from fedloom.network.ledger import Ledger
+    from fedloom.network.coordinator.ledger import Ledger
 
     agent, other = world.speaker(), world.speaker("clare")
     agent.hello()
@@ -423,7 +423,7 @@ def test_a_bomb_and_nonsense_are_refused_while_they_are_unpacked(
 
 
 def test_a_large_answer_goes_through_a_file_and_is_the_same(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedloom.network.body.SMALL", 10)
+    monkeypatch.setattr("fedloom.network.coordinator.request_body.SMALL", 10)
     agent, other = world.speaker(), world.speaker("clare")
     agent.hello()
     other.hello()
@@ -439,7 +439,7 @@ def test_a_large_answer_goes_through_a_file_and_is_the_same(world: World, monkey
 def test_when_memory_is_short_answers_are_mapped_from_their_files(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedloom.network.intake.MEMORY", 10)
+    monkeypatch.setattr("fedloom.network.coordinator.intake.MEMORY", 10)
     agent = world.speaker()
     agent.hello()
     call = world.open_call(agent)

@@ -12,12 +12,12 @@ import fedloom as fl
 from fedloom import tree
 from fedloom.algorithms import ALGORITHMS
 from fedloom.backends.serial import Serial
-from fedloom.cohort import OwnStates, Sampling
-from fedloom.engine import Evaluation, RoundRecord, fit
 from fedloom.errors import RoundAbandoned
-from fedloom.network.session import federated, widened
+from fedloom.federation.cohort import OwnStates, Sampling
+from fedloom.federation.engine import Evaluation, RoundRecord, fit
+from fedloom.federation.work import ClientWork, Outcome, Work
+from fedloom.network.coordinator.session import federated, widened
 from fedloom.task import Task
-from fedloom.work import ClientWork, Outcome, Work
 from tests.conftest import Dense
 from tests.conftest import federation as some_clients
 
@@ -132,7 +132,7 @@ def test_deadlines_and_starting_conditions_are_no_part_of_an_experiments_identit
 
 def test_what_needs_all_data_in_one_place_is_left_out_with_a_note() -> None:
     from fedloom.errors import InputError
-    from fedloom.experiment.spec import parse
+    from fedloom.experiment.experiment_file import parse
 
     experiment, notes = federated(parse({"algorithm": {"fedavg": {}, "pooled": {}}, "evaluate": {"universal": True}}))
     assert list(experiment.algorithm) == ["fedavg"]

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from fedloom.backends.vector import Workers
-from fedloom.course import Training
 from fedloom.data.federation import Federation
 from fedloom.task import Task
 from fedloom.testing.comparison import ONE, PAIRS, Comparison
+from fedloom.training.schedule import Training
 from tests.odd.table import CLASSES, FEATURES, LENGTH, TOKENS, Odd
 
 SIZES = (15, 39, 24)  # of which 9, 23 and 14 are for training, and 3, 8 and 5 for the test

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.course import Training
 from fedloom.data.federation import Federation
 from fedloom.data.split import Split
 from fedloom.errors import FedloomError
 from fedloom.task import Task
 from fedloom.testing import check_task, plain_loop, tasks
 from fedloom.testing.tasks import a_few
+from fedloom.training.schedule import Training
 from tests.conftest import Cumulative, Normed, federation
 from tests.odd.nets.draws import AddsNoise
 from tests.odd.nets.state import LazyLayer

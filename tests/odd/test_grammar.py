@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, reject, settings
 
-from fedloom.course import Training
 from fedloom.task import Task
 from fedloom.testing.comparison import Comparison
+from fedloom.training.schedule import Training
 from tests.odd.grammar import Drawn, DrawnLoss, Sentence, losses, models, needs_two_rows, trainings
 from tests.odd.harness import FEW_WAYS, federation, problems
 

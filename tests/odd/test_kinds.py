@@ -9,7 +9,7 @@ import torch
 
 import fedloom as fl
 from fedloom import tree
-from fedloom.engine import fit
+from fedloom.federation.engine import fit
 from fedloom.task import Task
 from tests.odd.harness import federation
 from tests.odd.nets.gradients import HasFrozenParameters

@@ -13,10 +13,10 @@ from fedloom.algorithms.fedavg import FedAvg
 from fedloom.backends.serial import Serial
 from fedloom.data.federation import Federation
 from fedloom.data.split import Split
-from fedloom.engine import Evaluation, fit
-from fedloom.probe import probe
+from fedloom.federation.engine import Evaluation, fit
 from fedloom.task import Task
 from fedloom.testing.plain_loop import evaluate, initial_weights
+from fedloom.training.probe import probe
 from tests.odd.nets.layers import batch_norm_without_running_statistics
 from tests.odd.nets.shapes import StandardisesInEvaluation, SubtractsTheBatchMean
 from tests.odd.nets.state import AssignsInEvaluation, CountsItsCalls, WritesInEvaluation

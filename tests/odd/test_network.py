@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedloom.experiment.experiment_file import parse
 from fedloom.experiment.plan import Plan
-from fedloom.experiment.result import Result
-from fedloom.experiment.spec import parse
+from fedloom.results.result import Result
 from fedloom.testing.comparison import TOLERANCE, leaf_distance
 from fedloom.testing.plain_loop import plain_fedavg
 from tests.network.conftest import serial_weights, start, weights, write_toml

@@ -13,15 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
-from fedloom import evaluation, generators, keys
+from fedloom import keys
 from fedloom.algorithm import Algorithm, Update
-from fedloom.clients import Clients, Setup
-from fedloom.cohort import Cohort
-from fedloom.course import blame
 from fedloom.errors import InputError
-from fedloom.local import Groups
-from fedloom.masking import Masked
+from fedloom.federation.cohort import Cohort
 from fedloom.task import Task
+from fedloom.training import evaluation, generators
+from fedloom.training.clients import Clients, Setup
+from fedloom.training.local import Groups
+from fedloom.training.masking import Masked
+from fedloom.training.schedule import blame
 from fedloom.tree import Tree, clone, row
 
 FitnessName = Literal["mse", "cross_entropy", "accuracy", "loss"]

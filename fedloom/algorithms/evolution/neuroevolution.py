@@ -20,11 +20,11 @@ from fedloom.algorithms.evolution.operators import (
     mutate,
     next_generation,
 )
-from fedloom.cohort import Cohort
 from fedloom.errors import InputError
-from fedloom.local import Groups
+from fedloom.federation.cohort import Cohort
 from fedloom.record import AtLeastOne, Count, NonNegative, Share
 from fedloom.task import Task
+from fedloom.training.local import Groups
 from fedloom.tree import Tree, clone, row, select, stack
 
 NEVER = float("inf")  # a value that no generation ever had

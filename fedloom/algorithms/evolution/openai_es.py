@@ -13,12 +13,12 @@ from fedloom.algorithm import Update
 from fedloom.algorithms.evolution.fitness import FitnessName, Search
 from fedloom.algorithms.evolution.operators import flatten, unflatten
 from fedloom.algorithms.evolution.perturbations import around, centred_ranks, directions, weighted_sum
-from fedloom.clients import Clients
-from fedloom.cohort import Cohort
 from fedloom.errors import InputError
-from fedloom.local import Groups
+from fedloom.federation.cohort import Cohort
 from fedloom.record import Count, Decay, NonNegative, Positive
 from fedloom.task import Task
+from fedloom.training.clients import Clients
+from fedloom.training.local import Groups
 from fedloom.tree import Tree, select
 
 EPSILON = 1e-8

@@ -12,12 +12,12 @@ from fedloom.algorithm import Update
 from fedloom.algorithms.evolution.fitness import FitnessName, Search
 from fedloom.algorithms.evolution.operators import flatten, unflatten
 from fedloom.algorithms.evolution.perturbations import around, directions, natural_utilities, weighted_sum
-from fedloom.clients import Clients
-from fedloom.cohort import Cohort
 from fedloom.errors import InputError
-from fedloom.local import Groups
+from fedloom.federation.cohort import Cohort
 from fedloom.record import Count, Positive
 from fedloom.task import Task
+from fedloom.training.clients import Clients
+from fedloom.training.local import Groups
 from fedloom.tree import Tree, clone, map_leaves, row, select
 
 

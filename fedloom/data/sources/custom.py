@@ -11,7 +11,7 @@ from pydantic import ConfigDict
 from fedloom.data.federation import Dataset, as_dataset
 from fedloom.data.sources.base import Source
 from fedloom.errors import InputError
-from fedloom.resolve import code
+from fedloom.user_code import code
 
 
 class Custom(Source):

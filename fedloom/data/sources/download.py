@@ -27,7 +27,7 @@ from urllib.parse import unquote
 
 from fedloom.data.sources.archive import UNREADABLE, files
 from fedloom.data.sources.base import Progress, cache
-from fedloom.data.sources.offers import OFFERS, Offer
+from fedloom.data.sources.download_list import OFFERS, Offer
 from fedloom.errors import InputError, nearest
 
 BLOCK = 1 << 18

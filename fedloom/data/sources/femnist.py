@@ -9,7 +9,7 @@ from pathlib import Path
 from fedloom.data.federation import Dataset
 from fedloom.data.sources import hdf5, leaf
 from fedloom.data.sources.base import Source, locate_or_cached
-from fedloom.data.sources.holdings import ByClient
+from fedloom.data.sources.by_client import ByClient
 from fedloom.errors import InputError
 
 CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedloom.data.federation import Dataset
 from fedloom.data.sources.base import locate
-from fedloom.data.sources.holdings import ByClient, Examples
+from fedloom.data.sources.by_client import ByClient, Examples
 from fedloom.errors import InputError
 
 

@@ -19,10 +19,10 @@ from fedloom.algorithms.evolution.fitness import (
     scores,
 )
 from fedloom.algorithms.evolution.neuroevolution import newcomers
-from fedloom.clients import Clients, Setup
 from fedloom.errors import InputError
-from fedloom.probe import probe
 from fedloom.task import Task
+from fedloom.training.clients import Clients, Setup
+from fedloom.training.probe import probe
 from fedloom.tree import Tree, row
 from tests.conftest import ALL_TRAIN, CLASSES, Dense, Noisy, Normed, Pictures, Recurrent, federation, numbers_federation
 

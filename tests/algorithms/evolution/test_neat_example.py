@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom import resolve, tree
+from fedloom import tree, user_code
 from fedloom.data.federation import Federation
-from fedloom.engine import Evaluation, Snapshot, fit
+from fedloom.federation.engine import Evaluation, Snapshot, fit
 from fedloom.task import Task
 
 neat = pytest.importorskip("neat", reason="neat-python is not installed")
@@ -20,7 +20,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "neat"
 
 @pytest.fixture(scope="module")
 def topology() -> Any:
-    return resolve.code("topology.py:Neat", EXAMPLE)
+    return user_code.code("topology.py:Neat", EXAMPLE)
 
 
 def part(topology: Any, name: str) -> Any:

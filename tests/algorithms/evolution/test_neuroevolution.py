@@ -12,10 +12,10 @@ import torch
 from fedloom import keys, tree
 from fedloom.algorithms import Neuroevolution, RandomSearch
 from fedloom.algorithms.evolution.operators import CROSSOVERS, mutate, next_generation
-from fedloom.cohort import Sampling
 from fedloom.data.federation import Federation
-from fedloom.engine import Evaluation, RoundRecord, fit
 from fedloom.errors import InputError
+from fedloom.federation.cohort import Sampling
+from fedloom.federation.engine import Evaluation, RoundRecord, fit
 from fedloom.task import Task
 from fedloom.tree import Tree, row
 from tests.conftest import ALL_TRAIN, Dense, Normed, federation

@@ -23,9 +23,9 @@ from fedloom.algorithms.evolution.perturbations import (
     weighted_sum,
 )
 from fedloom.backends.vector import Vector
-from fedloom.cohort import Sampling
-from fedloom.engine import Evaluation, RoundRecord, fit
 from fedloom.errors import InputError
+from fedloom.federation.cohort import Sampling
+from fedloom.federation.engine import Evaluation, RoundRecord, fit
 from fedloom.task import Task
 from tests.algorithms.evolution.test_neuroevolution import fitness_by_hand
 from tests.conftest import ALL_TRAIN, Dense, federation

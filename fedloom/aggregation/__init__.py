@@ -1,0 +1,1 @@
+"""How answers of many clients become one: means, weights, robust rules."""

@@ -1,0 +1,249 @@
+"""Aggregation that survives some wrong clients. A rule sees what each client changed, and says what all changed.
+
+`rule = "median"` or `rule = { name = "krum", byzantine = 1 }` in the table of any central algorithm. The server then
+sees each client's change, so none of this goes together with secure aggregation.
+
+A change that is not finite (NaN or infinite anywhere) is certainly wrong, so it is left out before a rule looks at the
+rest. It counts among the wrong ones that the rule tolerates; where there are more, the round is abandoned.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+import torch
+from annotated_types import Ge
+from pydantic import SerializeAsAny, Strict
+from torch import Tensor
+
+from fedloom.aggregation import means
+from fedloom.errors import InputError, ParameterError, RoundAbandoned, nearest
+from fedloom.record import Count, Positive, Record
+from fedloom.tree import Tree, rows
+
+
+class Robust(Record):
+    """Base of robust rules: works on one long vector per client; counters are averaged."""
+
+    name: ClassVar[str] = ""
+
+    def __call__(self, stacked: Tree, weights: Tensor, gone: int = 0) -> Tree:
+        """What all changed; `gone` clients of the round were found to be wrong before."""
+        sound = finite(stacked) & weights.isfinite()
+        gone += int((~sound).sum())
+        clients = int(sound.sum()) + gone
+        self.check(clients)
+        if gone > self.tolerates(clients):
+            raise RoundAbandoned(
+                f"The updates of {gone} of {clients} clients are not finite, and the rule {self.name} tolerates "
+                f"{self.tolerates(clients)}."
+            )
+        if any(leaf.is_complex() for leaf in stacked.values()):
+            raise InputError(f"The model has complex parameters, and the rule {self.name} compares real ones.")
+        stacked, weights = rows(stacked, sound), weights[sound]
+        floating = {name: leaf for name, leaf in stacked.items() if leaf.is_floating_point()}
+        counters = {name: leaf for name, leaf in stacked.items() if name not in floating}
+        if not floating:
+            return means.mean(counters, weights)
+        flat = torch.cat([leaf.reshape(len(weights), -1) for leaf in floating.values()], dim=1)
+        found = self.combine(flat, weights.to(flat.dtype), gone)
+        sizes = [leaf[0].numel() for leaf in floating.values()]
+        parts = dict(zip(floating, torch.split(found, sizes), strict=True))
+        result = {name: part.reshape(floating[name].shape[1:]) for name, part in parts.items()}
+        return {**result, **(means.mean(counters, weights) if counters else {})}
+
+    def check(self, clients: int) -> None:
+        """Whether the rule means anything for so many clients."""
+
+    def tolerates(self, clients: int) -> int:
+        """How many of so many clients may be wrong: fewer than half, where the rule has no number of its own.
+
+        Clipping and bounding promise no number: they bound what each wrong client can do.
+        """
+        return (clients - 1) // 2
+
+    def combine(self, changes: Tensor, weights: Tensor, gone: int = 0) -> Tensor:
+        """One vector from one row per client; `gone` wrong ones are left out already."""
+        raise NotImplementedError(f"{type(self).__name__} is abstract")
+
+    def _need(self, clients: int, least: int, why: str) -> None:
+        if clients < least:
+            raise InputError(
+                f"The rule {self.name} needs at least {least} clients a round ({why}). Got {clients} instead."
+            )
+
+
+class Median(Robust):
+    """The median of every coordinate: fewer than half of the clients may be wrong (Yin et al. 2018)."""
+
+    name: ClassVar[str] = "median"
+
+    def combine(self, changes: Tensor, weights: Tensor, gone: int = 0) -> Tensor:
+        return changes.quantile(0.5, dim=0) if len(changes) % 2 == 0 else changes.median(dim=0).values
+
+
+class TrimmedMean(Robust):
+    """The mean of every coordinate without its `trim` largest and smallest values (Yin et al. 2018)."""
+
+    name: ClassVar[str] = "trimmed_mean"
+    trim: Annotated[int, Strict(), Ge(0)] = 1
+
+    def check(self, clients: int) -> None:
+        self._need(clients, 2 * self.trim + 1, f"trim = {self.trim} at each end")
+
+    def tolerates(self, clients: int) -> int:
+        return self.trim
+
+    def combine(self, changes: Tensor, weights: Tensor, gone: int = 0) -> Tensor:
+        trim = self.trim - gone
+        return changes.sort(dim=0).values[trim : len(changes) - trim].mean(dim=0)
+
+
+class Krum(Robust):
+    """The one change that is nearest to its neighbours (Blanchard et al. 2017)."""
+
+    name: ClassVar[str] = "krum"
+    byzantine: Count = 1
+
+    def check(self, clients: int) -> None:
+        self._need(clients, 2 * self.byzantine + 3, f"2f + 3 for f = {self.byzantine} wrong ones")
+
+    def tolerates(self, clients: int) -> int:
+        return self.byzantine
+
+    def combine(self, changes: Tensor, weights: Tensor, gone: int = 0) -> Tensor:
+        return changes[int(krum_scores(distances(changes), self.byzantine - gone).argmin())]
+
+
+class MultiKrum(Krum):
+    """The mean of the `keep` changes that are nearest to their neighbours (Blanchard et al. 2017)."""
+
+    name: ClassVar[str] = "multi_krum"
+    keep: Count | None = None  # all but the wrong ones
+
+    def check(self, clients: int) -> None:
+        super().check(clients)
+        self._need(clients, self.keep or 0, f"keep = {self.keep}")
+
+    def combine(self, changes: Tensor, weights: Tensor, gone: int = 0) -> Tensor:
+        byzantine = self.byzantine - gone
+        keep = len(changes) - byzantine if self.keep is None else self.keep
+        best = krum_scores(distances(changes), byzantine).argsort(stable=True)[:keep]
+        return changes[best.sort().values].mean(dim=0)
+
+
+class Bulyan(Robust):
+    """Krum chooses, then a mean of the values around each coordinate's median (El Mhamdi et al. 2018)."""
+
+    name: ClassVar[str] = "bulyan"
+    byzantine: Count = 1
+
+    def check(self, clients: int) -> None:
+        self._need(clients, 4 * self.byzantine + 3, f"4f + 3 for f = {self.byzantine} wrong ones")
+
+    def tolerates(self, clients: int) -> int:
+        return self.byzantine
+
+    def combine(self, changes: Tensor, weights: Tensor, gone: int = 0) -> Tensor:
+        all_distances, byzantine = distances(changes), self.byzantine - gone
+        left = list(range(len(changes)))
+        chosen: list[int] = []
+        for _ in range(len(changes) - 2 * byzantine):
+            scores = krum_scores(all_distances[left][:, left], byzantine)
+            chosen.append(left.pop(int(scores.argmin())))
+        selected = changes[sorted(chosen)]
+        median = Median().combine(selected, weights)
+        keep = len(chosen) - 2 * byzantine
+        nearest_values = (selected - median).abs().argsort(dim=0, stable=True)[:keep]
+        return selected.gather(0, nearest_values).mean(dim=0)
+
+
+class GeometricMedian(Robust):
+    """The point with the smallest weighted sum of distances to all changes (Pillutla et al. 2022)."""
+
+    name: ClassVar[str] = "geometric_median"
+    iterations: Count = 100
+    tolerance: Positive = 1e-6
+
+    def combine(self, changes: Tensor, weights: Tensor, gone: int = 0) -> Tensor:
+        shares = weights / weights.sum()
+        point = Median().combine(changes, weights)  # not the mean: one that is far off must not take it along
+        for _ in range(self.iterations):
+            # smoothed: a point that is one of the changes must not divide by zero
+            pull = shares / (changes - point).norm(dim=1).clamp(min=self.tolerance)
+            moved = (pull / pull.sum()) @ changes
+            done = bool((moved - point).norm() <= self.tolerance * (1 + point.norm()))
+            point = moved
+            if done:
+                break
+        return point
+
+
+class CentredClipping(Robust):
+    """Repeated means of changes clipped around the last mean (Karimireddy et al. 2021)."""
+
+    name: ClassVar[str] = "centred_clipping"
+    radius: Positive = 1.0
+    iterations: Count = 3
+
+    def combine(self, changes: Tensor, weights: Tensor, gone: int = 0) -> Tensor:
+        centre = torch.zeros_like(changes[0])  # every client counts the same: weights are what attackers lie about
+        for _ in range(self.iterations):
+            offset = changes - centre
+            centre = centre + (offset * shrink(offset, self.radius)).mean(dim=0)
+        return centre
+
+
+class NormBounding(Robust):
+    """The mean of changes that are no longer than `bound` (Sun et al. 2019)."""
+
+    name: ClassVar[str] = "norm_bounding"
+    bound: Positive = 1.0
+
+    def combine(self, changes: Tensor, weights: Tensor, gone: int = 0) -> Tensor:
+        return (weights / weights.sum()) @ (changes * shrink(changes, self.bound))
+
+
+def finite(stacked: Tree) -> Tensor:
+    """For each client, whether all its numbers are finite."""
+    found = [leaf.isfinite().flatten(1).all(1) if leaf.dim() > 1 else leaf.isfinite() for leaf in stacked.values()]
+    return torch.stack(found).all(0)
+
+
+def shrink(changes: Tensor, longest: float) -> Tensor:
+    """A factor per row that makes it no longer than this."""
+    lengths: Tensor = torch.linalg.vector_norm(changes, dim=1, keepdim=True).clamp(min=1e-30)
+    return (longest / lengths).clamp(max=1.0)
+
+
+def distances(changes: Tensor) -> Tensor:
+    """Squared distances between all rows, computed from differences, which are exact where rows are close."""
+    return torch.stack([(changes - row).square().sum(dim=1) for row in changes])
+
+
+def krum_scores(squared: Tensor, byzantine: int) -> Tensor:
+    """For each row the sum of its n − f − 2 smallest distances to others."""
+    others = squared + torch.diag(torch.full((len(squared),), torch.inf, dtype=squared.dtype))
+    return others.sort(dim=1).values[:, : max(len(squared) - byzantine - 2, 1)].sum(dim=1)
+
+
+RULES: dict[str, type[Robust]] = {
+    kind.name: kind
+    for kind in (Median, TrimmedMean, Krum, MultiKrum, Bulyan, GeometricMedian, CentredClipping, NormBounding)
+}
+
+AnyRule = SerializeAsAny[Robust]
+
+
+def robust(value: Any) -> Any:
+    """A rule from its name, or from a table with its name and fields."""
+    if value is None or isinstance(value, Robust):
+        return value
+    fields = {"name": value} if isinstance(value, str) else dict(value)
+    name = fields.pop("name", None)
+    if name not in RULES:
+        raise InputError(f"There is no rule '{name}'. Known: {', '.join(RULES)}.{nearest(str(name), RULES)}")
+    try:
+        return RULES[name](**fields)
+    except ParameterError as error:
+        raise InputError(str(error)) from None

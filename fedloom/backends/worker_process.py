@@ -1,0 +1,70 @@
+"""A process that computes clients: `python -m fedloom.backends.worker_process FD`, talking over an inherited socket.
+
+It is started as a fresh interpreter, not forked and not through `multiprocessing`, so that a script without a
+`__main__` guard and a notebook work, and so that its environment is set before it multiplies anything.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import traceback
+from dataclasses import replace
+from typing import Any
+
+
+def serve(connection: socket.socket) -> None:
+    """Answer until the parent hangs up."""
+    import torch
+
+    from fedloom.backends import worker_messages
+    from fedloom.backends.shared_memory import attach
+    from fedloom.errors import FedloomError
+    from fedloom.federation.work import Place
+    from fedloom.machine import prepare_process
+
+    prepare_process()
+    torch.set_grad_enabled(True)
+    place: Place | None = None
+    common: dict[str, Any] = {}
+    broken: dict[str, str] = {}  # what parts need and could not be loaded, and why
+    while True:
+        head, *message = worker_messages.receive(connection)
+        kind, ticket = head.decode().split()
+        answer: tuple[str, Any] | None = None
+        broken.pop(kind, None)
+        try:
+            payload = worker_messages.unpack(message)
+            if kind == "path":
+                sys.path[:] = payload
+            elif kind == "place":
+                handle, task, setup = payload
+                place = Place(attach(handle), task, setup)
+            elif kind == "common":
+                common = payload
+            else:
+                why = next(iter(broken.values()), "")
+                answer = ("crashed", why) if why else ("done", replace(payload, **common).perform(place))
+        except FedloomError as error:
+            answer = ("failed", error)
+        except BaseException as error:  # whatever a user's model raises belongs on the parent's screen
+            answer = ("crashed", f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+        if kind == "part":
+            worker_messages.send(connection, [ticket.encode(), *worker_messages.pack(answer)])
+        elif answer is not None:
+            broken[kind] = str(answer[1])  # told when it is asked for, not before
+
+
+def main() -> None:
+    """Serve over the socket whose number is the argument."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent: it finishes the round, then hangs up
+    try:
+        serve(socket.socket(fileno=int(sys.argv[1])))
+    except (EOFError, ConnectionError):
+        os._exit(0)  # the parent is gone or done: nothing to clean up, and torch takes long to do it
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,360 @@
+"""The experiment file: what each table may hold, its defaults (they stand here and nowhere else), and its identity."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from annotated_types import Ge, Le
+from pydantic import Field, Strict, field_validator, model_validator
+
+from fedloom import user_code
+from fedloom.algorithm import Algorithm
+from fedloom.algorithms import ALGORITHMS
+from fedloom.data.sources import Source, source
+from fedloom.data.split import Split
+from fedloom.errors import UNKNOWN, InputError, ParameterError, nearest
+from fedloom.federation.cohort import Sampling
+from fedloom.federation.engine import Evaluation
+from fedloom.record import Count, Positive, Record, Whole
+from fedloom.training.local import Training
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["Experiment", "check_label", "differences", "identity", "load", "parse", "tomllib"]
+
+R = TypeVar("R", bound=Record)
+Seed = Whole | Literal["run"]  # a number, or the seed of each run
+
+
+class DataTable(Record):
+    """[data] without the keys of its source."""
+
+    source: str = "digits"
+    partition: dict[str, Any] | str | None = None
+    normalize: Literal["none", "client", "federated"] = "none"
+    split: tuple[float, float, float] | Split = (0.6, 0.2, 0.2)
+    server: str | int | float | dict[str, Any] = "none"
+    seed: Seed = 0
+
+    @field_validator("split", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return read(Split, "data.split", value) if isinstance(value, Mapping) else value
+
+
+class TaskTable(Record):
+    """[task]: what is learnt."""
+
+    model: str = "digits_mlp"
+    args: dict[str, Any] = Field(default_factory=dict)
+    loss: str = "cross_entropy"
+    metrics: tuple[str, ...] = ("accuracy",)
+    init: str = "torch"
+    dtype: Literal["float32", "float64"] = "float32"
+    seed: Seed = 0
+
+
+class EvaluateTable(Evaluation):
+    """[evaluate]: what is measured, what counts in the end, and when that is enough."""
+
+    headline: str = "final"
+    target: dict[str, Positive] = Field(default_factory=dict)
+    stop: Literal["never", "target"] = "never"
+
+    @field_validator("headline")
+    @classmethod
+    def _headline(cls, value: str) -> str:
+        if value in ("final", "best") or re.fullmatch(r"last:[1-9][0-9]*", value):
+            return value
+        raise InputError(
+            f"[evaluate] headline must be 'final', 'best' or 'last:k', such as 'last:10'. Got '{value}' instead."
+        )
+
+    @model_validator(mode="after")
+    def _stop(self) -> EvaluateTable:
+        if self.stop == "target" and not self.target:
+            raise InputError('[evaluate] stop = "target" needs a target, such as target = { accuracy = 0.97 }.')
+        if len(self.target) > 1:
+            raise InputError(f"[evaluate] target must name one metric. Got {', '.join(self.target)}.")
+        return self
+
+
+class RunTable(Record):
+    """[run]: how, never what."""
+
+    backend: Literal["vector", "serial", "ray"] = "vector"
+    workers: Annotated[int, Strict(), Ge(1), Le(1024)] | Literal["auto"] = "auto"  # on Ray: at most so many a node
+    address: str = "local"  # of a Ray cluster: "auto" or "HOST:PORT"; "local" starts one here
+    nodes: Count | Literal["auto"] = "auto"  # of it, to wait for before the first round
+    device: str = "auto"
+    group: Count | Literal["auto"] = "auto"
+    replay: bool = True  # record training steps and replay them, where that gives the same
+    compile: bool | Literal["auto"] = "auto"
+    cells: Count | Literal["auto"] = "auto"  # cells at the same time, each with its share of the workers
+    checkpoint_every: Count = 1
+    keep_models: bool = False  # the global model of every round, in a file each
+
+    @model_validator(mode="after")
+    def _fits(self) -> RunTable:
+        if self.backend != "ray":
+            for key in ("address", "nodes"):
+                if getattr(self, key) != type(self).model_fields[key].default:
+                    raise InputError(f'[run] {key} is for backend = "ray". Got backend = "{self.backend}".')
+        elif self.address == "local" and self.nodes not in ("auto", 1):
+            raise InputError(
+                f'[run] nodes = {self.nodes} needs the address of a cluster: address = "local" is one node.'
+            )
+        elif self.device not in ("auto", "cpu"):
+            raise InputError(f'[run] backend = "ray" computes on processors. Got device = "{self.device}".')
+        return self
+
+
+class Experiment(Record):
+    """A parsed experiment file."""
+
+    format: Literal[1] = 1
+    name: str = "experiment"
+    rounds: Count = 10
+    seeds: tuple[Whole, ...] = (1,)
+    data: DataTable = DataTable()
+    source: Source
+    task: TaskTable = TaskTable()
+    train: Training = Training()
+    cohort: Sampling = Sampling()
+    evaluate: EvaluateTable = EvaluateTable()
+    algorithm: dict[str, Algorithm]
+    names: dict[str, str]  # label → algorithm's name
+    run: RunTable = RunTable()
+    base: Path = Path()
+
+    def resolved(self) -> dict[str, Any]:
+        """Every key with its value, defaults included, as a file could say it."""
+        source = self.source.model_dump(mode="json", exclude_none=True)
+        data = self.data.model_dump(mode="json", exclude_none=True)
+        algorithms = {}
+        for label, algorithm in self.algorithm.items():
+            fields = algorithm.model_dump(mode="json", exclude_none=True)
+            train = fields.pop("train")
+            default = self.train.model_dump(mode="json", exclude_none=True)
+            changed = {key: value for key, value in train.items() if default.get(key) != value}
+            algorithms[label] = {"name": self.names[label], **fields, **changed}
+        return {
+            "format": self.format,
+            "name": self.name,
+            "rounds": self.rounds,
+            "seeds": list(self.seeds),
+            "data": {"source": data.pop("source"), **source, **data},
+            "task": self.task.model_dump(mode="json", exclude_none=True),
+            "train": self.train.model_dump(mode="json", exclude_none=True),
+            "cohort": self.cohort.model_dump(mode="json", exclude_none=True),
+            "evaluate": self.evaluate.model_dump(mode="json", exclude_none=True),
+            "algorithm": algorithms,
+            "run": self.run.model_dump(mode="json", exclude_none=True),
+        }
+
+    def description(self) -> dict[str, Any]:
+        """What decides the result: all but `rounds` and `[run]`, with fingerprints of the user's own code files."""
+        described = {key: value for key, value in self.resolved().items() if key not in ("rounds", "run")}
+        described["cohort"] = self.cohort.identity()
+        names = [self.data.source, self.task.model, self.task.loss, *self.names.values()]
+        files = {name: user_code.code_file(name, self.base) for name in names if user_code.is_code(name)}
+        code = {name: user_code.fingerprint(file) for name, file in files.items() if file is not None}
+        return {**described, "code": code} if code else described
+
+
+def identity(description: Mapping[str, Any]) -> str:
+    """The fingerprint of an experiment's description."""
+    return hashlib.sha256(json.dumps(description, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def differences(old: Any, new: Any, place: str = "") -> list[str]:
+    """What changed between two descriptions, a line each.
+
+    >>> differences({"train": {"lr": 0.1}}, {"train": {"lr": 0.2}})
+    ['train.lr: 0.1 → 0.2']
+    """
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        lines = []
+        for key in sorted({*old, *new}):
+            inner = f"{place}.{key}" if place else str(key)
+            if key not in old or key not in new:
+                lines.append(f"{inner}: {'added' if key in new else 'removed'} {_short(new.get(key, old.get(key)))}")
+            else:
+                lines.extend(differences(old[key], new[key], inner))
+        return lines
+    return [] if old == new else [f"{place}: {_short(old)} → {_short(new)}"]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+TABLES: dict[str, type[Record]] = {
+    "data": DataTable,
+    "task": TaskTable,
+    "train": Training,
+    "cohort": Sampling,
+    "evaluate": EvaluateTable,
+    "run": RunTable,
+}
+_TOP = ("format", "name", "rounds", "seeds", *TABLES, "algorithm")
+
+
+def load(path: Path, changes: Mapping[str, Any] | None = None) -> Experiment:
+    """Read an experiment file; `changes` are `{"table.key": value}` from the command line."""
+    if not path.is_file():
+        raise InputError(f"There is no experiment file {path}. `fedloom init` writes one.")
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not a valid TOML file: {error}") from error
+    for dotted, value in (changes or {}).items():
+        change(values, dotted, value)
+    return parse(values, path.resolve().parent, default_name=path.stem)
+
+
+def change(values: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set a key of a file's tables in place."""
+    *tables, key = dotted.split(".")
+    for table in tables:
+        values = values.setdefault(table, {})
+        if not isinstance(values, dict):
+            raise InputError(f"--set {dotted}: '{table}' is a value, not a table.")
+    values[key] = value
+
+
+def parse(values: Mapping[str, Any], base: Path = Path(), default_name: str = "experiment") -> Experiment:
+    """An experiment from the tables of a file."""
+    for key, value in values.items():
+        if key not in _TOP:
+            raise InputError(
+                f"An experiment file has no table or key '{key}' (= {_short(value)}). "
+                f"Known: {', '.join(_TOP)}.{nearest(key, _TOP)}"
+            )
+        if key in (*TABLES, "algorithm") and not isinstance(value, Mapping):
+            raise InputError(f"'{key}' must be a table: [{key}]. Got {_short(value)} instead.")
+    data, source = _data(values.get("data", {}))
+    train = read(Training, "train", values.get("train", {}))
+    labels = values.get("algorithm") or {"fedavg": {}}
+    algorithms, names = {}, {}
+    for label, fields in labels.items():
+        names[label], algorithms[label] = _algorithm(label, fields, values.get("train", {}), base)
+    tables = {name: read(TABLES[name], name, values.get(name, {})) for name in ("task", "cohort", "evaluate", "run")}
+    top = {key: values[key] for key in ("format", "name", "rounds", "seeds") if key in values}
+    check_top(top)
+    rest = {"data": data, "source": source, "train": train, "algorithm": algorithms, "names": names, "base": base}
+    try:
+        return Experiment(**{"name": default_name, **top}, **rest, **tables)
+    except ParameterError as error:
+        raise InputError(f"{error.parameter} {error.problem}.{error.advice}") from None
+
+
+def check_top(top: Mapping[str, Any]) -> None:
+    """The keys that stand above all tables."""
+    if top.get("format", 1) != 1:
+        raise InputError(f"format = {top['format']} is not known: this fedloom reads format = 1.")
+    seeds = top.get("seeds", [1])
+    if not isinstance(seeds, (list, tuple)) or not seeds or any(type(seed) is not int for seed in seeds):
+        raise InputError(f"seeds must be a list of whole numbers, such as [1, 2, 3]. Got {_short(seeds)} instead.")
+    if any(abs(seed) >= 2**62 for seed in seeds):
+        raise InputError(f"seeds must be smaller than 2^62. Got {_short(seeds)} instead.")
+    if len(set(seeds)) != len(seeds):
+        raise InputError(f"seeds has a number twice: {list(seeds)}. Every seed is a run of its own.")
+    name = top.get("name", "")
+    if not isinstance(name, str) or "/" in name or "\0" in name or name.startswith("."):
+        raise InputError(f"name must be a word that can be a folder's name. Got {_short(name)} instead.")
+
+
+def read(record: type[R], table: str, values: Mapping[str, Any]) -> R:
+    """A table as a record; what is wrong is said in terms of the table."""
+    try:
+        return record(**values)
+    except ParameterError as error:
+        raise InputError(error.at(table)) from None
+
+
+def _data(values: Mapping[str, Any]) -> tuple[DataTable, Source]:
+    name = values.get("source", DataTable.model_fields["source"].default)
+    if not isinstance(name, str):
+        raise InputError(f"[data] source must be a string. Got {_short(name)} instead.")
+    kind = source(name)
+    common = {key: value for key, value in values.items() if key in DataTable.model_fields}
+    own = {key: value for key, value in values.items() if key not in DataTable.model_fields}
+    try:
+        loader = kind(**own)
+    except ParameterError as error:
+        if error.problem != UNKNOWN:
+            raise InputError(error.at("data")) from None
+        known = sorted({*DataTable.model_fields, *kind.model_fields})
+        raise InputError(
+            f"[data] has no key '{error.parameter}' (= {_short(own[error.parameter])}). "
+            f'Known for source = "{name}": {", ".join(known)}.{nearest(error.parameter, known)}'
+        ) from None
+    return read(DataTable, "data", common), loader
+
+
+def algorithm_class(name: str, base: Path) -> type[Algorithm]:
+    """An algorithm by its name here, by an installed package's entry point, or as somebody's own code."""
+    if user_code.is_code(name):
+        found = user_code.code(name, base)
+        if not (isinstance(found, type) and issubclass(found, Algorithm)):
+            raise InputError(f"'{name}' is not an Algorithm: it must be a class that inherits from fedloom.Algorithm.")
+        return found
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group="fedloom.algorithms"):
+        if entry.name == name:
+            return entry.load()  # type: ignore[no-any-return]
+    raise InputError(
+        f"There is no algorithm '{name}'. Known: {', '.join(ALGORITHMS)}, or your own as 'file.py:Class'."
+        f"{nearest(name, ALGORITHMS)}"
+    )
+
+
+def check_label(label: object) -> None:
+    """Labels name folders and columns."""
+    if not isinstance(label, str) or not re.fullmatch(r"[^\W_][\w.+-]*( [\w.+-]+)*", label):
+        raise InputError(
+            f"An algorithm's label must be made of letters, digits, and . _ + - between them. Got {label!r} instead."
+        )
+
+
+def _algorithm(label: str, fields: Any, train: Mapping[str, Any], base: Path) -> tuple[str, Algorithm]:
+    check_label(label)
+    table = f"algorithm.{label}"
+    if not isinstance(fields, Mapping):
+        raise InputError(
+            f'[{table}] must be a table, such as {label} = {{ name = "fedavg" }}. Got {_short(fields)} instead.'
+        )
+    own = dict(fields)
+    name = own.pop("name", label)
+    if not isinstance(name, str):
+        raise InputError(f"[{table}] name must be a string. Got {_short(name)} instead.")
+    kind = algorithm_class(name, base)
+    overrides = {
+        key: own.pop(key) for key in list(own) if key in Training.model_fields and key not in kind.model_fields
+    }
+    if "train" in own:
+        inner = own.pop("train")
+        if not isinstance(inner, Mapping):
+            raise InputError(f"[{table}] train must be a table. Got {_short(inner)} instead.")
+        overrides = {**inner, **overrides}
+    try:
+        return name, kind(**own, train={**train, **overrides})
+    except ParameterError as error:
+        where = "train" if error.parameter in train and error.parameter not in fields else table
+        raise InputError(error.at(where)) from None
+    except InputError as error:
+        raise InputError(f"[{table}] {error}") from None

@@ -1,0 +1,59 @@
+"""What happened in a round, as rows of the run's database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from fedloom.federation.engine import RoundRecord
+from fedloom.task import Task
+from fedloom.training.evaluation import Measured, pool
+
+LEFT_OUT = "left_out"  # stands among public numbers for a client whose update was not finite
+
+
+def tabulate(record: RoundRecord, task: Task) -> dict[str, list[tuple[Any, ...]]]:
+    """A round as rows of the tables that the store has for one, without the cell."""
+    traffic: dict[int, tuple[int, int]] = {}
+    epochs: dict[int, int] = {}
+    history: list[tuple[Any, ...]] = []
+    for report in record.reports:  # one per client and call: bytes add up, epochs go on
+        up, down = traffic.get(report.client, (0, 0))
+        traffic[report.client] = up + report.bytes_up, down + report.bytes_down
+        for values in report.history:
+            epochs[report.client] = epoch = epochs.get(report.client, 0) + 1
+            history += [(record.round, report.client, epoch, metric, value) for metric, value in values.items()]
+    up, down = (sum(report.bytes_up for report in record.reports), sum(report.bytes_down for report in record.reports))
+    clients: list[tuple[Any, ...]] = []
+    pooled: list[tuple[Any, ...]] = []
+    for phase, measured in record.clients.items():
+        parts: dict[str, list[Measured]] = {}
+        for client, splits in measured.items():
+            for split, part in splits.items():
+                # everybody's test data again for each client: a phase of its own, never pooled
+                universal = split == "universal"
+                place = ("universal", "test") if universal else (phase, split)
+                if not universal:
+                    parts.setdefault(split, []).append(part)
+                clients += [(record.round, client, *place, *row) for row in _values(part, task)]
+        for split, found in parts.items():
+            pooled += [(record.round, phase, split, *row) for row in _values(pool(found), task)]
+    return {
+        "rounds": [(record.round, record.seconds, len(traffic), record.complete, up, down)],
+        "participants": [(record.round, client, *sums) for client, sums in traffic.items()],
+        "client_metrics": clients,
+        "pooled_metrics": pooled,
+        "server_metrics": [
+            *((record.round, split, *row) for split, m in record.server.items() for row in _values(m, task)),
+            *((record.round, "notes", name, value, 1) for name, value in record.notes.items()),
+        ],
+        "history": history,
+        "public_numbers": [
+            *((record.round, *row) for row in record.public),
+            *((record.round, client, LEFT_OUT, client, 1.0) for client in record.left_out),
+        ],
+    }
+
+
+def _values(measured: Measured, task: Task) -> Iterable[tuple[str, float, int]]:
+    return ((metric, value, measured.count) for metric, value in measured.values(task).items())

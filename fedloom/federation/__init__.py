@@ -1,0 +1,1 @@
+"""What the server computes: rounds, cohorts and the work that clients are given."""

@@ -1,0 +1,74 @@
+"""Where fedloom keeps things on a machine that runs Flower, found from a SuperNode's --node-config. No torch here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedloom.errors import InputError
+from fedloom.user_code import code_file, is_code
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ADDRESS = "worker.json"  # in the state folder: where the worker listens, and the secret that it wants to hear
+
+
+def default_folder() -> Path:
+    """Beside Flower's own files."""
+    return Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr").expanduser() / "fedloom"
+
+
+def partition(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Which part of the experiment's own clients a node hosts: number and count, if it is no site of its own."""
+    if "partition-id" not in config:
+        return None
+    number, count = config["partition-id"], config.get("num-partitions")
+    if type(number) is not int or type(count) is not int or not 0 <= number < count:
+        raise InputError(
+            "The node-config needs whole numbers partition-id and num-partitions, such as "
+            f'"partition-id=0 num-partitions=2". Got partition-id={number!r} and num-partitions={count!r}.'
+        )
+    return number, count
+
+
+def state_folder(config: Mapping[str, Any]) -> Path:
+    """Where a node keeps its key and what its clients keep."""
+    if config.get("state"):
+        return Path(str(config["state"])).expanduser().resolve()
+    if config.get("site"):
+        site = Path(str(config["site"])).expanduser().resolve()
+        return site.with_name(f"{site.stem}-state")
+    part = partition(config)
+    if part is None:
+        raise InputError(
+            "The SuperNode's --node-config must say whose data this is: site='/path/of/site.toml', or, for a rehearsal "
+            'with the experiment\'s own data, "partition-id=0 num-partitions=2".'
+        )
+    return default_folder() / "partitions" / f"{part[0]}-of-{part[1]}"
+
+
+def data_mark(app: Path, config: Mapping[str, Any]) -> str:
+    """What the data of a rehearsal is made of, as a hash: another app may have other data. Sites have their own."""
+    if config.get("site"):
+        return ""
+    data = tomllib.loads((app / "experiment.toml").read_text(encoding="utf-8"))["data"]
+    file = code_file(data["source"], app) if is_code(data["source"]) else None
+    code = file.read_bytes() if file is not None else b""
+    return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode() + code).hexdigest()
+
+
+def worker_address(state: Path) -> tuple[str, bytes, str] | None:
+    """Where the worker of a state folder listens, its secret and its data's mark, if there is one."""
+    try:
+        found = json.loads((state / ADDRESS).read_text())
+        return str(found["socket"]), bytes.fromhex(found["secret"]), str(found["data"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

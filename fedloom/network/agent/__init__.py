@@ -1,0 +1,1 @@
+"""The agent: works where the data lives, within the site's policy."""

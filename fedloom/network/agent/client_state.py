@@ -1,0 +1,95 @@
+"""What clients keep between rounds, on the agent's own disk, in versions: the coordinator says which one counts.
+
+A new version is on the disk before the answer that belongs to it is sent; the old one stays until the coordinator has
+the round on its own disk. So a crash of either side at any instant leaves the version that counts in place.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from fedloom.errors import StoreError, TrainingError
+from fedloom.experiment.checkpoint import replacing, write_atomically
+from fedloom.network.protocol.messages import NEW, Ticket
+from fedloom.network.protocol.tensors import Parcel, WireError, flatten, open_parcel, unflatten
+from fedloom.training.local import Groups
+
+NAMED = "named.json"
+_VERSION = re.compile(r"(\d+)-(\d+)-(\d+)\.safetensors")
+
+
+class Versions:
+    """The states of this agent's clients in one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._named: dict[tuple[str, int], set[Ticket]] = {}
+        self._recall()
+
+    def load(self, cell: str, client: int, ticket: Ticket, initial: Groups) -> Groups:
+        """The version that counts; before the first round that is the initial state."""
+        if ticket == NEW:
+            return initial
+        path = self._path(cell, client, ticket)
+        if not path.is_file():
+            raise TrainingError(
+                f"What client {client} keeps is missing: {path.name} of {cell} is not on this agent's disk. Was its "
+                "state folder moved or restored from an old copy?"
+            )
+        try:
+            _, leaves = open_parcel(path)
+        except WireError as error:
+            raise TrainingError(f"What client {client} keeps is damaged: {error}") from None
+        # a copy of its own: mapped memory is aligned otherwise, which may change the bits of later arithmetic
+        return unflatten({name: leaf.clone() for name, leaf in leaves.items()})
+
+    def save(self, cell: str, client: int, ticket: Ticket, own: Groups) -> None:
+        """A new version, on the disk when this returns."""
+        path = self._path(cell, client, ticket)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with replacing(path, "own") as temporary, open(temporary, "wb") as file:
+                for piece in Parcel({}, flatten(own)).pieces():
+                    file.write(piece)
+        except OSError as error:
+            raise StoreError(f"What client {client} keeps cannot be written to {path.parent}: {error}.") from error
+
+    def prune(self, cell: str, client: int, ticket: Ticket, durable: int) -> None:
+        """Delete versions that can never count again; `ticket` counts now, `durable` is the oldest kept checkpoint.
+
+        Versions that the coordinator named since this process began are the ones that counted at some time. The newest
+        of them up to the oldest checkpoint is the first that may be needed; between it and now, others never counted.
+        """
+        named = self._named.setdefault((cell, client), set())
+        named.add(ticket)
+        named -= {one for one in named if one > ticket}  # of rounds that were given up: they never count again
+        base = max((one for one in named if one[0] <= durable), default=None)
+        if base is None:
+            return
+        named -= {one for one in named if one < base}
+        folder = self._path(cell, client, ticket).parent
+        for path in folder.iterdir() if folder.is_dir() else ():
+            found = _VERSION.fullmatch(path.name)
+            version = tuple(int(number) for number in found.groups()) if found else None
+            if version is None or version < base or (version[0] <= ticket[0] and version not in named):
+                path.unlink(missing_ok=True)
+
+    def remember(self) -> None:
+        """Write down which versions were named, for a process that lives too short to be named several."""
+        if self._named:
+            listed = [[*about, sorted(tickets)] for about, tickets in self._named.items()]
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_atomically(self.folder / NAMED, json.dumps(listed).encode())
+
+    def _recall(self) -> None:
+        try:
+            listed = json.loads((self.folder / NAMED).read_text())
+        except (OSError, ValueError):
+            return  # then versions are deleted later
+        for cell, client, tickets in listed:
+            self._named[cell, client] = {(round, attempt, call) for round, attempt, call in tickets}
+
+    def _path(self, cell: str, client: int, ticket: Ticket) -> Path:
+        return self.folder / cell / str(client) / f"{ticket[0]}-{ticket[1]}-{ticket[2]}.safetensors"

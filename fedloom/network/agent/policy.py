@@ -1,0 +1,169 @@
+"""A site's file: who it is, where its data is, and what it allows. The agent enforces it; nobody else can change it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import field_validator
+
+from fedloom.algorithms import ALGORITHMS
+from fedloom.errors import InputError, nearest
+from fedloom.experiment.experiment_file import Experiment, read, tomllib
+from fedloom.metrics import LOSSES
+from fedloom.models import MODELS
+from fedloom.record import Count, Positive, Record, Whole
+
+Verb = Literal["reduce", "map", "exchange", "evaluate"]
+VERBS: tuple[Verb, ...] = ("reduce", "map", "exchange", "evaluate")
+Names = tuple[str, ...] | Literal["shipped"]
+
+
+class Refusal(Exception):
+    """What a site does not allow, in words that both sides are shown."""
+
+
+class SiteTable(Record):
+    """[site]: who this is."""
+
+    name: str
+    hosts: tuple[Whole, ...] | None = None  # a rehearsal: these clients of the partition, under these numbers
+    base: str | None = None  # the folder that relative paths start at, if it is not the file's own
+    device: str = "cpu"
+    compress: bool = False  # tensors with zstd, in both directions: for slow links
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, value: str) -> str:
+        if not value or len(value) > 64 or not value.isprintable():
+            raise InputError(f"[site] name must be a short word, such as kerry. Got {value!r} instead.")
+        return value
+
+
+class Policy(Record):
+    """[policy]: what may be run here and what may leave."""
+
+    algorithms: Names = "shipped"  # somebody's own code must be named
+    models: Names = "shipped"
+    losses: Names = "shipped"
+    verbs: tuple[Verb, ...] = VERBS
+    min_cohort: Count = 1  # the fewest clients among which ours may be averaged
+    min_examples: Count = 1  # the fewest training examples that a client here must have
+    metrics: tuple[str, ...] | Literal["means"] = "means"  # which may leave; scores of single examples only by name
+    max_epsilon: Positive | None = None  # differential privacy at least this strong, or nothing leaves
+
+    def check_offer(self, experiment: Mapping[str, Any], privacy: Mapping[str, Any]) -> None:
+        """Raise `Refusal` unless this experiment may be run here. Nothing is loaded before this says yes."""
+        for label, fields in experiment["algorithm"].items():
+            name = str(fields.get("name", label))
+            self._allowed("algorithm", name, self.algorithms, ALGORITHMS)
+        self._allowed("model", str(experiment["task"]["model"]), self.models, MODELS)
+        self._allowed("loss", str(experiment["task"]["loss"]), self.losses, LOSSES)
+        for metric in experiment["task"]["metrics"]:
+            if ":" in str(metric):
+                raise Refusal(f"the policy allows no metrics that are somebody's own code, such as '{metric}'")
+        if self.max_epsilon is not None:
+            epsilon = privacy.get("epsilon")
+            if epsilon is None:
+                raise Refusal(
+                    f"the policy wants differential privacy with epsilon at most {self.max_epsilon:g}, and this run "
+                    "has none"
+                )
+            if not float(epsilon) <= self.max_epsilon:
+                raise Refusal(f"the policy allows epsilon up to {self.max_epsilon:g}, and this run spends {epsilon}")
+
+    def check_ask(self, kind: str, verb: str, cohort: int, roles: Collection[str]) -> None:
+        """Raise `Refusal` unless this may be asked of our clients; `roles` are those of its tensors."""
+        if (kind == "train") != (verb != "evaluate") or ("peers" in roles) != (verb == "exchange"):
+            came = ", ".join(sorted(roles))
+            raise Refusal(f"what is asked is not what it is called: '{kind}' with {came} as '{verb}'")
+        if verb not in self.verbs:
+            raise Refusal(f"the policy allows {', '.join(self.verbs) or 'nothing'}, not {verb}")
+        if cohort < self.min_cohort and verb != "evaluate":
+            raise Refusal(f"the policy wants at least {self.min_cohort} clients in a round, and this one has {cohort}")
+
+    def check_examples(self, examples: Mapping[str, int]) -> None:
+        """Raise `Refusal` if a client has too few training examples."""
+        for client, count in examples.items():
+            if count < self.min_examples:
+                raise Refusal(
+                    f"the policy wants at least {self.min_examples} training examples, and '{client}' has {count}"
+                )
+
+    def may_leave(self, metric: str, is_mean: bool) -> bool:
+        """Whether a metric's values may be sent."""
+        return is_mean if self.metrics == "means" else metric in self.metrics
+
+    def _allowed(self, what: str, name: str, allowed: Names, shipped: Mapping[str, Any]) -> None:
+        if name in (shipped if allowed == "shipped" else allowed):
+            return
+        if allowed == "shipped" and ":" in name:
+            raise Refusal(
+                f"the policy allows no code but fedloom's own, and the {what} is '{name}': name it to allow it"
+            )
+        known = ", ".join(allowed) if allowed != "shipped" else "those that fedloom ships"
+        raise Refusal(f"the policy does not allow the {what} '{name}'. Allowed: {known}")
+
+
+@dataclass(frozen=True)
+class Site:
+    """A parsed site file."""
+
+    table: SiteTable
+    policy: Policy
+    data: dict[str, Any]
+    base: Path
+    path: Path | None = None
+
+    @property
+    def name(self) -> str:
+        return self.table.name
+
+
+def rehearsal(experiment: Experiment, name: str, hosts: Sequence[int]) -> dict[str, dict[str, Any]]:
+    """A site file's tables for some clients of the experiment's own data; it allows what the experiment needs."""
+    task = experiment.task
+    return {
+        "site": {"name": name, "base": str(experiment.base.resolve()), "hosts": list(hosts)},
+        "data": written_data(experiment),
+        "policy": {
+            "algorithms": sorted({*experiment.names.values()}),
+            "models": [task.model],
+            "losses": [task.loss],
+            "metrics": ["loss", *task.metrics],
+        },
+    }
+
+
+def written_data(experiment: Experiment) -> dict[str, Any]:
+    """An experiment's [data] as it was written: a source may tell a default from what was asked for."""
+    tables = (experiment.data, experiment.source)
+    return {k: v for one in tables for k, v in one.model_dump(mode="json", exclude_unset=True).items() if v is not None}
+
+
+def load_site(path: Path) -> Site:
+    """Read a site file."""
+    if not path.is_file():
+        raise InputError(f"There is no site file {path}. It has a [site], a [data] and perhaps a [policy] table.")
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not a valid TOML file: {error}") from error
+    return site_of(values, path)
+
+
+def site_of(values: Mapping[str, Any], path: Path) -> Site:
+    """A site from its file's tables."""
+    known = ("site", "data", "policy")
+    for key, value in values.items():
+        if key not in known:
+            raise InputError(f"A site file has no table '{key}'. Known: {', '.join(known)}.{nearest(key, known)}")
+        if not isinstance(value, Mapping):
+            raise InputError(f"'{key}' must be a table: [{key}]. Got {value!r} instead.")
+    if "data" not in values:
+        raise InputError(f'{path} says nothing about the data: add [data], such as source = "csv", path = "mine.csv".')
+    table = read(SiteTable, "site", {"name": path.stem, **values.get("site", {})})
+    base = Path(table.base) if table.base else path.resolve().parent
+    return Site(table, read(Policy, "policy", values.get("policy", {})), dict(values["data"]), base, path)

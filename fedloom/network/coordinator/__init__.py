@@ -1,0 +1,1 @@
+"""The coordinator: one HTTPS port, a ledger, checks of every update."""

@@ -1,0 +1,1 @@
+"""What both sides of the network share: messages, tensors, identities, fingerprints."""

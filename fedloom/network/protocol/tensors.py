@@ -1,0 +1,186 @@
+"""What crosses the wire: JSON headers, and tensors in the safetensors format. Nothing is pickled, nothing is code.
+
+A *parcel* is a safetensors file whose metadata holds a JSON header and the order of the leaves. It is written in pieces
+straight from the tensors' memory, so that sending a model needs no second copy of it, and read by the safetensors
+library, which is made for files from strangers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, deserialize, safe_open
+from torch import Tensor
+
+from fedloom.errors import FedloomError
+from fedloom.network.protocol.compression import packed
+from fedloom.training.local import Groups
+
+PROTOCOL = 1
+CHUNK = 1 << 20
+HEADER_LIMIT = 16 << 20  # bytes of JSON beside the tensors of one parcel
+KINDS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.complex64: "C64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+_DTYPES = {name: kind for kind, name in KINDS.items()}
+
+
+Opened = tuple[dict[str, Any], dict[str, Tensor]]
+
+
+class WireError(FedloomError):
+    """What came over the network is not what the protocol allows."""
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A JSON header with named tensors, ready to be sent."""
+
+    header: Mapping[str, Any]
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def _kept(self) -> dict[str, Tensor]:
+        return {name: leaf.detach().cpu().contiguous() for name, leaf in self.tensors.items()}
+
+    @cached_property
+    def _start(self) -> bytes:
+        """The file's own header: where each tensor is."""
+        listed: dict[str, Any] = {
+            "__metadata__": {"header": json.dumps(self.header), "order": json.dumps(list(self._kept))}
+        }
+        offset = 0
+        for name, leaf in self._kept.items():
+            size = leaf.numel() * leaf.element_size()
+            place = [offset, offset + size]
+            if leaf.dtype not in KINDS:
+                raise FedloomError(f"'{name}' is of {leaf.dtype}, which cannot be sent: use dtype float32.")
+            listed[name] = {"dtype": KINDS[leaf.dtype], "shape": list(leaf.shape), "data_offsets": place}
+            offset += size
+        text = json.dumps(listed).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
+
+    @cached_property
+    def size(self) -> int:
+        return len(self._start) + sum(leaf.numel() * leaf.element_size() for leaf in self._kept.values())
+
+    @cached_property
+    def sha256(self) -> str:
+        digest = hashlib.sha256()
+        for piece in self.pieces():
+            digest.update(piece)
+        return digest.hexdigest()
+
+    def pieces(self) -> Iterator[bytes | memoryview]:
+        """The bytes, in chunks."""
+        yield self._start
+        for leaf in self._kept.values():
+            if leaf.numel():
+                raw = leaf.reshape(-1).view(torch.uint8).numpy().data
+                for begin in range(0, len(raw), CHUNK):
+                    yield raw[begin : begin + CHUNK]
+
+    @cached_property
+    def whole(self) -> bytes:
+        """All bytes at once, for small parcels that are sent to many."""
+        return b"".join(self.pieces())
+
+    @cached_property
+    def packed(self) -> bytes:
+        """The same, compressed."""
+        return b"".join(packed([self.whole]))
+
+
+def open_parcel(path: Path) -> Opened:
+    """The header and the tensors of a parcel that was received into a file; the tensors are mapped, not read."""
+    with _in_words(), safe_open(path, framework="pt") as file:
+        header, order = _described(file.metadata() or {}, set(file.keys()))
+        return header, {name: file.get_tensor(name) for name in order}
+
+
+def read_parcel(data: bytes | bytearray) -> Opened:
+    """The same for a small parcel in memory; every tensor has memory of its own."""
+    with _in_words():
+        leaves = {name: _leaf(**entry) for name, entry in deserialize(bytes(data))}  # type: ignore[no-untyped-call]
+        start = 8 + int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8:start]).get("__metadata__") or {}
+        header, order = _described(metadata, leaves.keys())
+        return header, {name: leaves[name] for name in order}
+
+
+def _leaf(dtype: str, shape: list[int], data: bytearray) -> Tensor:
+    kind = _DTYPES[dtype]
+    if not data:
+        return torch.empty(shape, dtype=kind)  # the library has compared the shape with the number of bytes
+    return torch.frombuffer(data, dtype=kind).reshape(shape)
+
+
+def _described(metadata: Mapping[str, str], names: Set[str]) -> tuple[dict[str, Any], list[str]]:
+    """A parcel's header, and its tensors in the order in which they were sent."""
+    header, order = json.loads(metadata["header"]), json.loads(metadata["order"])
+    if not isinstance(header, dict) or not isinstance(order, list):
+        raise WireError("the parcel's header is not what it must be")
+    if len(order) != len(names) or set(order) != names:
+        raise WireError("the parcel's list of tensors is wrong")
+    return header, order
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    try:
+        yield
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError, RuntimeError) as error:
+        raise WireError(f"the body is no parcel of tensors: {type(error).__name__}") from None
+
+
+def flatten(groups: Groups, above: str = "") -> dict[str, Tensor]:
+    """Groups of trees as one tree with paths for names; a group without leaves is a path that ends in a slash.
+
+    >>> list(flatten({"model": {"w": torch.ones(1)}, "none": {}}))
+    ['model/w', 'none/']
+    """
+    found: dict[str, Tensor] = {}
+    for group, leaves in groups.items():
+        if not leaves:
+            found[f"{above}{group}/"] = torch.zeros(0, dtype=torch.uint8)
+        for name, leaf in leaves.items():
+            found[f"{above}{group}/{name}"] = leaf
+    return found
+
+
+def unflatten(leaves: Mapping[str, Tensor]) -> Groups:
+    """Groups again, in the order in which they were sent."""
+    groups: Groups = {}
+    for path, leaf in leaves.items():
+        group, slash, name = path.partition("/")
+        if not slash:
+            raise WireError(f"the tensor '{path[:80]}' belongs to no group")
+        branch = groups.setdefault(group, {})
+        if name:
+            branch[name] = leaf
+    return groups
+
+
+def below(leaves: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The leaves whose paths begin with a prefix, without it."""
+    return {path[len(prefix) :]: leaf for path, leaf in leaves.items() if path.startswith(prefix)}

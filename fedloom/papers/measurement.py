@@ -1,0 +1,90 @@
+"""One number of a finished run: what was measured, over which clients, in which rounds."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from pydantic import model_validator
+
+from fedloom.errors import InputError
+from fedloom.record import Count, Record
+from fedloom.results import curve_numbers
+from fedloom.results.run_data import Floats, Ints, Series, View
+
+Statistic = Literal["mean", "std", "lowest", "highest"]
+
+
+class Measure(Record):
+    """What a run is compared by. `of` says which curve, `clients` what is taken over clients, `kind` what over rounds.
+
+    `final` needs no curve: it is one of the numbers at the end of the run (`key`), as `fedloom run --json` names them.
+    """
+
+    name: str = ""
+    kind: Literal["final", "last", "rounds_to", "crossing", "peak", "peak_round", "trough"]
+    of: Literal["headline", "server", "pre_fit", "post_fit", "universal"] = "headline"
+    split: Literal["train", "validation", "test", "notes"] = "test"
+    metric: str = "accuracy"
+    clients: Statistic = "mean"
+    rounds: Count = 1  # `last`: the mean of so many
+    target: float = 0.0  # `rounds_to` (the first round at it) and `crossing` (interpolated)
+    key: str = ""  # `final`: such as universal_accuracy
+    percent: bool = False  # published in per cent: ours is shown so, too
+
+    @model_validator(mode="after")
+    def _whole(self) -> Measure:
+        needed = {"rounds_to": "target", "crossing": "target", "final": "key"}.get(self.kind)
+        if needed is not None and needed not in self.model_fields_set:
+            raise InputError(f"A measure of the kind '{self.kind}' needs a '{needed}'.")
+        return self
+
+    @property
+    def counts_rounds(self) -> bool:
+        """Whether the number is one of rounds."""
+        return self.kind in ("rounds_to", "crossing", "peak_round")
+
+    def value(self, view: View, label: str, seed: int) -> float | None:
+        """The number of one cell; none where it was never measured or the target never reached."""
+        found = self._value(view, label, seed)
+        if found is None or not np.isfinite(found):
+            return None
+        return 100 * found if self.percent and not self.counts_rounds else found
+
+    def _value(self, view: View, label: str, seed: int) -> float | None:
+        if self.kind == "final":
+            return next(
+                run.final.get(self.key) for run in view.result.runs if (run.algorithm, run.seed) == (label, seed)
+            )
+        rounds, values = self._curve(view, label, seed)
+        if not len(rounds):
+            return None
+        higher = view.kind(self.metric).higher
+        if self.kind in ("rounds_to", "crossing"):
+            there = curve_numbers.reached(rounds, values, self.target, higher)
+            return None if there is None else there.crossing if self.kind == "crossing" else float(there.round)
+        if self.kind == "last":
+            return curve_numbers.last_mean(values, self.rounds)
+        best, at = curve_numbers.peak(rounds, values, higher != (self.kind == "trough"))
+        return float(at) if self.kind == "peak_round" else best
+
+    def _curve(self, view: View, label: str, seed: int) -> tuple[Ints, Floats]:
+        if self.of == "headline":
+            return view.headline_curve(label, seed, self.metric)
+        if self.of == "server":
+            return view.server(label, seed, self.metric, self.split)
+        return over_clients(view.series(label, seed, self.of, self.metric, self.split), self.clients)
+
+
+def over_clients(series: Series, statistic: Statistic) -> tuple[Ints, Floats]:
+    """One value a round."""
+    stats = series.by_round()
+    return stats.at, {"mean": stats.mean, "std": stats.std, "lowest": stats.low, "highest": stats.high}[statistic]
+
+
+def named(measures: tuple[Measure, ...]) -> tuple[Measure, ...]:
+    """The same measures, once it is sure that they can be told apart."""
+    names = [one.name for one in measures]
+    if len(names) > 1 and ("" in names or len(set(names)) < len(names)):
+        raise InputError('Several measures each need a name of their own, such as name = "lowest client".')
+    return measures

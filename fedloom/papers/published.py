@@ -1,0 +1,122 @@
+"""Files of published results: what was found, by whom, and how each row is made again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
+
+from fedloom.errors import InputError, nearest
+from fedloom.experiment.experiment_file import tomllib
+from fedloom.papers.curve_figure import Curves
+from fedloom.papers.measurement import Measure, named
+from fedloom.record import Count, Record
+
+FOLDER = Path(__file__).parent / "reproductions"
+Published = float | str  # in words where no number was reached
+
+
+class Row(Record):
+    """One published result and how to make it. Rows that name the same `run` share it, each with its own `label`."""
+
+    name: str
+    # by source: a number for the first measure, or for each measure
+    published: dict[str, Published | dict[str, Published]] = Field(default_factory=dict)
+    set: dict[str, Any] = Field(default_factory=dict)
+    run: str = ""
+    label: str | None = None  # of the algorithm; without it, all of them
+
+    @property
+    def folder(self) -> str:
+        """Where its run is, beside those of other rows."""
+        return "".join(sign if sign.isalnum() or sign in ".-" else "_" for sign in self.run or self.name)
+
+    def numbers(self, measure: Measure) -> dict[str, Published]:
+        """What each source says about one measure."""
+        found = {
+            name: told.get(measure.name) if isinstance(told, dict) else told for name, told in self.published.items()
+        }
+        return {name: told for name, told in found.items() if told is not None}
+
+
+class Quick(Record):
+    """What the shortened version runs."""
+
+    rows: tuple[str, ...] = ()
+    rounds: Count
+    set: dict[str, Any] = Field(default_factory=dict)
+
+
+class Reproduction(Record):
+    """A file of published results."""
+
+    title: str
+    about: str = ""
+    sources: dict[str, str]  # short name → where the numbers are from; the first is what differences are about
+    measure: tuple[Measure, ...]
+    quick: Quick
+    curves: Curves | None = None  # a picture of all rows
+    report: bool = False  # of every run, as after `fedloom run`
+    experiment: dict[str, Any]
+    row: tuple[Row, ...]
+
+    @field_validator("measure", mode="before")
+    @classmethod
+    def _measures(cls, value: Any) -> Any:
+        return [value] if isinstance(value, Mapping) else value
+
+    @field_validator("measure")
+    @classmethod
+    def _named(cls, value: tuple[Measure, ...]) -> tuple[Measure, ...]:
+        return named(value)
+
+    @model_validator(mode="after")
+    def _sound(self) -> Reproduction:
+        """What would otherwise be left out of the table without a word."""
+        for what in ("sources", "measure", "row"):
+            if not getattr(self, what):
+                raise InputError(f"A reproduction needs at least one '{what}'.")
+        names, runs = set[str](), dict[str, str]()
+        for row in self.row:
+            run = row.run or row.name
+            if row.name in names or runs.setdefault(row.folder, run) != run or not row.folder.strip("._"):
+                raise InputError(
+                    f"The row '{row.name}' cannot be told from another by its name: rows, and what they 'run', must "
+                    "differ in letters or digits."
+                )
+            names.add(row.name)
+            self._known(row)
+        return self
+
+    def _known(self, row: Row) -> None:
+        """The row is about sources and measures that there are."""
+        told = row.published
+        measures = [name for numbers in told.values() if isinstance(numbers, dict) for name in numbers]
+        for what, given, known in (
+            ("source", list(told), list(self.sources)),
+            ("measure", measures, [measure.name for measure in self.measure]),
+        ):
+            for name in given:
+                if name not in known:
+                    raise InputError(
+                        f"The row '{row.name}' has published numbers for a {what} '{name}' that there is not. Known: "
+                        f"{', '.join(known)}.{nearest(name, known)}"
+                    )
+
+
+def names() -> list[str]:
+    """The reproductions that come with fedloom."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def load(name: str) -> Reproduction:
+    """One of them, or a file of one's own."""
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    if not path.is_file():
+        raise InputError(f"There is no reproduction '{name}'. Known: {', '.join(names())}.{nearest(name, names())}")
+    try:
+        return Reproduction(**tomllib.loads(path.read_text(encoding="utf-8")))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not a valid TOML file: {error}") from error

@@ -1,0 +1,1 @@
+"""What one client computes: local training and evaluation."""

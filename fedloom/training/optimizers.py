@@ -1,0 +1,151 @@
+"""Local optimisers on stacked parameters: the formulas of torch.optim, with step counts for every lane.
+
+torch.optim knows no lanes, which start and finish at different times; and it cannot be told to work in place on buffers
+that are reused from client to client. Every update here is in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedloom.tree import Tree, per_client
+
+if TYPE_CHECKING:
+    from fedloom.training.schedule import Training
+
+# the running averages each optimiser keeps per parameter, beside the step count
+SLOTS: dict[str, tuple[str, ...]] = {
+    "sgd": (),
+    "momentum": ("velocity",),
+    "adam": ("first", "second"),
+    "adagrad": ("total",),
+    "adadelta": ("square", "delta"),
+}
+EPSILON = {"adam": 1e-8, "adagrad": 1e-10, "adadelta": 1e-6}
+
+
+def slots(training: Training) -> tuple[str, ...]:
+    """Which running averages an optimiser keeps."""
+    return SLOTS["momentum" if training.optimizer == "sgd" and training.momentum else training.optimizer]
+
+
+def initial_state(training: Training, weights: Tree, trainable: Sequence[str], lanes: int | None = None) -> Tree:
+    """The state of an optimiser that has made no step: zeros, named `slot:parameter`.
+
+    With `lanes`, the weights are stacked and each lane counts its own steps.
+    """
+    state = {f"{slot}:{name}": torch.zeros_like(weights[name]) for slot in slots(training) for name in trainable}
+    if not state:
+        return {}
+    device, shape = weights[trainable[0]].device, () if lanes is None else (lanes,)
+    return {**state, **{f"steps:{name}": torch.zeros(shape, dtype=torch.float32, device=device) for name in trainable}}
+
+
+def update(
+    training: Training, names: Sequence[str], parameters: list[Tensor], gradients: list[Tensor], state: Tree
+) -> None:
+    """One step, in place, of those parameters that have a gradient (`names`, in their order).
+
+    `state` has a step count per parameter, and in lanes per lane: a parameter that a batch did not use makes no step.
+    """
+    if training.weight_decay:
+        gradients = list(torch._foreach_add(gradients, parameters, alpha=training.weight_decay))
+    if not state:
+        torch._foreach_add_(parameters, gradients, alpha=-training.lr)
+        return
+    lists = [[state[f"{slot}:{name}"] for name in names] for slot in slots(training)]
+    steps = [state[f"steps:{name}"] for name in names]
+    torch._foreach_add_(steps, 1)
+    # complex numbers are optimised as the two real ones that they are made of
+    real = [_real(tensors) for tensors in (parameters, gradients, *lists)]
+    _RULES[training.optimizer](training, real[0], real[1], steps, *real[2:])
+
+
+def _real(tensors: list[Tensor]) -> list[Tensor]:
+    return [torch.view_as_real(leaf) if leaf.is_complex() else leaf for leaf in tensors]
+
+
+def _momentum(
+    training: Training, parameters: list[Tensor], gradients: list[Tensor], steps: list[Tensor], velocity: list[Tensor]
+) -> None:
+    torch._foreach_mul_(velocity, training.momentum)
+    torch._foreach_add_(velocity, gradients)
+    torch._foreach_add_(parameters, velocity, alpha=-training.lr)
+
+
+def _adam(
+    training: Training,
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    steps: list[Tensor],
+    first: list[Tensor],
+    second: list[Tensor],
+) -> None:
+    beta1, beta2 = training.beta1, training.beta2
+    epsilon = training.epsilon if training.epsilon is not None else EPSILON["adam"]
+    if steps[0].dim() == 0 and all(parameter.is_contiguous() for parameter in parameters):
+        # one pass over the memory instead of a dozen; torch's kernel takes any gradient for a contiguous one
+        given = [gradient.contiguous() for gradient in gradients]
+        for kind in {parameter.dtype for parameter in parameters}:  # it takes one kind of number at a time
+            chosen = [number for number, parameter in enumerate(parameters) if parameter.dtype == kind]
+            lists = [[all_of[n] for n in chosen] for all_of in (parameters, given, first, second, steps)]
+            torch._fused_adam_(
+                *lists[:4],  # type: ignore[call-overload]
+                [],
+                lists[4],
+                lr=training.lr,
+                beta1=beta1,
+                beta2=beta2,
+                eps=epsilon,
+                weight_decay=0.0,  # it is in the gradients already
+                amsgrad=False,
+                maximize=False,
+            )
+        return
+    torch._foreach_lerp_(first, gradients, 1 - beta1)
+    torch._foreach_mul_(second, beta2)
+    torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
+    for parameter, mean, square, step in zip(parameters, first, second, steps, strict=True):
+        count = step.to(torch.float64)
+        step_size, correction = training.lr / (1 - beta1**count), (1 - beta2**count).sqrt()
+        denominator = square.sqrt().div_(per_client(correction, square)).add_(epsilon)
+        parameter.sub_(mean / denominator * per_client(step_size, mean))
+
+
+def _adagrad(
+    training: Training, parameters: list[Tensor], gradients: list[Tensor], steps: list[Tensor], total: list[Tensor]
+) -> None:
+    epsilon = training.epsilon if training.epsilon is not None else EPSILON["adagrad"]
+    torch._foreach_addcmul_(total, gradients, gradients, 1.0)
+    denominator = torch._foreach_sqrt(total)
+    torch._foreach_add_(denominator, epsilon)
+    torch._foreach_addcdiv_(parameters, gradients, denominator, -training.lr)
+
+
+def _adadelta(
+    training: Training,
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    steps: list[Tensor],
+    square: list[Tensor],
+    delta: list[Tensor],
+) -> None:
+    epsilon = training.epsilon if training.epsilon is not None else EPSILON["adadelta"]
+    torch._foreach_mul_(square, training.rho)
+    torch._foreach_addcmul_(square, gradients, gradients, 1 - training.rho)
+    ratio = torch._foreach_add(delta, epsilon)
+    torch._foreach_sqrt_(ratio)
+    denominator = torch._foreach_add(square, epsilon)
+    torch._foreach_sqrt_(denominator)
+    torch._foreach_div_(ratio, denominator)
+    torch._foreach_mul_(ratio, gradients)
+    torch._foreach_mul_(delta, training.rho)
+    torch._foreach_addcmul_(delta, ratio, ratio, 1 - training.rho)
+    torch._foreach_add_(parameters, ratio, alpha=-training.lr)
+
+
+_RULES: dict[str, Callable[..., None]] = {"sgd": _momentum, "adam": _adam, "adagrad": _adagrad, "adadelta": _adadelta}

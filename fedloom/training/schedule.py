@@ -1,0 +1,230 @@
+"""One client's way through local training: its batches, epochs, history, and when it stops. It computes no weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from pydantic import model_validator
+from torch import Tensor
+
+from fedloom import keys
+from fedloom.errors import InputError, TrainingError
+from fedloom.record import Count, Decay, NonNegative, Positive, Record
+from fedloom.task import Task
+from fedloom.training.clients import Clients
+from fedloom.training.evaluation import evaluate
+from fedloom.tree import Tree, clone
+
+Groups = dict[str, Tree]  # named trees: what the server knows, what it sends, what a client keeps
+
+
+class Training(Record):
+    """How a client trains: the optimiser, its steps and when to stop."""
+
+    optimizer: Literal["sgd", "adam", "adagrad", "adadelta"] = "sgd"
+    lr: Positive = 0.1
+    epochs: Positive = 1.0
+    batch_size: Count | Literal["full"] = 32
+    drop_last: bool = False  # leave out the smaller batch at the end of an epoch; a client's only batch stays
+    optimizer_state: Literal["reset", "keep"] = "reset"
+    momentum: Decay = 0.0
+    weight_decay: NonNegative = 0.0
+    clip: Positive | None = None
+    patience: Count | None = None
+    beta1: Decay = 0.9
+    beta2: Decay = 0.999
+    rho: Decay = 0.9
+    epsilon: Positive | None = None
+
+    @model_validator(mode="after")
+    def _fits_optimizer(self) -> Training:
+        meant_for = {"momentum": "sgd", "beta1": "adam", "beta2": "adam", "rho": "adadelta"}
+        for name, optimizer in meant_for.items():
+            if self.optimizer != optimizer and getattr(self, name) != type(self).model_fields[name].default:
+                raise InputError(f'\'{name}\' is for optimizer = "{optimizer}", not for "{self.optimizer}".')
+        if self.optimizer == "sgd" and self.epsilon is not None:
+            raise InputError("'epsilon' is for the optimizers adam, adagrad and adadelta, not for \"sgd\".")
+        return self
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an algorithm's `correct` hook sees of one local step; all tensors belong to one client."""
+
+    grad: Tree
+    params: Tree
+    start: Tree  # the weights this client began with
+    grad_at: Callable[[Tree], Tree]  # the gradient of the same batch at other weights
+
+
+Correct = Callable[[Step, Groups, Groups], Tree]
+
+
+@dataclass
+class Job:
+    """One call of `local.train`: several clients, each with its row in the stacked trees."""
+
+    task: Task
+    data: Clients
+    start: Tree
+    training: Training
+    correct: Correct | None
+    shared: Groups
+    own: Groups
+    kept: Tree | None  # the optimisers' states, where clients keep them
+    out: Tree  # where results are written
+    courses: dict[int, Course] = field(default_factory=dict)  # the finished ones, by position
+
+
+class Course:
+    """One client's way through its batches."""
+
+    def __init__(self, job: Job, position: int) -> None:
+        self.job, self.position = job, position
+        size = job.training.batch_size
+        self.rows = training_rows(job.data, position, None if size == "full" else size, job.training.drop_last)
+        self.batch = len(self.rows) if size == "full" else size
+        self.per_epoch = -(-len(self.rows) // self.batch)
+        if job.training.drop_last:
+            self.per_epoch = max(len(self.rows) // self.batch, 1)
+        self.total = max(1, round(job.training.epochs * self.per_epoch))
+        self.watched = watched_step(job.data, position, self.total)
+        self.steps = 0
+        self.optimizer: Tree = {}
+        self.history: list[dict[str, float]] = []
+        self.best: tuple[float, Tree, Tree, int] | None = None  # loss, weights, optimiser, and the steps so far
+        self.stale = 0
+        self._shuffle()
+
+    def _shuffle(self) -> None:
+        self.seen = 0  # examples since the epoch began
+        self.order = self.rows
+        if self.job.training.batch_size != "full":  # the order within a full batch means nothing
+            epoch = self.steps // self.per_epoch
+            order = keys.permutation(self.job.data.key(self.position, "batches", epoch), len(self.rows))
+            self.order = self.rows[torch.from_numpy(order)]
+
+    def next_rows(self, most: int = 1) -> Tensor:
+        """The rows of at most so many batches, all of one size: the last one of an epoch, if smaller, comes alone."""
+        step = self.steps % self.per_epoch
+        count = max(min(most, len(self.order) // self.batch - step, self.total - self.steps), 1)
+        rows = self.order[step * self.batch : (step + count) * self.batch]
+        self.seen += len(rows)
+        return rows
+
+    def step_key(self, ahead: int = 0) -> Tensor:
+        """What dropout is drawn from in the next step, or in one after it."""
+        return key_tensor(self.job.data, self.position, self.steps + ahead)
+
+    def advance(self, loss_sum: Callable[[], float], state: Callable[[], tuple[Tree, Tree]], steps: int = 1) -> bool:
+        """Count steps; at the end of an epoch note the loss and decide about stopping. True when the course is done.
+
+        `loss_sum` gives the sum of the losses since the epoch began, and begins anew.
+        """
+        self.steps += steps
+        done = self.steps == self.total
+        if self.steps % self.per_epoch and not done:
+            return False
+        loss = loss_sum() / self.seen
+        check_finite(loss)
+        self.history.append({"loss": loss})
+        if self.job.data.watch_epochs or self.job.training.patience:
+            done = self._validate(*state()) or done
+        if not done:
+            self._shuffle()
+        return done
+
+    def _validate(self, weights: Tree, optimizer: Tree) -> bool:
+        """Evaluate the validation split; true when patience is at its end."""
+        job = self.job
+        measured = evaluate(job.task, weights, job.data, self.position, "validation").values(job.task)
+        job.task.module.train()
+        self.history[-1].update({f"validation_{name}": value for name, value in measured.items()})
+        if job.training.patience is None:
+            return False
+        if not measured:
+            raise InputError(
+                f"Client '{job.data.name(self.position)}' has no validation examples, which patience (early stopping) "
+                "needs. Change data.split, or leave patience out."
+            )
+        if self.best is None or measured["loss"] < self.best[0] or math.isnan(self.best[0]):
+            self.best, self.stale = (measured["loss"], clone(weights), clone(optimizer), self.steps), 0
+        else:
+            self.stale += 1
+        return self.stale >= job.training.patience
+
+    def finish(self, weights: Tree, optimizer: Tree) -> None:
+        """Write the client's row: the best state seen if stopping early was asked for, else the last."""
+        if self.best is not None:
+            _, weights, optimizer, self.steps = self.best  # only steps that the returned weights saw count
+        for name, leaf in weights.items():
+            self.job.out[name][self.position].copy_(leaf)
+        self.optimizer = optimizer
+        self.job.courses[self.position] = self
+
+
+def key_tensor(data: Clients, position: int, step: int) -> Tensor:
+    """The two words of a client's dropout key, as a tensor."""
+    return torch.tensor(keys.words(data.key(position, "dropout", step)), device=data.setup.device)
+
+
+WATCHED = 512  # of so many trainings of a client, one has a step that is computed in two ways
+
+
+def watched_step(data: Clients, position: int, steps: int) -> int:
+    """The step of this training that is computed in two ways, which must agree; −1 for most trainings."""
+    drawn = data.key(position, "watch")
+    return (drawn >> 16) % steps if drawn % WATCHED == 0 else -1
+
+
+def training_rows(data: Clients, position: int, batch_size: int | None = None, drop_last: bool = False) -> Tensor:
+    """One client's training rows, checked: there are some, and batch normalisation never sees a lone example."""
+    rows = data.rows(position, "train")
+    name = data.name(position)
+    if len(rows) == 0:
+        raise InputError(
+            f"Client '{name}' has no training examples, so it cannot train. Change data.split or the partition."
+        )
+    if data.setup.normalises_features and min(len(rows), batch_size or len(rows)) == 1:
+        what = "has one training example" if len(rows) == 1 else "trains on batches of one example"
+        raise InputError(
+            f"Client '{name}' {what}, but the model's batch normalisation needs at least two in a batch. "
+            "Leave such clients out, use a larger batch_size, or normalise with nn.LayerNorm or nn.GroupNorm."
+        )
+    if data.setup.normalises_features and has_lone_example(len(rows), batch_size, drop_last):
+        raise InputError(
+            f"Client '{name}' has {len(rows)} training examples, so with batch_size = {batch_size} its last batch has "
+            "one, and the model's batch normalisation needs at least two. Use drop_last = true, another batch_size, or "
+            "normalise with nn.LayerNorm or nn.GroupNorm."
+        )
+    return rows
+
+
+def has_lone_example(count: int, batch_size: int | None, drop_last: bool) -> bool:
+    """Whether the last batch of an epoch has a single example, which batch normalisation cannot use."""
+    return batch_size is not None and not drop_last and count > batch_size and count % batch_size == 1
+
+
+def clip(gradient: Mapping[str, Tensor], largest: float) -> Tree:
+    """The gradient scaled down to a norm of at most `largest`."""
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(leaf) for leaf in gradient.values()]))
+    factor = (largest / (norm + 1e-6)).clamp(max=1.0)
+    return {name: leaf * factor for name, leaf in gradient.items()}
+
+
+def check_finite(loss: float) -> None:
+    """Training must stop where the loss is not a number any more."""
+    if loss - loss != 0:
+        raise TrainingError(f"the loss is {loss}. A smaller lr or a clip may help.")
+
+
+def blame(error: Exception, phase: str, data: Clients, position: int) -> Exception:
+    """The error with the round, the client and the phase in front."""
+    if isinstance(error, InputError):
+        return error
+    what = str(error) if isinstance(error, TrainingError) else f"{type(error).__name__}: {error}"
+    return TrainingError(f"Round {data.round}, client '{data.name(position)}', {phase}: {what}")

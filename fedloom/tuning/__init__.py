@@ -1,0 +1,1 @@
+"""Before and around a run: cost estimates, benchmarks, sweeps."""

@@ -1,0 +1,198 @@
+"""This machine's own numbers for an experiment: how long its rounds take here, and how they are computed."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedloom import machine
+from fedloom.algorithm import Algorithm
+from fedloom.backends.vector import Workers
+from fedloom.data.federation import Federation
+from fedloom.experiment.experiment_file import RunTable
+from fedloom.experiment.plan import Plan
+from fedloom.experiment.progress import Progress
+from fedloom.experiment.worker_groups import backend_on, choose_setup, start_workers
+from fedloom.federation.engine import Evaluation, RoundRecord, fit
+from fedloom.training.clients import Setup
+from fedloom.training.probe import EAGER_GROUP, SMALL_MODEL, Probe, probe
+from fedloom.tuning.estimate import duration, size
+
+WARM_UP = 2  # rounds that are not counted: they load, record and fill caches
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Rounds of one algorithm. Processor time and memory are None where the system does not tell them."""
+
+    algorithm: str
+    first_round: float  # seconds from the start to the end of the first round, loading included
+    rounds: tuple[float, ...]  # seconds of each round, evaluation as the experiment says
+    training: tuple[float, ...]  # and without any evaluation
+    examples_a_second: float  # that clients train on, without evaluation
+    busy: float | None  # the share of the workers' time in which they computed
+    memory: int | None  # bytes, the peaks of all processes added up
+
+    def lines(self) -> list[str]:
+        """In words."""
+        low, middle, high = statistics.quantiles(self.rounds, n=4, method="inclusive")
+        trained = statistics.median(self.training)
+        found = [
+            f"{duration(middle)} a round (half of them between {duration(low)} and {duration(high)}), "
+            f"{duration(trained)} of it for training",
+            f"{self.examples_a_second:,.0f} examples a second in training; "
+            f"the first round was done after {duration(self.first_round)}",
+        ]
+        if self.busy is not None and self.memory is not None:
+            found.append(f"workers computed {self.busy:.0%} of the time; at most {size(self.memory)} of memory in all")
+        return found
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What was measured, and what was chosen."""
+
+    choices: tuple[str, ...]
+    timings: tuple[Timing, ...]
+    machine: dict[str, Any]
+
+    def json(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+
+def bench(plan: Plan, rounds: int, progress: Progress) -> Bench:
+    """Run some rounds of every algorithm with the experiment's first seed; nothing is stored."""
+    began = time.perf_counter()
+    experiment, seed = plan.experiment, plan.experiment.seeds[0]
+    workers = start_workers(experiment.run, progress.note)
+    try:
+        federation, task = plan.federation(seed), plan.task(seed)
+        experiment.cohort.check(federation.clients)
+        cohort = experiment.cohort.size(federation.clients)
+        facts = probe(federation, task)
+        setup = choose_setup(facts, experiment.run, cohort)
+        backend = backend_on(workers, federation, task, setup)
+        processes = None  # on a cluster they are elsewhere
+        if workers is None or isinstance(workers, Workers):
+            processes = [process.pid for process in workers.processes] if workers else []
+        timings = []
+        progress.expect(len(experiment.algorithm), 2 * (rounds + WARM_UP))
+        for label, algorithm in experiment.algorithm.items():
+
+            def start(evaluation: Evaluation, algorithm: Algorithm = algorithm) -> Iterator[RoundRecord]:
+                sampling = experiment.cohort
+                return fit(
+                    federation,
+                    task,
+                    algorithm,
+                    10**9,
+                    seed=seed,
+                    sampling=sampling,
+                    evaluation=evaluation,
+                    backend=backend,
+                )
+
+            timings.append(
+                _time(label, algorithm, federation, start, experiment.evaluate, rounds, began, processes, progress)
+            )
+            began = time.perf_counter()
+        chosen = choices(facts, setup, experiment.run, cohort, workers)
+        return Bench(tuple(chosen), tuple(timings), machine.facts())
+    finally:
+        if workers is not None:
+            workers.close()
+
+
+def _time(
+    label: str,
+    algorithm: Algorithm,
+    federation: Federation,
+    start: Callable[[Evaluation], Iterator[RoundRecord]],
+    evaluation: Evaluation,
+    rounds: int,
+    began: float,
+    processes: list[int] | None,
+    progress: Progress,
+) -> Timing:
+    """Rounds with and without evaluation, in turns, so that a busy moment of the machine disturbs both."""
+    running = {"rounds": start(evaluation), "training": start(Evaluation(splits=(), server=()))}
+    seconds: dict[str, list[float]] = {name: [] for name in running}
+    title = f"{label}, with and without evaluation"
+    progress.begin(title, 0, 2 * (rounds + WARM_UP))
+    examples, first, done = 0, 0.0, 0
+    used, clock = _processor_seconds(processes), time.perf_counter()
+    for number in range(WARM_UP + rounds):
+        if number == WARM_UP:
+            used, clock = _processor_seconds(processes), time.perf_counter()
+        for name, records in running.items():
+            record = next(records)
+            first, done = first or time.perf_counter() - began, done + 1
+            progress.step(title, done, {}, record.seconds)
+            if number >= WARM_UP:
+                seconds[name].append(record.seconds)
+        if number >= WARM_UP:
+            clients = range(federation.clients) if algorithm.pooled else record.cohort
+            examples += int(federation.counts(clients, "train").sum() * algorithm.train.epochs)
+    progress.end(title)
+    worked, elapsed = _processor_seconds(processes), time.perf_counter() - clock
+    busy = None if used is None or worked is None else (worked - used) / elapsed / max(len(processes or ()), 1)
+    return Timing(
+        label,
+        first,
+        tuple(seconds["rounds"]),
+        tuple(seconds["training"]),
+        examples / sum(seconds["training"]),
+        None if busy is None else min(busy, 1.0),
+        _peak_bytes(processes),
+    )
+
+
+def choices(facts: Probe, setup: Setup, settings: RunTable, cohort: int, workers: object) -> list[str]:
+    """How clients are computed, and why so."""
+    where = "this process, one client after another" if workers is None else f"{workers} with one thread each"
+    asked = "as asked" if settings.group != "auto" else ""
+    if setup.group > 1:
+        why = asked or f"a model of {size(facts.bytes)} is small (up to {size(SMALL_MODEL)}) and {cohort} take part"
+        together = f"{setup.group} clients side by side: {why}"
+    else:
+        rule = f"side by side pays up to {size(SMALL_MODEL)} of model and from {2 * EAGER_GROUP} clients a round"
+        why = asked or f"the model has {size(facts.bytes)} and {cohort} take part; {rule}"
+        # known only where side by side was wanted
+        together = f"one client at a time: {facts.__dict__.get('cannot_group') or why}"
+    if setup.compile:
+        steps = "steps are compiled, as asked"
+    elif setup.replay and (kernels := facts.kernels()):
+        steps = f"steps are recorded and replayed: {kernels} kernels each, without autograd; nothing is compiled"
+    else:
+        steps = "steps are done by autograd: this model's cannot be replayed"
+    return [where, together, steps]
+
+
+def _processor_seconds(processes: list[int] | None) -> float | None:
+    """Processor time of the workers, or of this process where there are none."""
+    if processes is None:
+        return None
+    measured = processes or [os.getpid()]
+    try:
+        fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in measured]
+        return sum(int(part[11]) + int(part[12]) for part in fields) / os.sysconf("SC_CLK_TCK")
+    except OSError:  # not Linux
+        return None
+
+
+def _peak_bytes(processes: list[int] | None) -> int | None:
+    """The peaks of this process and of the workers, added up."""
+    if processes is None:
+        return None
+    try:
+        found = [Path(f"/proc/{pid}/status").read_text() for pid in (os.getpid(), *processes)]
+        peaks = [line for status in found for line in status.splitlines() if line.startswith("VmHWM")]
+        return sum(int(line.split()[1]) * 1024 for line in peaks)
+    except OSError:
+        return None

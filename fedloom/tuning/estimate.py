@@ -1,0 +1,169 @@
+"""What an experiment would cost, before anything is run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedloom import machine, tree
+from fedloom.data.federation import Federation
+from fedloom.data.split import SplitName
+from fedloom.experiment.plan import Plan
+from fedloom.experiment.worker_groups import choose_setup
+from fedloom.training import evaluation
+from fedloom.training.probe import probe
+from fedloom.tuning.message_sizes import Traffic, traffic
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Clients, memory, traffic and a rough time."""
+
+    clients: int
+    examples: int
+    smallest_client: int
+    largest_client: int
+    parameters: int
+    cohort: int
+    cells: int
+    group: int
+    group_reason: str
+    data_bytes: int
+    memory_bytes: int
+    traffic_a_round: dict[str, Traffic | None]  # by algorithm
+    seconds_a_round: float
+    seconds: float
+    kept_bytes: int = 0
+
+    def json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """The same in words."""
+        return [
+            f"{self.clients:,} clients with {self.examples:,} examples, "
+            f"{self.smallest_client:,} to {self.largest_client:,} each",
+            f"{self.parameters:,} parameters; {self.cohort:,} clients a round; {self.cells} cells (algorithm × seed)",
+            f"data {size(self.data_bytes)}, memory about {size(self.memory_bytes)}",
+            *(f"{label} sends {_sent(traffic)}" for label, traffic in self.traffic_a_round.items()),
+            f"group size {self.group}: {self.group_reason}",
+            f"roughly {duration(self.seconds_a_round)} a round on this machine, {duration(self.seconds)} in all",
+            *([f"keeping the model of every round takes {size(self.kept_bytes)} of disk"] if self.kept_bytes else []),
+        ]
+
+
+def estimate(plan: Plan) -> Estimate:
+    """Load the data, build the model, time three steps, multiply."""
+    experiment = plan.experiment
+    seed = experiment.seeds[0]
+    federation, task = plan.federation(seed), plan.task(seed)
+    experiment.cohort.check(federation.clients)
+    facts = probe(federation, task)
+    cohort = experiment.cohort.size(federation.clients)
+    group = choose_setup(facts, experiment.run, cohort).group
+    asked = (
+        "as asked"
+        if experiment.run.group != "auto"
+        else f"for a model of {size(facts.bytes)} and {cohort} clients a round"
+    )
+    reason = facts.__dict__.get("cannot_group") or asked  # known only where side by side was wanted
+    reason = "the serial backend" if experiment.run.backend == "serial" else reason
+    workers = machine.cores() if experiment.run.workers == "auto" else experiment.run.workers
+    workers = 1 if experiment.run.backend == "serial" else workers
+    sizes = federation.sizes("train")
+    step_seconds, rows = _time_step(federation, task, experiment.train.batch_size, sizes)
+    steps = np.ceil(sizes / rows).mean() * experiment.train.epochs * cohort
+    forward = sum(federation.sizes(split).sum() for split in experiment.evaluate.splits)
+    tested = _tested(federation, experiment.evaluate.server)
+    evaluated = (forward * 2 + tested) / experiment.evaluate.every * step_seconds / rows / 3
+    handled = (cohort * 3 + federation.clients * len(experiment.evaluate.splits)) * 3e-4  # what a client costs anyway
+    seconds = (steps * step_seconds + evaluated + handled) / min(workers, cohort) + 0.01
+    cells = len(experiment.algorithm) * len(experiment.seeds)
+    data = sum(tree.size({"x": x, "y": y}) for x, y in [(federation.x, federation.y), *federation.server.values()])
+    model = facts.bytes
+    return Estimate(
+        clients=federation.clients,
+        examples=len(federation.y),
+        smallest_client=int(np.diff(federation.offsets).min()),
+        largest_client=int(np.diff(federation.offsets).max()),
+        parameters=task.parameters,
+        cohort=cohort,
+        cells=cells,
+        group=int(group),
+        group_reason=reason,
+        data_bytes=data,
+        memory_bytes=int(2 * data + (workers + 1) * 300e6 + workers * model * (6 * group + 4)),
+        traffic_a_round={
+            label: traffic(algorithm, federation, task, facts, cohort)
+            for label, algorithm in experiment.algorithm.items()
+        },
+        seconds_a_round=float(seconds),
+        seconds=float(seconds * experiment.rounds * cells + 3),
+        kept_bytes=model * experiment.rounds * cells if experiment.run.keep_models else 0,
+    )
+
+
+def _tested(federation: Federation, wanted: Sequence[SplitName] | None) -> int:
+    """On how many examples the global model is measured: the server's, or those of all clients."""
+    held = {split: len(y) for split, (_, y) in federation.server.items()}
+    if wanted is None:
+        return sum(held.values())
+    return sum(held[split] if split in held else int(federation.sizes(split).sum()) for split in wanted)
+
+
+def _time_step(federation: Any, task: Any, batch_size: int | str, sizes: np.ndarray[Any, Any]) -> tuple[float, int]:
+    rows = int(min(256, max(1, sizes.mean()))) if batch_size == "full" else int(batch_size)
+    rows = min(rows, len(federation.y))
+    x, y = evaluation.prepare(federation.x[:rows], federation.y[:rows], federation.scale, task)
+    module = task.module.train()
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    times = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for _ in range(4):
+        began = time.perf_counter()
+        torch.autograd.grad(task.losses(module(x), y).mean(), parameters, allow_unused=True)
+        times.append(time.perf_counter() - began)
+    torch.set_num_threads(threads)
+    return min(times) * 1.3 + 1e-4, rows  # the optimiser and the loop around it
+
+
+def _sent(traffic: Traffic | None) -> str:
+    if traffic is None:
+        return "what only the run can tell"
+    if not traffic.up and not traffic.down:
+        return "nothing"
+    return f"{size(traffic.up)} up and {size(traffic.down)} down a round"
+
+
+def size(count: float) -> str:
+    """Bytes in words.
+
+    >>> size(1_234_567)
+    '1.2 MB'
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words.
+
+    >>> duration(90)
+    '2 minutes'
+    """
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600 * 1.5:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.1f} hours"

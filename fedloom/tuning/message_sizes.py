@@ -1,0 +1,111 @@
+"""What a round of an algorithm sends, found before the run by letting one client of a few examples stand for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedloom.algorithm import Algorithm
+from fedloom.data.federation import Federation
+from fedloom.data.split import Split
+from fedloom.errors import FedloomError
+from fedloom.federation.cohort import Cohort, OwnStates
+from fedloom.federation.work import ClientWork, Place, Work
+from fedloom.task import Task
+from fedloom.training.local import Groups
+from fedloom.training.probe import Probe
+from fedloom.tree import expand, row
+
+EXAMPLES = 20  # enough for a validation split with more than one class, most of the time
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes a round, of all clients together."""
+
+    up: int
+    down: int
+
+
+def traffic(algorithm: Algorithm, federation: Federation, task: Task, facts: Probe, cohort: int) -> Traffic | None:
+    """What a round with so many clients sends, counted as a run counts it; None if it cannot be told beforehand."""
+    if algorithm.pooled:
+        return Traffic(0, 0)
+    stand_in = _OneForAll(Place(_few_examples(federation), task, facts.setup(group=1)))
+    initial = task.initial()
+    own = _AllAlike(algorithm.init_own(task, initial))
+    asked = Cohort(
+        stand_in,
+        algorithm.replace(epochs=1.0),
+        task,
+        tuple(range(cohort)),
+        federation.clients,
+        round=1,
+        seed=0,
+        own=own,
+    )
+    try:
+        asked.algorithm.round(algorithm.init(task, initial), asked)
+    except FedloomError:
+        return None  # such as a metric that a few examples do not have: this is no reason to refuse the experiment
+    return Traffic(sum(report.bytes_up for report in asked.reports), sum(report.bytes_down for report in asked.reports))
+
+
+def _few_examples(federation: Federation) -> Federation:
+    """One client with a few of everybody's examples."""
+    rows = torch.from_numpy(np.unique(np.linspace(0, len(federation.y) - 1, EXAMPLES).astype(np.int64)))
+    return replace(
+        federation,
+        x=federation.x[rows],
+        y=federation.y[rows],
+        offsets=np.array([0, len(rows)]),
+        split=Split(),
+        names=None,
+        server={},
+    )
+
+
+class _AllAlike(OwnStates):
+    """All clients keep what a client keeps at first: one copy of it."""
+
+    def gather(self, ids: Iterable[int]) -> Groups:
+        count = len(list(ids))
+        return {group: expand(kept, count) for group, kept in self.initial.items()}
+
+    def put(self, ids: Iterable[int], own: Groups) -> None:
+        """Nothing is kept."""
+
+
+class _OneForAll:
+    """A backend that computes the first client only and takes its answer for everybody's."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    def run(self, work: Work) -> Any:
+        assert isinstance(work, ClientWork)
+        found = work.part(0, 1).perform(self.place)
+        (first,) = found.reports
+        count = len(work.ids)
+
+        def everybody(groups: Groups) -> Groups:
+            return {group: expand(row(stacked, 0), count) for group, stacked in groups.items()}
+
+        return replace(
+            found,
+            stack=everybody(found.stack),
+            weights={group: weight.expand(count) for group, weight in found.weights.items()},
+            public={name: value.expand(count, *value.shape[1:]) for name, value in found.public.items()},
+            own=everybody(found.own),
+            reports=tuple(
+                replace(first, client=client, bytes_down=work.received(position))
+                for position, client in enumerate(work.ids)
+            ),
+        )
+
+    def close(self) -> None:
+        """Nothing to give back."""

@@ -1,0 +1,149 @@
+"""The experiment file: what it means, and what is said when it is wrong."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from fedloom.data.split import Split
+from fedloom.errors import InputError
+from fedloom.experiment import experiment_file
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SMALL = """
+rounds = 3
+[data]
+source = "digits"
+partition = { name = "iid", clients = 4 }
+"""
+
+
+def parse(text: str, base: Path = Path()) -> experiment_file.Experiment:
+    return experiment_file.parse(tomllib.loads(text), base)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("roundz = 3", ["roundz", "Did you mean 'rounds'?"]),
+        ("[trian]\nlr = 1", ["trian", "Did you mean 'train'?"]),
+        ("[train]\nmomentun = 0.9", ["[train]", "momentun", "Did you mean 'momentum'?"]),
+        ("[train]\nlr = -1", ["[train] lr", "more than 0", "-1"]),
+        ('[train]\nlr = "0.1"', ["[train] lr", "a number", "'0.1'"]),
+        ('[train]\nbatch_size = "all"', ["[train] batch_size", "a whole number or 'full'", "'all'"]),
+        ('[train]\noptimizer = "adm"', ["[train] optimizer", "'adam'", "Did you mean 'adam'?"]),
+        ('[train]\noptimizer = "adam"\nmomentum = 0.9', ["momentum", 'optimizer = "sgd"']),
+        ("[algorithm]\nfedavgg = {}", ["fedavgg", "Did you mean 'fedavg'?"]),
+        ("[algorithm]\nfedavg = { lrr = 1 }", ["[algorithm.fedavg]", "lrr", "Did you mean 'lr'?"]),
+        ("[algorithm]\nfedavg = { lr = 0 }", ["[algorithm.fedavg] lr", "more than 0"]),
+        (
+            '[algorithm]\nfedavg = { weights = "example" }',
+            ["[algorithm.fedavg] weights", "'examples', 'uniform', 'score' or 'within_std'"],
+        ),
+        ("[algorithm]\nfedavg = 3", ["[algorithm.fedavg]", "must be a table"]),
+        ("[algorithm]\nfedsgd = { momentum = 0.5 }", ["[algorithm.fedsgd]", "'momentum' has no meaning"]),
+        ('[data]\nsource = "digitz"', ["digitz", "Did you mean 'digits'?"]),
+        ('[data]\nsource = "digits"\npath = "x"', ["[data]", "path", 'source = "digits"']),
+        ("[data]\nsplit = [0.5, 0.5]", ["[data] split"]),
+        ("[data]\nsplit = { train = 1.0, shufle = false }", ["[data.split] has no key 'shufle'", "'shuffle'"]),
+        ("[data]\nsplit = { train = 0.5 }", ["three shares", "[0.5, 0.2, 0.2]"]),
+        ('[data]\nnormalize = "all"', ["[data] normalize", "'none', 'client' or 'federated'"]),
+        ("[cohort]\nfraction = 1.5", ["[cohort] fraction", "at most 1"]),
+        ("[cohort]\ncount = 2\nfraction = 0.5", ["count", "fraction"]),
+        ('[cohort]\nsampling = "poisson"\ncount = 2', ["cohort.fraction"]),
+        ('[evaluate]\nheadline = "last"', ["headline", "last:10"]),
+        ('[evaluate]\nstop = "target"', ["stop", "target"]),
+        ('[evaluate]\nsplits = ["tests"]', ["[evaluate] splits", "'tests'"]),
+        ("[run]\nworkers = 0", ["[run] workers", "at least 1"]),
+        ("seeds = []", ["seeds", "[1, 2, 3]"]),
+        ("seeds = [1, 1]", ["twice"]),
+        ("seeds = 3", ["seeds", "3"]),
+        ("format = 2", ["format = 2"]),
+        ('name = "a/b"', ["name", "folder"]),
+        ("rounds = 0", ["rounds", "at least 1"]),
+        ('data = "digits"', ["[data]", "table"]),
+    ],
+)
+def test_a_wrong_file_is_an_error_that_says_what_is_allowed(text: str, words: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        parse(text)
+    for word in words:
+        assert word in str(caught.value), str(caught.value)
+
+
+def test_a_split_may_be_a_table_that_keeps_the_order() -> None:
+    split = "{ train = 0.8, validation = 0.0, test = 0.2, shuffle = false }"
+    first = parse(f"[data]\nsplit = {split}")
+    assert first.data.split == Split(train=0.8, validation=0.0, test=0.2, shuffle=False)
+    assert parse(tomli_w.dumps(first.resolved())).data == first.data
+
+
+def test_the_resolved_file_means_the_same_as_the_file() -> None:
+    first = parse(SMALL + "[algorithm]\nslow = { name = 'fedavg', lr = 0.01, weights = 'uniform' }\nlocal = {}\n")
+    again = parse(tomli_w.dumps(first.resolved()))
+    assert again.resolved() == first.resolved()
+    assert experiment_file.identity(again.description()) == experiment_file.identity(first.description())
+    assert again.algorithm["slow"].train.lr == 0.01
+
+
+def test_an_algorithm_takes_the_training_table_and_may_override_it() -> None:
+    experiment = parse(
+        SMALL + "[train]\nlr = 0.5\nepochs = 3\n[algorithm]\nfedavg = {}\nslow = { name = 'fedavg', lr = 0.01 }"
+    )
+    assert experiment.algorithm["fedavg"].train.lr == 0.5
+    assert (experiment.algorithm["slow"].train.lr, experiment.algorithm["slow"].train.epochs) == (0.01, 3.0)
+
+
+def test_identity_ignores_how_and_how_long_but_nothing_else() -> None:
+    def fingerprint(text: str) -> str:
+        return experiment_file.identity(parse(text).description())
+
+    assert fingerprint(SMALL) == fingerprint(SMALL + "[run]\nworkers = 7\n")
+    assert fingerprint(SMALL) == fingerprint(SMALL.replace("rounds = 3", "rounds = 30"))
+    assert fingerprint(SMALL) != fingerprint(SMALL + "[train]\nlr = 0.2\n")
+    assert fingerprint(SMALL) != fingerprint("seeds = [2]" + SMALL)
+
+
+def test_identity_knows_the_users_code(tmp_path: Path) -> None:
+    text = SMALL + '[task]\nmodel = "net.py:Net"\n'
+    (tmp_path / "net.py").write_text("a = 1")
+    before = experiment_file.identity(parse(text, tmp_path).description())
+    (tmp_path / "net.py").write_text("a = 2")
+    assert experiment_file.identity(parse(text, tmp_path).description()) != before
+
+
+def test_set_changes_any_key(tmp_path: Path) -> None:
+    file = tmp_path / "e.toml"
+    file.write_text(SMALL + "[algorithm]\nslow = { name = 'fedavg' }\n")
+    experiment = experiment_file.load(file, {"train.lr": 0.7, "algorithm.slow.epochs": 2, "rounds": 9})
+    assert (experiment.rounds, experiment.train.lr, experiment.algorithm["slow"].train.epochs) == (9, 0.7, 2.0)
+    with pytest.raises(InputError, match="'rounds' is a value, not a table"):
+        experiment_file.load(file, {"rounds.lr": 1})
+
+
+def test_a_file_that_is_not_there_or_not_toml(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no experiment file"):
+        experiment_file.load(tmp_path / "nothing.toml")
+    (tmp_path / "bad.toml").write_text("a = = 1")
+    with pytest.raises(InputError, match="not a valid TOML file"):
+        experiment_file.load(tmp_path / "bad.toml")
+
+
+def test_own_algorithms_are_named_by_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import fedloom as fl\nclass Mine(fl.FedAvg):\n    mu: float = 1.0\nthing = 3\n")
+    experiment = parse(SMALL + "[algorithm]\nmine = { name = 'mine.py:Mine', mu = 0.5 }", tmp_path)
+    assert experiment.algorithm["mine"].mu == 0.5  # type: ignore[attr-defined]
+    for name, words in (
+        ("mine.py:Mina", "Did you mean 'Mine'"),
+        ("mine.py:thing", "not an Algorithm"),
+        ("no.py:X", "no file"),
+    ):
+        with pytest.raises(InputError, match=words):
+            parse(SMALL + f"[algorithm]\nmine = {{ name = '{name}' }}", tmp_path)

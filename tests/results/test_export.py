@@ -1,0 +1,73 @@
+"""What is exported is read back by the programs it is for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedloom.errors import StoreError
+from fedloom.results import export
+from fedloom.results.result import TABLES, Result
+from fedloom.results.run_data import View
+
+
+@pytest.fixture
+def result(comparison: Path) -> Result:
+    return Result.read(comparison)
+
+
+def test_parquet_holds_what_the_database_holds(result: Result, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    written = export.export_parquet(result, tmp_path)
+    assert {path.stem for path in written} == {table for table in TABLES if result.rows(table)}
+    for path in written:
+        assert parquet.read_table(path).to_pylist() == result.rows(path.stem)
+
+
+def test_tensorboard_reads_the_curves_and_a_second_export_replaces_them(result: Result, tmp_path: Path) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    export.export_tensorboard(result, tmp_path)
+    folders = export.export_tensorboard(result, tmp_path)
+    assert [folder.name for folder in folders] == ["fedavg-1", "local-1", "pooled-1", "fedavg-2", "local-2", "pooled-2"]
+    view = View.read(result.folder)
+    for folder, (label, seed) in zip(folders, view.cells, strict=True):
+        events = reader.EventAccumulator(str(folder), size_guidance={reader.SCALARS: 0})
+        events.Reload()
+        read = {(tag, event.step): event.value for tag in events.Tags()["scalars"] for event in events.Scalars(tag)}
+        expected = {(scalar.tag, scalar.round): scalar.value for scalar in export.scalars(view, label, seed)}
+        assert read.keys() == expected.keys()
+        assert list(read.values()) == pytest.approx([expected[key] for key in read], rel=1e-6)
+        assert sum(len(events.Scalars(tag)) for tag in events.Tags()["scalars"]) == len(expected)
+    stats = view.series("fedavg", 1, "post_fit", "accuracy").by_round()
+    found = {s.round: s.value for s in export.scalars(view, "fedavg", 1) if s.tag == "clients/post_fit/test/accuracy"}
+    assert found == dict(zip(stats.at.tolist(), stats.mean.tolist(), strict=True))
+
+
+@pytest.mark.filterwarnings("ignore")  # MLflow's own
+def test_mlflow_reads_the_runs(result: Result, tmp_path: Path) -> None:
+    tracking = pytest.importorskip("mlflow.tracking")
+    pytest.importorskip("alembic")  # MLflow's databases need it
+    (path,) = export.export_mlflow(result, tmp_path)
+    client = tracking.MlflowClient(tracking_uri=f"sqlite:///{path}")
+    (experiment,) = (one for one in client.search_experiments() if one.name != "Default")
+    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    assert set(runs) == {f"{label} (seed {seed})" for label, seed in View.read(result.folder).cells}
+    run = runs["fedavg (seed 2)"]
+    assert run.info.status == "FINISHED"
+    assert run.data.params["seed"] == "2"
+    history = client.get_metric_history(run.info.run_id, "clients/post_fit/test/accuracy")
+    stats = View.read(result.folder).series("fedavg", 2, "post_fit", "accuracy").by_round()
+    assert {one.step: one.value for one in history} == dict(zip(stats.at.tolist(), stats.mean.tolist(), strict=True))
+    with pytest.raises(StoreError, match="exists already"):
+        export.export_mlflow(result, tmp_path)
+
+
+def test_csv_holds_what_the_database_holds(result: Result, tmp_path: Path) -> None:
+    import csv
+
+    for path in export.export_csv(result, tmp_path):
+        with open(path, newline="") as file:
+            read = list(csv.DictReader(file))
+        rows = [{k: "" if v is None else str(v) for k, v in row.items()} for row in result.rows(path.stem)]
+        assert read == rows

@@ -1,0 +1,212 @@
+"""What is found out about a model before the first round."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedloom.data.federation import Federation
+from fedloom.errors import InputError
+from fedloom.task import Task
+from fedloom.training.probe import EAGER_GROUP, probe
+from tests.conftest import FEATURES, Cumulative, Dense, Noisy, Normed, Pictures, Recurrent, federation
+
+
+class Flexible(nn.Module):
+    """Gives outputs of any shape."""
+
+    def __init__(self, shape: tuple[int, ...], lose: int = 0) -> None:
+        super().__init__()
+        self.shape, self.lose = shape, lose
+        self.w = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ones(len(x) - self.lose, *self.shape) * self.w
+
+
+class Pair(Dense):
+    """Gives two tensors."""
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x), x
+
+
+def linear(outputs: int) -> nn.Module:
+    return nn.Linear(FEATURES, outputs)
+
+
+@pytest.mark.parametrize(
+    ("model", "masked", "normalises_features", "draws_globally", "groups"),
+    [
+        (Dense, False, False, False, True),
+        (Normed, True, True, False, True),
+        (Pictures, True, False, False, True),
+        (Cumulative, True, True, False, False),
+        (Recurrent, False, False, False, False),  # torch would loop over the lanes, and complain about it in every step
+        (Noisy, False, False, True, False),
+        (lambda: Recurrent(layers=2, dropout=0.5), False, False, True, False),
+    ],
+    ids=["dense", "normed", "pictures", "cumulative", "lstm", "rand_like", "lstm dropout"],
+)
+def test_what_a_model_needs_is_found_by_trying_it(
+    model: Any, masked: bool, normalises_features: bool, draws_globally: bool, groups: bool
+) -> None:
+    found = probe(federation((20,)), Task(model))
+    assert (found.masked, found.normalises_features, found.draws_globally) == (
+        masked,
+        normalises_features,
+        draws_globally,
+    )
+    assert (found.cannot_group == "") == groups
+    setup = found.setup(group=4, micro_batch=7)
+    assert setup.group == (4 if groups else 1)
+    assert (setup.masked, setup.micro_batch) == (masked, 7)
+
+
+def test_a_model_that_draws_by_itself_says_why_it_is_not_grouped() -> None:
+    assert "global generator" in probe(federation((20,)), Task(Noisy)).cannot_group
+
+
+class OverTime(nn.Module):
+    """Normalises examples and moments together, so that rows are more than examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.out = nn.Linear(FEATURES, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.norm(x.reshape(-1, 4)).reshape(-1, FEATURES))
+
+
+class BatchMean(nn.Module):
+    """Examples see each other outside of batch normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(FEATURES, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x - x.mean(0))
+
+
+class TimeMajor(nn.Module):
+    """Dropout where examples are the second dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+        self.out = nn.Linear(1, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.drop(x.t().unsqueeze(-1))).mean(0)
+
+
+@pytest.mark.parametrize("first", ["different", "equal", "zero"])
+@pytest.mark.parametrize("model", [OverTime, BatchMean, TimeMajor])
+def test_a_model_that_padding_would_disturb_is_not_grouped_whatever_the_first_examples_are(
+    model: type[nn.Module], first: str
+) -> None:
+    data = federation((20,))
+    if first != "different":
+        data.x[:2] = data.x[2] if first == "equal" else 0.0
+    found = probe(data, Task(model))
+    assert found.cannot_group != ""
+    assert found.setup(group=4).group == 1
+
+
+def test_the_automatic_group_depends_on_the_model_and_the_cohort_alone() -> None:
+    small = probe(federation((20,)), Task(Dense))
+    assert small.bytes == 4 * (FEATURES * 7 + 7 + 7 * 3 + 3)
+    assert small.group(cohort=2 * EAGER_GROUP) == EAGER_GROUP
+    assert small.group(cohort=2 * EAGER_GROUP - 1) == 1
+    large = probe(federation((20,)), Task(lambda: nn.Sequential(nn.Linear(FEATURES, 10_000), nn.Linear(10_000, 3))))
+    assert large.group(cohort=1000) == 1
+    assert probe(federation((20,)), Task(Cumulative)).group(cohort=1000) == 1
+
+
+@pytest.mark.parametrize("model", [Dense, Normed, Noisy, Cumulative])
+def test_probing_leaves_the_global_generator_alone(model: type[nn.Module]) -> None:
+    before = torch.random.get_rng_state()
+    assert probe(federation((20,)), Task(model)).setup(group=2).group in (1, 2)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_one_example_is_enough_to_probe() -> None:
+    assert probe(federation((1,)), Task(Normed)).normalises_features
+
+
+def test_a_model_for_other_data_is_refused_with_the_shape_of_an_example() -> None:
+    with pytest.raises(
+        InputError,
+        match=r"The model does not take the data: an example has the shape \(16,\) and is of torch.*RuntimeError",
+    ):
+        probe(federation((20,)), Task(lambda: nn.Linear(5, 3)))
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_too_few_outputs_for_the_classes_are_refused(outputs: int) -> None:
+    message = (
+        f"The model gives {outputs} outputs per example, but the labels have 3 classes. Its last layer needs 3 outputs."
+    )
+    with pytest.raises(InputError, match=message):
+        probe(federation((20,)), Task(lambda: linear(outputs)))
+
+
+def test_more_outputs_than_classes_are_no_error() -> None:
+    assert probe(federation((20,)), Task(lambda: linear(5))).cannot_group == ""
+
+
+def test_what_is_not_one_output_per_example_is_refused() -> None:
+    with pytest.raises(InputError, match=r"must give one output per example\. For 2 examples it gave \(1, 3\)\."):
+        probe(federation((20,)), Task(lambda: Flexible((3,), lose=1)))
+    with pytest.raises(InputError, match=r'The model gives a tuple, and loss = "cross_entropy" takes a tensor'):
+        probe(federation((20,)), Task(Pair))
+
+
+def numbers() -> Federation:
+    data = federation((20,))
+    return replace(data, y=data.y.float(), classes=())
+
+
+def test_classes_and_numbers_need_losses_of_their_kind() -> None:
+    with pytest.raises(InputError, match='The labels are numbers, not classes: use loss = "mse"'):
+        probe(numbers(), Task(Dense))
+    with pytest.raises(
+        InputError, match=r'loss = "bce" is for two classes, but the labels have 3\. Use "cross_entropy"\.'
+    ):
+        probe(federation((20,)), Task(lambda: linear(1), loss="bce"))
+    with pytest.raises(
+        InputError, match=r'With loss = "mse" the model must give one number per label.*gave \(2, 3\)\.'
+    ):
+        probe(numbers(), Task(Dense, loss="mse", metrics=[]))
+
+
+def test_auroc_needs_two_classes() -> None:
+    with pytest.raises(InputError, match=r"The metric auroc is for two classes, but the labels have 3\."):
+        probe(federation((20,)), Task(Dense, metrics=["auroc"]))
+
+
+def test_a_loss_that_does_not_fit_is_refused() -> None:
+    def wrong_shape(output: Tensor, target: Tensor) -> Tensor:
+        return torch.ones(7)
+
+    def broken(output: Tensor, target: Tensor) -> Tensor:
+        raise RuntimeError("no such thing")
+
+    with pytest.raises(InputError, match="The loss does not depend on what the model gives"):
+        probe(federation((20,)), Task(Dense, loss=wrong_shape))
+    with pytest.raises(InputError, match=r"The loss does not take the model's output of shape \(2, 3\).*no such thing"):
+        probe(federation((20,)), Task(Dense, loss=broken))
+
+
+def test_losses_of_torch_and_of_ones_own_are_welcome() -> None:
+    for loss in (nn.CrossEntropyLoss(), lambda output, target: output.square().sum(1)):
+        assert probe(federation((20,)), Task(Dense, loss=loss)).cannot_group == ""
+
+
+def test_a_metric_that_does_not_fit_the_output_is_named() -> None:
+    with pytest.raises(InputError, match="The metric mse does not fit the model's output"):
+        probe(federation((20,)), Task(Dense, metrics=["mse"]))

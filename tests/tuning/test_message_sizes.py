@@ -1,0 +1,67 @@
+"""What `fedloom check` says a round sends is what the run counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import nn
+
+from fedloom import tree
+from fedloom.algorithms import ALGORITHMS
+from fedloom.federation.engine import Evaluation, fit
+from fedloom.task import Task
+from fedloom.training.probe import probe
+from fedloom.tuning.message_sizes import Traffic, traffic
+from tests.conftest import Dense, Logit, Pictures, federation, two_classes
+
+CLIENTS = 7
+SETTINGS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in ALGORITHMS),
+    ("fedavg", {"rule": {"name": "krum", "byzantine": 2}}),
+    ("fedavg", {"weights": "score"}),
+    ("fedavg", {"optimizer": "adam", "optimizer_state": "keep", "epochs": 7.0}),
+    ("peer", {"weights": "score", "scores": "pre"}),
+    *(("peer", {"topology": topology, "weights": "metropolis"}) for topology in ("ring", "star", "erdos_renyi")),
+    ("ifca", {"clusters": 3}),
+]
+
+
+def told(name: str, net: type[nn.Module], clients: int = CLIENTS, **settings: Any) -> tuple[Traffic | None, Task]:
+    data = federation([20 + number for number in range(clients)])
+    task = Task(net)
+    if net is Logit:
+        data, task = two_classes(data), Task(net, loss="bce")
+    return traffic(ALGORITHMS[name](**settings), data, task, probe(data, task), clients), task
+
+
+@pytest.mark.parametrize(("name", "settings"), SETTINGS, ids=[f"{name}-{given}" for name, given in SETTINGS])
+def test_what_is_told_beforehand_is_what_a_run_counts(name: str, settings: dict[str, Any]) -> None:
+    algorithm = ALGORITHMS[name](**settings)
+    several = {"fedrep", "openai_es", "snes"}  # need a head, or one output for each class
+    for net in (Logit,) if name == "cocoa" else (Pictures,) if name in several else (Pictures, Logit):
+        found, task = told(name, net, **settings)
+        data = federation([20 + number for number in range(CLIENTS)])
+        data = two_classes(data) if net is Logit else data
+        (record,) = fit(data, task, algorithm, 1, evaluation=Evaluation(splits=()))
+        counted = Traffic(sum(r.bytes_up for r in record.reports), sum(r.bytes_down for r in record.reports))
+        assert found == (Traffic(0, 0) if algorithm.pooled else counted)
+
+
+def test_what_algorithms_send() -> None:
+    def models(name: str, clients: int, **settings: Any) -> tuple[int, int]:
+        """In models, up and down."""
+        found, task = told(name, Dense, clients, **settings)
+        assert found is not None
+        return round(found.up / tree.size(task.initial())), round(found.down / tree.size(task.initial()))
+
+    assert models("local", 5) == models("pooled", 5) == (0, 0)
+    assert models("fedavg", 5) == models("fedsgd", 5) == (5, 5)
+    assert models("scaffold", 5) == (10, 10)
+    assert models("ifca", 5, clusters=3)[1] == 15
+    assert models("peer", 5) == (5, 20)  # a server relays what each client sends once
+    assert models("peer", 5, topology="ring", scores="pre", weights="score") == (10, 20)
+
+
+def test_what_a_few_examples_cannot_tell_is_left_open() -> None:
+    assert told("fedavg", Dense, weights="score", metric="auroc")[0] is None

@@ -1,0 +1,155 @@
+"""Sweeps: every setting is tried, ranked by validation, and never measured on a test split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedloom.errors import InputError
+from fedloom.experiment.store import Store
+from fedloom.results.result import Result
+from fedloom.tuning.search_space import Range, name, parse_over, settings
+from fedloom.tuning.sweep import Swept, Tried, sweep
+
+EXPERIMENT = """
+rounds = 2
+seeds = [1, 2]
+[data]
+source = "digits"
+partition = { name = "iid", clients = 3 }
+[train]
+batch_size = 64
+[evaluate]
+splits = ["test"]
+universal = true
+[algorithm]
+fedavg = {}
+local = {}
+[run]
+backend = "serial"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "small.toml").write_text(EXPERIMENT)
+    return tmp_path / "small.toml"
+
+
+def test_pruning_ends_the_worse_half_early_and_says_so(file: Path, tmp_path: Path) -> None:
+    file.write_text(EXPERIMENT.replace("rounds = 2", "rounds = 6").replace("local = {}\n", ""))
+    over = parse_over(["train.lr=0.0001,0.001,0.1,0.3"])
+    calls = iter(range(1000))
+    assert sweep(file, over, out=tmp_path / "s", prune=True, should_stop=lambda: next(calls) == 12) is None
+    found = sweep(file, over, out=tmp_path / "s", prune=True)
+    assert found is not None
+    done = {one.setting["train.lr"]: [run.rounds for run in one.result.runs] for one in found.tried if one.result}
+    assert done == {0.3: [6, 6], 0.1: [6, 6], 0.001: [2, 2], 0.0001: [2, 2]}
+    assert [one.pruned for one in found.tried] == [False, False, True, True]
+    rows = found.table().rows
+    assert [row[0] for row in rows] == [1, 2, None, None]  # what was measured earlier has no rank
+    assert rows[2][-1] == "behind after 2 rounds: not run to the end"
+    again = sweep(file, over, out=tmp_path / "s", prune=True)
+    assert again is not None
+    assert again.json() == found.json()
+    whole = sweep(file, over, out=tmp_path / "s")  # and without pruning, the others go on
+    assert whole is not None
+    assert all(run.rounds == 6 for one in whole.tried if one.result for run in one.result.runs)
+    late = sweep(file, over, out=tmp_path / "t")
+    assert late is not None
+    assert {one.setting["train.lr"]: one.values for one in late.tried} == {
+        one.setting["train.lr"]: one.values for one in whole.tried
+    }
+    assert sweep(file, over, out=tmp_path / "t", prune=True) is not None  # nothing is left to be pruned
+
+
+def test_a_sweep_ranks_by_validation_lists_all_and_goes_on(file: Path, tmp_path: Path) -> None:
+    over = parse_over(["train.lr=0.001,0.3", "train.epochs=1,2"])
+    rounds = iter(range(1000))
+    assert sweep(file, over, out=tmp_path / "s", should_stop=lambda: next(rounds) == 3) is None
+    found = sweep(file, over, out=tmp_path / "s")
+    assert found is not None
+    assert len(found.tried) == 2 * 2 * 2
+    means = [sum(one.values.values()) / 2 for one in found.tried]
+    assert means == sorted(means, reverse=True)
+    best = found.best()
+    assert best is not None
+    assert best.setting["train.lr"] == 0.3
+    assert "clients' own validation splits" in found.measured  # local has no global model
+    folders = sorted((tmp_path / "s" / "settings").glob("*/*"))
+    assert len(folders) == 8
+    for folder in folders:
+        with Store(folder, read_only=True) as store:  # nobody has looked at a test split
+            assert {row["split"] for row in store.rows("client_metrics")} == {"validation"}
+            assert {row["split"] for row in store.rows("server_metrics")} <= {"validation"}
+    value = Result.read(folders[0]).runs[0].final["post_fit_validation_accuracy"]
+    assert any(value in one.values.values() for one in found.tried)
+    assert {path.name for path in (tmp_path / "s").iterdir()} >= {"sweep.csv", "sweep.md", "sweep.tex", "sweep.png",
+                                                                   "sweep.svg", "sweep.json"}  # fmt: skip
+    before = [(path, path.stat().st_mtime_ns) for path in (tmp_path / "s").rglob("state-*")]
+    assert sweep(file, over, out=tmp_path / "s") is not None
+    assert before == [(path, path.stat().st_mtime_ns) for path, _ in before]  # nothing was run again
+
+
+def test_a_setting_that_diverges_is_listed_with_its_reason(file: Path, tmp_path: Path) -> None:
+    changes = {"seeds": [1], "algorithm": {"fedavg": {}}}
+    found = sweep(file, parse_over(["train.lr=1e30,0.1"]), changes=changes, out=tmp_path / "s")
+    assert found is not None
+    assert [one.setting["train.lr"] for one in found.tried] == [0.1, 1e30]
+    assert "loss is" in found.tried[1].error
+    assert "One seed" in found.table().note
+    assert found.measured == "the global model on validation data"
+
+
+def test_without_validation_data_nothing_is_ranked(file: Path) -> None:
+    with pytest.raises(InputError, match="validation"):
+        sweep(file, {"train.lr": [0.1, 0.2]}, changes={"data.split": [0.8, 0.0, 0.2]})
+    with pytest.raises(InputError, match="no key 'lrr'"):
+        sweep(file, {"train.lrr": [0.1]})
+
+
+@pytest.mark.parametrize(
+    "text", ["train.lr", "=1", "train.lr=", "train.lr=1,1", "train.lr=2:1", "train.lr=0:1:log", "a=[1", "a=1:2:3"]
+)
+def test_what_cannot_be_meant_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="--over"):
+        parse_over([text])
+
+
+def test_values_are_toml_or_words() -> None:
+    found = parse_over(["a=1,2.5,true", "b=sgd,adam", 'c={ name = "iid" },{ name = "shards" }', "d=[1,2],[3]"])
+    assert found["a"] == [1, 2.5, True]
+    assert found["b"] == ["sgd", "adam"]
+    assert found["c"] == [{"name": "iid"}, {"name": "shards"}]
+    assert found["d"] == [[1, 2], [3]]
+    with pytest.raises(InputError, match="--random"):
+        settings({"a": Range(0, 1, False)})
+
+
+@given(st.integers(1, 20), st.integers(0, 100))
+def test_random_search_draws_different_settings_within_the_ranges(count: int, seed: int) -> None:
+    choices: Any = {"a": Range(0.001, 1.0, True), "b": [1, 2, 3], "c": Range(1, 4, False)}
+    found = settings(choices, count, seed)
+    assert found == settings(choices, count, seed)
+    assert len({name(one) for one in found}) == len(found) == count
+    assert all(0.001 <= one["a"] <= 1 and one["b"] in (1, 2, 3) and one["c"] in (1, 2, 3, 4) for one in found)
+
+
+def test_random_search_ends_when_there_is_nothing_new() -> None:
+    assert len(settings({"a": [1, 2]}, 50)) == 2
+
+
+def test_the_heat_map_has_a_cell_for_every_pair() -> None:
+    tried = tuple(
+        Tried({"x": x, "y": y}, label, {1: x * 0.1 + y * 0.01})
+        for label in ("a", "b") for x in (1, 2, 3) for y in (4, 5)
+    )  # fmt: skip
+    drawn = Swept(Path(), "accuracy", "validation", True, True, tried).drawn()
+    assert drawn is not None
+    axes = drawn.figure.axes[:2]
+    assert [one.get_title(loc="left") for one in axes] == ["a", "b"]
+    assert [text.get_text() for text in axes[0].texts] == ["14.00", "15.00", "24.00", "25.00", "34.00", "35.00"]
