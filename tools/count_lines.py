@@ -21,7 +21,7 @@ BUDGET = {  # room → its folders (or modules) and the most lines of code it ma
     "network": ("network", 3400),
     "the rest": ("", 1700),
 }
-CORE_MODULES = [
+CORE_MODULES = (
     "algorithm",
     "errors",
     "faults",
@@ -33,11 +33,11 @@ CORE_MODULES = [
     "task",
     "tree",
     "user_code",
-]
+)
 NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 # what you read to follow one round of FedAvg from the engine to the gradient and back, in this order
-ONE_ROUND = [
+ONE_ROUND = (
     "federation/engine.py",
     "federation/cohort.py",
     "algorithms/fedavg.py",
@@ -48,7 +48,7 @@ ONE_ROUND = [
     "training/single.py",
     "training/schedule.py",
     "aggregation/means.py",
-]
+)
 ONE_ROUND_LINES, ONE_ROUND_FILES = 1100, 9
 
 
