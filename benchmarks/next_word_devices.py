@@ -22,8 +22,8 @@ import numpy as np
 import tomli_w
 
 from fedloom.data.sources.texts import Texts
-from fedloom.results.figure_style import finish, new_figure
-from fedloom.results.run_data import View
+from fedloom.results.figure_style import finish_axes, new_figure
+from fedloom.results.run_data import RunData
 
 SITES = ("rpi1", "rpi2")
 PORT = 18_443
@@ -132,10 +132,10 @@ def resident(pid: int) -> float:
 
 def measured(folder: Path) -> dict[str, Any]:
     """Of every algorithm: the averaged model at each device over the last ten rounds, and what a round took."""
-    view, found = View.read(folder), {}
+    view, found = RunData.read(folder), {}
     for label, seed in view.cells:
-        curve, losses = (view.series(label, seed, "pre_fit", metric) for metric in ("accuracy", "loss"))
-        mean, traffic = curve.by_round(), view.traffic(label, seed)
+        curve, losses = (view.client_values(label, seed, "pre_fit", metric) for metric in ("accuracy", "loss"))
+        mean, traffic = curve.by_round(), view.costs(label, seed)
         best = int(np.argmax(mean.mean))
         devices = {
             view.client_name(int(client)): float(curve.values[curve.clients == client][-10:].mean())
@@ -146,10 +146,10 @@ def measured(folder: Path) -> dict[str, Any]:
             "loss": float(losses.by_round().mean[-10:].mean()),
             "devices": devices,
             "peak": float(mean.mean[best]),
-            "peak_round": int(mean.at[best]),
-            "rounds": int(mean.at[-1]),
-            "bytes_up": float(traffic.up.mean()),
-            "bytes_down": float(traffic.down.mean()),
+            "peak_round": int(mean.index[best]),
+            "rounds": int(mean.index[-1]),
+            "bytes_up": float(traffic.bytes_up.mean()),
+            "bytes_down": float(traffic.bytes_down.mean()),
             "seconds": float(np.median(traffic.seconds)),
             "sha256": view.cells[label, seed]["weights_sha256"],
         }
@@ -160,17 +160,17 @@ def draw(out: Path) -> None:
     """A panel for each algorithm, a line for each device."""
     lines = [
         (view, label, seed)
-        for view in (View.read(out / "runs" / name) for name in SESSIONS)
+        for view in (RunData.read(out / "runs" / name) for name in SESSIONS)
         for label, seed in view.cells
     ]
     figure = new_figure(7.2, 4.2)
     grid = figure.subplots(2, 4, sharex=True, sharey=True)
     for axes, (view, label, seed) in zip(grid.flat, lines, strict=False):
-        series = view.series(label, seed, "pre_fit", "accuracy")
+        series = view.client_values(label, seed, "pre_fit", "accuracy")
         for client in np.unique(series.clients):
             here = series.clients == client
             axes.plot(series.rounds[here], series.values[here], linewidth=1.2, label=view.client_name(int(client)))
-        finish(axes, label, percent=True)
+        finish_axes(axes, label, percent=True)
     for axes in list(grid.flat)[len(lines) :]:
         axes.set_visible(False)
     figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside lower right", ncols=2, frameon=False)

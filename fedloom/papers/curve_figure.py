@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Literal
 
 from fedloom.record import Record
 from fedloom.results.curve_numbers import monotone
-from fedloom.results.figure_style import Drawn, finish, new_figure
-from fedloom.results.learning_curves import look
-from fedloom.results.run_data import View
+from fedloom.results.figure_style import CaptionedFigure, finish_axes, new_figure
+from fedloom.results.learning_curves import line_style
+from fedloom.results.run_data import RunData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Line = tuple[View, str]  # a run and a split
+Line = tuple[RunData, str]  # a run and a split
 
 
 class Curves(Record):
@@ -25,7 +25,7 @@ class Curves(Record):
     metrics: tuple[str, ...] = ("accuracy",)
     best: bool = False  # the best value so far instead of each round's
 
-    def panels(self, rows: Mapping[str, View]) -> dict[str, dict[str, Line]]:
+    def panels(self, rows: Mapping[str, RunData]) -> dict[str, dict[str, Line]]:
         """Panel → name of a line → where it comes from."""
         if len(self.splits) > 1:
             return {name: {split: (view, split) for split in self.splits} for name, view in rows.items()}
@@ -36,7 +36,7 @@ class Curves(Record):
         return found
 
 
-def draw(curves: Curves, rows: Mapping[str, View], title: str, target: float | None = None) -> Drawn:
+def draw(curves: Curves, rows: Mapping[str, RunData], title: str, target: float | None = None) -> CaptionedFigure:
     """A column for every panel, a line of panels for every metric; of several seeds the first."""
     panels = curves.panels(rows)
     figure = new_figure(1.6 + 2.7 * len(panels), 0.6 + 2.1 * len(curves.metrics))
@@ -48,7 +48,7 @@ def draw(curves: Curves, rows: Mapping[str, View], title: str, target: float | N
                 _line(axes, line, metric, curves.best, name, names.index(name))
             if target is not None and metric == "accuracy":
                 axes.axhline(target, color="#808080", linewidth=0.7, linestyle=(0, (1, 2)))
-            finish(axes, panel if place == 0 else "", percent=metric == "accuracy")
+            finish_axes(axes, panel if place == 0 else "", percent=metric == "accuracy")
         grid[place][0].set_ylabel(f"Best {metric} so far" if curves.best else metric.capitalize())
     for axes in grid[-1]:
         axes.set_xlabel("Round")
@@ -56,16 +56,16 @@ def draw(curves: Curves, rows: Mapping[str, View], title: str, target: float | N
         text: handle for axes in grid.flat for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     figure.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False)
-    return Drawn("curves", title, "The global model on the data that the server is measured on.", figure)
+    return CaptionedFigure("curves", title, "The global model on the data that the server is measured on.", figure)
 
 
 def _line(axes: Axes, line: Line, metric: str, best: bool, name: str, number: int) -> None:
     view, split = line
-    rounds, values = view.server(*next(iter(view.cells)), metric, split)
-    shown = monotone(values, view.kind(metric).higher) if best else values
-    axes.plot(rounds, shown, **look(number), linewidth=1.2, label=name, marker="." if len(rounds) == 1 else "")
+    rounds, values = view.server_values(*next(iter(view.cells)), metric, split)
+    shown = monotone(values, view.metric(metric).higher_is_better) if best else values
+    axes.plot(rounds, shown, **line_style(number), linewidth=1.2, label=name, marker="." if len(rounds) == 1 else "")
 
 
-def save(curves: Curves, rows: Mapping[str, View], title: str, folder: Path, target: float | None = None) -> None:
+def save(curves: Curves, rows: Mapping[str, RunData], title: str, folder: Path, target: float | None = None) -> None:
     """`curves.png` and `curves.svg`."""
     draw(curves, rows, title, target).save(folder)

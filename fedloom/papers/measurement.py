@@ -10,7 +10,7 @@ from pydantic import model_validator
 from fedloom.errors import InputError
 from fedloom.record import Count, Record
 from fedloom.results import curve_numbers
-from fedloom.results.run_data import Floats, Ints, Series, View
+from fedloom.results.run_data import ClientValues, Floats, Ints, RunData
 
 Statistic = Literal["mean", "std", "lowest", "highest"]
 
@@ -44,14 +44,14 @@ class Measure(Record):
         """Whether the number is one of rounds."""
         return self.kind in ("rounds_to", "crossing", "peak_round")
 
-    def value(self, view: View, label: str, seed: int) -> float | None:
+    def value(self, view: RunData, label: str, seed: int) -> float | None:
         """The number of one cell; none where it was never measured or the target never reached."""
         found = self._value(view, label, seed)
         if found is None or not np.isfinite(found):
             return None
         return 100 * found if self.percent and not self.counts_rounds else found
 
-    def _value(self, view: View, label: str, seed: int) -> float | None:
+    def _value(self, view: RunData, label: str, seed: int) -> float | None:
         if self.kind == "final":
             return next(
                 run.final.get(self.key) for run in view.result.runs if (run.algorithm, run.seed) == (label, seed)
@@ -59,7 +59,7 @@ class Measure(Record):
         rounds, values = self._curve(view, label, seed)
         if not len(rounds):
             return None
-        higher = view.kind(self.metric).higher
+        higher = view.metric(self.metric).higher_is_better
         if self.kind in ("rounds_to", "crossing"):
             there = curve_numbers.reached(rounds, values, self.target, higher)
             return None if there is None else there.crossing if self.kind == "crossing" else float(there.round)
@@ -68,18 +68,18 @@ class Measure(Record):
         best, at = curve_numbers.peak(rounds, values, higher != (self.kind == "trough"))
         return float(at) if self.kind == "peak_round" else best
 
-    def _curve(self, view: View, label: str, seed: int) -> tuple[Ints, Floats]:
+    def _curve(self, view: RunData, label: str, seed: int) -> tuple[Ints, Floats]:
         if self.of == "headline":
             return view.headline_curve(label, seed, self.metric)
         if self.of == "server":
-            return view.server(label, seed, self.metric, self.split)
-        return over_clients(view.series(label, seed, self.of, self.metric, self.split), self.clients)
+            return view.server_values(label, seed, self.metric, self.split)
+        return over_clients(view.client_values(label, seed, self.of, self.metric, self.split), self.clients)
 
 
-def over_clients(series: Series, statistic: Statistic) -> tuple[Ints, Floats]:
+def over_clients(series: ClientValues, statistic: Statistic) -> tuple[Ints, Floats]:
     """One value a round."""
     stats = series.by_round()
-    return stats.at, {"mean": stats.mean, "std": stats.std, "lowest": stats.low, "highest": stats.high}[statistic]
+    return stats.index, {"mean": stats.mean, "std": stats.std, "lowest": stats.low, "highest": stats.high}[statistic]
 
 
 def named(measures: tuple[Measure, ...]) -> tuple[Measure, ...]:

@@ -22,7 +22,7 @@ from fedloom.papers.curve_figure import save
 from fedloom.papers.measurement import Measure
 from fedloom.papers.published import Reproduction, Row
 from fedloom.results.report import write as write_report
-from fedloom.results.run_data import View
+from fedloom.results.run_data import RunData
 from fedloom.results.table import Table
 from fedloom.results.table import write as write_tables
 from fedloom.tuning.estimate import estimate
@@ -119,7 +119,7 @@ def reproduce(
             experiment = experiment_of(reproduction, row, quick=quick, changes=changes, base=base)
             known[name] = Planned(row, experiment, 0.0, found["ours"], found["weights_sha256"])
     shown = [known[row.name] for row in reproduction.row if row.name in known]
-    ran: dict[Path, View] = {}
+    ran: dict[Path, RunData] = {}
     for one in planned:
         out = folder / "rows" / one.row.folder
         arguments = Plan(one.experiment).arguments()
@@ -128,7 +128,7 @@ def reproduce(
         if result.status != "done":
             return None
         if out not in ran:
-            ran[out] = View.read(out)
+            ran[out] = RunData.read(out)
             if reproduction.report:
                 write_report(out)
         one.sha256 = result.weights_sha256
@@ -138,7 +138,7 @@ def reproduce(
         write_atomically(folder / RECORD, json.dumps(_record(shown, how), indent=1).encode())
         if reproduction.curves is not None:
             places = {done.row.name: folder / "rows" / done.row.folder for done in shown if done.ours}
-            views = {name: ran.get(place) or View.read(place) for name, place in places.items()}
+            views = {name: ran.get(place) or RunData.read(place) for name, place in places.items()}
             target = next(iter(one.experiment.evaluate.target.values()), None)
             save(reproduction.curves, views, reproduction.title, folder, target)
     return made
@@ -159,7 +159,7 @@ def _recorded(path: Path, how: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {one["row"]: one for one in rows if all(one.get(key) == value for key, value in how.items())}
 
 
-def measured(measure: Measure, view: View, label: str | None = None) -> list[float | None]:
+def measured(measure: Measure, view: RunData, label: str | None = None) -> list[float | None]:
     """What came out, for each seed."""
     if label is not None and label not in view.labels:
         raise InputError(f"There is no algorithm '{label}' in {view.folder}. Known: {', '.join(view.labels)}.")

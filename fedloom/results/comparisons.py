@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedloom.results.curve_numbers import last_mean, peak
-from fedloom.results.run_data import View
+from fedloom.results.run_data import RunData
 
 # in the order in which one of them becomes what the comparison is about
 TITLES = {
@@ -31,14 +31,14 @@ PHASES = {
 
 
 @dataclass(frozen=True)
-class Measure:
+class Comparison:
     """A metric, how it was taken, and its value for each algorithm and seed."""
 
     key: str
     metric: str
     values: dict[str, dict[int, float]]
     percent: bool
-    higher: bool
+    higher_is_better: bool
     rule: str = "final"
 
     @property
@@ -49,10 +49,10 @@ class Measure:
         return f"{self.metric}, {TITLES[self.key]}" + ("" if self.key in ("universal", "test") else when)
 
 
-def measures(view: View, metric: str) -> list[Measure]:
+def measures(view: RunData, metric: str) -> list[Comparison]:
     """All ways in which a metric was measured at the end."""
     result = view.result
-    kind = view.kind(metric)
+    kind = view.metric(metric)
     found = []
     for key in TITLES:
         if key.startswith("pooled") and kind.is_mean:
@@ -65,27 +65,27 @@ def measures(view: View, metric: str) -> list[Measure]:
             if value is not None and run.status == "done":
                 values.setdefault(run.algorithm, {})[run.seed] = value
         if values:
-            found.append(Measure(key, metric, values, kind.percent, kind.higher, result.rule))
+            found.append(Comparison(key, metric, values, kind.percent, kind.higher_is_better, result.rule))
     return found
 
 
-def at_clients(view: View, label: str, seed: int, key: str, metric: str, rule: str) -> float | None:
+def at_clients(view: RunData, label: str, seed: int, key: str, metric: str, rule: str) -> float | None:
     """The pooled model as clients see it, the same ones as for other algorithms, each of them counting once."""
     if key.startswith("pooled"):
         at, values = view.pooled_values(label, seed, PHASES[key], metric)
     else:
-        stats = view.series(label, seed, PHASES[key], metric).by_round()
-        at, values = stats.at, stats.mean
+        stats = view.client_values(label, seed, PHASES[key], metric).by_round()
+        at, values = stats.index, stats.mean
     if not len(at):
         return None
     if rule == "best":
-        return peak(at, values, view.kind(metric).higher)[0]
+        return peak(at, values, view.metric(metric).higher_is_better)[0]
     return last_mean(values, 1 if rule == "final" else int(rule.removeprefix("last:")))
 
 
-def primary(view: View) -> Measure | None:
+def primary(view: RunData) -> Comparison | None:
     """What the comparison is about: the server's test data if it holds some, else clients after local training."""
-    for metric in view.kinds:
+    for metric in view.metrics:
         found = measures(view, metric)
         if found:
             return found[0]

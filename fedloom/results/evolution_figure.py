@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedloom.errors import InputError
-from fedloom.results.learning_curves import FAINT, FORMATS, INK, look
+from fedloom.results.learning_curves import FAINT, FORMATS, INK, line_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +38,9 @@ def draw(server: Iterable[Row], rounds: Iterable[Row]) -> Figure:
     from matplotlib.figure import Figure
 
     rounds = list(rounds)
-    looks = {label: look(number) for number, label in enumerate(dict.fromkeys(row["algorithm"] for row in rounds))}
+    looks = {
+        label: line_style(number) for number, label in enumerate(dict.fromkeys(row["algorithm"] for row in rounds))
+    }
     panels = series(server)
     if not panels:
         raise InputError("There is nothing to draw: no algorithm of this run notes a fitness (see neuroevolution).")

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from fedloom.errors import InputError, StoreError
 from fedloom.results.result import TABLES, Result
-from fedloom.results.run_data import View
+from fedloom.results.run_data import RunData
 
 
 def export_csv(result: Result, folder: Path) -> list[Path]:
@@ -58,25 +58,25 @@ class Scalar(NamedTuple):
     moment: float
 
 
-def scalars(view: View, label: str, seed: int) -> Iterator[Scalar]:
+def scalars(view: RunData, label: str, seed: int) -> Iterator[Scalar]:
     """All curves of one cell: means over clients, the server's numbers, bytes and seconds."""
-    cell, traffic = view.cells[label, seed], view.traffic(label, seed)
+    cell, traffic = view.cells[label, seed], view.costs(label, seed)
     began = datetime.fromisoformat(cell["started"]).timestamp() if cell["started"] else 0.0
     moments = dict(zip(traffic.rounds.tolist(), (began + traffic.seconds.cumsum()).tolist(), strict=True))
     for place, round in enumerate(traffic.rounds.tolist()):
-        yield Scalar("bytes/up", round, float(traffic.up[place]), moments[round])
-        yield Scalar("bytes/down", round, float(traffic.down[place]), moments[round])
+        yield Scalar("bytes/up", round, float(traffic.bytes_up[place]), moments[round])
+        yield Scalar("bytes/down", round, float(traffic.bytes_down[place]), moments[round])
         yield Scalar("seconds", round, float(traffic.seconds[place]), moments[round])
-    for metric, kind in view.kinds.items():
+    for metric, kind in view.metrics.items():
         for split in ("train", "validation", "test"):
             for phase in ("pre_fit", "post_fit", "final", "universal"):
-                stats = view.series(label, seed, phase, metric, split).by_round()
-                for round, value in zip(stats.at.tolist(), stats.mean.tolist(), strict=True) if kind.is_mean else ():
+                stats = view.client_values(label, seed, phase, metric, split).by_round()
+                for round, value in zip(stats.index.tolist(), stats.mean.tolist(), strict=True) if kind.is_mean else ():
                     yield Scalar(f"clients/{phase}/{split}/{metric}", round, value, moments[round])
                 rounds, values = view.pooled_values(label, seed, phase, metric, split)
                 for round, value in zip(rounds.tolist(), values.tolist(), strict=True):
                     yield Scalar(f"pooled/{phase}/{split}/{metric}", round, value, moments[round])
-            rounds, values = view.server(label, seed, metric, split)
+            rounds, values = view.server_values(label, seed, metric, split)
             for round, value in zip(rounds.tolist(), values.tolist(), strict=True):
                 yield Scalar(f"server/{split}/{metric}", round, value, moments[round])
 
@@ -87,7 +87,7 @@ def export_tensorboard(result: Result, folder: Path) -> list[Path]:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise InputError("Event files need tensorboard: pip install 'fedloom[tensorboard]'.") from error
-    view = View.read(result.folder)
+    view = RunData.read(result.folder)
     written = []
     for label, seed in view.cells:
         path = folder / "tensorboard" / f"{label}-{seed}"
@@ -107,14 +107,14 @@ def export_mlflow(result: Result, folder: Path) -> list[Path]:
         from mlflow.tracking import MlflowClient
     except ImportError as error:
         raise InputError("An MLflow store needs mlflow: pip install 'fedloom[mlflow]'.") from error
-    view = View.read(result.folder)
+    view = RunData.read(result.folder)
     path = folder / "mlflow.db"
     if path.exists():
         raise StoreError(f"{path} exists already, and a second export would add every run again. Delete it first.")
     client = MlflowClient(tracking_uri=f"sqlite:///{path.resolve()}")
     experiment = client.create_experiment(view.name, artifact_location=(folder / "mlflow-artifacts").resolve().as_uri())
     for (label, seed), cell in view.cells.items():
-        settings = {"algorithm": label, "seed": seed, **_flat(view.described)}
+        settings = {"algorithm": label, "seed": seed, **_flat(view.description)}
         run = client.create_run(experiment, run_name=f"{label} (seed {seed})")
         tags = [RunTag("weights_sha256", str(cell["weights_sha256"])), RunTag("status", cell["status"])]
         params = [Param(key[:250], str(value)[:6000]) for key, value in settings.items()]

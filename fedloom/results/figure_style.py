@@ -43,7 +43,7 @@ STYLE = {
 
 
 @dataclass(frozen=True)
-class Drawn:
+class CaptionedFigure:
     """A figure with what it shows."""
 
     name: str
@@ -70,7 +70,7 @@ class Drawn:
         return [picture, drawing]
 
 
-def settled(drawn: Drawn) -> Drawn:
+def lay_out(drawn: CaptionedFigure) -> CaptionedFigure:
     """Lay it out once: otherwise every format does so again, which takes longer than drawing."""
     if drawn.figure.get_layout_engine() is not None:
         drawn.figure.draw_without_rendering()
@@ -109,7 +109,7 @@ def panel_grid(labels: Sequence[str], height: float) -> tuple[Figure, list[Axes]
     return figure, axes
 
 
-def finish(axes: Axes, title: str, percent: bool, whole: bool = True) -> None:
+def finish_axes(axes: Axes, title: str, percent: bool, whole: bool = True) -> None:
     """A title, a quiet grid, and ticks that suit the numbers."""
     from matplotlib.ticker import MaxNLocator
 

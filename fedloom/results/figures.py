@@ -17,18 +17,18 @@ from fedloom.results.comparisons import measures, primary
 from fedloom.results.figure_style import (
     MOST_PANELS,
     STYLE,
-    Drawn,
+    CaptionedFigure,
     clip,
-    finish,
+    finish_axes,
+    lay_out,
     new_figure,
     panel_grid,
-    settled,
     share_legend,
     short,
     show_percent,
 )
-from fedloom.results.learning_curves import FAINT, INK, look
-from fedloom.results.run_data import Stats, View
+from fedloom.results.learning_curves import FAINT, INK, line_style
+from fedloom.results.run_data import RunData, Stats
 from fedloom.results.statistics import spread
 
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 MOST_ROWS = 60  # clients in a heat map
 
 
-def draw_all(view: View, fill: str = "min-max", metric: str | None = None) -> list[Drawn]:
+def draw_all(view: RunData, fill: str = "min-max", metric: str | None = None) -> list[CaptionedFigure]:
     """Every figure that the run has numbers for; `fill` is min-max or std, what is shaded around means over users."""
     import matplotlib
 
-    chosen = metric or view.metric
-    makers: tuple[Callable[[], Drawn | None], ...] = (
+    chosen = metric or view.main_metric
+    makers: tuple[Callable[[], CaptionedFigure | None], ...] = (
         lambda: headline(view),
         lambda: comparison(view, chosen),
         lambda: global_model(view, chosen),
@@ -54,22 +54,24 @@ def draw_all(view: View, fill: str = "min-max", metric: str | None = None) -> li
         lambda: label_distribution(view),
     )
     with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]
-        return [settled(drawn) for make in makers if (drawn := make()) is not None]
+        return [lay_out(drawn) for make in makers if (drawn := make()) is not None]
 
 
-def write(view: View, folder: Path, fill: str = "min-max", drawn: Sequence[Drawn] | None = None) -> list[Path]:
+def write(
+    view: RunData, folder: Path, fill: str = "min-max", drawn: Sequence[CaptionedFigure] | None = None
+) -> list[Path]:
     """All figures as files."""
     folder.mkdir(parents=True, exist_ok=True)
     found = draw_all(view, fill) if drawn is None else drawn
     return [path for each in found for path in each.save(folder)]
 
 
-def looks(view: View) -> dict[str, dict[str, Any]]:
+def looks(view: RunData) -> dict[str, dict[str, Any]]:
     """The colour and line style of each algorithm."""
-    return {label: look(number) for number, label in enumerate(view.labels)}
+    return {label: line_style(number) for number, label in enumerate(view.labels)}
 
 
-def headline(view: View) -> Drawn | None:
+def headline(view: RunData) -> CaptionedFigure | None:
     """The result at a glance: every seed, their mean and its interval."""
     first = primary(view)
     if first is None:
@@ -100,23 +102,23 @@ def headline(view: View) -> Drawn | None:
         show_percent(here.xaxis, measure.percent)
     axes[0].set_yticks(range(len(labels)), labels)
     seeds = "Dots: seeds. Bars: 95 % t interval over seeds. " if len(view.seeds) > 1 else "One seed. "
-    better = "higher" if first.higher else "lower"
-    return Drawn("headline", "At a glance", f"{seeds}Strokes: mean. Axes do not begin at zero; {better} is better.",
-                 figure)  # fmt: skip
+    better = "higher" if first.higher_is_better else "lower"
+    caption = f"{seeds}Strokes: mean. Axes do not begin at zero; {better} is better."
+    return CaptionedFigure("headline", "At a glance", caption, figure)
 
 
-def comparison(view: View, metric: str) -> Drawn | None:
+def comparison(view: RunData, metric: str) -> CaptionedFigure | None:
     """The metric against rounds, with the confidence band over seeds when there are several."""
     clients, server = [], []
     for label, seed in view.cells:
         known = {"algorithm": label, "seed": seed, "split": "test", "metric": metric}
         for phase in ("pre_fit", "post_fit"):
-            stats = view.series(label, seed, phase, metric).by_round()
+            stats = view.client_values(label, seed, phase, metric).by_round()
             # two clients with the mean and deviation of all: a million of them need not be listed
             for side in (-1, 1):
-                values = zip(stats.at.tolist(), (stats.mean + side * stats.std).tolist(), strict=True)
+                values = zip(stats.index.tolist(), (stats.mean + side * stats.std).tolist(), strict=True)
                 clients += [{**known, "phase": phase, "round": round, "value": value} for round, value in values]
-        rounds, found = view.server(label, seed, metric)
+        rounds, found = view.server_values(label, seed, metric)
         pairs = zip(rounds.tolist(), found.tolist(), strict=True)
         server += [{**known, "round": round, "value": value} for round, value in pairs]
     order = [
@@ -131,15 +133,15 @@ def comparison(view: View, metric: str) -> Drawn | None:
         if len(view.seeds) > 1
         else "Mean over clients; bands are ± one standard deviation over clients. One seed."
     )
-    return Drawn("comparison", f"{metric.capitalize()} against rounds", caption, figure)
+    return CaptionedFigure("comparison", f"{metric.capitalize()} against rounds", caption, figure)
 
 
-def global_model(view: View, metric: str) -> Drawn | None:
+def global_model(view: RunData, metric: str) -> CaptionedFigure | None:
     """The server's model on training, validation and test data, against rounds."""
     curves: dict[str, dict[str, tuple[Any, Any]]] = {}
     for split in ("train", "validation", "test"):
         for label in view.labels:
-            runs = [view.server(label, seed, metric, split) for seed in view.seeds]
+            runs = [view.server_values(label, seed, metric, split) for seed in view.seeds]
             runs = [run for run in runs if len(run[0])]
             if runs:
                 length = min(len(rounds) for rounds, _ in runs)
@@ -154,22 +156,22 @@ def global_model(view: View, metric: str) -> Drawn | None:
         for label, (rounds, mean) in lines.items():
             marker = "o" if len(rounds) <= 10 else ""
             here.plot(rounds, mean, **colours[label], linewidth=1.4, marker=marker, markersize=2.6, label=label)
-        finish(here, split.capitalize(), view.kind(metric).percent)
+        finish_axes(here, split.capitalize(), view.metric(metric).percent)
         here.set_xlabel("Round")
     axes[0].set_ylabel(metric.capitalize())
     named = {label: line for here in axes for line, label in zip(*here.get_legend_handles_labels(), strict=True)}
     figure.legend(named.values(), named.keys(), loc="outside right center", frameon=False)
     caption = "The global model after each round, on data of the server's or on the union of the clients' splits."
-    return Drawn("global_model", f"The global model: {metric} against rounds", caption + _means(view), figure)
+    return CaptionedFigure("global_model", f"The global model: {metric} against rounds", caption + _means(view), figure)
 
 
-def sausage(view: View, metric: str, against: str, fill: str) -> Drawn | None:
+def sausage(view: RunData, metric: str, against: str, fill: str) -> CaptionedFigure | None:
     """Before and after local training: mean over users against rounds, or over rounds against users, with a fill."""
     panels: dict[str, dict[str, Stats]] = {}
     for label in view.labels:
         found = {}
         for phase in ("pre_fit", "post_fit"):
-            series = [view.series(label, seed, phase, metric) for seed in view.seeds]
+            series = [view.client_values(label, seed, phase, metric) for seed in view.seeds]
             if against == "users" and phase == "pre_fit":
                 series = [one.after(1) for one in series]
             stats = average([s.by_round() if against == "rounds" else s.by_client() for s in series if len(s)])
@@ -180,7 +182,7 @@ def sausage(view: View, metric: str, against: str, fill: str) -> Drawn | None:
     if not panels or (against == "users" and len(view.clients) < 2):
         return None
     figure, axes = panel_grid(list(panels), 1.75)
-    colours, percent = looks(view), view.kind(metric).percent
+    colours, percent = looks(view), view.metric(metric).percent
     for here, (label, found) in zip(axes, panels.items(), strict=False):
         styles = {
             "pre_fit": {"color": "#6b6b6b", "linestyle": (0, (4, 1.5))},
@@ -190,14 +192,14 @@ def sausage(view: View, metric: str, against: str, fill: str) -> Drawn | None:
             low, high = (
                 (stats.low, stats.high) if fill == "min-max" else (stats.mean - stats.std, stats.mean + stats.std)
             )
-            at = np.arange(len(stats.at)) if against == "users" else stats.at
+            at = np.arange(len(stats.index)) if against == "users" else stats.index
             low, high = clip(low, percent), clip(high, percent)
             here.fill_between(at, low, high, color=styles[phase]["color"], alpha=0.16, linewidth=0)
             marker = "o" if len(at) <= 12 else ""
             here.plot(at, stats.mean, **styles[phase], linewidth=1.4, marker=marker, markersize=2.4)
         if against == "users":
-            _user_ticks(here, view, next(iter(found.values())).at)
-        finish(here, label, percent, whole=against == "rounds")
+            _user_ticks(here, view, next(iter(found.values())).index)
+        finish_axes(here, label, percent, whole=against == "rounds")
     axes[0].set_ylabel(f"Test {metric}")
     share_legend(figure)
     over = "users" if against == "rounds" else "rounds"
@@ -208,11 +210,11 @@ def sausage(view: View, metric: str, against: str, fill: str) -> Drawn | None:
     if len(panels) > MOST_PANELS:
         caption += f" The first {MOST_PANELS} algorithms."
     figure.supxlabel("Round" if against == "rounds" else "User", size=8.5, color=INK)
-    return Drawn(f"sausage_{against}", f"{metric.capitalize()} against {against}, before and after local training",
-                 caption, figure)  # fmt: skip
+    title = f"{metric.capitalize()} against {against}, before and after local training"
+    return CaptionedFigure(f"sausage_{against}", title, caption, figure)
 
 
-def pooled_curve(view: View) -> Drawn | None:
+def pooled_curve(view: RunData) -> CaptionedFigure | None:
     """The learning curve of the model that saw everybody's data, against epochs."""
     label = next((label for label in view.labels if view.is_pooled(label)), None)
     if label is None:
@@ -223,7 +225,7 @@ def pooled_curve(view: View) -> Drawn | None:
         return None
     names = {
         metric: [name for name in (metric, f"validation_{metric}") if all(name in run for run in runs)]
-        for metric in ("loss", *(kind for kind in view.kinds if kind != "loss"))
+        for metric in ("loss", *(kind for kind in view.metrics if kind != "loss"))
     }
     names = {metric: found for metric, found in names.items() if found}
     figure = new_figure(0.5 + 3.0 * len(names), 2.3)
@@ -237,15 +239,15 @@ def pooled_curve(view: View) -> Drawn | None:
             style = {"color": colour if held_out else "#6b6b6b", "linestyle": "solid" if held_out else (0, (4, 1.5))}
             here.plot(np.arange(1, length + 1), values, **style, linewidth=1.4,
                       label="validation" if held_out else "training")  # fmt: skip
-        finish(here, metric.capitalize(), view.kind(metric).percent)
+        finish_axes(here, metric.capitalize(), view.metric(metric).percent)
         here.set_xlabel("Epoch")
         here.legend(frameon=False)
     over = f" Mean of {len(runs)} seeds." if len(runs) > 1 else ""
     caption = f"{label} is trained on everybody's data. The training loss is the running mean of an epoch.{over}"
-    return Drawn("pooled_curve", "Learning curve of the pooled model", caption, figure)
+    return CaptionedFigure("pooled_curve", "Learning curve of the pooled model", caption, figure)
 
 
-def against_bytes(view: View, metric: str) -> Drawn | None:
+def against_bytes(view: RunData, metric: str) -> CaptionedFigure | None:
     """The metric against all bytes that clients have sent and received so far."""
     lines: dict[str, tuple[Any, Any]] = {}
     silent: dict[str, float] = {}
@@ -253,11 +255,11 @@ def against_bytes(view: View, metric: str) -> Drawn | None:
         curves, sent = [], []
         for seed in view.seeds:
             rounds, values = view.headline_curve(label, seed, metric)
-            traffic = view.traffic(label, seed)
+            traffic = view.costs(label, seed)
             if len(rounds):
                 place = np.searchsorted(traffic.rounds, rounds)
                 curves.append(values)
-                sent.append(traffic.sent[place])
+                sent.append(traffic.bytes_so_far[place])
         if not curves:
             continue
         length = min(map(len, curves))
@@ -271,7 +273,7 @@ def against_bytes(view: View, metric: str) -> Drawn | None:
         return None
     figure = new_figure(6.4, 2.9)
     axes = figure.add_subplot()
-    colours, percent = looks(view), view.kind(metric).percent
+    colours, percent = looks(view), view.metric(metric).percent
     for label, (total, mean) in lines.items():
         marker = "o" if len(total) <= 10 else ""
         axes.plot(total, mean, **colours[label], linewidth=1.4, marker=marker, markersize=2.6, label=label)
@@ -282,19 +284,19 @@ def against_bytes(view: View, metric: str) -> Drawn | None:
     if max(ends) > 4 * min(ends):
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    finish(axes, "", percent, whole=False)
+    finish_axes(axes, "", percent, whole=False)
     axes.set_xlabel("Megabytes sent and received by all clients")
     axes.set_ylabel(f"Test {metric}")
     figure.legend(loc="outside right center", frameon=False)
-    caption = f"The curve is {view.curve_in_words}; bytes are those of weights and numbers, uncompressed."
-    return Drawn("bytes", f"{metric.capitalize()} against bytes", caption + _means(view), figure)
+    caption = f"The curve is {view.headline_curve_in_words}; bytes are those of weights and numbers, uncompressed."
+    return CaptionedFigure("bytes", f"{metric.capitalize()} against bytes", caption + _means(view), figure)
 
 
-def heat_map(view: View, metric: str) -> Drawn | None:
+def heat_map(view: RunData, metric: str) -> CaptionedFigure | None:
     """Each client in each round, after local training: who is left behind."""
     grids: dict[str, Any] = {}
     for label in view.labels[:MOST_PANELS]:
-        found = [view.series(label, seed, "post_fit", metric) for seed in view.seeds]
+        found = [view.client_values(label, seed, "post_fit", metric) for seed in view.seeds]
         found = [series for series in found if len(series)]
         if not found:
             continue
@@ -312,13 +314,13 @@ def heat_map(view: View, metric: str) -> Drawn | None:
         return None
     every = np.concatenate([grid[np.isfinite(grid)] for _, _, grid in grids.values()])
     low, high = np.quantile(every, [0.02, 0.98])
-    kind = view.kind(metric)
+    kind = view.metric(metric)
     low, high = (float(low), 1.0) if kind.percent else (float(low), float(high))
     high = high if high > low else low + 1e-9
     figure, axes = panel_grid(list(grids), 1.75)
     for here, (label, (clients, rounds, grid)) in zip(axes, grids.items(), strict=False):
-        image = here.imshow(grid, cmap="cividis" if kind.higher else "cividis_r", vmin=low, vmax=high, aspect="auto",
-                            interpolation="nearest",
+        image = here.imshow(grid, cmap="cividis" if kind.higher_is_better else "cividis_r", vmin=low, vmax=high,
+                            aspect="auto", interpolation="nearest",
                             extent=(rounds[0] - 0.5, rounds[-1] + 0.5, len(clients) - 0.5, -0.5))  # fmt: skip
         here.set_title(label, loc="left")
         step = max(1, math.ceil(len(clients) / 10))
@@ -333,10 +335,10 @@ def heat_map(view: View, metric: str) -> Drawn | None:
     caption = "After local training, on each client's own test split; a white cell was not measured." + _means(view)
     if len(view.clients) > MOST_ROWS:
         caption += f" {MOST_ROWS} of {len(view.clients):,} clients."
-    return Drawn("clients", "Every client in every round", caption, figure)
+    return CaptionedFigure("clients", "Every client in every round", caption, figure)
 
 
-def label_distribution(view: View) -> Drawn | None:
+def label_distribution(view: RunData) -> CaptionedFigure | None:
     """How many examples of each label each client holds."""
     known = view.facts.get("labels")
     if not known:
@@ -366,15 +368,19 @@ def label_distribution(view: View) -> Drawn | None:
     figure.colorbar(image, ax=axes, pad=0.02, format=lambda share, _: f"{share:.0%}").set_label(
         "Share of the client's examples", color=INK
     )
-    several = " Drawn anew for every seed; this is the first one's." if len(view.data) > 1 else ""
-    return Drawn("labels", "Who holds what", f"Examples of each label at each client, all splits.{several}", figure)
+    several = (
+        " CaptionedFigure anew for every seed; this is the first one's." if len(view.data_fingerprints) > 1 else ""
+    )
+    return CaptionedFigure(
+        "labels", "Who holds what", f"Examples of each label at each client, all splits.{several}", figure
+    )
 
 
-def _user_ticks(axes: Axes, view: View, users: Any) -> None:
+def _user_ticks(axes: Axes, view: RunData, users: Any) -> None:
     names = [short(view.client_name(int(user)), 8) for user in users]
     step = max(1, math.ceil(sum(len(name) + 1 for name in names) / 24))
     axes.set_xticks(range(0, len(names), step), names[::step])
 
 
-def _means(view: View) -> str:
+def _means(view: RunData) -> str:
     return f" Mean of {len(view.seeds)} seeds." if len(view.seeds) > 1 else ""

@@ -69,7 +69,7 @@ def draw(clients: Iterable[Row], server: Iterable[Row], metric: str = "accuracy"
     for rows, fixed in ((clients, None), (server, "server")):
         for row in rows:
             panel, label, value = fixed or row["phase"], row["algorithm"], row["value"]
-            looks.setdefault(label, look(len(looks)))
+            looks.setdefault(label, line_style(len(looks)))
             if panel not in PANELS:
                 continue
             known[f"{row['metric']} on {row['split']}"] = None
@@ -124,7 +124,7 @@ def curve(rounds: Values, metric: str, seeds: int = 1) -> Curve:
     return Curve(np.array(kept), mean, low, high)
 
 
-def look(number: int) -> dict[str, Any]:
+def line_style(number: int) -> dict[str, Any]:
     """Colour and line style of the algorithm with this number: forty differ."""
     shift = number // len(COLOURS)
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": STYLES[(number + shift) % len(STYLES)]}
@@ -245,7 +245,7 @@ def _name_lines(
 
     width, height = figure.get_size_inches()
     axes, last = figure.axes[-1], list(panels.values())[-1]
-    axes.get_ylim()  # limits are settled when they are asked for, and the places below depend on them
+    axes.get_ylim()  # limits are lay_out when they are asked for, and the places below depend on them
     to_share = axes.transData + axes.transAxes.inverted()
     ends: dict[str, float] = {}
     for drawn in panels.values():

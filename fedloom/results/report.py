@@ -11,10 +11,10 @@ from pathlib import Path
 from fedloom import __version__
 from fedloom.experiment.checkpoint import write_atomically
 from fedloom.results import figures, tables
-from fedloom.results.comparisons import Measure, measures, primary
-from fedloom.results.figure_style import Drawn
+from fedloom.results.comparisons import Comparison, measures, primary
+from fedloom.results.figure_style import CaptionedFigure
 from fedloom.results.report_warnings import cautions
-from fedloom.results.run_data import View
+from fedloom.results.run_data import RunData
 from fedloom.results.statistics import Spread, differences, spread
 from fedloom.results.table import STATISTICS, Table, missing, show
 from fedloom.results.table import write as write_tables
@@ -32,7 +32,7 @@ CHAPTERS = {
 
 def write(folder: Path, *, fill: str = "min-max", files: bool = True) -> Path:
     """Write `report.html` into a run's folder, and its tables and figures as files of their own beside it."""
-    view = View.read(folder)
+    view = RunData.read(folder)
     drawn = figures.draw_all(view, fill)
     made = tables.all_tables(view)
     if files:
@@ -43,7 +43,7 @@ def write(folder: Path, *, fill: str = "min-max", files: bool = True) -> Path:
     return path
 
 
-def html(view: View, drawn: Sequence[Drawn], made: Sequence[Table]) -> str:
+def html(view: RunData, drawn: Sequence[CaptionedFigure], made: Sequence[Table]) -> str:
     """The page."""
     chapters = [("Result", "".join(_result(view, drawn, made))), ("Cautions", _cautions(view))]
     for title, (pictures, names) in CHAPTERS.items():
@@ -77,7 +77,7 @@ def html(view: View, drawn: Sequence[Drawn], made: Sequence[Table]) -> str:
     )
 
 
-def _result(view: View, drawn: Sequence[Drawn], made: Sequence[Table]) -> Iterator[str]:
+def _result(view: RunData, drawn: Sequence[CaptionedFigure], made: Sequence[Table]) -> Iterator[str]:
     """The first thing one reads: sentences, a few large numbers, a figure and the main table."""
     yield "<h2>Result</h2>"
     for paragraph in headline(view):
@@ -85,13 +85,15 @@ def _result(view: View, drawn: Sequence[Drawn], made: Sequence[Table]) -> Iterat
         yield f'<p class="lead"><b>{_text(first)}{"." if rest else ""}</b> {_text(rest)}</p>'
     yield f'<div class="cards">{"".join(_cards(view))}</div>'
     yield from (_figure(each) for each in drawn if each.name == "headline")
-    yield from (_table(view, table) for table in made if table.name == f"overview_{view.metric}")
-    more = [t for t in made if t.name.startswith(("overview", "comparison")) and t.name != f"overview_{view.metric}"]
+    yield from (_table(view, table) for table in made if table.name == f"overview_{view.main_metric}")
+    more = [
+        t for t in made if t.name.startswith(("overview", "comparison")) and t.name != f"overview_{view.main_metric}"
+    ]
     if more:
         yield f"<details><summary>More results</summary>{''.join(_table(view, table) for table in more)}</details>"
 
 
-def headline(view: View) -> Iterator[str]:
+def headline(view: RunData) -> Iterator[str]:
     """What came out, a paragraph for each way of measuring."""
     first = primary(view)
     if first is None:
@@ -103,10 +105,10 @@ def headline(view: View) -> Iterator[str]:
             yield " ".join(_best(view, measure))
 
 
-def _best(view: View, measure: Measure) -> Iterator[str]:
+def _best(view: RunData, measure: Comparison) -> Iterator[str]:
     """The best that leaves the data where it is, what it can be told apart from, and the pooled model beside it."""
     over = {label: spread(list(values.values())) for label, values in measure.values.items()}
-    order = sorted(over, key=lambda label: -over[label].mean if measure.higher else over[label].mean)
+    order = sorted(over, key=lambda label: -over[label].mean if measure.higher_is_better else over[label].mean)
     shared = [label for label in order if not view.is_pooled(label)]
     kind = "percent" if measure.percent else "number"
     best = (shared or order)[0]
@@ -119,7 +121,7 @@ def _best(view: View, measure: Measure) -> Iterator[str]:
             yield f"With all data in one place: {_of(label, over[label], kind)}."
 
 
-def _told_apart(best: str, others: Sequence[str], measure: Measure) -> Iterator[str]:
+def _told_apart(best: str, others: Sequence[str], measure: Comparison) -> Iterator[str]:
     """Which ones the best is really better than, as far as these seeds tell."""
     pairs = {(each.first, each.second): each for each in differences(measure.values)}
     found = {other: pairs.get((best, other)) or pairs[other, best] for other in others}
@@ -137,7 +139,7 @@ def _told_apart(best: str, others: Sequence[str], measure: Measure) -> Iterator[
         )
     if apart:
         why = "corrected p ≤ 0.05" if tested else "the 95 % interval of the difference excludes zero"
-        yield f"It is {'above' if measure.higher else 'below'} {_and(apart)} ({why})."
+        yield f"It is {'above' if measure.higher_is_better else 'below'} {_and(apart)} ({why})."
 
 
 def _and(names: Sequence[str]) -> str:
@@ -150,9 +152,9 @@ def _of(label: str, found: Spread, kind: str) -> str:
     return f"{label} ({show(found.mean, kind)}{span if found.count > 1 else ''})"
 
 
-def _cards(view: View) -> Iterator[str]:
+def _cards(view: RunData) -> Iterator[str]:
     rounds = max((cell["rounds_done"] for cell in view.cells.values()), default=0)
-    seconds = sum(float(view.traffic(*key).seconds.sum()) for key in view.cells)
+    seconds = sum(float(view.costs(*key).seconds.sum()) for key in view.cells)
     examples = sum(client["train"] + client["validation"] + client["test"] for client in view.clients)
     counts = {
         "algorithms": len(view.labels),
@@ -166,14 +168,14 @@ def _cards(view: View) -> Iterator[str]:
     return (f"<div class=card><b>{value}</b><span>{what}</span></div>" for value, what in facts)
 
 
-def _cautions(view: View) -> str:
+def _cautions(view: RunData) -> str:
     found = cautions(view)
     if not found:
         return ""
     return "<h2>Cautions</h2><ul>" + "".join(f"<li>{_text(text)}</li>" for text in found) + "</ul>"
 
 
-def _figure(drawn: Drawn) -> str:
+def _figure(drawn: CaptionedFigure) -> str:
     """An inline drawing whose ids are its own: several of them share the page."""
     prefix = f"{drawn.name}-"
     svg = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{prefix}", drawn.svg)
@@ -185,14 +187,14 @@ def _figure(drawn: Drawn) -> str:
     )
 
 
-def _opening(drawn: Drawn, width: float) -> str:
+def _opening(drawn: CaptionedFigure, width: float) -> str:
     return (
         r'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="\1" '
         f'width="{width:.0f}" role="img" aria-label="{escape(drawn.title)}">'
     )
 
 
-def _table(view: View, table: Table) -> str:
+def _table(view: RunData, table: Table) -> str:
     colours = {label: look["color"] for label, look in figures.looks(view).items()}
     heads = "".join(
         f'<th class="{"text" if kind == "text" else "number"}" scope="col">'
@@ -220,13 +222,13 @@ def _table(view: View, table: Table) -> str:
     )
 
 
-def _wanted(view: View, table: Table) -> bool:
+def _wanted(view: RunData, table: Table) -> bool:
     """Whether a table is shown at once: those about the main metric."""
-    others = [metric for metric in view.kinds if metric != view.metric]
+    others = [metric for metric in view.metrics if metric != view.main_metric]
     return not any(f"_{metric}" in table.name for metric in others)
 
 
-def _what_was_run(view: View) -> Iterator[str]:
+def _what_was_run(view: RunData) -> Iterator[str]:
     yield "<h2>What was run</h2><dl>"
     started = [cell["started"] for cell in view.cells.values() if cell["started"]]
     finished = [cell["finished"] for cell in view.cells.values() if cell["finished"]]
@@ -256,11 +258,11 @@ def _what_was_run(view: View) -> Iterator[str]:
     else:
         import json
 
-        text = json.dumps(view.described, indent=2, ensure_ascii=False)
+        text = json.dumps(view.description, indent=2, ensure_ascii=False)
         yield f"<details><summary>What the Python call was given</summary><pre>{escape(text)}</pre></details>"
 
 
-def _fingerprints(view: View) -> str:
+def _fingerprints(view: RunData) -> str:
     found = {key: str(value) for key, value in view.facts.items() if key.startswith("data of seed")}
     different = dict.fromkeys(found.values())
     if len(different) == 1:
@@ -278,7 +280,7 @@ def _pair(name: str, value: str) -> Iterator[str]:
         yield f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>"
 
 
-def _version(view: View) -> str:
+def _version(view: RunData) -> str:
     return str((view.facts.get("machine") or {}).get("fedloom", __version__))
 
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedloom.results.run_data import View
+from fedloom.results.run_data import RunData
 from fedloom.results.statistics import SEEDS_FOR_A_TEST
 from fedloom.results.table import show
 
 SMALL_TEST = 10  # a client's accuracy on fewer examples moves in steps of more than ten points
 
 
-def cautions(view: View) -> list[str]:
+def cautions(view: RunData) -> list[str]:
     """In sentences, the gravest first."""
     checks = (
         _unfinished,
@@ -30,7 +30,7 @@ def cautions(view: View) -> list[str]:
     return [found for check in checks for found in check(view)]
 
 
-def _unfinished(view: View) -> Iterator[str]:
+def _unfinished(view: RunData) -> Iterator[str]:
     for (label, seed), cell in view.cells.items():
         if cell["status"] == "failed":
             yield f"{label} (seed {seed}) failed after {cell['rounds_done']} rounds: {cell['error']}"
@@ -43,7 +43,7 @@ def _unfinished(view: View) -> Iterator[str]:
         yield f"Not finished, and left out of comparisons: {', '.join(waiting)}."
 
 
-def _not_finite(view: View) -> Iterator[str]:
+def _not_finite(view: RunData) -> Iterator[str]:
     """Clients that a robust rule had to leave out."""
     for label, seed in view.cells:
         rounds: dict[str, int] = {}
@@ -56,7 +56,7 @@ def _not_finite(view: View) -> Iterator[str]:
             yield f"{label} (seed {seed}) left out updates that were not finite: {', '.join(shown)}{more}."
 
 
-def _abandoned(view: View) -> Iterator[str]:
+def _abandoned(view: RunData) -> Iterator[str]:
     """Rounds that changed nothing."""
     for label, seed in view.cells:
         lost, all_rounds = view.abandoned(label, seed)
@@ -71,7 +71,7 @@ def _rounds(count: int) -> str:
     return "round" if count == 1 else "rounds"
 
 
-def _diverged(view: View) -> Iterator[str]:
+def _diverged(view: RunData) -> Iterator[str]:
     """A loss that ends far above its own best."""
     for label in view.labels:
         worst = 0.0
@@ -86,21 +86,22 @@ def _diverged(view: View) -> Iterator[str]:
             )
 
 
-def _overfitting(view: View) -> Iterator[str]:
+def _overfitting(view: RunData) -> Iterator[str]:
     """Local training helps on the training split and not on the test split."""
-    metric = view.metric
-    kind = view.kind(metric)
+    metric = view.main_metric
+    kind = view.metric(metric)
     for label in view.labels:
         gains = {}
         for split in ("train", "test"):
             found = []
             for seed in view.seeds:
                 before, after = (
-                    view.series(label, seed, phase, metric, split).by_round() for phase in ("pre_fit", "post_fit")
+                    view.client_values(label, seed, phase, metric, split).by_round()
+                    for phase in ("pre_fit", "post_fit")
                 )
-                if len(before.at) and len(after.at):
+                if len(before.index) and len(after.index):
                     gain = float(after.mean[-1] - before.mean[-1])
-                    found.append(gain if kind.higher else -gain)
+                    found.append(gain if kind.higher_is_better else -gain)
             if found:
                 gains[split] = float(np.mean(found))
         if len(gains) == 2 and gains["train"] > 0.005 and gains["test"] <= 0:
@@ -113,13 +114,13 @@ def _overfitting(view: View) -> Iterator[str]:
             )
 
 
-def _left_behind(view: View) -> Iterator[str]:
+def _left_behind(view: RunData) -> Iterator[str]:
     """Clients that fare far worse than the others at the end."""
-    metric = view.metric
-    kind = view.kind(metric)
+    metric = view.main_metric
+    kind = view.metric(metric)
     behind: dict[str, list[str]] = {}
     for label in view.labels:
-        runs = view.final(label, "post_fit", metric)
+        runs = view.last_round(label, "post_fit", metric)
         values: dict[int, list[float]] = {}
         for run in runs.values():
             for client, value in zip(run.clients, run.values, strict=True):
@@ -128,7 +129,7 @@ def _left_behind(view: View) -> Iterator[str]:
             continue
         means = {client: float(np.mean(found)) for client, found in values.items()}
         middle, spread = np.mean(list(means.values())), np.std(list(means.values()))
-        sign = 1 if kind.higher else -1
+        sign = 1 if kind.higher_is_better else -1
         far = max(2 * spread, 0.05 if kind.percent else 0.0)
         found = sorted(
             (c for c, value in means.items() if sign * (middle - value) > far > 0), key=lambda c: sign * means[c]
@@ -143,21 +144,21 @@ def _left_behind(view: View) -> Iterator[str]:
         yield f"Left behind with {', '.join(labels)}, more than two standard deviations below the mean: {clients}."
 
 
-def _chosen_on_test(view: View) -> Iterator[str]:
+def _chosen_on_test(view: RunData) -> Iterator[str]:
     if view.result.rule == "best":
         yield "The numbers are those of the best round, chosen on the test data itself: they are optimistic."
-    if (view.described.get("evaluate") or {}).get("stop") == "target":
+    if (view.description.get("evaluate") or {}).get("stop") == "target":
         yield "Runs end when test data says that the target is reached: compare rounds and bytes, not final numbers."
 
 
-def _seeds(view: View) -> Iterator[str]:
+def _seeds(view: RunData) -> Iterator[str]:
     if len(view.seeds) == 1:
         yield "One seed: nothing here says what chance would have changed. Use at least three, better six or more."
         return
     if len(view.seeds) < SEEDS_FOR_A_TEST:
         yield f"{len(view.seeds)} seeds: intervals are wide, and tests need at least {SEEDS_FOR_A_TEST}."
-    fixed = ["one partition and one split"] if len(view.data) == 1 else []
-    if (view.described.get("task") or {}).get("seed", "run") != "run":
+    fixed = ["one partition and one split"] if len(view.data_fingerprints) == 1 else []
+    if (view.description.get("task") or {}).get("seed", "run") != "run":
         fixed.append("one set of initial weights")
     if fixed:
         yield (
@@ -166,7 +167,7 @@ def _seeds(view: View) -> Iterator[str]:
         )
 
 
-def _small_tests(view: View) -> Iterator[str]:
+def _small_tests(view: RunData) -> Iterator[str]:
     sizes = [client["test"] for client in view.clients]
     small = sum(0 < size < SMALL_TEST for size in sizes)
     if small:
@@ -174,6 +175,6 @@ def _small_tests(view: View) -> Iterator[str]:
         yield f"{small:,} of {len(sizes):,} {verb} fewer than {SMALL_TEST} test examples: their own numbers are coarse."
 
 
-def _network(view: View) -> Iterator[str]:
+def _network(view: RunData) -> Iterator[str]:
     if view.facts.get("network"):
         yield "The run was federated without secure aggregation: the coordinator could read each site's update."

@@ -27,7 +27,7 @@ Key = tuple[str, int]  # label and seed
 class Stats:
     """Average, standard deviation (population, as the clients are all there are), lowest and highest, along an axis."""
 
-    at: Ints
+    index: Ints
     mean: Floats
     std: Floats
     low: Floats
@@ -35,7 +35,7 @@ class Stats:
 
 
 @dataclass(frozen=True)
-class Series:
+class ClientValues:
     """One number for some rounds and clients."""
 
     rounds: Ints
@@ -53,30 +53,30 @@ class Series:
         """Over rounds, for each client."""
         return grouped(self.clients, self.values)
 
-    def last(self) -> Series:
+    def last(self) -> ClientValues:
         """The last round that was measured."""
         return self._kept(self.rounds == (self.rounds.max() if len(self) else 0))
 
-    def after(self, round: int) -> Series:
+    def after(self, round: int) -> ClientValues:
         """The rounds after this one."""
         return self._kept(self.rounds > round)
 
-    def only(self, cohorts: Mapping[int, Sequence[int]]) -> Series:
+    def only(self, cohorts: Mapping[int, Sequence[int]]) -> ClientValues:
         """In each round the clients of its cohort."""
         here = np.zeros(len(self), dtype=np.bool_)
         for round, cohort in cohorts.items():
             here |= (self.rounds == round) & np.isin(self.clients, np.asarray(cohort))
         return self._kept(here)
 
-    def _kept(self, here: NDArray[np.bool_]) -> Series:
-        return Series(self.rounds[here], self.clients[here], self.values[here])
+    def _kept(self, here: NDArray[np.bool_]) -> ClientValues:
+        return ClientValues(self.rounds[here], self.clients[here], self.values[here])
 
 
 def grouped(of: Ints, values: Floats) -> Stats:
     """Statistics of the values that share a number.
 
     >>> found = grouped(np.array([1, 1, 2]), np.array([0.0, 1.0, 5.0]))
-    >>> found.at.tolist(), found.mean.tolist(), found.std.tolist(), found.high.tolist()
+    >>> found.index.tolist(), found.mean.tolist(), found.std.tolist(), found.high.tolist()
     ([1, 2], [0.5, 5.0], [0.5, 0.0], [1.0, 5.0])
     """
     order = np.argsort(of, kind="stable")
@@ -92,28 +92,28 @@ def grouped(of: Ints, values: Floats) -> Stats:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class RoundCosts:
     """What each round took."""
 
     rounds: Ints
     seconds: Floats
-    up: Ints
-    down: Ints
+    bytes_up: Ints
+    bytes_down: Ints
     participants: Ints
 
     @property
-    def sent(self) -> Ints:
+    def bytes_so_far(self) -> Ints:
         """Bytes up and down so far."""
-        return np.cumsum(self.up + self.down)
+        return np.cumsum(self.bytes_up + self.bytes_down)
 
 
 @dataclass(frozen=True)
-class Kind:
+class MetricInfo:
     """What is known about a metric."""
 
     name: str
     is_mean: bool
-    higher: bool
+    higher_is_better: bool
 
     @property
     def percent(self) -> bool:
@@ -122,25 +122,25 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class View:
+class RunData:
     """Everything in a run folder that can be shown, read when it is asked for."""
 
     folder: Path
     cells: dict[Key, dict[str, Any]]
-    kinds: dict[str, Kind]  # those that were asked for come first, the loss last
+    metrics: dict[str, MetricInfo]  # those that were asked for come first, the loss last
     clients: tuple[dict[str, Any], ...]
     facts: Mapping[str, Any]
     _read: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @staticmethod
-    def read(folder: Path) -> View:
+    def read(folder: Path) -> RunData:
         """A run folder, finished or not."""
         if not (folder / "run.db").is_file():
             raise StoreError(f"{folder} is not a run folder: there is no run.db in it.")
         with Store(folder, read_only=True) as store:
             cells = {(cell["label"], cell["seed"]): cell for cell in store.cells()}
             found = [
-                Kind(row["metric"], bool(row["is_mean"]), bool(row["higher_is_better"]))
+                MetricInfo(row["metric"], bool(row["is_mean"]), bool(row["higher_is_better"]))
                 for row in store.rows("metrics")
             ]
             clients, facts = store.rows("clients"), store.facts()
@@ -149,15 +149,15 @@ class View:
         kinds = sorted(
             found, key=lambda kind: (kind.name == "loss", *([asked.index(kind.name)] if kind.name in asked else [99]))
         )
-        return View(folder, cells, {kind.name: kind for kind in kinds}, tuple(clients), facts)
+        return RunData(folder, cells, {kind.name: kind for kind in kinds}, tuple(clients), facts)
 
     @property
     def name(self) -> str:
         """The experiment's name, or the folder's."""
-        return str(self.described.get("name") or self.folder.resolve().name)
+        return str(self.description.get("name") or self.folder.resolve().name)
 
     @property
-    def described(self) -> Mapping[str, Any]:
+    def description(self) -> Mapping[str, Any]:
         """What the experiment is."""
         return self.facts.get("description") or {}
 
@@ -177,7 +177,7 @@ class View:
         return Result.read(self.folder)
 
     @property
-    def data(self) -> set[str]:
+    def data_fingerprints(self) -> set[str]:
         """Fingerprints of the data that the seeds used: one, or one for each seed that drew its own."""
         return {str(value) for fact, value in self.facts.items() if fact.startswith("data of seed")}
 
@@ -186,14 +186,14 @@ class View:
         """Whether every cell is."""
         return bool(self.cells) and all(cell["status"] == "done" for cell in self.cells.values())
 
-    def kind(self, metric: str) -> Kind:
+    def metric(self, metric: str) -> MetricInfo:
         """What is known about a metric; one that was never stored is a mean where higher is better."""
-        return self.kinds.get(metric, Kind(metric, True, metric != "loss"))
+        return self.metrics.get(metric, MetricInfo(metric, True, metric != "loss"))
 
     @property
-    def metric(self) -> str:
+    def main_metric(self) -> str:
         """What the comparison is about: the first metric asked for that is a mean and has numbers, else the loss."""
-        means = [kind.name for kind in self.kinds.values() if kind.is_mean]
+        means = [kind.name for kind in self.metrics.values() if kind.is_mean]
         return means[0] if means else "loss"
 
     def client_name(self, client: int) -> str:
@@ -210,7 +210,7 @@ class View:
         )
         return bool(self.clients) and who == {len(self.clients)}
 
-    def series(self, label: str, seed: int, phase: str, metric: str, split: str = "test") -> Series:
+    def client_values(self, label: str, seed: int, phase: str, metric: str, split: str = "test") -> ClientValues:
         """A client metric of one cell. Values that are not finite are left out.
 
         The pooled model trains at no client: what each client has after a round is what it has before the next one. It
@@ -223,7 +223,7 @@ class View:
         if phase == "post_fit":
             before, final = (self._series(label, seed, one, metric, split) for one in ("pre_fit", "final"))
             later = before.rounds > 1
-            series = Series(
+            series = ClientValues(
                 np.append(before.rounds[later] - 1, final.rounds),
                 np.append(before.clients[later], final.clients),
                 np.append(before.values[later], final.values),
@@ -237,31 +237,31 @@ class View:
 
     def shows_drawn(self, phase: str) -> bool:
         """Whether a phase is about the clients that were drawn, and not about all."""
-        only_cohort = (self.described.get("evaluate") or {}).get("clients") == "cohort"
+        only_cohort = (self.description.get("evaluate") or {}).get("clients") == "cohort"
         return phase == "post_fit" or (only_cohort and phase in ("pre_fit", "final"))
 
     @cached_property
     def sampling(self) -> Sampling | None:
         """Who is drawn, with one seed the same clients whatever the algorithm; none where that is everybody."""
         try:
-            found = Sampling(**(self.described.get("cohort") or {}))
+            found = Sampling(**(self.description.get("cohort") or {}))
         except InputError:  # somebody's own way of drawing clients, which only a program knows
             return None
         everybody = found.sampling == "fixed" and found.size(len(self.clients)) == len(self.clients)
         return None if everybody else found
 
-    def _series(self, label: str, seed: int, phase: str, metric: str, split: str) -> Series:
-        def read(store: Store) -> Series:
+    def _series(self, label: str, seed: int, phase: str, metric: str, split: str) -> ClientValues:
+        def read(store: Store) -> ClientValues:
             cell = self.cells.get((label, seed))
             rows = store.client_values(cell["id"], phase, split, metric) if cell else []
             kept = [row for row in rows if row[2] is not None and math.isfinite(row[2])]
             table = np.array(kept, dtype=np.float64).reshape(-1, 3)
-            return Series(table[:, 0].astype(np.int64), table[:, 1].astype(np.int64), table[:, 2])
+            return ClientValues(table[:, 0].astype(np.int64), table[:, 1].astype(np.int64), table[:, 2])
 
-        series: Series = self._cached(("series", label, seed, phase, metric, split), read)
+        series: ClientValues = self._cached(("series", label, seed, phase, metric, split), read)
         return series
 
-    def server(self, label: str, seed: int, metric: str, split: str = "test") -> tuple[Ints, Floats]:
+    def server_values(self, label: str, seed: int, metric: str, split: str = "test") -> tuple[Ints, Floats]:
         """The global model on data of the server's: rounds and values."""
         rows = [
             row
@@ -284,10 +284,10 @@ class View:
         ]
         return _column(rows, "round", np.int64), _column(rows, "value", np.float64)
 
-    def traffic(self, label: str, seed: int) -> Traffic:
+    def costs(self, label: str, seed: int) -> RoundCosts:
         """Bytes and seconds of every round."""
         rows = self._rows("rounds", label, seed)
-        return Traffic(
+        return RoundCosts(
             _column(rows, "round", np.int64),
             _column(rows, "seconds", np.float64),
             _column(rows, "bytes_up", np.int64),
@@ -313,31 +313,35 @@ class View:
 
     def headline_curve(self, label: str, seed: int, metric: str) -> tuple[Ints, Floats]:
         """What a target is about: the global model on the server's test data, else the clients' mean after training."""
-        if self.served:
-            return self.server(label, seed, metric)
-        if not self.kind(metric).is_mean:
+        if self.has_server_test:
+            return self.server_values(label, seed, metric)
+        if not self.metric(metric).is_mean:
             return self.pooled_values(label, seed, "post_fit", metric)
-        stats = self.series(label, seed, "post_fit", metric).by_round()
-        return stats.at, stats.mean
+        stats = self.client_values(label, seed, "post_fit", metric).by_round()
+        return stats.index, stats.mean
 
     @cached_property
-    def served(self) -> bool:
+    def has_server_test(self) -> bool:
         """Whether the global model was measured on test data by itself."""
-        return any(len(self.server(label, seed, metric)[0]) for label, seed in self.cells for metric in self.kinds)
+        return any(
+            len(self.server_values(label, seed, metric)[0]) for label, seed in self.cells for metric in self.metrics
+        )
 
     @property
-    def curve_in_words(self) -> str:
+    def headline_curve_in_words(self) -> str:
         """What `headline_curve` is in this run."""
         return (
             "the global model on test data (the server's own, or the union of the clients')"
-            if self.served
+            if self.has_server_test
             else "the mean over clients of each one's model after local training, on its own test split"
         )
 
-    def final(self, label: str, phase: str, metric: str) -> dict[int, Series]:
+    def last_round(self, label: str, phase: str, metric: str) -> dict[int, ClientValues]:
         """The last measured round of each seed."""
         found = {
-            seed: self.series(label, seed, phase, metric).last() for seed in self.seeds if (label, seed) in self.cells
+            seed: self.client_values(label, seed, phase, metric).last()
+            for seed in self.seeds
+            if (label, seed) in self.cells
         }
         return {seed: series for seed, series in found.items() if len(series)}
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fedloom.results.comparisons import PHASES, at_clients
 from fedloom.results.result import Result
-from fedloom.results.run_data import View
+from fedloom.results.run_data import RunData
 
 COLUMNS = {
     "server_test": "server test",
@@ -37,7 +37,7 @@ def table(result: Result) -> Table:
     made.add_column("rounds", justify="right")
     for column in shown.values():
         made.add_column(column, justify="right")
-    view = View.read(result.folder)
+    view = RunData.read(result.folder)
     for label in labels:
         runs = [run for run in result.runs if run.algorithm == label]
         values = {key: [run.headline.get(f"{key}_{metric}") for run in runs] for key in shown}

@@ -7,27 +7,27 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from fedloom.results import client_tables, curve_numbers
-from fedloom.results.comparisons import Measure, measures, primary
-from fedloom.results.run_data import View
+from fedloom.results.comparisons import Comparison, measures, primary
+from fedloom.results.run_data import RunData
 from fedloom.results.statistics import SEEDS_FOR_A_TEST, Difference, differences, in_words, known_mean, spread
 from fedloom.results.table import Table, Value, show
 
 FEW_SENTENCES = 6
 
 
-def all_tables(view: View) -> list[Table]:
+def all_tables(view: RunData) -> list[Table]:
     """Every table that the run has numbers for."""
     makers = (overview, comparison, paired, universal_comparison, targets, fairness, traffic)
     found = [table for maker in makers for table in maker(view)]
-    for metric, kind in view.kinds.items():
+    for metric, kind in view.metrics.items():
         if kind.is_mean:
             found += client_tables.of_metric(view, metric)
     return found
 
 
-def overview(view: View) -> Iterator[Table]:
+def overview(view: RunData) -> Iterator[Table]:
     """One row per algorithm, one column per way of measuring: mean ± half of the 95 % interval over seeds."""
-    for metric, kind in view.kinds.items():
+    for metric, kind in view.metrics.items():
         found = measures(view, metric)
         labels = [label for label in view.labels if any(label in measure.values for measure in found)]
         rows: list[tuple[Value, ...]] = []
@@ -54,10 +54,10 @@ def overview(view: View) -> Iterator[Table]:
             yield Table(f"overview_{metric}", f"Results: {metric}", ("algorithm", *titles), tuple(rows), kinds, note)
 
 
-def comparison(view: View) -> Iterator[Table]:
+def comparison(view: RunData) -> Iterator[Table]:
     """One row per algorithm and way of measuring: mean, standard deviation and interval over seeds."""
     columns = ("measured", "algorithm", "mean", "std over seeds", "95 % low", "95 % high", "seeds")
-    for metric, kind in view.kinds.items():
+    for metric, kind in view.metrics.items():
         rows: list[tuple[Value, ...]] = []
         for measure in measures(view, metric):
             for label, values in measure.values.items():
@@ -76,22 +76,22 @@ def comparison(view: View) -> Iterator[Table]:
             yield Table(f"comparison_{metric}", f"Results in full: {metric}", columns, tuple(rows), kinds, note)
 
 
-def paired(view: View) -> Iterator[Table]:
+def paired(view: RunData) -> Iterator[Table]:
     """All pairs of algorithms on what the comparison is about."""
     measure = primary(view)
     if measure is not None and len(measure.values) > 1:
         yield _paired("differences", measure)
 
 
-def universal_comparison(view: View) -> Iterator[Table]:
+def universal_comparison(view: RunData) -> Iterator[Table]:
     """The same for the universal test."""
-    for measure in measures(view, view.metric):
+    for measure in measures(view, view.main_metric):
         first = primary(view)
         if measure.key == "universal" and len(measure.values) > 1 and first is not None and first.key != "universal":
             yield _paired("differences_universal", measure)
 
 
-def _paired(name: str, measure: Measure) -> Table:
+def _paired(name: str, measure: Comparison) -> Table:
     found = differences(measure.values)
     kind = "points" if measure.percent else "difference"
     rows: tuple[tuple[Value, ...], ...] = tuple(
@@ -116,7 +116,7 @@ def _paired(name: str, measure: Measure) -> Table:
     return Table(name, title, columns[:tested], rows, kinds[:tested], " ".join(verdict(found, measure)))
 
 
-def verdict(found: Sequence[Difference], measure: Measure) -> Iterator[str]:
+def verdict(found: Sequence[Difference], measure: Comparison) -> Iterator[str]:
     """What the pairs say all together, in sentences."""
     tested = [each for each in found if each.p is not None]
     apart = [each for each in found if each.excludes_zero]
@@ -138,15 +138,15 @@ def verdict(found: Sequence[Difference], measure: Measure) -> Iterator[str]:
         )
     if len(found) <= FEW_SENTENCES:
         for each in found:
-            yield in_words(each, metric=measure.metric, percent=measure.percent, higher=measure.higher)
+            yield in_words(each, metric=measure.metric, percent=measure.percent, higher=measure.higher_is_better)
     yield "The effect size is the mean difference in standard deviations of the differences."
 
 
-def targets(view: View) -> Iterator[Table]:
+def targets(view: RunData) -> Iterator[Table]:
     """Rounds, bytes and seconds to the target, if there is one."""
-    wanted = (view.described.get("evaluate") or {}).get("target") or {}
+    wanted = (view.description.get("evaluate") or {}).get("target") or {}
     for metric, target in wanted.items():
-        kind = view.kind(metric)
+        kind = view.metric(metric)
         rows: list[tuple[Value, ...]] = []
         slowest: float | None = None
         for label in view.labels:
@@ -156,14 +156,14 @@ def targets(view: View) -> Iterator[Table]:
                 if not len(rounds):
                     continue
                 runs += 1
-                found = curve_numbers.reached(rounds, values, target, kind.higher)
+                found = curve_numbers.reached(rounds, values, target, kind.higher_is_better)
                 if found is None:
                     continue
-                traffic = view.traffic(label, seed)
+                traffic = view.costs(label, seed)
                 until = traffic.rounds <= found.round
                 firsts.append(found.round)
                 crossings.append(found.crossing)
-                sent.append(int((traffic.up + traffic.down)[until].sum()))
+                sent.append(int((traffic.bytes_up + traffic.bytes_down)[until].sum()))
                 seconds.append(float(traffic.seconds[until].sum()))
             if not runs:
                 continue
@@ -186,27 +186,27 @@ def targets(view: View) -> Iterator[Table]:
             columns = ("algorithm", "seeds there", "first round", "crossing", "bytes", "time", "speed-up")
             kinds = ("text", "text", "short", "short", "bytes", "seconds", "factor")
             note = (
-                f"The curve is {view.curve_in_words}, made monotone (best so far). “First round” is the first one "
-                "measured at or beyond the target, “crossing” interpolates between it and the one measured before. "
-                "Means over seeds, given only where every seed got there. Bytes are all that clients sent and received "
-                "(the pooled baseline sends no weights: it would move the data). The speed-up is against the slowest "
-                "that got there. Time depends on this machine and on what else ran on it."
+                f"The curve is {view.headline_curve_in_words}, made monotone (best so far). “First round” is the "
+                "first one measured at or beyond the target, “crossing” interpolates between it and the one "
+                "measured before. Means over seeds, given only where every seed got there. Bytes are all that clients "
+                "sent and received (the pooled baseline sends no weights: it would move the data). The speed-up is "
+                "against the slowest that got there. Time depends on this machine and on what else ran on it."
             )
             yield Table(f"target_{metric}", f"Until {metric} {shown}", columns, tuple(rows), kinds, note)
 
 
-def fairness(view: View) -> Iterator[Table]:
+def fairness(view: RunData) -> Iterator[Table]:
     """How evenly the clients fare at the end, and the last rounds and peak of the curve."""
-    metric = view.metric
-    kind = view.kind(metric)
+    metric = view.main_metric
+    kind = view.metric(metric)
     shown = "percent" if kind.percent else "number"
     rows: list[tuple[Value, ...]] = []
     for label in view.labels:
-        last = view.final(label, "post_fit", metric)
-        found = [curve_numbers.fairness(clients.values, kind.higher) for clients in last.values()]
+        last = view.last_round(label, "post_fit", metric)
+        found = [curve_numbers.fairness(clients.values, kind.higher_is_better) for clients in last.values()]
         curves = [view.headline_curve(label, seed, metric) for seed in view.seeds]
         curves = [curve for curve in curves if len(curve[0])]
-        peaks = [curve_numbers.peak(*curve, kind.higher) for curve in curves]
+        peaks = [curve_numbers.peak(*curve, kind.higher_is_better) for curve in curves]
         if found or curves:
             rows.append(
                 (
@@ -228,17 +228,17 @@ def fairness(view: View) -> Iterator[Table]:
         note = (
             "Clients: each one's model on its own test split after its last local training; "
             "the worst tenth is at least one client; Jain's index is 1 when all clients fare the same. Curve: "
-            f"{view.curve_in_words}; mean of the last 10 measured rounds, and the peak, chosen on the test data "
-            "and so optimistic. Means over seeds."
+            f"{view.headline_curve_in_words}; mean of the last 10 measured rounds, and the peak, chosen on the test "
+            "data and so optimistic. Means over seeds."
         )
         yield Table("fairness", f"Fairness, last rounds and peak: {metric}", columns, tuple(rows), kinds, note)
 
 
-def traffic(view: View) -> Iterator[Table]:
+def traffic(view: RunData) -> Iterator[Table]:
     """Bytes and time."""
     rows: list[tuple[Value, ...]] = []
     for label in view.labels:
-        found = [view.traffic(label, seed) for seed in view.seeds]
+        found = [view.costs(label, seed) for seed in view.seeds]
         found = [each for each in found if len(each.rounds)]
         if not found:
             continue
@@ -247,8 +247,8 @@ def traffic(view: View) -> Iterator[Table]:
             (
                 label,
                 known_mean([len(each.rounds) for each in found]),
-                None if pooled else known_mean([float(each.up.sum()) for each in found]),
-                None if pooled else known_mean([float(each.down.sum()) for each in found]),
+                None if pooled else known_mean([float(each.bytes_up.sum()) for each in found]),
+                None if pooled else known_mean([float(each.bytes_down.sum()) for each in found]),
                 known_mean([float(each.seconds.sum()) for each in found]),
                 known_mean([float(np.median(each.seconds)) for each in found]),
             )

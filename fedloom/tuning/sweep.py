@@ -24,7 +24,7 @@ from fedloom.experiment.experiment_file import Experiment
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.run import run
-from fedloom.results.figure_style import STYLE, Drawn, new_figure, settled, show_percent
+from fedloom.results.figure_style import STYLE, CaptionedFigure, lay_out, new_figure, show_percent
 from fedloom.results.result import Result
 from fedloom.results.statistics import spread
 from fedloom.results.table import Table, Value, show
@@ -96,7 +96,7 @@ class Swept:
         shown_rows = tuple(row[:wrong] for row in rows)
         return Table("sweep", f"Sweep over {', '.join(keys)}", columns[:wrong], shown_rows, kinds[:wrong], note)
 
-    def drawn(self) -> Drawn | None:
+    def drawn(self) -> CaptionedFigure | None:
         """A heat map over two keys, or a line over one, for each algorithm."""
         import matplotlib
 
@@ -104,9 +104,9 @@ class Swept:
         if not keys:
             return None
         with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]
-            return settled(self._heat_map(keys) if len(keys) > 1 else self._line(keys[0]))
+            return lay_out(self._heat_map(keys) if len(keys) > 1 else self._line(keys[0]))
 
-    def _heat_map(self, keys: list[str]) -> Drawn:
+    def _heat_map(self, keys: list[str]) -> CaptionedFigure:
         down, across = keys[:2]
         labels = list(dict.fromkeys(one.label for one in sorted(self.tried, key=lambda one: one.label)))
         rows, columns = (_axis([one.setting[key] for one in self.tried]) for key in (down, across))
@@ -139,10 +139,10 @@ class Swept:
         unit = ", in per cent" if self.percent else ""
         rest = f" Best over {', '.join(keys[2:])}." if len(keys) > 2 else ""
         caption = f"Mean over seeds of {self.metric}{unit} on {self.measured}; – was not tried or failed.{rest}"
-        return Drawn("sweep", f"{self.metric.capitalize()} over {down} and {across}", caption, figure)
+        return CaptionedFigure("sweep", f"{self.metric.capitalize()} over {down} and {across}", caption, figure)
 
-    def _line(self, key: str) -> Drawn:
-        from fedloom.results.learning_curves import look
+    def _line(self, key: str) -> CaptionedFigure:
+        from fedloom.results.learning_curves import line_style
 
         figure = new_figure(5.6, 2.7)
         axes = figure.add_subplot()
@@ -153,7 +153,7 @@ class Swept:
                      if one.label == label and one.values}  # fmt: skip
             at = [place for place, text in enumerate(places) if text in found]
             over = [found[places[place]] for place in at]
-            style = look(number)
+            style = line_style(number)
             axes.plot(at, [one.mean for one in over], **style, marker="o", markersize=3, linewidth=1.4, label=label)
             if all(one.count > 1 for one in over):
                 axes.fill_between(at, [one.low for one in over], [one.high for one in over], color=style["color"],
@@ -166,7 +166,7 @@ class Swept:
         if len(labels) > 1:
             figure.legend(loc="outside right center", frameon=False)
         caption = f"{self.metric.capitalize()} on {self.measured}: mean and, of several seeds, 95 % t interval."
-        return Drawn("sweep", f"{self.metric.capitalize()} over {key}", caption, figure)
+        return CaptionedFigure("sweep", f"{self.metric.capitalize()} over {key}", caption, figure)
 
     def write(self) -> list[Path]:
         """The table as CSV, Markdown and LaTeX, and the figure as PNG and SVG."""

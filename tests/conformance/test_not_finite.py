@@ -22,7 +22,7 @@ from fedloom.data.split import Split
 from fedloom.errors import RoundAbandoned, TrainingError
 from fedloom.federation.engine import Evaluation, RoundRecord, fit
 from fedloom.results.report_warnings import cautions
-from fedloom.results.run_data import View
+from fedloom.results.run_data import RunData
 from fedloom.task import Task
 from fedloom.training.clients import Clients
 from fedloom.tree import is_finite, sha256, where
@@ -193,7 +193,7 @@ def test_too_many_abandon_the_round_and_the_run_goes_on(tmp_path: Path, caplog: 
     end = "left out updates that are not finite, of 'client-1', 'client-3'"
     assert f"two (seed 1), round 2: {end}." in told
     assert f"one (seed 1), round 2: {end}, too many for the rule: the round does not count." in told
-    found = cautions(View.read(tmp_path))
+    found = cautions(RunData.read(tmp_path))
     assert "two (seed 1) left out updates that were not finite: client-1 (1 round), client-3 (1 round)." in found
     assert any(text.startswith("one (seed 1): 1 of 3 rounds did not count") for text in found)
     assert not any(text.startswith("two (seed 1): 1 of 3") for text in found)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedloom.papers import published, reproduce
-from fedloom.results.run_data import View
+from fedloom.results.run_data import RunData
 
 
 def told(name: str) -> dict[str, dict[str, float]]:
@@ -63,7 +63,7 @@ def test_it_runs_on_ones_own_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert 0 <= accuracy <= peak <= 1
         assert at in (1, 2, 3)
     views = {
-        one.row.name: View.read(tmp_path / "out" / "rows" / one.row.name.replace(" ", "_").replace(":", "_"))
+        one.row.name: RunData.read(tmp_path / "out" / "rows" / one.row.name.replace(" ", "_").replace(":", "_"))
         for one in planned
     }
     assert {view.client_name(number) for view in views.values() for number in (0, 1)} == {"ham", "cla"}

@@ -16,7 +16,7 @@ from fedloom.models import MODELS
 from fedloom.papers import comparison, published, reproduce
 from fedloom.papers.curve_figure import Curves, draw
 from fedloom.results.result import Result
-from fedloom.results.run_data import View
+from fedloom.results.run_data import RunData
 
 SMALL = """
 title = "Digits, rounds until half are right"
@@ -106,7 +106,9 @@ def test_ours_and_theirs_are_side_by_side(tmp_path: Path) -> None:
     table = reproduce.reproduce(found, planned, tmp_path / "out")
     assert table is not None
     fast, slow = table.rows
-    curves = [View.read(tmp_path / "out" / "rows" / "fast").server("fedavg", seed, "accuracy") for seed in (1, 2)]
+    curves = [
+        RunData.read(tmp_path / "out" / "rows" / "fast").server_values("fedavg", seed, "accuracy") for seed in (1, 2)
+    ]
     first = [int(rounds[values >= 0.5][0]) for rounds, values in curves]
     assert fast[:2] == ("fast", sum(first) / 2)
     assert fast[2] == f"{min(first)} – {max(first)}"
@@ -262,14 +264,14 @@ def test_further_measures_stand_beside_what_is_compared_and_curves_are_drawn(tmp
     assert fast["ours"] - 1 < fast["our crossing"] <= fast["ours"]
     assert fast["paper"] == 4
     assert table.rows[1][-1] == "> 2"
-    rows = {name: View.read(tmp_path / "out" / "rows" / name) for name in ("a__fast", "a__slow")}
+    rows = {name: RunData.read(tmp_path / "out" / "rows" / name) for name in ("a__fast", "a__slow")}
     panels = Curves().panels({"a, fast": rows["a__fast"], "a, slow": rows["a__slow"], "other": rows["a__slow"]})
     assert {panel: list(lines) for panel, lines in panels.items()} == {"a": ["fast", "slow"], "": ["other"]}
     splits = Curves(splits=("train", "test")).panels({"a, fast": rows["a__fast"]})
     assert {panel: list(lines) for panel, lines in splits.items()} == {"a, fast": ["train", "test"]}
     (axes,) = draw(Curves(best=True), {"a, fast": rows["a__fast"]}, "").figure.axes
     drawn = axes.lines[0].get_ydata()
-    assert list(drawn) == list(np.maximum.accumulate(rows["a__fast"].server("fedavg", 1, "accuracy")[1]))
+    assert list(drawn) == list(np.maximum.accumulate(rows["a__fast"].server_values("fedavg", 1, "accuracy")[1]))
     assert (tmp_path / "out" / "curves.png").is_file()
 
 

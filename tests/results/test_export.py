@@ -9,7 +9,7 @@ import pytest
 from fedloom.errors import StoreError
 from fedloom.results import export
 from fedloom.results.result import TABLES, Result
-from fedloom.results.run_data import View
+from fedloom.results.run_data import RunData
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_tensorboard_reads_the_curves_and_a_second_export_replaces_them(result: 
     export.export_tensorboard(result, tmp_path)
     folders = export.export_tensorboard(result, tmp_path)
     assert [folder.name for folder in folders] == ["fedavg-1", "local-1", "pooled-1", "fedavg-2", "local-2", "pooled-2"]
-    view = View.read(result.folder)
+    view = RunData.read(result.folder)
     for folder, (label, seed) in zip(folders, view.cells, strict=True):
         events = reader.EventAccumulator(str(folder), size_guidance={reader.SCALARS: 0})
         events.Reload()
@@ -39,9 +39,9 @@ def test_tensorboard_reads_the_curves_and_a_second_export_replaces_them(result: 
         assert read.keys() == expected.keys()
         assert list(read.values()) == pytest.approx([expected[key] for key in read], rel=1e-6)
         assert sum(len(events.Scalars(tag)) for tag in events.Tags()["scalars"]) == len(expected)
-    stats = view.series("fedavg", 1, "post_fit", "accuracy").by_round()
+    stats = view.client_values("fedavg", 1, "post_fit", "accuracy").by_round()
     found = {s.round: s.value for s in export.scalars(view, "fedavg", 1) if s.tag == "clients/post_fit/test/accuracy"}
-    assert found == dict(zip(stats.at.tolist(), stats.mean.tolist(), strict=True))
+    assert found == dict(zip(stats.index.tolist(), stats.mean.tolist(), strict=True))
 
 
 @pytest.mark.filterwarnings("ignore")  # MLflow's own
@@ -52,13 +52,13 @@ def test_mlflow_reads_the_runs(result: Result, tmp_path: Path) -> None:
     client = tracking.MlflowClient(tracking_uri=f"sqlite:///{path}")
     (experiment,) = (one for one in client.search_experiments() if one.name != "Default")
     runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
-    assert set(runs) == {f"{label} (seed {seed})" for label, seed in View.read(result.folder).cells}
+    assert set(runs) == {f"{label} (seed {seed})" for label, seed in RunData.read(result.folder).cells}
     run = runs["fedavg (seed 2)"]
     assert run.info.status == "FINISHED"
     assert run.data.params["seed"] == "2"
     history = client.get_metric_history(run.info.run_id, "clients/post_fit/test/accuracy")
-    stats = View.read(result.folder).series("fedavg", 2, "post_fit", "accuracy").by_round()
-    assert {one.step: one.value for one in history} == dict(zip(stats.at.tolist(), stats.mean.tolist(), strict=True))
+    stats = RunData.read(result.folder).series("fedavg", 2, "post_fit", "accuracy").by_round()
+    assert {one.step: one.value for one in history} == dict(zip(stats.index.tolist(), stats.mean.tolist(), strict=True))
     with pytest.raises(StoreError, match="exists already"):
         export.export_mlflow(result, tmp_path)
 

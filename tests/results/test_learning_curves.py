@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from fedloom.errors import InputError
-from fedloom.results.learning_curves import COLOURS, curve, curves, draw, look, spread
+from fedloom.results.learning_curves import COLOURS, curve, curves, draw, line_style, spread
 
 Rows = list[dict[str, Any]]
 
@@ -115,7 +115,7 @@ def test_an_algorithm_has_the_same_look_in_every_panel_and_picture() -> None:
 
 
 def test_forty_algorithms_look_different() -> None:
-    looks = [look(number) for number in range(40)]
+    looks = [line_style(number) for number in range(40)]
     assert len({(found["color"], str(found["linestyle"])) for found in looks}) == 40
     assert len({found["color"] for found in looks[:8]}) == 8
 

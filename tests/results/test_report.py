@@ -17,7 +17,7 @@ from fedloom.experiment.store import Store
 from fedloom.results import figures, report
 from fedloom.results.report_warnings import cautions
 from fedloom.results.result import Result
-from fedloom.results.run_data import View
+from fedloom.results.run_data import RunData
 from tests.conftest import Dense, federation
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -106,7 +106,7 @@ def test_tables_and_figures_are_files_beside_it(written: Path) -> None:
 
 
 def test_an_algorithm_has_one_colour_in_all_figures(comparison: Path) -> None:
-    view = View.read(comparison)
+    view = RunData.read(comparison)
     drawn = {each.name: each.figure for each in figures.draw_all(view)}
     colours = {label: look["color"] for label, look in figures.looks(view).items()}
     assert len(set(colours.values())) == len(view.labels)
@@ -118,8 +118,8 @@ def test_an_algorithm_has_one_colour_in_all_figures(comparison: Path) -> None:
 
 
 def test_sausages_are_filled_from_the_lowest_to_the_highest_or_by_the_deviation(comparison: Path) -> None:
-    view = View.read(comparison)
-    stats = [view.series("fedavg", seed, "post_fit", "accuracy").by_round() for seed in (1, 2)]
+    view = RunData.read(comparison)
+    stats = [view.client_values("fedavg", seed, "post_fit", "accuracy").by_round() for seed in (1, 2)]
     for fill, low in (("min-max", [s.low for s in stats]), ("std", [s.mean - s.std for s in stats])):
         drawn = figures.sausage(view, "accuracy", "rounds", fill)
         assert drawn is not None
@@ -190,7 +190,7 @@ def test_cautions_find_overfitting_and_clients_left_behind(comparison: Path, tmp
         database.execute(
             "UPDATE client_metrics SET value = client * 1e-3 + 0.9 WHERE phase = 'final' AND metric = 'accuracy'"
         )
-    found = " ".join(cautions(View.read(folder)))
+    found = " ".join(cautions(RunData.read(folder)))
     assert "fedavg overfits at its clients: in the last round local training improved accuracy by 40 points" in found
     assert "Left behind" not in found
     with Store(folder) as store, store._transaction() as database:
@@ -199,16 +199,16 @@ def test_cautions_find_overfitting_and_clients_left_behind(comparison: Path, tmp
             rows = "SELECT cell, round, ?, phase, split, metric, ?, examples FROM client_metrics WHERE client = 0"
             value = 0.1 if client == 7 else 0.7
             database.execute(f"INSERT INTO client_metrics {rows} AND {last} AND phase = 'post_fit'", (client, value))
-    text = " ".join(cautions(View.read(folder)))
+    text = " ".join(cautions(RunData.read(folder)))
     assert re.search(r"Left behind with fedavg[^:]*: client-7 \(10.00 %\)\.", text)
 
 
 def test_page_and_paper_have_the_same_numbers(written: Path) -> None:
     """What is drawn and what is tabulated comes from the same series."""
-    view = View.read(written)
+    view = RunData.read(written)
     drawn = figures.comparison(view, "accuracy")
     assert drawn is not None
     (line,) = (line for line in drawn.figure.axes[1].lines if line.get_color() == figures.looks(view)["local"]["color"])
-    stats = [view.series("local", seed, "post_fit", "accuracy").by_round().mean for seed in (1, 2)]
+    stats = [view.client_values("local", seed, "post_fit", "accuracy").by_round().mean for seed in (1, 2)]
     assert np.asarray(line.get_ydata()) == pytest.approx(np.mean(stats, axis=0))
     assert len(view.clients) < report.MOST_ROWS

@@ -12,23 +12,23 @@ import fedloom as fl
 from fedloom.results import curve_numbers, tables
 from fedloom.results.comparisons import at_clients, measures
 from fedloom.results.result import Result
-from fedloom.results.run_data import View
+from fedloom.results.run_data import RunData
 from fedloom.results.summary import table as on_screen
 from fedloom.results.table import STATISTICS, Table, show, write
 from tests.conftest import Logit, federation, two_classes
 
 
 @pytest.fixture
-def view(comparison: Path) -> View:
-    return View.read(comparison)
+def view(comparison: Path) -> RunData:
+    return RunData.read(comparison)
 
 
-def named(view: View, name: str) -> Table:
+def named(view: RunData, name: str) -> Table:
     (found,) = (table for table in tables.all_tables(view) if table.name == name)
     return found
 
 
-def test_every_table_is_written_three_ways_and_the_csv_can_be_read_back(view: View, tmp_path: Path) -> None:
+def test_every_table_is_written_three_ways_and_the_csv_can_be_read_back(view: RunData, tmp_path: Path) -> None:
     written = write(tables.all_tables(view), tmp_path)
     names = {path.stem for path in written}
     assert {"summary_accuracy_pre_fit", "summary_loss_post_fit", "universal_test_accuracy"} <= names
@@ -46,7 +46,7 @@ def test_every_table_is_written_three_ways_and_the_csv_can_be_read_back(view: Vi
         assert "_" not in latex.replace(r"\_", "")
 
 
-def test_round_and_user_statistics_are_those_of_the_clients(view: View) -> None:
+def test_round_and_user_statistics_are_those_of_the_clients(view: RunData) -> None:
     rows = Result.read(view.folder).rows("clients")
 
     def values(**wanted: object) -> list[float]:
@@ -68,7 +68,7 @@ def test_round_and_user_statistics_are_those_of_the_clients(view: View) -> None:
     assert row[6] == pytest.approx(statistics.fmean(map(max, per_seed)))
 
 
-def test_the_universal_test_has_a_row_for_every_user_and_one_number_for_the_pooled_model(view: View) -> None:
+def test_the_universal_test_has_a_row_for_every_user_and_one_number_for_the_pooled_model(view: RunData) -> None:
     table = named(view, "universal_test_accuracy")
     assert table.columns == ("user", "fedavg", "local", "pooled")
     names = [row[0] for row in table.rows]
@@ -79,11 +79,11 @@ def test_the_universal_test_has_a_row_for_every_user_and_one_number_for_the_pool
     assert average[3] == pytest.approx(statistics.fmean(finals))
     local = [run.final["universal_accuracy"] for run in view.result.runs if run.algorithm == "local"]
     assert average[2] == pytest.approx(statistics.fmean(local))
-    alone = view.series("local", 1, "universal", "accuracy")
+    alone = view.client_values("local", 1, "universal", "accuracy")
     assert len(alone) == 3  # those who took part in the last round
 
 
-def test_every_client_has_a_row_with_what_it_holds_and_how_it_fares(view: View) -> None:
+def test_every_client_has_a_row_with_what_it_holds_and_how_it_fares(view: RunData) -> None:
     table = named(view, "clients_accuracy")
     assert table.columns == ("client", "train", "validation", "test", "fedavg", "local", "pooled")
     assert [row[:4] for row in table.rows] == [
@@ -92,31 +92,31 @@ def test_every_client_has_a_row_with_what_it_holds_and_how_it_fares(view: View) 
         ("client-2", 18, 6, 6),
         ("client-3", 15, 5, 5),
     ]
-    finals = [view.series("pooled", seed, "final", "accuracy").values[2] for seed in (1, 2)]
+    finals = [view.client_values("pooled", seed, "final", "accuracy").values[2] for seed in (1, 2)]
     assert table.rows[2][6] == pytest.approx(statistics.fmean(finals))
 
 
-def test_the_pooled_model_is_measured_at_clients_like_the_others(view: View) -> None:
+def test_the_pooled_model_is_measured_at_clients_like_the_others(view: RunData) -> None:
     """After round r it is what clients have before round r + 1; after the last one it is the final model."""
-    after = view.series("pooled", 1, "post_fit", "accuracy")
-    before = view.series("pooled", 1, "pre_fit", "accuracy")
-    drawn = view.series("fedavg", 1, "post_fit", "accuracy")
+    after = view.client_values("pooled", 1, "post_fit", "accuracy")
+    before = view.client_values("pooled", 1, "pre_fit", "accuracy")
+    drawn = view.client_values("fedavg", 1, "post_fit", "accuracy")
     assert (after.rounds.tolist(), after.clients.tolist()) == (drawn.rounds.tolist(), drawn.clients.tolist())
     assert len(after) < len(before), "not everybody is drawn"
     known = dict(zip(zip(before.rounds.tolist(), before.clients.tolist(), strict=True), before.values, strict=True))
     for round, client, value in zip(after.rounds.tolist(), after.clients.tolist(), after.values, strict=True):
         assert round == 5 or value == known[round + 1, client]
-    final = view.series("pooled", 1, "final", "accuracy")
+    final = view.client_values("pooled", 1, "final", "accuracy")
     assert after.last().values.tolist() == final.values[after.last().clients].tolist()
 
 
-def test_all_columns_of_a_table_are_about_the_same_clients(view: View) -> None:
+def test_all_columns_of_a_table_are_about_the_same_clients(view: RunData) -> None:
     """After local training: those that were drawn in the last round, the pooled model's column included."""
     expected = []
     for seed in (1, 2):
-        drawn = view.series("fedavg", seed, "post_fit", "accuracy").last().clients
-        assert drawn.tolist() == view.series("local", seed, "post_fit", "accuracy").last().clients.tolist()
-        expected.append(view.series("pooled", seed, "final", "accuracy").values[drawn].mean())
+        drawn = view.client_values("fedavg", seed, "post_fit", "accuracy").last().clients
+        assert drawn.tolist() == view.client_values("local", seed, "post_fit", "accuracy").last().clients.tolist()
+        expected.append(view.client_values("pooled", seed, "final", "accuracy").values[drawn].mean())
     mean = statistics.fmean(expected)
     summary = named(view, "summary_accuracy_post_fit")
     assert summary.rows[0][summary.columns.index("pooled")] == pytest.approx(mean)
@@ -134,9 +134,9 @@ def test_where_only_the_cohort_is_measured_the_pooled_model_is_shown_for_it_too(
     algorithms = {"fedavg": fl.FedAvg(lr=0.1), "pooled": fl.Pooled(lr=0.1)}
     cohort, evaluate = fl.Sampling(count=2), fl.Evaluation(clients="cohort")
     fl.run(data, task, algorithms, 3, cohort=cohort, evaluate=evaluate, out=tmp_path, backend="serial")
-    view = View.read(tmp_path)
+    view = RunData.read(tmp_path)
     for phase in ("pre_fit", "post_fit", "final"):
-        ours, theirs = (view.series(label, 1, phase, "accuracy") for label in ("pooled", "fedavg"))
+        ours, theirs = (view.client_values(label, 1, phase, "accuracy") for label in ("pooled", "fedavg"))
         assert len(ours) == len(theirs) > 0
         assert ours.clients.tolist() == theirs.clients.tolist(), phase
     # scores of the drawn clients alone are not known of the pooled model: it has no column where others are about them
@@ -149,7 +149,7 @@ def test_where_only_the_cohort_is_measured_the_pooled_model_is_shown_for_it_too(
     assert at_clients(view, "pooled", 1, "pooled_test", "auroc", "final") is None
 
 
-def test_the_comparison_is_over_seeds_and_pairs_share_them(view: View) -> None:
+def test_the_comparison_is_over_seeds_and_pairs_share_them(view: RunData) -> None:
     (row,) = (r for r in named(view, "comparison_accuracy").rows if r[:2] == ("universal test", "local"))
     values = [run.final["universal_accuracy"] for run in view.result.runs if run.algorithm == "local"]
     assert row[2:4] == (pytest.approx(statistics.fmean(values)), pytest.approx(statistics.stdev(values)))
@@ -160,7 +160,7 @@ def test_the_comparison_is_over_seeds_and_pairs_share_them(view: View) -> None:
     assert "interval" in pairs.note
 
 
-def test_targets_are_about_the_monotone_curve(view: View) -> None:
+def test_targets_are_about_the_monotone_curve(view: RunData) -> None:
     table = named(view, "target_accuracy")
     for row in table.rows:
         reached = [
