@@ -49,6 +49,7 @@ class Algorithm(Record):
     pooled: ClassVar[bool] = False  # trains on the union of all clients' data: a baseline, not federated
 
     train: Training = Training()
+    """How clients train. You may also give its fields directly, as in `FedAvg(lr=0.1)`."""
 
     @classmethod
     def known(cls) -> list[str]:
@@ -120,7 +121,8 @@ def chosen(algorithm: Algorithm, task: Task, shared: Groups, own: Groups, data: 
 class Central(Algorithm):
     """Base of algorithms with a server that takes means: a robust rule may stand in for the mean."""
 
-    rule: AnyRule | None = None  # a robust rule instead of the mean
+    rule: AnyRule | None = None
+    """A robust rule that replaces the mean of the clients' changes."""
 
     @field_validator("rule", mode="before")
     @classmethod

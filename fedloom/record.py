@@ -44,6 +44,8 @@ Duration = Annotated[str, AfterValidator(_checked_duration)]
 class Record(BaseModel):
     """A value with named, typed fields. Wrong fields raise an InputError that says what is allowed.
 
+    A string under a field says what the field means. Messages and the documentation read it as `description`.
+
     >>> class Prox(Record):
     ...     mu: float = 0.01
     >>> Prox(nu=1)
@@ -51,13 +53,26 @@ class Record(BaseModel):
     fedloom.errors.ParameterError: Prox has no parameter 'nu'. Got 1 for it. Known: mu. Did you mean 'mu'?
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True
+    )  # a string under a field becomes the field's description
 
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)
         except ValidationError as error:
             raise explain(type(self), error) from None
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Let a field that is only given another type or default keep the description it inherits."""
+        for name, field in cls.model_fields.items():
+            inherited = (
+                base.model_fields[name] for base in cls.__mro__[1:] if name in getattr(base, "model_fields", ())
+            )
+            field.description = field.description or next(
+                (one.description for one in inherited if one.description), None
+            )
 
     @classmethod
     def known(cls) -> list[str]:

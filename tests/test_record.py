@@ -1,11 +1,14 @@
 """Frozen, validated records and their messages."""
 
+import importlib
 import pickle
+import pkgutil
 from typing import Literal
 
 import pytest
 from pydantic import model_validator
 
+import fedloom
 from fedloom.algorithms import FedAvg, FedSGD
 from fedloom.errors import FedloomError, InputError, ParameterError, nearest
 from fedloom.federation.cohort import Sampling
@@ -195,3 +198,36 @@ def test_an_error_survives_the_way_from_another_process() -> None:
 def test_a_hint_needs_a_name_that_is_close() -> None:
     assert nearest("epoch", ["epochs", "lr"]) == " Did you mean 'epochs'?"
     assert nearest("banana", ["epochs", "lr"]) == ""
+
+
+def test_the_string_under_a_field_is_its_description_and_is_inherited() -> None:
+    """A subclass that only changes a default keeps the meaning."""
+
+    class Cake(Record):
+        eggs: Count = 2
+        """How many eggs."""
+
+    class Pancake(Cake):
+        eggs: Count = 3
+
+    assert Cake.model_fields["eggs"].description == "How many eggs."
+    assert Pancake.model_fields["eggs"].description == "How many eggs."
+    assert Pancake().eggs == 3
+
+
+def test_every_key_that_a_user_can_write_says_what_it_means() -> None:
+    """The reference of the documentation is made from the descriptions."""
+    for module in pkgutil.walk_packages(fedloom.__path__, "fedloom."):
+        if not module.name.startswith("fedloom.flower") and not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    known, found = [Record], []
+    while known:
+        kinds = [kind for kind in known.pop().__subclasses__() if kind.__module__.startswith("fedloom.")]
+        known += kinds
+        found += [
+            (kind.__name__, name)
+            for kind in kinds
+            for name, field in kind.model_fields.items()
+            if not field.description
+        ]
+    assert found == []

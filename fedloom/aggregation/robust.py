@@ -87,6 +87,7 @@ class TrimmedMean(Robust):
 
     name: ClassVar[str] = "trimmed_mean"
     trim: Annotated[int, Strict(), Ge(0)] = 1
+    """How many of the largest and of the smallest values to leave out, for each coordinate."""
 
     def check(self, clients: int) -> None:
         self._need(clients, 2 * self.trim + 1, f"trim = {self.trim} at each end")
@@ -104,6 +105,7 @@ class Krum(Robust):
 
     name: ClassVar[str] = "krum"
     byzantine: Count = 1
+    """How many clients may be wrong."""
 
     def check(self, clients: int) -> None:
         self._need(clients, 2 * self.byzantine + 3, f"2f + 3 for f = {self.byzantine} wrong ones")
@@ -119,7 +121,8 @@ class MultiKrum(Krum):
     """The mean of the `keep` changes that are nearest to their neighbours (Blanchard et al. 2017)."""
 
     name: ClassVar[str] = "multi_krum"
-    keep: Count | None = None  # all but the wrong ones
+    keep: Count | None = None
+    """How many changes to average. By default, all but the `byzantine` ones."""
 
     def check(self, clients: int) -> None:
         super().check(clients)
@@ -137,6 +140,7 @@ class Bulyan(Robust):
 
     name: ClassVar[str] = "bulyan"
     byzantine: Count = 1
+    """How many clients may be wrong."""
 
     def check(self, clients: int) -> None:
         self._need(clients, 4 * self.byzantine + 3, f"4f + 3 for f = {self.byzantine} wrong ones")
@@ -163,7 +167,9 @@ class GeometricMedian(Robust):
 
     name: ClassVar[str] = "geometric_median"
     iterations: Count = 100
+    """The most steps of Weiszfeld's algorithm."""
     tolerance: Positive = 1e-6
+    """Stop when the relative change of a step is below this."""
 
     def combine(self, changes: Tensor, weights: Tensor, gone: int = 0) -> Tensor:
         shares = weights / weights.sum()
@@ -184,7 +190,9 @@ class CentredClipping(Robust):
 
     name: ClassVar[str] = "centred_clipping"
     radius: Positive = 1.0
+    """Changes are clipped to this distance from the last mean."""
     iterations: Count = 3
+    """How often to clip and average."""
 
     def combine(self, changes: Tensor, weights: Tensor, gone: int = 0) -> Tensor:
         centre = torch.zeros_like(changes[0])  # every client counts the same: weights are what attackers lie about
@@ -199,6 +207,7 @@ class NormBounding(Robust):
 
     name: ClassVar[str] = "norm_bounding"
     bound: Positive = 1.0
+    """The longest norm that a change keeps; a longer one is scaled down to it."""
 
     def combine(self, changes: Tensor, weights: Tensor, gone: int = 0) -> Tensor:
         return (weights / weights.sum()) @ (changes * shrink(changes, self.bound))

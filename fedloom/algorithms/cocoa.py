@@ -39,9 +39,13 @@ class CoCoA(Algorithm):
     needs: ClassVar[str] = "linear"
 
     regularization: Positive = 0.01
+    """λ, the strength of the L2 penalty."""
     aggregation: Literal["adding", "averaging"] = "adding"
+    """Whether the clients' changes are added up (γ = 1) or averaged (γ = 1/m)."""
     local_passes: Count = 1
-    capacity: Count = 10_000  # the most examples a client may have: one dual variable each is kept
+    """Passes of dual coordinate ascent over a client's examples in a round."""
+    capacity: Count = 10_000
+    """The most training examples a client may have. Each client keeps one dual variable per example."""
 
     @model_validator(mode="after")
     def _one_penalty(self) -> CoCoA:

@@ -23,6 +23,7 @@ class Ditto(FedAvg):
     reference: ClassVar[str] = "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021"
 
     lam: NonNegative = 0.1
+    """How strongly each client's own model is pulled towards the global one."""
 
     def init_own(self, task: Task, model: Tree) -> Groups:
         kept = super().init_own(task, model)

@@ -35,7 +35,9 @@ class FederatedDropout(Algorithm):
     )
 
     weights: Literal["examples", "uniform"] = "examples"
+    """How much each client counts in the mean."""
     rate: Annotated[float, Strict(), Ge(0), Lt(1)] = 0.25
+    """The share of hidden units that each client leaves out."""
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
         found = cohort.reduce(self.client, state)

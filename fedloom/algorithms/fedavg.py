@@ -36,9 +36,13 @@ class FedAvg(Central):
     )
 
     weights: Literal["examples", "uniform", "score", "within_std"] = "examples"
-    metric: str = "accuracy"  # what scores are made of
-    scores: Literal["post", "pre"] = "post"  # after or before local training
-    share: Literal["weights", "deltas"] = "weights"  # what clients send
+    """How much each client counts in the mean."""
+    metric: str = "accuracy"
+    """The metric of the clients' scores."""
+    scores: Literal["post", "pre"] = "post"
+    """Whether clients are scored after (`post`) or before (`pre`) local training."""
+    share: Literal["weights", "deltas"] = "weights"
+    """Whether clients send their weights or the change of their weights."""
 
     @property
     def linear(self) -> bool:

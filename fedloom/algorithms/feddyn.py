@@ -25,6 +25,7 @@ class FedDyn(Central):
     reference: ClassVar[str] = "Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021"
 
     alpha: Positive = 0.1
+    """Strength of the dynamic regularisation, α."""
 
     def init(self, task: Task, model: Tree) -> Groups:
         return {"model": model, "bend": zeros_like(select(model, task.trainable))}

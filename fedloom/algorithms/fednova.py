@@ -27,6 +27,7 @@ class FedNova(Central):
     reference: ClassVar[str] = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"
 
     weights: Literal["examples", "uniform"] = "examples"
+    """How much each client counts in the mean."""
 
     @model_validator(mode="after")
     def _counts_steps(self) -> FedNova:

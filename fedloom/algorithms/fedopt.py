@@ -23,7 +23,9 @@ class FedAvgM(FedAvg):
     reference: ClassVar[str] = "Hsu et al., Measuring the Effects of Non-Identical Data Distribution, 2019"
 
     server_lr: Positive = 1.0
+    """The server's learning rate, η."""
     server_momentum: Decay = 0.9
+    """The server's momentum, β."""
 
     def init(self, task: Task, model: Tree) -> Groups:
         return {"model": model, "velocity": zeros_like(select(model, task.trainable))}
@@ -45,9 +47,13 @@ class FedAdagrad(FedAvg):
     reference: ClassVar[str] = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
 
     weights: Literal["examples", "uniform", "score", "within_std"] = "uniform"
+    """How much each client counts in the mean."""
     server_lr: Positive = 0.01
+    """The server's learning rate, η."""
     beta1: Decay = 0.9
+    """Decay of the mean change, β1."""
     tau: Positive = 1e-9
+    """Added to the denominator, τ: larger values make the step less adaptive."""
 
     def init(self, task: Task, model: Tree) -> Groups:
         nothing = zeros_like(select(model, task.trainable))
@@ -79,7 +85,9 @@ class FedAdam(FedAdagrad):
     """
 
     beta2: Decay = 0.99
+    """Decay of the mean squared change, β2."""
     bias_correction: bool = False
+    """Correct m and v for their zero start, as Flower does."""
 
     def accumulate(self, second: Tree, change: Tree) -> Tree:
         return map_leaves(lambda v, d: self.beta2 * v + (1 - self.beta2) * d.square(), second, change)
@@ -97,6 +105,7 @@ class FedYogi(FedAdagrad):
     """
 
     beta2: Decay = 0.99
+    """How slowly the mean squared change adapts, β2."""
 
     def accumulate(self, second: Tree, change: Tree) -> Tree:
         def leaf(v: torch.Tensor, d: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ class FedProx(FedAvg):
     reference: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
 
     mu: NonNegative = 0.01
+    """How strongly clients are pulled towards the global model. 0 is FedAvg."""
 
     def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
         if not self.mu:  # then it is FedAvg, bit for bit: not even zeros are added

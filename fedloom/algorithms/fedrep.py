@@ -30,7 +30,9 @@ class FedRep(FedAvg):
     reference: ClassVar[str] = "Collins et al., Exploiting Shared Representations for Personalized FL, ICML 2021"
 
     head: tuple[str, ...] = ()
+    """The head's parameters, by the beginnings of their names. By default, the last layer with parameters."""
     head_epochs: Positive = 1.0
+    """Local epochs for the head. `epochs` is for the body."""
 
     def head_leaves(self, task: Task, model: Tree) -> list[str]:
         """Names of the leaves that stay with the client."""

@@ -27,6 +27,7 @@ class FedSGD(Central):
     reference: ClassVar[str] = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017"
 
     weights: Literal["examples", "uniform"] = "examples"
+    """How much each client counts in the mean."""
 
     @model_validator(mode="after")
     def _plain_steps(self) -> FedSGD:

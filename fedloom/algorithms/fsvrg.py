@@ -33,10 +33,13 @@ class FSVRG(Central):
 
     reference: ClassVar[str] = "Konečný et al., Federated Optimization for On-Device Intelligence, 2016"
 
-    h: Positive | None = (
-        None  # the step before it is divided by a client's examples, so larger than other algorithms' lr
-    )
+    h: Positive | None = None
+    """The step size before it is divided by the client's number of examples, so it is larger than other algorithms'
+    `lr`. By default, `lr`.
+    """
     scaling: Literal["auto", "identity"] = "auto"
+    """`auto` scales by how many examples and clients have a feature, for a single linear layer. `identity` never does.
+    """
 
     @model_validator(mode="after")
     def _one_example_a_step(self) -> FSVRG:
@@ -119,6 +122,7 @@ class SVRG(FSVRG):
     pooled: ClassVar[bool] = True
 
     scaling: Literal["identity"] = "identity"
+    """Pooled data needs no scaling."""
 
 
 def is_linear(task: Task) -> bool:

@@ -30,7 +30,9 @@ class IFCA(Central):
     reference: ClassVar[str] = "Ghosh et al., An Efficient Framework for Clustered Federated Learning, NeurIPS 2020"
 
     weights: Literal["examples", "uniform"] = "examples"
+    """How much each client counts in the mean of its cluster."""
     clusters: Count = 2
+    """The number of global models."""
 
     def init(self, task: Task, model: Tree) -> Groups:
         others = (replace(task, seed=task.seed + number).initial() for number in range(1, self.clusters))

@@ -34,12 +34,19 @@ class Peer(Algorithm):
     reference: ClassVar[str] = "Samani, Federated Machine Learning, UCC 2020; Lian et al., NeurIPS 2017 (gossip)"
 
     weights: Literal["uniform", "score", "within_std", "metropolis"] = "uniform"
+    """How much each neighbour counts in a client's average."""
     metric: str = "accuracy"
-    scores: Literal["post", "pre"] = "post"  # of the weights after or before local training
+    """The metric of the neighbours' scores."""
+    scores: Literal["post", "pre"] = "post"
+    """Whether neighbours are scored by their weights after (`post`) or before (`pre`) local training."""
     topology: Literal["full", "ring", "torus", "star", "k_regular", "erdos_renyi"] = "full"
-    degree: Count = 2  # neighbours in a k_regular topology
-    probability: Share = 0.5  # of an edge in an erdos_renyi topology
-    redraw: bool = False  # random topologies: another one every round
+    """Which clients are neighbours."""
+    degree: Count = 2
+    """The number of neighbours in a `k_regular` topology."""
+    probability: Share = 0.5
+    """The probability of an edge in an `erdos_renyi` topology."""
+    redraw: bool = False
+    """Draw another random topology in every round."""
 
     @property
     def linear(self) -> bool:

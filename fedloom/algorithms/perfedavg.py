@@ -20,6 +20,7 @@ class PerFedAvg(FedAvg):
     reference: ClassVar[str] = "Fallah et al., Personalized Federated Learning: A Meta-Learning Approach, NeurIPS 2020"
 
     alpha: NonNegative = 0.01
+    """The step size with which a client adapts the model."""
 
     def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
         return step.grad_at(add(step.params, step.grad, scale=-self.alpha))

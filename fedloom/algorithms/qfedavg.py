@@ -29,7 +29,9 @@ class QFedAvg(Algorithm):
     reference: ClassVar[str] = "Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020"
 
     weights: Literal["examples", "uniform"] = "uniform"
+    """How much each client counts, before its loss does."""
     q: NonNegative = 1.0
+    """How much more a larger loss counts. 0 is FedAvg."""
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
         mean = cohort.reduce(self.client, state)

@@ -28,7 +28,9 @@ class Scaffold(Central):
     reference: ClassVar[str] = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, ICML 2020 (option II)"
 
     weights: Literal["examples", "uniform"] = "uniform"
+    """How much each client counts in the mean."""
     server_lr: Positive = 1.0
+    """The server's learning rate, η."""
 
     @model_validator(mode="after")
     def _plain_steps(self) -> Scaffold:

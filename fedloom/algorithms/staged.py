@@ -29,6 +29,7 @@ class Staged(FedAvg):
     reference: ClassVar[str] = "Liu et al., Client-Edge-Cloud Hierarchical Federated Learning, ICC 2020"
 
     groups: Count = 2
+    """How many groups the clients are divided into."""
 
     @model_validator(mode="after")
     def _only_sums(self) -> Staged:

@@ -22,6 +22,7 @@ class Partition(Record):
     """A way to deal examples to `clients`. A new one writes `deal`; what all of them need is checked here."""
 
     clients: PositiveInt
+    """The number of clients."""
     by_label: ClassVar[bool] = False  # such a partition has no meaning for a regression
 
     def count(self, classes: int) -> int:
@@ -68,6 +69,7 @@ class Shards(Partition):
     """
 
     per_client: PositiveInt = 2
+    """The number of shards for each client."""
     by_label: ClassVar[bool] = True
 
     def deal(self, labels: NDArray[Any], key: int, classes: int) -> Owners:
@@ -90,7 +92,9 @@ class Dirichlet(Partition):
     """
 
     alpha: float = Field(gt=0, allow_inf_nan=False)
+    """Concentration: a small value gives each class to few clients, a large one approaches iid."""
     min_examples: PositiveInt = 1
+    """Draw again until every client has this many examples."""
     by_label: ClassVar[bool] = True
 
     def deal(self, labels: NDArray[Any], key: int, classes: int) -> Owners:
@@ -120,8 +124,10 @@ class Affinity(Partition):
     i mod clients; with more, the clients j with j mod classes = i share the home of class i at random.
     """
 
-    clients: PositiveInt | None = None  # type: ignore[assignment]  # here, and only here, the data knows the number
+    clients: PositiveInt | None = None  # type: ignore[assignment]
+    """The number of clients. By default, one for each class."""
     probability: float = Field(ge=0, le=1)
+    """The probability that an example goes to the home of its class."""
     by_label: ClassVar[bool] = True
 
     def count(self, classes: int) -> int:
@@ -149,6 +155,7 @@ class Unbalanced(Partition):
     """Cut at random places: sizes from one example to very many. Without `shuffle` neighbours stay together."""
 
     shuffle: bool = True
+    """Shuffle the examples first. Otherwise neighbours stay together."""
 
     def deal(self, labels: NDArray[Any], key: int, classes: int) -> Owners:
         """Distinct places, so everybody has an example."""
@@ -162,6 +169,7 @@ class Quantity(Partition):
     """Shuffled; everybody gets one example and the rest is shared out by log-normal sizes. `sigma` 0 is iid."""
 
     sigma: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """The standard deviation of the logarithm of the clients' sizes. 0 makes them equal."""
 
     def deal(self, labels: NDArray[Any], key: int, classes: int) -> Owners:
         """Labels play no part."""

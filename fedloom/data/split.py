@@ -27,9 +27,13 @@ class Split(Record):
     """
 
     train: float = 0.6
+    """The share of the training split."""
     validation: float = 0.2
+    """The share of the validation split."""
     test: float = 0.2
+    """The share of the test split."""
     shuffle: bool = True
+    """Draw examples at random for each split. Otherwise they stay in order: training first, test last."""
 
     @model_validator(mode="after")
     def _shares(self) -> Split:

@@ -39,11 +39,23 @@ class DataTable(Record):
     """[data] without the keys of its source."""
 
     source: str = "digits"
+    """Where the examples come from: a source's name, or `my_file.py:loader`."""
     partition: dict[str, Any] | str | None = None
+    """How examples are dealt to clients: a table with a `name` and its keys, or `natural` to use the data's own
+    clients.
+    """
     normalize: Literal["none", "client", "federated"] = "none"
+    """Scale features to mean 0 and standard deviation 1, with the statistics of each client's training split, or of
+    all of them together.
+    """
     split: tuple[float, float, float] | Split = (0.6, 0.2, 0.2)
+    """The shares of train, validation and test of each client: three numbers, or a table that also has `shuffle`."""
     server: str | int | float | dict[str, Any] = "none"
+    """What the server itself holds: nothing, the official `test` set, a share or number of the examples, or a table of
+    splits.
+    """
     seed: Seed = 0
+    """The seed of partition and splits. `run` draws new ones for every seed of the experiment."""
 
     @field_validator("split", mode="before")
     @classmethod
@@ -55,20 +67,32 @@ class TaskTable(Record):
     """[task]: what is learnt."""
 
     model: str = "digits_mlp"
+    """A shipped model, or `my_file.py:Net`."""
     args: dict[str, Any] = Field(default_factory=dict)
+    """The arguments the model is built with."""
     loss: str = "cross_entropy"
+    """A shipped loss, or `my_file.py:my_loss`."""
     metrics: tuple[str, ...] = ("accuracy",)
+    """What is measured besides the loss. The first one is what results are compared by."""
     init: str = "torch"
+    """The initial weights: torch's own, `glorot`, or a safetensors file."""
     dtype: Literal["float32", "float64"] = "float32"
+    """The precision of the weights."""
     seed: Seed = 0
+    """The seed of the initial weights. `run` draws new ones for every seed of the experiment."""
 
 
 class EvaluateTable(Evaluation):
     """[evaluate]: what is measured, what counts in the end, and when that is enough."""
 
     headline: str = "final"
+    """Which rounds the reported numbers are about: the `final` one, the `best` one, or the mean of the last k
+    (`last:k`).
+    """
     target: dict[str, Positive] = Field(default_factory=dict)
+    """A metric and the value it should reach, such as `{ accuracy = 0.97 }`."""
     stop: Literal["never", "target"] = "never"
+    """Stop a cell when it reaches the target."""
 
     @field_validator("headline")
     @classmethod
@@ -92,16 +116,27 @@ class RunTable(Record):
     """[run]: how, never what."""
 
     backend: Literal["vector", "serial", "ray"] = "vector"
-    workers: Annotated[int, Strict(), Ge(1), Le(1024)] | Literal["auto"] = "auto"  # on Ray: at most so many a node
-    address: str = "local"  # of a Ray cluster: "auto" or "HOST:PORT"; "local" starts one here
-    nodes: Count | Literal["auto"] = "auto"  # of it, to wait for before the first round
+    """What computes: `vector` uses worker processes, `serial` this process, and `ray` a cluster."""
+    workers: Annotated[int, Strict(), Ge(1), Le(1024)] | Literal["auto"] = "auto"
+    """The number of worker processes. On Ray, the most on each node."""
+    address: str = "local"
+    """The address of a Ray cluster: `auto` or `HOST:PORT`. `local` starts one on this machine."""
+    nodes: Count | Literal["auto"] = "auto"
+    """How many nodes of a Ray cluster to wait for before the first round."""
     device: str = "auto"
+    """The device that computes: `cpu`, `cuda`, `mps` or `auto`."""
     group: Count | Literal["auto"] = "auto"
-    replay: bool = True  # record training steps and replay them, where that gives the same
+    """How many clients each worker trains side by side."""
+    replay: bool = True
+    """Record training steps and replay them, where that gives the same results."""
     compile: bool | Literal["auto"] = "auto"
-    cells: Count | Literal["auto"] = "auto"  # cells at the same time, each with its share of the workers
+    """Compile the steps with torch.compile."""
+    cells: Count | Literal["auto"] = "auto"
+    """How many cells (algorithm × seed) run at the same time, each with its share of the workers."""
     checkpoint_every: Count = 1
-    keep_models: bool = False  # the global model of every round, in a file each
+    """Write a checkpoint in every round that is a multiple of this."""
+    keep_models: bool = False
+    """Keep the global model of every round in a file."""
 
     @model_validator(mode="after")
     def _fits(self) -> RunTable:
@@ -122,19 +157,33 @@ class Experiment(Record):
     """A parsed experiment file."""
 
     format: Literal[1] = 1
+    """The version of the file format."""
     name: str = "experiment"
+    """The experiment's name. Results go to `runs/NAME`."""
     rounds: Count = 10
+    """The number of rounds."""
     seeds: tuple[Whole, ...] = (1,)
+    """Every algorithm runs with every seed."""
     data: DataTable = DataTable()
+    """The data and how it is divided."""
     source: Source
+    """The source that `data.source` names, with its own keys."""
     task: TaskTable = TaskTable()
+    """What is learnt."""
     train: Training = Training()
+    """How clients train. An algorithm may override any of these keys."""
     cohort: Sampling = Sampling()
+    """Which clients take part in a round."""
     evaluate: EvaluateTable = EvaluateTable()
+    """What is measured."""
     algorithm: dict[str, Algorithm]
-    names: dict[str, str]  # label → algorithm's name
+    """The algorithms to compare, by label."""
+    names: dict[str, str]
+    """The name of each label's algorithm."""
     run: RunTable = RunTable()
+    """How the experiment is computed. These keys never change the results."""
     base: Path = Path()
+    """The folder that relative paths start at."""
 
     def resolved(self) -> dict[str, Any]:
         """Every key with its value, defaults included, as a file could say it."""

@@ -44,17 +44,29 @@ class Sampling(Record):
     """
 
     fraction: Share = 1.0
+    """The share of clients in a round, C in the papers. 0 means one client."""
     count: Count | None = None
+    """The number of clients in a round, instead of `fraction`."""
     sampling: Literal["fixed", "poisson", "window"] = "fixed"
+    """How clients are drawn: `fixed` draws exactly this many, `poisson` draws each client with probability `fraction`,
+    and `window` moves on by one client at a time.
+    """
     redraw_every: Count = 1
-    everyone_every: Count | None = None  # all clients take part in every so many rounds, whatever else is said
-    quorum: NonNegative = 0.0  # the fewest clients for a round to count: a share of the cohort, or a number above 1
-    # on a network only
-    start_when: Count | tuple[str, ...] = 2  # how many agents to wait for before the first round, or their names
-    deadline: Duration = "10m"  # how long a round may take: who has not answered by then is left out
-    over_select: NonNegative = 0.0  # so many more clients are asked, as a share, and the first to answer count
-    norm_bound: Positive | None = None  # an update whose change is longer than this is refused
-    weight_cap: Positive = 1e9  # and one that claims to count for more than this
+    """Draw a new cohort every this many rounds."""
+    everyone_every: Count | None = None
+    """All clients take part in every round that is a multiple of this."""
+    quorum: NonNegative = 0.0
+    """The fewest clients for a round to count: a share of the cohort, or a number above 1."""
+    start_when: Count | tuple[str, ...] = 2
+    """How many agents to wait for before the first round, or their names. Only on a network."""
+    deadline: Duration = "10m"
+    """How long a round may take. Clients that have not answered by then are left out. Only on a network."""
+    over_select: NonNegative = 0.0
+    """Invite this fraction of extra clients; the first to answer count. Only on a network."""
+    norm_bound: Positive | None = None
+    """Refuse an update whose change has a larger norm than this. Only on a network."""
+    weight_cap: Positive = 1e9
+    """Refuse an update that claims a larger weight than this. Only on a network."""
 
     @model_validator(mode="after")
     def _fits(self) -> Sampling:

@@ -28,11 +28,19 @@ class Evaluation(Record):
     """What is measured, on which data and how often."""
 
     every: Count = 1
+    """Evaluate in every round that is a multiple of this, in the first one and in the last one."""
     splits: tuple[SplitName, ...] = ("test",)
+    """The splits of each client to evaluate on, before and after local training."""
     clients: Literal["all", "cohort"] = "all"
+    """Evaluate at all clients before local training, or only at the cohort's."""
     universal: bool = False
-    epochs: bool = False  # also the validation split after every local epoch
-    server: tuple[Literal["train", "validation", "test"], ...] | None = None  # what the global model is measured on
+    """At the end, evaluate every client's model on the union of all test splits."""
+    epochs: bool = False
+    """Also evaluate on the validation split after every local epoch."""
+    server: tuple[Literal["train", "validation", "test"], ...] | None = None
+    """The splits to evaluate the global model on: the server's own data, or else the union of the clients'. By
+    default, whatever the server holds.
+    """
 
 
 @dataclass(frozen=True)

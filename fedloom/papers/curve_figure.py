@@ -22,8 +22,11 @@ class Curves(Record):
     """What is drawn of every row. With one split, rows whose names begin alike ("iid, …") share a panel."""
 
     splits: tuple[Literal["train", "validation", "test"], ...] = ("test",)
+    """The splits to draw."""
     metrics: tuple[str, ...] = ("accuracy",)
-    best: bool = False  # the best value so far instead of each round's
+    """The metrics to draw, a row of panels each."""
+    best: bool = False
+    """Draw the best value so far instead of each round's."""
 
     def panels(self, rows: Mapping[str, RunData]) -> dict[str, dict[str, Line]]:
         """Panel → name of a line → where it comes from."""

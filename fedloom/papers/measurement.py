@@ -22,15 +22,25 @@ class Measure(Record):
     """
 
     name: str = ""
+    """The name of the column."""
     kind: Literal["final", "last", "rounds_to", "crossing", "peak", "peak_round", "trough"]
+    """What is taken over rounds."""
     of: Literal["headline", "server", "pre_fit", "post_fit", "universal"] = "headline"
+    """Which curve is measured."""
     split: Literal["train", "validation", "test", "notes"] = "test"
+    """The split of the curve."""
     metric: str = "accuracy"
+    """The metric of the curve."""
     clients: Statistic = "mean"
-    rounds: Count = 1  # `last`: the mean of so many
-    target: float = 0.0  # `rounds_to` (the first round at it) and `crossing` (interpolated)
-    key: str = ""  # `final`: such as universal_accuracy
-    percent: bool = False  # published in per cent: ours is shown so, too
+    """What is taken over clients."""
+    rounds: Count = 1
+    """For `last`: how many rounds are averaged."""
+    target: float = 0.0
+    """For `rounds_to` (the first round that reaches it) and `crossing` (interpolated)."""
+    key: str = ""
+    """For `final`: the number's name, such as `universal_accuracy`."""
+    percent: bool = False
+    """The published numbers are percentages, so show ours that way."""
 
     @model_validator(mode="after")
     def _whole(self) -> Measure:

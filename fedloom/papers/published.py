@@ -22,11 +22,16 @@ class Row(Record):
     """One published result and how to make it. Rows that name the same `run` share it, each with its own `label`."""
 
     name: str
+    """The row's name."""
     # by source: a number for the first measure, or for each measure
     published: dict[str, Published | dict[str, Published]] = Field(default_factory=dict)
+    """By source: a number for the first measure, or a number for each measure."""
     set: dict[str, Any] = Field(default_factory=dict)
+    """The keys of the experiment that this row changes."""
     run: str = ""
-    label: str | None = None  # of the algorithm; without it, all of them
+    """Rows with the same `run` share one run."""
+    label: str | None = None
+    """The label of the algorithm. By default, all of them."""
 
     @property
     def folder(self) -> str:
@@ -45,22 +50,34 @@ class Quick(Record):
     """What the shortened version runs."""
 
     rows: tuple[str, ...] = ()
+    """The rows to run."""
     rounds: Count
+    """The most rounds."""
     set: dict[str, Any] = Field(default_factory=dict)
+    """The keys of the experiment to change."""
 
 
 class Reproduction(Record):
     """A file of published results."""
 
     title: str
+    """The title of the table."""
     about: str = ""
-    sources: dict[str, str]  # short name → where the numbers are from; the first is what differences are about
+    """What was published, and what differs here."""
+    sources: dict[str, str]
+    """A short name for each source, and where its numbers are from. Differences are to the first."""
     measure: tuple[Measure, ...]
+    """What is compared."""
     quick: Quick
-    curves: Curves | None = None  # a picture of all rows
-    report: bool = False  # of every run, as after `fedloom run`
+    """What `--quick` runs."""
+    curves: Curves | None = None
+    """A picture of all rows."""
+    report: bool = False
+    """Write a report for every run, as `fedloom run` does."""
     experiment: dict[str, Any]
+    """The experiment file's tables that all rows share."""
     row: tuple[Row, ...]
+    """The published results."""
 
     @field_validator("measure", mode="before")
     @classmethod

@@ -26,19 +26,35 @@ class Training(Record):
     """How a client trains: the optimiser, its steps and when to stop."""
 
     optimizer: Literal["sgd", "adam", "adagrad", "adadelta"] = "sgd"
+    """The local optimiser."""
     lr: Positive = 0.1
+    """The learning rate."""
     epochs: Positive = 1.0
+    """Passes over a client's training split in a round. Fractions are allowed."""
     batch_size: Count | Literal["full"] = 32
-    drop_last: bool = False  # leave out the smaller batch at the end of an epoch; a client's only batch stays
+    """Examples in a step, or `full` for all examples of the client."""
+    drop_last: bool = False
+    """Leave out the smaller batch at the end of an epoch. A client's only batch is always used."""
     optimizer_state: Literal["reset", "keep"] = "reset"
+    """Start every round with a new optimiser, or let each client keep its own between rounds."""
     momentum: Decay = 0.0
+    """The momentum of `sgd`."""
     weight_decay: NonNegative = 0.0
+    """L2 penalty: this times the weights is added to the gradient."""
     clip: Positive | None = None
+    """Scale down gradients whose norm is larger than this."""
     patience: Count | None = None
+    """Stop local training after this many epochs without a better loss on the validation split, and return the best
+    weights.
+    """
     beta1: Decay = 0.9
+    """Decay of the mean gradient of `adam`."""
     beta2: Decay = 0.999
+    """Decay of the mean squared gradient of `adam`."""
     rho: Decay = 0.9
+    """Decay of the running means of `adadelta`."""
     epsilon: Positive | None = None
+    """Added to the denominators of `adam`, `adagrad` and `adadelta`. By default, as in torch."""
 
     @model_validator(mode="after")
     def _fits_optimizer(self) -> Training:

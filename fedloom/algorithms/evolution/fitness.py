@@ -37,7 +37,9 @@ class Search(Algorithm):
     takes_complex: ClassVar[bool] = False
 
     fitness: FitnessName = "mse"
+    """What candidates are judged by."""
     examples: Literal["all", "one"] = "all"
+    """Judge candidates on all training examples of a client, or on one that is drawn in each round."""
 
     def init_own(self, task: Task, model: Tree) -> Groups:
         return {}

@@ -45,15 +45,25 @@ class Neuroevolution(Search):
     reference: ClassVar[str] = "Szegedi, Algorithms and Models for Federated Machine Learning, ELTE 2019"
 
     population: Count = 50
+    """The number of models in a generation."""
     parents: Count = 8
+    """How many models survive and are bred: the fittest ones and one random other."""
     crossover: CrossoverName = "kernelwise"
+    """How two parents make a child."""
     mutation: MutationName = "multiplication"
+    """How a value is mutated."""
     mutation_chance: Share = 0.01
+    """The share of values that are mutated."""
     mutation_rate: NonNegative = 3.0
+    """How much a mutated value changes."""
     mutation_draw: Literal["layer", "value"] = "layer"
+    """Whether a random number is drawn for every layer or for every value."""
     stuck_check_length: Count = 30
+    """How many generations to look back to see whether the search is stuck."""
     stuck_evasion_rate: AtLeastOne = 1.25
+    """The factor by which mutation grows in each generation while the search is stuck."""
     stuck_multiplier_max: AtLeastOne = 5.0
+    """The most that mutation grows by."""
 
     @model_validator(mode="after")
     def _sizes(self) -> Neuroevolution:
@@ -117,6 +127,7 @@ class RandomSearch(Search):
     reference: ClassVar[str] = "Brooks, A Discussion of Random Methods for Seeking Maxima, Operations Research 1958"
 
     population: Count = 50
+    """The number of models judged in a round."""
 
     @model_validator(mode="after")
     def _sizes(self) -> RandomSearch:

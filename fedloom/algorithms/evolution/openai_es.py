@@ -37,13 +37,21 @@ class OpenAIES(Search):
     reference: ClassVar[str] = "Salimans et al., Evolution Strategies as a Scalable Alternative, 2017"
 
     fitness: FitnessName = "cross_entropy"
+    """What candidates are judged by."""
     population: Count = 100
+    """The number of candidates in a round: pairs of opposite changes."""
     sigma: Positive = 0.05
+    """The standard deviation of the random changes."""
     server_lr: Positive = 0.02
+    """The learning rate of the server's Adam."""
     beta1: Decay = 0.9
+    """Decay of the mean gradient of the server's Adam."""
     beta2: Decay = 0.999
+    """Decay of the mean squared gradient of the server's Adam."""
     decay: NonNegative = 0.0
+    """Weight decay of the model in each round."""
     travels: Literal["model", "fitness"] = "model"
+    """What clients receive: the model and a seed, or only the last round's fitness and a seed."""
 
     @model_validator(mode="after")
     def _pairs(self) -> OpenAIES:

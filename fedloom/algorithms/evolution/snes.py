@@ -32,10 +32,15 @@ class SNES(Search):
     reference: ClassVar[str] = "Schaul et al., High Dimensions and Heavy Tails for Natural Evolution Strategies, 2011"
 
     fitness: FitnessName = "cross_entropy"
+    """What candidates are judged by."""
     population: Count = 50
+    """The number of candidates in a round."""
     sigma: Positive = 0.05
+    """The width that every weight starts with."""
     centre_lr: Positive = 1.0
+    """The learning rate of the weights, η_w."""
     width_lr: Positive | None = None
+    """The learning rate of the widths, η_s. By default, (3 + ln d) / (5 √d) for d weights."""
 
     @model_validator(mode="after")
     def _several(self) -> SNES:

@@ -26,8 +26,13 @@ class ByClient(Source):
     """
 
     shape: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] | None = None
+    """The shape of an example."""
     classes: PositiveInt | None = None
+    """The number of classes, if labels are already numbers below it. By default, the distinct labels in order become
+    the classes.
+    """
     join: bool = False
+    """Add the test examples to the others instead of keeping them as the official test set."""
 
     def assemble(self, read: Reader, train: list[Path], test: list[Path]) -> Dataset:
         """The dataset in some files; a client may be in several of them."""

@@ -32,15 +32,25 @@ class Csv(Source):
     """
 
     path: Path
+    """The file."""
     label: str
+    """The column with the labels."""
     client: str | None = None
+    """The column with the client of each row, for `partition = "natural"`."""
     drop: tuple[str, ...] = ()
+    """Columns to leave out."""
     missing: dict[str, float] = Field(default_factory=dict)
+    """The numbers (or nan) that marks in the file stand for."""
     fill: Literal["error", "zero", "mean"] | float = "error"
+    """What empty cells mean: an error, zero, the mean that `normalize` finds, or a number."""
     task: Task = "auto"
+    """Whether labels are classes or numbers. `auto` looks at them."""
     columns: tuple[str, ...] = ()
-    skip: NonNegativeInt = 0  # lines after the header that are no examples
+    """The names of the columns, for a file without a header."""
+    skip: NonNegativeInt = 0
+    """The number of lines to skip after the header."""
     delimiter: str = Field(default=",", min_length=1, max_length=1)
+    """The character between columns."""
 
     def load(self, base: Path) -> Dataset:
         """Labels become classes in order, clients keep the names of their column."""

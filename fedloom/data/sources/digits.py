@@ -22,6 +22,7 @@ class Digits(Source):
     """
 
     image: bool = False
+    """Give each digit the shape 1 × 8 × 8 instead of 64."""
 
     def load(self, base: Path) -> Dataset:
         """All of them, in scikit-learn's order."""

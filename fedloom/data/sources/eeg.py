@@ -50,7 +50,9 @@ class Eeg(Source):
     """
 
     path: Path | None = None
+    """A folder, an archive or a single trial. By default, what `fedloom data get eeg` downloaded."""
     stimuli: tuple[Stimulus, ...] = STIMULI
+    """The kinds of trials to keep."""
 
     def load(self, base: Path, progress: Progress | None = None) -> Dataset:
         """All trials of the wanted stimuli; `progress` is called after every file."""

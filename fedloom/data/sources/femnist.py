@@ -24,7 +24,11 @@ class Femnist(Source):
     """
 
     path: Path | None = None
+    """A folder with LEAF's or TensorFlow Federated's files, or one of LEAF's files. By default, what `fedloom data get
+    femnist` downloaded.
+    """
     join: bool = False
+    """Add the test examples to the others instead of keeping them as the official test set."""
 
     def load(self, base: Path) -> Dataset:
         """Writers with their names."""

@@ -22,9 +22,13 @@ class Hdf5(ByClient):
     """
 
     path: Path
+    """The file with all clients' examples."""
     test: Path | None = None
+    """The file with their test examples."""
     x: str | None = None
+    """The name of the features. By default, the only one besides the label."""
     y: str = "label"
+    """The name of the label."""
 
     def load(self, base: Path) -> Dataset:
         """Clients in the order of their names."""

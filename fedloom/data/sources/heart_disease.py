@@ -40,10 +40,15 @@ class HeartDisease(Source):
     """
 
     path: Path | None = None
+    """The folder with the hospitals' files. By default, what `fedloom data get heart_disease` downloaded."""
     sites: tuple[Site, ...] = SITES
+    """The hospitals to use."""
     without: tuple[Column, ...] = ()
+    """Findings to leave out."""
     missing: Literal["mean", "drop"] = "mean"
+    """Fill a missing finding with the mean that `normalize` finds, or drop the patient."""
     indicators: bool = False
+    """Add a column for each finding that says whether it is missing."""
 
     def load(self, base: Path) -> Dataset:
         """The columns are the same at every hospital, whatever it recorded."""

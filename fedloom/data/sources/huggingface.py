@@ -27,16 +27,29 @@ class HuggingFace(Source):
     """
 
     path: Path | None = None
-    name: str | None = None  # on the hub
+    """A folder that `save_to_disk` wrote."""
+    name: str | None = None
+    """The dataset's name on the hub."""
     config: str | None = None
+    """The dataset's configuration."""
     train: str = "train"
-    test: str = "test"  # the official test set, where the dataset has such a split
+    """The split to use."""
+    test: str = "test"
+    """The split to use as the official test set, if the dataset has it."""
     x: str | tuple[str, ...] = ()
+    """The columns of the features. By default, the only column of pictures, or all columns of numbers, or the only
+    other column.
+    """
     y: str = "label"
+    """The column of the label."""
     client: str | None = None
+    """The column with the client, for `partition = "natural"`."""
     task: Task = "auto"
+    """Whether labels are classes or numbers. `auto` looks at them."""
     size: tuple[PositiveInt, PositiveInt] = (32, 32)
+    """The height and width that pictures are resized to."""
     channels: Literal[1, 3] = 3
+    """1 for grey, 3 for colour."""
 
     @model_validator(mode="after")
     def _one(self) -> HuggingFace:

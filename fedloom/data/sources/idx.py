@@ -25,6 +25,7 @@ class Idx(Source):
     """Images of 28 × 28 in four idx files; the second pair is the official test set."""
 
     path: Path | None = None
+    """The folder with the four files. By default, what `fedloom data get` downloaded."""
     name: ClassVar[str]
     classes: ClassVar[tuple[str, ...]]
 

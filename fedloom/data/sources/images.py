@@ -28,8 +28,11 @@ class Images(Source):
     """Pictures in class folders, resized to `size` (height, width) without keeping their proportions."""
 
     path: Path
+    """A folder or zip file with one folder of pictures per class."""
     size: tuple[PositiveInt, PositiveInt] = (80, 80)
+    """The height and width that pictures are resized to."""
     channels: Literal[1, 3] = 3
+    """1 for grey, 3 for colour."""
 
     def load(self, base: Path, progress: Progress | None = None) -> Dataset:
         """Classes and files in the order of their names; `progress` is called after every picture."""

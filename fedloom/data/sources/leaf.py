@@ -18,6 +18,7 @@ class Leaf(ByClient):
     """A JSON file of LEAF's, or a folder of them; folders `train` and `test` inside of it are a pair."""
 
     path: Path
+    """A JSON file, or a folder of them."""
 
     def load(self, base: Path) -> Dataset:
         """Users in the order of files."""

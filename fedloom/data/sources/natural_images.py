@@ -14,7 +14,8 @@ CLASSES = ("airplane", "car", "cat", "dog", "flower", "fruit", "motorbike", "per
 class NaturalImages(Images):
     """Pictures of 80 × 80 in eight classes (Roy et al. 2018); `path` is the folder or the zip file."""
 
-    path: Path | None = None  # type: ignore[assignment]  # here the cache may have them
+    path: Path | None = None  # type: ignore[assignment]
+    """The folder or the zip file. By default, what `fedloom data get natural_images` downloaded."""
 
     def load(self, base: Path, progress: Progress | None = None) -> Dataset:
         """Exactly the eight classes must be there."""

@@ -34,14 +34,23 @@ class NextWord(Source):
     """
 
     path: Path
+    """The file or folder with the texts."""
     authors: Count | tuple[str, ...] | None = None
+    """How many of the most active authors to use, or their names. By default, all."""
     min_texts: Count = 1
+    """Leave out authors with fewer texts."""
     max_texts: Count | None = None
+    """Leave out authors with more texts, such as bots."""
     vocabulary: Several | Path = 10_000
+    """A file with one word per line, or the size of a vocabulary to build."""
     vocabulary_from: Literal["all", "chosen"] | tuple[str, ...] = "all"
+    """Whose texts the vocabulary is built from: all authors', the chosen ones', or those of the authors named here."""
     line: Several = 10
+    """The number of words in an example."""
     symbols: bool = True
-    pad_lines: bool = False  # fill up short lines, so that padding becomes a label
+    """Keep punctuation as words."""
+    pad_lines: bool = False
+    """Fill up short lines, so that padding becomes a label."""
 
     def read(self, path: Path) -> Iterator[tuple[str, list[Text]]]:
         """Authors and some of their texts, in the order of the file."""

@@ -24,14 +24,25 @@ class Npz(Source):
     """
 
     path: Path
+    """The file."""
     x: str = "x"
+    """The array of features."""
     y: str = "y"
+    """The array of labels."""
     client: str = "client"
+    """The array of clients, if there is one."""
     x_test: str = "x_test"
+    """The features of the official test set, if there is one."""
     y_test: str = "y_test"
+    """The labels of the official test set."""
     task: Task = "auto"
+    """Whether labels are classes or numbers. `auto` looks at them."""
     classes: PositiveInt | None = None
-    scale: float = 1.0  # for integer features
+    """The number of classes, if labels are already numbers below it. By default, the distinct labels in order become
+    the classes.
+    """
+    scale: float = 1.0
+    """What integer features are multiplied by."""
 
     def load(self, base: Path) -> Dataset:
         """Labels of both sets are numbered together."""

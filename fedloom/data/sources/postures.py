@@ -36,6 +36,9 @@ class Postures(Source):
     """
 
     path: Path | None = None
+    """The CSV file, packed or not, or a folder or archive that holds it. By default, what `fedloom data get postures`
+    downloaded.
+    """
 
     def load(self, base: Path) -> Dataset:
         """Classes are always five, also where a part of the file lacks some."""

@@ -13,6 +13,7 @@ class Shakespeare(NextWord):
     """A client is a role in a play; roles with one speech only are left out, as LEAF does."""
 
     min_texts: Count = 2
+    """Leave out roles with fewer speeches."""
 
     def read(self, path: Path) -> Iterator[tuple[str, list[Text]]]:
         for where, found in json_lines(path):

@@ -14,7 +14,9 @@ class Texts(NextWord):
     """A line for each author with a list of texts, or for each text; other fields are ignored."""
 
     user: str = "user"
+    """The field with the author."""
     texts: str | None = None
+    """The field with the text, or with a list of texts."""
 
     def read(self, path: Path) -> Iterator[tuple[str, list[Text]]]:
         for where, found in json_lines(path):

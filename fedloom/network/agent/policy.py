@@ -29,10 +29,15 @@ class SiteTable(Record):
     """[site]: who this is."""
 
     name: str
-    hosts: tuple[Whole, ...] | None = None  # a rehearsal: these clients of the partition, under these numbers
-    base: str | None = None  # the folder that relative paths start at, if it is not the file's own
+    """The site's name."""
+    hosts: tuple[Whole, ...] | None = None
+    """For a rehearsal: the clients of the partition that this site hosts, by number."""
+    base: str | None = None
+    """The folder that relative paths start at. By default, the file's own."""
     device: str = "cpu"
-    compress: bool = False  # tensors with zstd, in both directions: for slow links
+    """The device that computes."""
+    compress: bool = False
+    """Compress tensors with zstd in both directions, for slow links."""
 
     @field_validator("name")
     @classmethod
@@ -45,14 +50,22 @@ class SiteTable(Record):
 class Policy(Record):
     """[policy]: what may be run here and what may leave."""
 
-    algorithms: Names = "shipped"  # somebody's own code must be named
+    algorithms: Names = "shipped"
+    """The algorithms that may run here. You must name each one that is not shipped with fedloom."""
     models: Names = "shipped"
+    """The models that may run here."""
     losses: Names = "shipped"
+    """The losses that may run here."""
     verbs: tuple[Verb, ...] = VERBS
-    min_cohort: Count = 1  # the fewest clients among which ours may be averaged
-    min_examples: Count = 1  # the fewest training examples that a client here must have
-    metrics: tuple[str, ...] | Literal["means"] = "means"  # which may leave; scores of single examples only by name
-    max_epsilon: Positive | None = None  # differential privacy at least this strong, or nothing leaves
+    """The verbs that clients here answer."""
+    min_cohort: Count = 1
+    """The fewest clients that a client of this site may be averaged with."""
+    min_examples: Count = 1
+    """The fewest training examples that a client of this site must have."""
+    metrics: tuple[str, ...] | Literal["means"] = "means"
+    """The metrics that may leave. Scores of single examples leave only if you name their metric."""
+    max_epsilon: Positive | None = None
+    """Require differential privacy at least this strong."""
 
     def check_offer(self, experiment: Mapping[str, Any], privacy: Mapping[str, Any]) -> None:
         """Raise `Refusal` unless this experiment may be run here. Nothing is loaded before this says yes."""
