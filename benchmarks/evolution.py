@@ -28,8 +28,8 @@ from fedloom.backends.vector import Vector
 from fedloom.data.build import federate
 from fedloom.data.federation import Dataset, Federation
 from fedloom.data.sources.digits import Digits
-from fedloom.federation.cohort import Sampling
 from fedloom.federation.engine import Evaluation, fit
+from fedloom.federation.sampling import Sampling
 from fedloom.task import Task
 from fedloom.training.probe import probe
 

@@ -26,6 +26,7 @@ from harness import describe_machine, machine, short, table
 from settings import add_settings, settings
 
 import fedloom as fl
+from fedloom.backends.protocol import Backend
 from fedloom.backends.vector import Vector
 from fedloom.federation.work import Place, Work
 from fedloom.machine import cores, prepare_process
@@ -49,7 +50,7 @@ KINDS = (
 )
 
 
-class Here:
+class Here(Backend):
     """A worker's half of the vector backend, without the process: a message in, the work, a message out."""
 
     def __init__(self, reference: fedloom_work.Reference, setup: Setup) -> None:
@@ -59,9 +60,6 @@ class Here:
         told = cloudpickle.loads(cloudpickle.dumps(work))
         answer = cloudpickle.loads(cloudpickle.dumps(told.perform(self.place)))
         return work.merge([answer])
-
-    def close(self) -> None:
-        """Nothing to give back."""
 
 
 def main() -> None:

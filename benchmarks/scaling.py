@@ -168,7 +168,7 @@ def evaluation(options: argparse.Namespace) -> tuple[str, list[str], Rows, Any]:
 
     import fedloom as fl
     from fedloom.backends.vector import Vector, Workers
-    from fedloom.federation.work import Examination
+    from fedloom.federation.evaluation import EvaluationWork
     from fedloom.machine import cores
 
     chosen = settings(options)
@@ -189,7 +189,7 @@ def evaluation(options: argparse.Namespace) -> tuple[str, list[str], Rows, Any]:
         backend=training,
     )
     state = {"model": work.task.initial()}
-    examine = Examination.of(work.algorithm, state, {}, everyone, ("test",))
+    examine = EvaluationWork.of(work.algorithm, state, {}, everyone, ("test",))
     found = alternate({"round": lambda: next(records), "evaluation": lambda: testing.run(examine)}, options.rounds)
     training.close()
     testing.close()

@@ -45,8 +45,9 @@ if TYPE_CHECKING:
     )
     from fedloom.data.federation import Federation
     from fedloom.experiment.run import run
-    from fedloom.federation.cohort import Cohort, Sampling
+    from fedloom.federation.cohort import Cohort
     from fedloom.federation.engine import Evaluation, fit
+    from fedloom.federation.sampling import Sampling
     from fedloom.task import Task
     from fedloom.training.local import Step, Training
 
@@ -56,7 +57,7 @@ _HOME = {
     "Cohort": "fedloom.federation.cohort",
     "Evaluation": "fedloom.federation.engine",
     "Federation": "fedloom.data.federation",
-    "Sampling": "fedloom.federation.cohort",
+    "Sampling": "fedloom.federation.sampling",
     "Step": "fedloom.training.local",
     "Task": "fedloom.task",
     "Training": "fedloom.training.local",

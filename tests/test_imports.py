@@ -33,7 +33,7 @@ LAYERS = [
     ["task"],
     ["training"],
     ["algorithm", "training.probe"],
-    ["federation"],
+    ["federation", "backends.protocol"],
     ["algorithms", "backends"],
     ["federation.engine"],
     ["catalogue", "experiment", "results", "tuning", "papers"],

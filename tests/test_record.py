@@ -11,8 +11,8 @@ from pydantic import model_validator
 import fedloom
 from fedloom.algorithms import FedAvg, FedSGD
 from fedloom.errors import FedloomError, InputError, ParameterError, nearest
-from fedloom.federation.cohort import Sampling
 from fedloom.federation.engine import Evaluation
+from fedloom.federation.sampling import Sampling
 from fedloom.record import Count, Decay, NonNegative, Positive, Record, Share, Whole
 from fedloom.training.local import Training
 

@@ -22,12 +22,13 @@ import numpy as np
 
 from fedloom import machine, tree
 from fedloom.backends import worker_messages
+from fedloom.backends.protocol import Backend
 from fedloom.backends.ray_cluster import Cluster, Node
 from fedloom.backends.shared_memory import assemble, dismantle
 from fedloom.backends.vector import shares
 from fedloom.data.federation import Federation
 from fedloom.errors import FedloomError, InputError, TrainingError
-from fedloom.federation.work import Place, Work
+from fedloom.federation.work import ClientWork, Place, Work
 from fedloom.task import Task
 from fedloom.training.clients import Setup
 
@@ -38,7 +39,7 @@ MUST_AGREE = ("fedloom", "torch", "numpy")  # versions: other ones may compute o
 Range = tuple[int, int]
 
 
-class Ray:
+class Ray(Backend):
     """Spreads work over a cluster; the results do not depend on how many nodes there are, nor on which of them die."""
 
     def __init__(self, federation: Federation, task: Task, setup: Setup, cluster: Cluster) -> None:
@@ -64,7 +65,7 @@ class Ray:
         ray, nodes = self.cluster.ray, self._alive()
         common = ray.put(pack({name: getattr(work, name) for name in work.common}))
         given = ([self._settled], [common])  # in lists: a process fetches them only if it does not have them
-        adds = getattr(work, "keep", "") == "sum"
+        adds = isinstance(work, ClientWork) and work.keep == "sum"
         empty = pack(_light(work, 0, 0))
         answers: list[tuple[Node, Any, str]] = []
         for node, ranges in zip(nodes, spread(work.costs(self.place), nodes, self.setup.group > 1), strict=True):
@@ -151,8 +152,7 @@ def _light(work: Work, begin: int, end: int) -> Work:
 
 
 def _describe(work: Work) -> str:
-    kind = getattr(work, "method", "evaluation")
-    return f"round {work.round}, {kind}" if hasattr(work, "round") else kind
+    return f"round {work.round}, {work.method}" if isinstance(work, ClientWork) else "evaluation"
 
 
 def check_memory(node: Node, data: int, model: int, group: int) -> None:

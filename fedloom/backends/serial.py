@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedloom.backends.protocol import Backend
 from fedloom.data.federation import Federation
 from fedloom.federation.work import Place, Work
 from fedloom.machine import computing
@@ -11,7 +12,7 @@ from fedloom.task import Task
 from fedloom.training.clients import Setup
 
 
-class Serial:
+class Serial(Backend):
     """A loop over clients."""
 
     def __init__(self, federation: Federation, task: Task, setup: Setup | None = None) -> None:
@@ -24,6 +25,3 @@ class Serial:
         units = len(work.costs(self.place))
         with computing():
             return work.merge(work.part(unit, unit + 1).perform(self.place) for unit in range(units))
-
-    def close(self) -> None:
-        """Nothing to give back."""

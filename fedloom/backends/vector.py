@@ -13,6 +13,7 @@ from itertools import pairwise
 from multiprocessing.connection import wait
 from typing import Any
 
+from fedloom.backends.protocol import Backend
 from fedloom.data.federation import Federation
 from fedloom.errors import FedloomError, InputError, TrainingError
 from fedloom.federation.work import Place, Work
@@ -97,7 +98,7 @@ class Workers:
         self.processes.clear()
 
 
-class Vector:
+class Vector(Backend):
     """Spreads work over processes; the results do not depend on how many there are."""
 
     def __init__(self, federation: Federation, task: Task, setup: Setup, workers: Workers | int = 2) -> None:

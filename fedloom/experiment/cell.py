@@ -9,14 +9,15 @@ from pathlib import Path
 
 from fedloom import tree
 from fedloom.algorithm import Algorithm
+from fedloom.backends.protocol import Backend
 from fedloom.errors import FedloomError, InputError, QuorumError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.experiment_file import EvaluateTable, RunTable
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.store import Store
 from fedloom.experiment.worker_groups import Track
-from fedloom.federation.cohort import Backend, Sampling
 from fedloom.federation.engine import RoundRecord, Snapshot, fit
+from fedloom.federation.sampling import Sampling
 from fedloom.task import Task
 from fedloom.training.evaluation import pool
 from fedloom.training.local import Groups
@@ -80,8 +81,7 @@ class Cell:
 
     def _rounds(self, track: Track, begun: Snapshot | None, should_stop: Callable[[], bool]) -> bool:
         backend, federation, task = track.get(self.seed)
-        if hasattr(backend, "begin"):
-            backend.begin(self.label, self.seed, self.checkpoints)
+        backend.begin(self.label, self.seed, self.checkpoints)
         own: dict[int, Groups] = dict(begun.own) if begun else {}
         unsaved: dict[int, Groups] = {}
         saved = begun.round if begun else 0
@@ -179,10 +179,7 @@ def final_sha256(
     model = algorithm.server_model(task, state)
     if model is not None:
         return tree.sha256(model)
-    if hasattr(backend, "model_sha256"):
-        found: Mapping[int, str] = backend.model_sha256(algorithm, state, own)
-    else:
-        found = {client: tree.sha256(algorithm.model(task, state, own[client])) for client in own}
+    found = backend.model_sha256(algorithm, task, state, own)
     if found.keys() != own.keys():
         return None
     return hashlib.sha256("".join(f"{client} {found[client]}\n" for client in sorted(found)).encode()).hexdigest()

@@ -19,8 +19,8 @@ from fedloom.algorithms import ALGORITHMS
 from fedloom.data.sources import Source, source
 from fedloom.data.split import Split
 from fedloom.errors import UNKNOWN, InputError, ParameterError, nearest
-from fedloom.federation.cohort import Sampling
 from fedloom.federation.engine import Evaluation
+from fedloom.federation.sampling import Sampling
 from fedloom.record import Count, Positive, Record, Whole
 from fedloom.training.local import Training
 

@@ -21,8 +21,8 @@ from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.run_folder import claimed, same_experiment
 from fedloom.experiment.store import Store
 from fedloom.experiment.worker_groups import Connect, open_tracks
-from fedloom.federation.cohort import Sampling
 from fedloom.federation.engine import Evaluation
+from fedloom.federation.sampling import Sampling
 from fedloom.results.result import Result
 from fedloom.task import Task
 from fedloom.user_code import code_fingerprint

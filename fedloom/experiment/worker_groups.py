@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedloom import machine
+from fedloom.backends.protocol import Backend
 from fedloom.backends.serial import Serial
 from fedloom.backends.vector import Vector, Workers
 from fedloom.data.describe import label_counts
@@ -18,7 +19,7 @@ from fedloom.experiment import parallel
 from fedloom.experiment.experiment_file import RunTable
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.store import Store
-from fedloom.federation.cohort import Backend, Sampling
+from fedloom.federation.sampling import Sampling
 from fedloom.task import Task
 from fedloom.training.clients import Setup
 from fedloom.training.generators import GENERATOR

@@ -9,11 +9,15 @@ from typing import Literal
 
 from fedloom import tree
 from fedloom.algorithm import Algorithm
+from fedloom.backends.protocol import Backend
 from fedloom.data.federation import Federation
 from fedloom.data.split import SPLITS, SplitName
 from fedloom.errors import InputError, RoundAbandoned, TrainingError
-from fedloom.federation.cohort import Backend, Cohort, OwnStates, Sampling
-from fedloom.federation.work import Examination, Report, ServerExamination
+from fedloom.federation.client_state import ClientStates
+from fedloom.federation.cohort import Cohort
+from fedloom.federation.evaluation import EvaluationWork, ServerEvaluation
+from fedloom.federation.sampling import Sampling
+from fedloom.federation.work import Report
 from fedloom.machine import computing
 from fedloom.record import Count, Record
 from fedloom.task import Task
@@ -96,9 +100,7 @@ def fit(
     initial = task.initial()
     if not algorithm.takes_complex and any(leaf.is_complex() for leaf in initial.values()):
         raise InputError(f"The model has complex parameters, and {type(algorithm).__name__} computes with real ones.")
-    kept = algorithm.init_own(task, initial)
-    keep = getattr(backend, "keep", None)  # where clients keep things themselves, here is what stands for them
-    own = OwnStates(keep(kept) if keep else kept, resume.own if resume else None)
+    own = ClientStates(backend.keep(algorithm.init_own(task, initial)), resume.own if resume else None)
     state = resume.state if resume else algorithm.init(task, initial)
     del initial  # which may be large
     for round in range(resume.round + 1 if resume else 1, rounds + 1):
@@ -113,7 +115,7 @@ def fit(
             clients: dict[Phase, dict[int, dict[str, Measured]]] = {}
             if splits and observed:
                 clients["pre_fit"] = backend.run(
-                    Examination.of(algorithm, state, own.gather(observed), observed, splits, round)
+                    EvaluationWork.of(algorithm, state, own.gather(observed), observed, splits, round)
                 )
             cohort = Cohort(backend, algorithm, task, ids, federation.clients, round, seed, own)
             cohort.measure, cohort.watch_epochs = splits, evaluation.epochs
@@ -148,7 +150,7 @@ def fit(
             )
             reached = until is not None and until(record)
             if (round == rounds or reached) and evaluation.splits and observed:
-                final = Examination.of(algorithm, state, own.gather(observed), observed, evaluation.splits, round)
+                final = EvaluationWork.of(algorithm, state, own.gather(observed), observed, evaluation.splits, round)
                 clients["final"] = backend.run(final)
         yield replace(record, seconds=time.perf_counter() - began, reached=reached)
         if reached:
@@ -169,7 +171,7 @@ def _checked(state: Groups, before: Groups, task: Task, cohort: Cohort, federati
     }
 
 
-def _check_kept(own: OwnStates, task: Task, cohort: Cohort, federation: Federation) -> None:
+def _check_kept(own: ClientStates, task: Task, cohort: Cohort, federation: Federation) -> None:
     """What clients keep must be sound as well: it may be their model. On a network, agents look themselves."""
     for client in sorted(own.changed):
         for name, group in own.states[client].items():
@@ -198,11 +200,11 @@ def _examine_server(
     for split in SPLITS if evaluation.server is None else evaluation.server:
         if split in federation.server:
             examples = len(federation.server[split][1])
-            work = ServerExamination(weights, split, range(-(-examples // ServerExamination.piece)))
+            work = ServerEvaluation(weights, split, range(-(-examples // ServerEvaluation.piece)))
             measured[split] = sum(backend.run(work), Measured())
         elif evaluation.server is not None:
             everyone = tuple(range(federation.clients))
-            graded = backend.run(Examination.of(algorithm, {}, {}, everyone, (split,), model=weights))
+            graded = backend.run(EvaluationWork.of(algorithm, {}, {}, everyone, (split,), model=weights))
             answered = [graded[client] for client in everyone if client in graded]  # on a network some may not
             measured[split] = sum((found[split] for found in answered if split in found), Measured())
     return measured

@@ -9,14 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedloom import tree
 from fedloom.aggregation import means
 from fedloom.aggregation.means import Node, PairwiseSum
-from fedloom.algorithm import Algorithm, Update, chosen
+from fedloom.algorithm import Algorithm, Update
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
 from fedloom.task import Task
@@ -24,7 +23,6 @@ from fedloom.training import evaluation, generators
 from fedloom.training.clients import Clients, Setup
 from fedloom.training.evaluation import Measured
 from fedloom.training.local import Groups
-from fedloom.training.schedule import blame
 from fedloom.tree import Tree
 
 
@@ -146,12 +144,12 @@ class ClientWork:
         device = place.setup.device
         extra: list[Any] = []
         if self.peers is not None and self.graph is not None:
-            extra.append(Inbox(_on(device, self.peers), self.graph))
+            extra.append(Inbox(on_device(device, self.peers), self.graph))
         if self.each is not None:
-            extra.append(_on(device, self.each))
-        update, own = method(place.task, _on(device, self.shared), _on(device, self.own), data, *extra)
-        own = _on("cpu", own)
-        update = replace(update, groups=_on("cpu", update.groups))
+            extra.append(on_device(device, self.each))
+        update, own = method(place.task, on_device(device, self.shared), on_device(device, self.own), data, *extra)
+        own = on_device("cpu", own)
+        update = replace(update, groups=on_device("cpu", update.groups))
         sound = _sound(update, place.task, len(data))
         reports = tuple(self._report(place, data, update, position, sound[position]) for position in range(len(data)))
         return self.outcome(update, own, reports)
@@ -246,7 +244,7 @@ def _sound(update: Update, task: Task, clients: int) -> list[bool]:
     return [all(tree.is_sound(tree.row(part, n), task.trainable) for part in sent) for n in range(clients)]
 
 
-def _on(device: str, groups: Groups) -> Groups:
+def on_device(device: str, groups: Groups) -> Groups:
     """Groups on a device; on the CPU this copies nothing."""
     return {name: tree.to(group, device) for name, group in groups.items()}
 
@@ -277,108 +275,3 @@ def aggregate(outcome: Outcome) -> tuple[Groups, dict[str, Tensor]]:
         group: means.finalise(groups.get(group, {}), weight, outcome.whole[group]) for group, weight in weights.items()
     }
     return averages, weights
-
-
-MANY, TOGETHER = 32, 4  # from so many clients on, so many are evaluated in one pass
-
-
-@dataclass(frozen=True)
-class Examination:
-    """Every client evaluates its own model (`algorithm.model`) on its own splits."""
-
-    common: ClassVar[tuple[str, ...]] = ("algorithm", "shared", "model")
-
-    algorithm: Algorithm
-    shared: Groups
-    own: Groups
-    ids: tuple[int, ...]
-    splits: tuple[SplitName, ...]
-    round: int = 0
-    model: Tree | None = None  # evaluate this one instead
-    together: int = 1  # clients in one unit: where all use one model, a pass over several costs less
-
-    @classmethod
-    def of(
-        cls,
-        algorithm: Algorithm,
-        shared: Groups,
-        own: Groups,
-        ids: tuple[int, ...],
-        splits: tuple[SplitName, ...],
-        round: int = 0,
-        model: Tree | None = None,
-    ) -> Examination:
-        """An examination of many clients, or of few."""
-        # a rule on their number alone: what is computed together must not depend on how the work is spread
-        together = TOGETHER if len(ids) >= MANY and not own and type(algorithm).choose is Algorithm.choose else 1
-        return cls(algorithm, shared, own, ids, splits, round, model, together)
-
-    def costs(self, place: Place) -> Sequence[int]:
-        counts = sum(place.federation.counts(self.ids, split) for split in self.splits)
-        each = np.broadcast_to(counts, len(self.ids)) + 1
-        return [int(each[begin : begin + self.together].sum()) for begin in range(0, len(each), self.together)]
-
-    def part(self, begin: int, end: int) -> Examination:
-        begin, end = begin * self.together, end * self.together
-        own = {group: {name: leaf[begin:end] for name, leaf in t.items()} for group, t in self.own.items()}
-        return replace(self, ids=self.ids[begin:end], own=own)
-
-    def perform(self, place: Place) -> dict[int, dict[str, Measured]]:
-        with generators.lent():
-            return self._perform(place)
-
-    def _perform(self, place: Place) -> dict[int, dict[str, Measured]]:
-        data = Clients(place.federation, self.ids, setup=place.setup, round=self.round)
-        graded: dict[int, dict[str, Measured]] = {}
-        for begin in range(0, len(self.ids), self.together):
-            positions = range(begin, min(begin + self.together, len(self.ids)))
-            own = {group: tree.row(stacked, begin) for group, stacked in self.own.items()}
-            try:
-                if self.model is None:
-                    one = replace(data, ids=(self.ids[begin],))
-                    own = chosen(self.algorithm, place.task, _on(place.setup.device, self.shared), own, one)
-                model = self.model or self.algorithm.model(place.task, self.shared, own)
-                model = tree.to(model, place.setup.device)
-                for split in self.splits:
-                    found = evaluation.evaluate_each(place.task, model, data, positions, split)
-                    for position, measured in zip(positions, found, strict=True):
-                        graded.setdefault(self.ids[position], {})[split] = measured
-            except Exception as error:
-                raise blame(error, "evaluation", data, begin) from error
-        return graded
-
-    def merge(self, results: Iterable[dict[int, dict[str, Measured]]]) -> dict[int, dict[str, Measured]]:
-        return {client: graded for part in results for client, graded in part.items()}
-
-
-@dataclass(frozen=True)
-class ServerExamination:
-    """The global model on data that the server holds, in pieces of a fixed size."""
-
-    common: ClassVar[tuple[str, ...]] = ("weights",)
-
-    weights: Tree
-    split: str
-    pieces: range
-    piece: int = 1000
-
-    def costs(self, place: Place) -> Sequence[int]:
-        return [1] * len(self.pieces)
-
-    def part(self, begin: int, end: int) -> ServerExamination:
-        return replace(self, pieces=self.pieces[begin:end])
-
-    def perform(self, place: Place) -> list[Measured]:
-        x, y = place.federation.server[self.split]
-        measured = []
-        for number in self.pieces:
-            rows = slice(number * self.piece, (number + 1) * self.piece)
-            # copies: a model may change what it is given
-            part = x[rows].clone(), y[rows].clone()
-            example = evaluation.prepare(*part, place.federation.scale, place.task, place.setup.device)
-            weights = tree.to(self.weights, place.setup.device)
-            measured.append(evaluation.measure(place.task, weights, *example, place.setup))
-        return measured
-
-    def merge(self, results: Iterable[list[Measured]]) -> list[Measured]:
-        return [measured for part in results for measured in part]

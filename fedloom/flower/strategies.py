@@ -22,8 +22,11 @@ from torch import Tensor, nn
 from fedloom.aggregation import weights
 from fedloom.algorithm import Algorithm, Update
 from fedloom.algorithms import ALGORITHMS, FedAvg, FedProx
+from fedloom.backends.protocol import Backend
 from fedloom.errors import InputError, RoundAbandoned
-from fedloom.federation.cohort import Cohort, OwnStates, Sampling
+from fedloom.federation.client_state import ClientStates
+from fedloom.federation.cohort import Cohort
+from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import ClientWork, Outcome, Report, Work
 from fedloom.machine import computing
 from fedloom.network.coordinator.expected_update import Template
@@ -99,7 +102,7 @@ class _Leaves:
 
 
 @dataclass(frozen=True)
-class _Replies:
+class _Replies(Backend):
     """A backend whose clients have answered already."""
 
     update: Update
@@ -108,8 +111,6 @@ class _Replies:
     def run(self, work: Work) -> Outcome:
         assert isinstance(work, ClientWork)
         return work.outcome(self.update, {}, tuple(Report(client) for client in range(self.count)))
-
-    def close(self) -> None: ...
 
 
 class Strategy(FlowerFedAvg):
@@ -182,7 +183,7 @@ class Strategy(FlowerFedAvg):
         backend = _Replies(Update({"model": stacked}, {"model": weigh}), len(trees))
         assert self.task is not None
         ids = tuple(range(len(trees)))
-        cohort = Cohort(backend, self.algorithm, self.task, ids, len(trees), number, 0, OwnStates({}))
+        cohort = Cohort(backend, self.algorithm, self.task, ids, len(trees), number, 0, ClientStates({}))
         return self.algorithm.round(self.state, cohort)
 
     def _accepted(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedloom.errors import InputError, StoreError
 from fedloom.experiment.round_rows import LEFT_OUT
 from fedloom.experiment.store import Store
-from fedloom.federation.cohort import Sampling
+from fedloom.federation.sampling import Sampling
 from fedloom.results.result import Result
 
 Floats = NDArray[np.float64]

@@ -21,14 +21,16 @@ from torch import Tensor, nn
 
 from fedloom import tree
 from fedloom.algorithm import Algorithm
+from fedloom.backends.protocol import Backend
 from fedloom.backends.serial import Serial
 from fedloom.backends.vector import Vector, Workers
 from fedloom.data.federation import Federation
 from fedloom.errors import FedloomError, InputError
 from fedloom.experiment import checkpoint
-from fedloom.federation.cohort import Backend, Sampling
 from fedloom.federation.engine import RoundRecord, Snapshot, fit
-from fedloom.federation.work import ClientWork, Examination, Place, Work
+from fedloom.federation.evaluation import EvaluationWork
+from fedloom.federation.sampling import Sampling
+from fedloom.federation.work import ClientWork, Place, Work
 from fedloom.task import Task
 from fedloom.testing.backends import InProcess
 from fedloom.training.clients import Setup
@@ -333,7 +335,7 @@ class _Absent(Sampling):
         return tuple(client for client in range(population) if (round, client) != (2, 1))
 
 
-class _Watching:
+class _Watching(Backend):
     """Looks at what a backend is given, before and after, and at what the server gets to see."""
 
     def __init__(self, backend: Backend, who: str) -> None:
@@ -358,7 +360,7 @@ class _Watching:
 def _given(work: Work) -> dict[str, Groups]:
     if isinstance(work, ClientWork):
         return {"shared": work.shared, "own": work.own, "each": work.each or {}, "peers": work.peers or {}}
-    return {"shared": work.shared, "own": work.own} if isinstance(work, Examination) else {}
+    return {"shared": work.shared, "own": work.own} if isinstance(work, EvaluationWork) else {}
 
 
 def _bits(groups: Groups) -> dict[str, str]:

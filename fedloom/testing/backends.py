@@ -7,11 +7,12 @@ from itertools import pairwise
 from typing import Any
 
 from fedloom.algorithm import Update
+from fedloom.backends.protocol import Backend
 from fedloom.federation.work import ClientWork, Outcome, Place, Work
 from fedloom.machine import computing
 
 
-class InProcess:
+class InProcess(Backend):
     """A stand-in for the vector backend without processes: ranges of clients, of which the last is computed first."""
 
     def __init__(self, place: Place, cuts: tuple[int, ...]) -> None:
@@ -26,11 +27,8 @@ class InProcess:
             return replace(merged, sums=work.merge(results).sums)
         return merged
 
-    def close(self) -> None:
-        """Nothing to give back."""
 
-
-class InAgents:
+class InAgents(Backend):
     """A stand-in for the network: every client answers by itself, unsummed, and the answers are added up here."""
 
     def __init__(self, place: Place) -> None:
@@ -45,6 +43,3 @@ class InAgents:
         updates = [Update(part.stack, part.weights, part.public) for part in parts]
         kept = work.merge(parts)
         return work.outcome_of(updates, kept.own, kept.reports)
-
-    def close(self) -> None:
-        """Nothing to give back."""

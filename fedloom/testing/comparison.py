@@ -13,11 +13,11 @@ import torch
 
 from fedloom import tree
 from fedloom.algorithms.fedavg import FedAvg
+from fedloom.backends.protocol import Backend
 from fedloom.backends.serial import Serial
 from fedloom.backends.vector import Vector, Workers
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
-from fedloom.federation.cohort import Backend
 from fedloom.federation.engine import Evaluation, Phase, RoundRecord, fit
 from fedloom.federation.work import Place
 from fedloom.machine import computing

@@ -10,10 +10,12 @@ import numpy as np
 import torch
 
 from fedloom.algorithm import Algorithm
+from fedloom.backends.protocol import Backend
 from fedloom.data.federation import Federation
 from fedloom.data.split import Split
 from fedloom.errors import FedloomError
-from fedloom.federation.cohort import Cohort, OwnStates
+from fedloom.federation.client_state import ClientStates
+from fedloom.federation.cohort import Cohort
 from fedloom.federation.work import ClientWork, Place, Work
 from fedloom.task import Task
 from fedloom.training.local import Groups
@@ -69,7 +71,7 @@ def _few_examples(federation: Federation) -> Federation:
     )
 
 
-class _AllAlike(OwnStates):
+class _AllAlike(ClientStates):
     """All clients keep what a client keeps at first: one copy of it."""
 
     def gather(self, ids: Iterable[int]) -> Groups:
@@ -80,7 +82,7 @@ class _AllAlike(OwnStates):
         """Nothing is kept."""
 
 
-class _OneForAll:
+class _OneForAll(Backend):
     """A backend that computes the first client only and takes its answer for everybody's."""
 
     def __init__(self, place: Place) -> None:
@@ -106,6 +108,3 @@ class _OneForAll:
                 for position, client in enumerate(work.ids)
             ),
         )
-
-    def close(self) -> None:
-        """Nothing to give back."""

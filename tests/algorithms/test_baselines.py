@@ -9,8 +9,8 @@ import torch
 
 from fedloom import tree
 from fedloom.algorithms import FedAvg, LocalOnly, Pooled
-from fedloom.federation.cohort import Sampling
 from fedloom.federation.engine import Evaluation, fit
+from fedloom.federation.sampling import Sampling
 from fedloom.task import Task
 from tests.algorithms.test_fedavg import LR, RANGES, START, X, Y, descend, linear_task, two_clients
 from tests.conftest import Dense, facts, federation, last

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from fedloom.algorithms import CoCoA
 from fedloom.errors import InputError
-from fedloom.federation.cohort import Sampling
 from fedloom.federation.engine import Evaluation, fit
+from fedloom.federation.sampling import Sampling
 from fedloom.task import Task
 from tests.conftest import last, numbers_federation
 

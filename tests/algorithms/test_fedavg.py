@@ -9,8 +9,8 @@ from torch import nn
 from fedloom import keys
 from fedloom.algorithms import FedAvg
 from fedloom.data.federation import Federation
-from fedloom.federation.cohort import Sampling
 from fedloom.federation.engine import Evaluation, fit
+from fedloom.federation.sampling import Sampling
 from fedloom.task import Task
 from tests.conftest import ALL_TRAIN, Normed, federation, last, numbers_federation
 

@@ -10,10 +10,11 @@ from torch import nn
 
 import fedloom as fl
 from fedloom.algorithms import IFCA
+from fedloom.backends.protocol import Backend
 from fedloom.backends.vector import Vector
 from fedloom.data.federation import Federation
-from fedloom.federation.cohort import Backend, Sampling
 from fedloom.federation.engine import Evaluation, RoundRecord, fit
+from fedloom.federation.sampling import Sampling
 from fedloom.task import Task
 from fedloom.training.local import Groups
 from tests.conftest import Dense, federation

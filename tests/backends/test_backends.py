@@ -26,8 +26,8 @@ from fedloom.backends.shared_memory import attach, share
 from fedloom.backends.vector import Vector, Workers, cut
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError, TrainingError
-from fedloom.federation.cohort import Sampling
 from fedloom.federation.engine import Evaluation, RoundRecord, fit
+from fedloom.federation.sampling import Sampling
 from fedloom.task import Task
 from fedloom.training.clients import Clients
 from fedloom.training.local import Groups

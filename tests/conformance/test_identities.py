@@ -20,8 +20,8 @@ from fedloom.algorithm import Algorithm
 from fedloom.algorithms import ALGORITHMS, Peer
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError
-from fedloom.federation.cohort import Sampling
 from fedloom.federation.engine import Evaluation, fit
+from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import Place
 from fedloom.task import Task
 from fedloom.testing.backends import InProcess

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedloom import keys
 from fedloom.data.federation import Federation
-from fedloom.federation.cohort import Sampling
+from fedloom.federation.sampling import Sampling
 from fedloom.task import Task
 
 Vector = NDArray[np.float64]

@@ -18,8 +18,10 @@ from fedloom.backends.serial import Serial
 from fedloom.backends.vector import Vector
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError
-from fedloom.federation.cohort import Cohort, OwnStates, Sampling
+from fedloom.federation.client_state import ClientStates
+from fedloom.federation.cohort import Cohort
 from fedloom.federation.engine import fit
+from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import Inbox
 from fedloom.task import Task
 from fedloom.training.clients import Clients
@@ -157,13 +159,13 @@ def test_a_quorum_is_a_share_of_the_cohort_or_a_number(quorum: float, needed: in
 
 
 def test_a_client_that_never_took_part_has_the_initial_state() -> None:
-    own = OwnStates({"model": {"w": torch.zeros(2)}})
+    own = ClientStates({"model": {"w": torch.zeros(2)}})
     own.put((4,), {"model": {"w": torch.ones(1, 2)}})
     assert own.gather((1, 4, 2))["model"]["w"].tolist() == [[0, 0], [1, 1], [0, 0]]
 
 
 def test_changes_are_reported_once() -> None:
-    own = OwnStates({"model": {"w": torch.zeros(1)}}, {7: {"model": {"w": torch.tensor([5.0])}}})
+    own = ClientStates({"model": {"w": torch.zeros(1)}}, {7: {"model": {"w": torch.tensor([5.0])}}})
     assert own.take_changed() == {}
     own.put((3, 1), {"model": {"w": torch.tensor([[3.0], [1.0]])}})
     changed = own.take_changed()
@@ -174,7 +176,7 @@ def test_changes_are_reported_once() -> None:
 
 
 def test_a_kept_state_is_a_copy() -> None:
-    own = OwnStates({"model": {"w": torch.zeros(2)}})
+    own = ClientStates({"model": {"w": torch.zeros(2)}})
     answer = {"model": {"w": torch.ones(1, 2)}}
     own.put((0,), answer)
     answer["model"]["w"].zero_()
@@ -183,7 +185,7 @@ def test_a_kept_state_is_a_copy() -> None:
 
 
 def test_algorithms_that_keep_nothing_cost_nothing() -> None:
-    own = OwnStates({})
+    own = ClientStates({})
     own.put((0, 1), {})
     assert own.states == {}
     assert own.gather((0, 1)) == {}

@@ -16,8 +16,8 @@ from fedloom.algorithm import Algorithm
 from fedloom.algorithms import ALGORITHMS, FedAdam, FedAvg, LocalOnly, Pooled
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError, TrainingError
-from fedloom.federation.cohort import Sampling
 from fedloom.federation.engine import Evaluation, RoundRecord, Snapshot, fit
+from fedloom.federation.sampling import Sampling
 from fedloom.task import Task
 from fedloom.training import local
 from fedloom.training.clients import Clients

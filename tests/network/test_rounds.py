@@ -13,8 +13,9 @@ from fedloom import tree
 from fedloom.algorithms import ALGORITHMS
 from fedloom.backends.serial import Serial
 from fedloom.errors import RoundAbandoned
-from fedloom.federation.cohort import OwnStates, Sampling
+from fedloom.federation.client_state import ClientStates
 from fedloom.federation.engine import Evaluation, RoundRecord, fit
+from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import ClientWork, Outcome, Work
 from fedloom.network.coordinator.session import federated, widened
 from fedloom.task import Task
@@ -105,7 +106,7 @@ def test_a_round_abandoned_in_its_second_call_gives_back_what_clients_kept_after
 
 
 def test_own_states_can_be_given_back() -> None:
-    own = OwnStates({"a": {"w": torch.zeros(())}})
+    own = ClientStates({"a": {"w": torch.zeros(())}})
     own.put((0,), {"a": {"w": torch.ones(1)}})
     own.take_changed()
     own.put((0, 1), {"a": {"w": torch.tensor([2.0, 2.0])}})

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from fedloom import faults, tree
 from fedloom.algorithm import Algorithm, Update
 from fedloom.errors import TrainingError
-from fedloom.federation.work import ClientWork, Examination, Outcome, Place
+from fedloom.federation.evaluation import EvaluationWork
+from fedloom.federation.work import ClientWork, Outcome, Place
 from fedloom.network.agent.client_state import Versions
 from fedloom.network.agent.descriptions import bare
 from fedloom.network.agent.policy import Policy, Refusal
@@ -41,7 +42,7 @@ class Performer:
             else:
                 kept = {group: {name: leaf[None] for name, leaf in leaves.items()} for group, leaves in own.items()}
                 given = shared["model"] if ask.method == "given" else None
-                work = Examination(algorithm, shared, kept, (one.client,), ask.splits, ask.round, given)
+                work = EvaluationWork(algorithm, shared, kept, (one.client,), ask.splits, ask.round, given)
                 measured = work.perform(place).get(one.client, {})
                 outgoing.add(one.client, measured=self._may_leave(measured, place.task))
         return outgoing

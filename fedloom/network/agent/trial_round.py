@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from fedloom.algorithm import Algorithm
+from fedloom.backends.protocol import Backend
 from fedloom.data.federation import Federation
-from fedloom.federation.cohort import Cohort, OwnStates
+from fedloom.federation.client_state import ClientStates
+from fedloom.federation.cohort import Cohort
 from fedloom.federation.work import ClientWork, Place, Work
 from fedloom.machine import computing
 from fedloom.network.coordinator.expected_update import Template, template
@@ -18,7 +20,7 @@ from fedloom.task import Task
 
 
 @dataclass
-class _Watching:
+class _Watching(Backend):
     """A backend that performs work and notes what it looks like."""
 
     place: Place
@@ -31,8 +33,6 @@ class _Watching:
         with computing():
             return work.merge([work.perform(self.place)])
 
-    def close(self) -> None: ...
-
 
 def answers_of(algorithm: Algorithm, task: Task, place: Place) -> list[tuple[str, str, Template]]:
     """Verb, method and form of every answer that a client gives in the first round."""
@@ -42,6 +42,6 @@ def answers_of(algorithm: Algorithm, task: Task, place: Place) -> list[tuple[str
     half = len(inner.y) // 2
     two: Federation = replace(inner, offsets=np.array([0, half, len(inner.y)]), names=None)
     watching = _Watching(replace(place, federation=two), kept)
-    cohort = Cohort(watching, algorithm, task, (0, 1), 2, 1, 0, OwnStates(kept))
+    cohort = Cohort(watching, algorithm, task, (0, 1), 2, 1, 0, ClientStates(kept))
     algorithm.round(algorithm.init(task, initial), cohort)
     return watching.seen

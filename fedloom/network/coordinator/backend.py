@@ -14,10 +14,12 @@ import torch
 
 from fedloom import faults, tree
 from fedloom.algorithm import Algorithm
+from fedloom.backends.protocol import Backend
 from fedloom.errors import FedloomError, QuorumError, RoundAbandoned, TrainingError
 from fedloom.experiment.checkpoint import kept
-from fedloom.federation.cohort import Sampling
-from fedloom.federation.work import ClientWork, Examination, Outcome, Place, Report, ServerExamination, Work
+from fedloom.federation.evaluation import EvaluationWork, ServerEvaluation
+from fedloom.federation.sampling import Sampling
+from fedloom.federation.work import ClientWork, Outcome, Place, Report, Work
 from fedloom.machine import computing
 from fedloom.network.coordinator.calls import Call, Hub
 from fedloom.network.coordinator.expected_update import Made, Template, template
@@ -60,7 +62,7 @@ class Cell:
         return f"{self.label}-{self.seed}"
 
 
-class Network:
+class Network(Backend):
     """A backend whose clients are on other machines."""
 
     def __init__(
@@ -100,17 +102,16 @@ class Network:
     def run(self, work: Work) -> Any:
         if isinstance(work, ClientWork):
             return self._train(work)
-        if isinstance(work, Examination):
+        if isinstance(work, EvaluationWork):
             return self._examine(work)
-        if isinstance(work, ServerExamination):
+        if isinstance(work, ServerEvaluation):
             with computing():
                 return work.merge([work.perform(self.place)])
         raise FedloomError(f"{type(work).__name__} cannot be carried out over a network.")
 
-    def close(self) -> None:
-        """Nothing to give back: the coordinator's port outlives the run."""
-
-    def model_sha256(self, algorithm: Algorithm, state: Groups, own: Mapping[int, Groups]) -> dict[int, str]:
+    def model_sha256(
+        self, algorithm: Algorithm, task: Task, state: Groups, own: Mapping[int, Groups]
+    ) -> Mapping[int, str]:
         """Fingerprints of the clients' own models, made where they are."""
         ids = tuple(sorted(own))
         tickets: Groups = {TICKET: tree.stack([own[client][TICKET] for client in ids])} if ids else {}
@@ -263,7 +264,7 @@ class Network:
 
     # --- evaluation
 
-    def _examine(self, work: Examination) -> dict[int, dict[str, Measured]]:
+    def _examine(self, work: EvaluationWork) -> dict[int, dict[str, Measured]]:
         sent = {"model": work.model} if work.model is not None else work.shared
         parts, parcels = self._shared(sent)
         method = "given" if work.model is not None else ""

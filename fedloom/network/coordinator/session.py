@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from fedloom import machine
+from fedloom.backends.protocol import Backend
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError, QuorumError
 from fedloom.experiment import checkpoint
@@ -19,7 +20,7 @@ from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.run import run
 from fedloom.experiment.run_folder import locked
-from fedloom.federation.cohort import Backend, Sampling
+from fedloom.federation.sampling import Sampling
 from fedloom.network.coordinator.backend import Network
 from fedloom.network.coordinator.calls import Hub
 from fedloom.network.coordinator.expected_update import Made

@@ -14,8 +14,8 @@ from fedloom.algorithms import Neuroevolution, RandomSearch
 from fedloom.algorithms.evolution.operators import CROSSOVERS, mutate, next_generation
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError
-from fedloom.federation.cohort import Sampling
 from fedloom.federation.engine import Evaluation, RoundRecord, fit
+from fedloom.federation.sampling import Sampling
 from fedloom.task import Task
 from fedloom.tree import Tree, row
 from tests.conftest import ALL_TRAIN, Dense, Normed, federation

@@ -24,8 +24,8 @@ from fedloom.algorithms.evolution.perturbations import (
 )
 from fedloom.backends.vector import Vector
 from fedloom.errors import InputError
-from fedloom.federation.cohort import Sampling
 from fedloom.federation.engine import Evaluation, RoundRecord, fit
+from fedloom.federation.sampling import Sampling
 from fedloom.task import Task
 from tests.algorithms.evolution.test_neuroevolution import fitness_by_hand
 from tests.conftest import ALL_TRAIN, Dense, federation

@@ -1,0 +1,41 @@
+"""The protocol that every backend declares: how the server's work reaches the clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedloom import tree
+from fedloom.algorithm import Algorithm
+from fedloom.federation.work import Work
+from fedloom.task import Task
+from fedloom.training.local import Groups
+
+
+class Backend:
+    """Carries out work where the data lives. Only `run` has to be written; the rest has sensible defaults.
+
+    A backend that is spread over machines may lose clients. Then `run` returns the results of the clients that
+    answered, in their order, and raises `RoundAbandoned` when they are too few.
+    """
+
+    def run(self, work: Work) -> Any:
+        """Perform a piece of work and return its merged result."""
+        raise NotImplementedError(f"{type(self).__name__} does not define run")
+
+    def begin(self, label: str, seed: int, checkpoints: Path) -> None:
+        """Prepare for the rounds of one algorithm and seed, whose checkpoints are in this folder."""
+
+    def keep(self, own: Groups) -> Groups:
+        """Return what represents a client's own state here: the state itself, unless clients store it themselves."""
+        return own
+
+    def model_sha256(
+        self, algorithm: Algorithm, task: Task, state: Groups, own: Mapping[int, Groups]
+    ) -> Mapping[int, str]:
+        """Fingerprint the model of every client that has an own state."""
+        return {client: tree.sha256(algorithm.model(task, state, own[client])) for client in own}
+
+    def close(self) -> None:
+        """Release what the backend holds. Most hold nothing."""

@@ -1,0 +1,55 @@
+"""What clients keep between rounds, such as a personal model or a control variate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fedloom import tree
+from fedloom.errors import InputError
+from fedloom.training.local import Groups
+
+
+class ClientStates:
+    """What each client keeps between rounds; a client that never took part has the initial value."""
+
+    def __init__(self, initial: Groups, states: dict[int, Groups] | None = None) -> None:
+        self.initial = initial
+        self.states = dict(states or {})
+        self.changed: set[int] = set()
+        self._before: dict[int, Groups | None] = {}  # as it was when the changes were last taken
+
+    def gather(self, ids: Iterable[int]) -> Groups:
+        """The states of some clients, stacked."""
+        if not self.initial:
+            return {}
+        found = [self.states.get(client, self.initial) for client in ids]
+        return {group: tree.stack([state[group] for state in found]) for group in self.initial} if found else {}
+
+    def put(self, ids: Iterable[int], own: Groups) -> None:
+        if own.keys() != self.initial.keys():
+            raise InputError(
+                f"A client method must return all that clients keep: {', '.join(self.initial) or 'nothing'}. "
+                f"Got {', '.join(own) or 'nothing'} instead (see init_own)."
+            )
+        if not self.initial:
+            return
+        for position, client in enumerate(ids):
+            self._before.setdefault(client, self.states.get(client))
+            self.states[client] = {group: tree.clone(tree.row(stacked, position)) for group, stacked in own.items()}
+            self.changed.add(client)
+
+    def take_changed(self) -> dict[int, Groups]:
+        """The states that changed since this was last asked."""
+        changed, self.changed = self.changed, set()
+        self._before = {}
+        return {client: self.states[client] for client in sorted(changed)}
+
+    def undo(self, ids: Iterable[int] | None = None) -> None:
+        """Give up all changes that were not taken, or some clients': the round they belong to does not count."""
+        for client in list(self._before) if ids is None else [client for client in ids if client in self._before]:
+            state = self._before.pop(client)
+            if state is None:
+                self.states.pop(client, None)
+            else:
+                self.states[client] = state
+            self.changed.discard(client)

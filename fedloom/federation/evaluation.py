@@ -1,0 +1,124 @@
+"""Evaluation as work for a backend: of clients' models on their own data, and of the global model on the server's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from fedloom import tree
+from fedloom.algorithm import Algorithm, chosen
+from fedloom.data.split import SplitName
+from fedloom.federation.work import Place, on_device
+from fedloom.training import evaluation, generators
+from fedloom.training.clients import Clients
+from fedloom.training.evaluation import Measured
+from fedloom.training.local import Groups
+from fedloom.training.schedule import blame
+from fedloom.tree import Tree
+
+MANY, TOGETHER = 32, 4  # from so many clients on, so many are evaluated in one pass
+
+
+@dataclass(frozen=True)
+class EvaluationWork:
+    """Every client evaluates its own model (`algorithm.model`) on its own splits."""
+
+    common: ClassVar[tuple[str, ...]] = ("algorithm", "shared", "model")
+
+    algorithm: Algorithm
+    shared: Groups
+    own: Groups
+    ids: tuple[int, ...]
+    splits: tuple[SplitName, ...]
+    round: int = 0
+    model: Tree | None = None  # evaluate this one instead
+    together: int = 1  # clients in one unit: where all use one model, a pass over several costs less
+
+    @classmethod
+    def of(
+        cls,
+        algorithm: Algorithm,
+        shared: Groups,
+        own: Groups,
+        ids: tuple[int, ...],
+        splits: tuple[SplitName, ...],
+        round: int = 0,
+        model: Tree | None = None,
+    ) -> EvaluationWork:
+        """An examination of many clients, or of few."""
+        # a rule on their number alone: what is computed together must not depend on how the work is spread
+        together = TOGETHER if len(ids) >= MANY and not own and type(algorithm).choose is Algorithm.choose else 1
+        return cls(algorithm, shared, own, ids, splits, round, model, together)
+
+    def costs(self, place: Place) -> Sequence[int]:
+        counts = sum(place.federation.counts(self.ids, split) for split in self.splits)
+        each = np.broadcast_to(counts, len(self.ids)) + 1
+        return [int(each[begin : begin + self.together].sum()) for begin in range(0, len(each), self.together)]
+
+    def part(self, begin: int, end: int) -> EvaluationWork:
+        begin, end = begin * self.together, end * self.together
+        own = {group: {name: leaf[begin:end] for name, leaf in t.items()} for group, t in self.own.items()}
+        return replace(self, ids=self.ids[begin:end], own=own)
+
+    def perform(self, place: Place) -> dict[int, dict[str, Measured]]:
+        with generators.lent():
+            return self._perform(place)
+
+    def _perform(self, place: Place) -> dict[int, dict[str, Measured]]:
+        data = Clients(place.federation, self.ids, setup=place.setup, round=self.round)
+        graded: dict[int, dict[str, Measured]] = {}
+        for begin in range(0, len(self.ids), self.together):
+            positions = range(begin, min(begin + self.together, len(self.ids)))
+            own = {group: tree.row(stacked, begin) for group, stacked in self.own.items()}
+            try:
+                if self.model is None:
+                    one = replace(data, ids=(self.ids[begin],))
+                    own = chosen(self.algorithm, place.task, on_device(place.setup.device, self.shared), own, one)
+                model = self.model or self.algorithm.model(place.task, self.shared, own)
+                model = tree.to(model, place.setup.device)
+                for split in self.splits:
+                    found = evaluation.evaluate_each(place.task, model, data, positions, split)
+                    for position, measured in zip(positions, found, strict=True):
+                        graded.setdefault(self.ids[position], {})[split] = measured
+            except Exception as error:
+                raise blame(error, "evaluation", data, begin) from error
+        return graded
+
+    def merge(self, results: Iterable[dict[int, dict[str, Measured]]]) -> dict[int, dict[str, Measured]]:
+        return {client: graded for part in results for client, graded in part.items()}
+
+
+@dataclass(frozen=True)
+class ServerEvaluation:
+    """The global model on data that the server holds, in pieces of a fixed size."""
+
+    common: ClassVar[tuple[str, ...]] = ("weights",)
+
+    weights: Tree
+    split: str
+    pieces: range
+    piece: int = 1000
+
+    def costs(self, place: Place) -> Sequence[int]:
+        return [1] * len(self.pieces)
+
+    def part(self, begin: int, end: int) -> ServerEvaluation:
+        return replace(self, pieces=self.pieces[begin:end])
+
+    def perform(self, place: Place) -> list[Measured]:
+        x, y = place.federation.server[self.split]
+        measured = []
+        for number in self.pieces:
+            rows = slice(number * self.piece, (number + 1) * self.piece)
+            # copies: a model may change what it is given
+            part = x[rows].clone(), y[rows].clone()
+            example = evaluation.prepare(*part, place.federation.scale, place.task, place.setup.device)
+            weights = tree.to(self.weights, place.setup.device)
+            measured.append(evaluation.measure(place.task, weights, *example, place.setup))
+        return measured
+
+    def merge(self, results: Iterable[list[Measured]]) -> list[Measured]:
+        return [measured for part in results for measured in part]
