@@ -72,7 +72,7 @@ def arguments() -> argparse.Namespace:
         "--fedloom",
         nargs="+",
         default=["auto"],
-        help="settings to measure: auto, or such as group=5,compile=true (ratios are against the first)",
+        help="settings to measure: auto, or such as group=5 (ratios are against the first)",
     )
     parser.add_argument("--cache", type=Path, default=environments.default_cache(), help="where peers are installed")
     turns.add_options(parser, rounds=30)
@@ -143,7 +143,7 @@ def row(work: str, spec: str, found: dict[str, Any], base: dict[str, Any] | None
         wanted = BARS.get((work, split(spec)[0]))
         bar = f"{wanted:g} ×: {'met' if times >= wanted else 'missed'}" if wanted else ""
     if split(spec)[0] == "fedloom":
-        label += f" (group {found['group']}, {'compiled' if found['compile'] else 'eager'})"
+        label += f" (group {found['group']})"
     return [
         label,
         f"{short(found['median'])} ({short(found['q1'])} – {short(found['q3'])})",

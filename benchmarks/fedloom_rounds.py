@@ -42,7 +42,7 @@ def rounds(line: Line, options: Namespace, workers: object) -> None:
     work = reference(
         options.work, options.data, options.partition, options.lr, cohort=options.cohort, hidden=options.hidden
     )
-    setup = setup_for(work, chosen["group"], chosen["compile"])
+    setup = setup_for(work, chosen["group"])
     backend = Vector(work.federation, work.task, setup, workers)
     records = fl.fit(
         work.federation,
@@ -54,7 +54,7 @@ def rounds(line: Line, options: Namespace, workers: object) -> None:
         evaluation=NOTHING,
         backend=backend,
     )
-    line.ready(parameters=work.task.parameters, workers=len(workers), group=setup.group, compile=setup.compile)
+    line.ready(parameters=work.task.parameters, workers=len(workers), group=setup.group)
     while line.wait():
         next(records)
         line.done()

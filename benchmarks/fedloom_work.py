@@ -71,8 +71,8 @@ def text() -> fl.Federation:
     return fl.Federation.from_arrays(x, y, client=owner, split=(1, 0, 0))
 
 
-def setup_for(reference: Reference, group: int | str = "auto", compile: bool | str = "auto") -> Setup:
+def setup_for(reference: Reference, group: int | str = "auto") -> Setup:
     """What a run would choose."""
     cohort = reference.sampling.size(reference.federation.clients)
     facts = probe(reference.federation, reference.task)
-    return choose_setup(facts, RunTable(group=group, compile=compile, device="cpu"), cohort)
+    return choose_setup(facts, RunTable(group=group, device="cpu"), cohort)

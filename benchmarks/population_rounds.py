@@ -46,7 +46,7 @@ def main() -> None:
     task = fl.Task("mlp", args={"features": FEATURES, "hidden": [32], "classes": CLASSES})
     work = Reference(federation, task, fl.FedAvg(lr=0.01, batch_size=10), fl.Sampling(count=COHORT))
     chosen = settings(options)
-    setup = setup_for(work, chosen["group"], chosen["compile"])
+    setup = setup_for(work, chosen["group"])
     began = time.perf_counter()
     backend = Vector(federation, task, setup, options.workers or cores())
     shared = time.perf_counter() - began
@@ -61,7 +61,6 @@ def main() -> None:
         memory_of_arrays=arrays,
         memory_after_build=after,
         group=setup.group,
-        compile=setup.compile,
     )
     while line.wait():
         next(records)

@@ -1,6 +1,6 @@
 """Where the time of one round goes: in the parent, and in one worker's share of it, computed in this process.
 
-    python benchmarks/profile_round.py --data FOLDER --work 2nn --group 5 --compile true
+    python benchmarks/profile_round.py --data FOLDER --work 2nn --group 5
 
 The profiler makes Python calls dearer than they are, and kernels not: the seconds without it stand beside. A worker is
 profiled by its processor time, which other processes on the machine disturb less than the clock; the parent by the
@@ -35,7 +35,6 @@ from fedloom.training.clients import Setup
 # what a profiled function belongs to: the first pattern that its `file:name` contains decides
 KINDS = (
     ("backward pass", ("run_backward", "autograd/graph.py", "autograd/__init__.py")),
-    ("compiled step", ("torch/_inductor", "torch/_dynamo", "torchinductor", "aot_autograd", "runtime_wrappers")),
     ("vmap and functional grad, in Python", ("torch/_functorch", "torch/func", "_functorch", "pytree")),
     ("update of the weights", ("_foreach", "optimizers.py")),
     ("forward pass and loss", ("nn.linear", "conv2d", "relu", "max_pool", "cross_entropy", "lstm", "embedding", "nn/")),
@@ -74,10 +73,9 @@ def main() -> None:
     options = parser.parse_args()
     chosen = settings(options)
     reference = fedloom_work.reference(options.work, options.data)
-    setup = fedloom_work.setup_for(reference, chosen["group"], chosen["compile"])
+    setup = fedloom_work.setup_for(reference, chosen["group"])
     workers = options.workers or cores()
-    kind = "compiled" if setup.compile else "eager"
-    print(f"# One round of {options.work}: group {setup.group}, {kind}, {workers} workers\n")
+    print(f"# One round of {options.work}: group {setup.group}, {workers} workers\n")
     print(describe_machine(machine()), "\n")
     backend = Vector(reference.federation, reference.task, setup, workers)
     profile("The parent", rounds(reference, backend), options, time.perf_counter)

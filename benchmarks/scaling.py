@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--work", nargs="+", choices=["2nn", "cnn", "lstm"], default=["2nn", "cnn"], help="for workers")
     parser.add_argument("--cohorts", nargs="+", type=int, default=[5, 10, 20, 50, 100])
     parser.add_argument("--hidden", nargs="+", type=int, default=[25, 50, 100, 200, 400, 800])
-    parser.add_argument("--groups", nargs="+", default=["1", "5"], help="for size: groups, with a c when compiled (5c)")
+    parser.add_argument("--groups", nargs="+", default=["1", "5"], help="for size: group sizes")
     parser.add_argument("--populations", nargs="+", type=int, default=[1_000, 1_000_000])
     turns.add_options(parser, rounds=20)
     add_settings(parser)
@@ -48,7 +48,7 @@ def main() -> None:
 
 def rounds(options: argparse.Namespace, *extra: str, script: str = "fedloom_rounds.py") -> list[str]:
     """The command of a process that computes rounds as the options say."""
-    command = [sys.executable, str(HERE / script), "--group", options.group, "--compile", options.compile]
+    command = [sys.executable, str(HERE / script), "--group", options.group]
     if options.workers:
         command += ["--workers", str(options.workers)]
     if script == "fedloom_rounds.py":
@@ -63,7 +63,7 @@ def spread(found: dict[str, Any]) -> str:
 
 def setting(found: dict[str, Any]) -> str:
     """How clients were computed."""
-    return f"{found['group']}, {'compiled' if found['compile'] else 'eager'}"
+    return str(found["group"])
 
 
 def failures(result: dict[str, Any], width: int) -> Rows:
@@ -115,8 +115,7 @@ def size(options: argparse.Namespace) -> tuple[str, list[str], Rows, Any]:
     for hidden in options.hidden:
         commands = {}
         for group in options.groups:
-            compiled = "true" if group.endswith("c") else "false"
-            extra = ["--hidden", str(hidden), "--group", group.rstrip("c"), "--compile", compiled]
+            extra = ["--hidden", str(hidden), "--group", group]
             commands[group] = rounds(options, *extra)
         facts[hidden] = result = turns.take_turns(f"size {hidden}", commands, options)
         for found in result["systems"].values():
@@ -174,7 +173,7 @@ def evaluation(options: argparse.Namespace) -> tuple[str, list[str], Rows, Any]:
     chosen = settings(options)
     work = fedloom_work.reference("2nn", options.data)
     tested = fedloom_work.mnist(options.data, split=(0.8, 0.0, 0.2))
-    setup = fedloom_work.setup_for(work, chosen["group"], chosen["compile"])
+    setup = fedloom_work.setup_for(work, chosen["group"])
     count = options.workers or cores()
     training = Vector(work.federation, work.task, setup, Workers(count))
     testing = Vector(tested, work.task, setup, Workers(count))
@@ -195,9 +194,8 @@ def evaluation(options: argparse.Namespace) -> tuple[str, list[str], Rows, Any]:
     testing.close()
     share = found["evaluation"]["median"] / found["round"]["median"]
     rows = [["a round of 2NN", spread(found["round"]), ""], ["evaluation", spread(found["evaluation"]), f"{share:.0%}"]]
-    kind = f"group {setup.group}, {'compiled' if setup.compile else 'eager'}"
-    title = f"Evaluation of 100 clients on 120 test examples each (at most 40 % of a compiled round; here {kind})"
-    return title, ["what", "s", "share"], rows, {**found, "group": setup.group, "compile": setup.compile}
+    title = f"Evaluation of 100 clients on 120 test examples each (group {setup.group})"
+    return title, ["what", "s", "share"], rows, {**found, "group": setup.group}
 
 
 def mean(options: argparse.Namespace) -> tuple[str, list[str], Rows, Any]:

@@ -10,7 +10,6 @@ def add_settings(parser: ArgumentParser) -> None:
     """The options that say how clients are computed."""
     parser.add_argument("--workers", type=int, help="worker processes (default: one per core)")
     parser.add_argument("--group", default="auto", help="clients side by side in one step: a number, or auto")
-    parser.add_argument("--compile", choices=["auto", "true", "false"], default="auto")
 
 
 def settings(options: Namespace) -> dict[str, Any]:
@@ -18,5 +17,4 @@ def settings(options: Namespace) -> dict[str, Any]:
     return {
         "workers": options.workers or "auto",
         "group": "auto" if options.group == "auto" else int(options.group),
-        "compile": {"auto": "auto", "true": True, "false": False}[options.compile],
     }

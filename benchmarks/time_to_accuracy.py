@@ -56,7 +56,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data", help="folder with MNIST's idx files (or MNIST_DIR, or FEDLOOM_DATA)")
     parser.add_argument("--partition", nargs="+", choices=RATES, default=list(RATES))
     parser.add_argument("--peers", nargs="*", default=["pfl", "flower"])
-    parser.add_argument("--fedloom", default="auto", help="auto, or such as group=5,compile=true")
+    parser.add_argument("--fedloom", default="auto", help="auto, or such as group=5")
     parser.add_argument("--target", type=float, default=0.97)
     parser.add_argument("--most", type=int, default=1000, help="rounds after which a run is given up")
     parser.add_argument("--seeds", type=int, default=1, help="runs of every system")

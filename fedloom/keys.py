@@ -61,7 +61,7 @@ def generator(key: int) -> np.random.Generator:
 
 
 def uniform(key: Tensor, count: int, call: int) -> Tensor:
-    """`count` uniform numbers in [0, 1) from a key tensor of two 32-bit words; works under vmap and compilation."""
+    """`count` uniform numbers in [0, 1) from a key tensor of two 32-bit words; works under vmap."""
     import torch
 
     counter = torch.arange(count, device=key.device) + key[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,11 +67,6 @@ def device(wanted: str) -> str:
     except Exception as error:
         raise InputError(f'[run] device = "{wanted}" cannot be used here: {str(error).splitlines()[0]}') from None
     return wanted
-
-
-def has_compiler() -> bool:
-    """Whether there is a C++ compiler, which torch.compile needs on a CPU."""
-    return any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++") if name)
 
 
 def facts() -> dict[str, Any]:

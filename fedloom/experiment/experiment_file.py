@@ -129,14 +129,22 @@ class RunTable(Record):
     """How many clients each worker trains side by side."""
     replay: bool = True
     """Record training steps and replay them, where that gives the same results."""
-    compile: bool | Literal["auto"] = "auto"
-    """Compile the steps with torch.compile."""
     cells: Count | Literal["auto"] = "auto"
     """How many cells (algorithm × seed) run at the same time, each with its share of the workers."""
     checkpoint_every: Count = 1
     """Write a checkpoint in every round that is a multiple of this."""
     keep_models: bool = False
     """Keep the global model of every round in a file."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_removed_key(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "compile" in given:
+            raise InputError(
+                f"[run] compile was removed: it never paid. Got {given['compile']!r} for it. Delete the key: recorded "
+                "steps (replay = true, the default) were faster wherever they were measured."
+            )
+        return given
 
     @model_validator(mode="after")
     def _fits(self) -> RunTable:

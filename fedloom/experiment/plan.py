@@ -78,7 +78,6 @@ class Plan:
             "nodes": settings.nodes,
             "group": settings.group,
             "replay": settings.replay,
-            "compile": settings.compile,
             "device": settings.device,
             "cells": settings.cells,
             "checkpoint_every": settings.checkpoint_every,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from fedloom.backends.serial import Serial
 from fedloom.backends.vector import Vector, Workers
 from fedloom.data.describe import label_counts
 from fedloom.data.federation import Federation
-from fedloom.errors import InputError, StoreError
+from fedloom.errors import StoreError
 from fedloom.experiment import parallel
 from fedloom.experiment.experiment_file import RunTable
 from fedloom.experiment.progress import Progress
@@ -187,14 +187,8 @@ def backend_on(workers: Workers | Cluster | None, federation: Federation, task: 
 
 def choose_setup(facts: Probe, settings: RunTable, cohort: int) -> Setup:
     """How clients are computed: what was asked for, or a rule on facts that are known before the first round."""
-    compiled = settings.compile is True and settings.backend != "serial"
-    if compiled and not machine.has_compiler():
-        raise InputError(
-            "[run] compile = true needs a C++ compiler (g++ or clang++), and there is none on this machine."
-        )
-    group = facts.group(cohort, compiled) if settings.group == "auto" else settings.group
+    group = facts.group(cohort) if settings.group == "auto" else settings.group
     if settings.backend == "serial":
         group = 1
     device = machine.device("cpu" if settings.backend == "ray" else settings.device)
-    setup = facts.setup(group, device=device, replay=settings.replay)
-    return replace(setup, compile=compiled and setup.group > 1)
+    return facts.setup(group, device=device, replay=settings.replay)

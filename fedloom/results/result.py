@@ -240,9 +240,9 @@ class Result:
             )
         try:
             # code of one's own is named relative to the experiment file, which is usually where one is
-            return make(
-                Plan(experiment_file.parse(experiment_file.tomllib.loads(file.read_text(encoding="utf-8")), Path.cwd()))
-            )
+            values = experiment_file.tomllib.loads(file.read_text(encoding="utf-8"))
+            values["run"].pop("compile", None)  # which folders of older versions have
+            return make(Plan(experiment_file.parse(values, Path.cwd())))
         except InputError as error:
             raise InputError(
                 f"{error} (Models of clients are put together from {file}; be in the folder of the file that was run.)"

@@ -22,7 +22,6 @@ class Setup:
     micro_batch: int = 256  # most rows in one pass of a full batch, where batches may be cut
     evaluation_batch: int = 1000  # most rows in one pass of an evaluation
     device: str = "cpu"
-    compile: bool = False  # the step of grouped lanes goes through torch.compile
     masked: bool = False  # the model has dropout or batch normalisation, which must see keys and masks
     drops_evaluating: bool = False  # its dropout is also active in evaluation, where it must see a key
     normalises_features: bool = False  # it has batch normalisation over single values, which a lone example breaks

@@ -64,7 +64,7 @@ class Lanes:
         self.rows = torch.zeros((self.count, self.x.shape[1]), dtype=torch.int64)
         self.counts = torch.zeros(self.count, dtype=torch.int64, device=setup.device)
         self.keys = torch.zeros((self.count, 2), dtype=torch.int64, device=setup.device)
-        self.step = lane_step(task, training.clip, correct, setup.masked, setup.compile)
+        self.step = lane_step(task, training.clip, correct, setup.masked)
         self.tape: Tape | None = None
         self.tried = False  # whether recording was tried
         self.courses: list[Course | None] = [None] * self.count
@@ -124,7 +124,7 @@ class Lanes:
 
     def advance_all(self, job: Job) -> None:
         """One step of all lanes: replayed where it can be recorded, else as it is written."""
-        if self.setup.replay and not self.setup.compile and not self.tried:
+        if self.setup.replay and not self.tried:
             self.tried = True
             self.tape = self._record()
         try:
@@ -281,9 +281,7 @@ def _lanes(
 _cached_lanes = lru_cache(maxsize=8)(_lanes)
 
 
-def lane_step(
-    task: Task, clip_at: float | None, correct: Correct | None, masked: bool, compiled: bool = False
-) -> Callable[..., Any]:
+def lane_step(task: Task, clip_at: float | None, correct: Correct | None, masked: bool) -> Callable[..., Any]:
     """One training step of all lanes: gradients, losses and new buffers."""
     module, places = task.module, task.places
 
@@ -318,8 +316,7 @@ def lane_step(
             gradient = clip(gradient, clip_at)
         return gradient, loss, buffers
 
-    lanes = torch.func.vmap(step, in_dims=(0, 0, 0, 0, 0, 0, 0, None, 0))
-    return torch.compile(lanes) if compiled else lanes
+    return torch.func.vmap(step, in_dims=(0, 0, 0, 0, 0, 0, 0, None, 0))
 
 
 def _wide(leaf: Tensor) -> Tensor:

@@ -32,8 +32,7 @@ from fedloom.tree import Tree, clone
 
 SMALL_MODEL = 256 * 1024  # bytes: above this, stacked weights leave the cache and vmapped steps gain nothing
 LARGE_MODEL = 64_000_000  # bytes: above this, recording takes much memory and gains little
-EAGER_GROUP = 10  # fewer lanes do not pay for vmap's own cost
-COMPILED_GROUP = 5
+LANES = 10  # fewer lanes do not pay for vmap's own cost
 ROWS, MANY_ROWS = 8, 256  # examples in a trial
 LABELS = 4096  # examples that losses are tried on: one of every label, if there are no more
 
@@ -125,12 +124,9 @@ class Probe:
         """How many kernels a replayed step of plain SGD on one client launches; None if it cannot be replayed."""
         return self.own_trial.recorded()[0]
 
-    def group(self, cohort: int, compiled: bool = False) -> int:
+    def group(self, cohort: int) -> int:
         """The group size that `auto` means: a rule on the model's size and the cohort, never on timings."""
-        if compiled:
-            group = min(COMPILED_GROUP, cohort)
-        else:
-            group = EAGER_GROUP if self.bytes <= SMALL_MODEL and cohort >= 2 * EAGER_GROUP else 1
+        group = LANES if self.bytes <= SMALL_MODEL and cohort >= 2 * LANES else 1
         return group if group == 1 or not self.cannot_group else 1
 
     def setup(self, group: int, device: str = "cpu", replay: bool = True, **settings: Any) -> Setup:

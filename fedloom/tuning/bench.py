@@ -20,7 +20,7 @@ from fedloom.experiment.progress import Progress
 from fedloom.experiment.worker_groups import backend_on, choose_setup, start_workers
 from fedloom.federation.engine import Evaluation, RoundRecord, fit
 from fedloom.training.clients import Setup
-from fedloom.training.probe import EAGER_GROUP, SMALL_MODEL, Probe, probe
+from fedloom.training.probe import LANES, SMALL_MODEL, Probe, probe
 from fedloom.tuning.estimate import duration, size
 
 WARM_UP = 2  # rounds that are not counted: they load, record and fill caches
@@ -161,14 +161,12 @@ def choices(facts: Probe, setup: Setup, settings: RunTable, cohort: int, workers
         why = asked or f"a model of {size(facts.bytes)} is small (up to {size(SMALL_MODEL)}) and {cohort} take part"
         together = f"{setup.group} clients side by side: {why}"
     else:
-        rule = f"side by side pays up to {size(SMALL_MODEL)} of model and from {2 * EAGER_GROUP} clients a round"
+        rule = f"side by side pays up to {size(SMALL_MODEL)} of model and from {2 * LANES} clients a round"
         why = asked or f"the model has {size(facts.bytes)} and {cohort} take part; {rule}"
         # known only where side by side was wanted
         together = f"one client at a time: {facts.__dict__.get('cannot_group') or why}"
-    if setup.compile:
-        steps = "steps are compiled, as asked"
-    elif setup.replay and (kernels := facts.kernels()):
-        steps = f"steps are recorded and replayed: {kernels} kernels each, without autograd; nothing is compiled"
+    if setup.replay and (kernels := facts.kernels()):
+        steps = f"steps are recorded and replayed: {kernels} kernels each, without autograd"
     else:
         steps = "steps are done by autograd: this model's cannot be replayed"
     return [where, together, steps]

@@ -62,6 +62,7 @@ def parse(text: str, base: Path = Path()) -> experiment_file.Experiment:
         ('[evaluate]\nstop = "target"', ["stop", "target"]),
         ('[evaluate]\nsplits = ["tests"]', ["[evaluate] splits", "'tests'"]),
         ("[run]\nworkers = 0", ["[run] workers", "at least 1"]),
+        ("[run]\ncompile = true", ["[run] compile was removed", "True", "Delete the key"]),
         ("seeds = []", ["seeds", "[1, 2, 3]"]),
         ("seeds = [1, 1]", ["twice"]),
         ("seeds = 3", ["seeds", "3"]),

@@ -126,6 +126,16 @@ def test_more_rounds_extend_a_run(federation: fl.Federation, task: fl.Task, tmp_
     assert {row["round"] for row in longer.rows("clients") if row["phase"] in ("final", "universal")} == {5}
 
 
+def test_a_run_of_an_older_version_whose_setup_has_other_names_can_be_extended(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    short = run(federation, task, tmp_path / "r", rounds=1)
+    with Store(short.folder) as store:
+        store.set_fact("setup", {**store.fact("setup"), "compile": False})
+    longer = run(federation, task, tmp_path / "r", rounds=2)
+    assert longer.weights_sha256 == run(federation, task, tmp_path / "whole", rounds=2).weights_sha256
+
+
 def test_a_finished_run_is_not_run_again(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
     first = run(federation, task, tmp_path)
     before = first.rows("rounds")
