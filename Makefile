@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test slow crosscheck flower benchmarks lint install clean
+.PHONY: demo test slow docs crosscheck flower benchmarks lint install clean
 
 demo: install
 	$(BIN)/fedloom demo
@@ -18,6 +18,11 @@ test: $(VENV)/.tests
 # what takes long: every odd model and loss in every way that fedloom computes it
 slow: $(VENV)/.tests
 	$(BIN)/python -m pytest -n 2 -m slow
+
+# the documentation site, in site/: a broken link or anchor is an error; nothing is fetched while it is built or read
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "Open site/index.html"
 
 # against independent implementations, which are installed only for this; pfl-research has no release for Python 3.13
 CROSSCHECK := .venv-crosscheck/bin/python -m
@@ -63,5 +68,10 @@ $(VENV)/.tests: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test]"
 	touch $@ $(VENV)/.package
 
+$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing fedloom and what its documentation needs into $(VENV) …"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"
+	touch $@ $(VENV)/.package
+
 clean:
-	rm -rf $(VENV) .venv-crosscheck .venv-flower runs build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-crosscheck .venv-flower runs site build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""What fedloom knows about its algorithms, in words: for `fedloom algorithms` and the documentation alike."""
+"""What fedloom knows about its algorithms, in words: `fedloom algorithms` and the documentation show it."""
 
 from __future__ import annotations
 
@@ -92,60 +92,3 @@ def _words(schema: dict[str, object]) -> str:
     }
     limits = [f"{words} {schema[bound]:g}" for bound, words in bounds.items() if bound in schema]
     return ", ".join([word, *limits])
-
-
-def markdown() -> str:
-    """The page docs/algorithms.md."""
-    lines = [
-        "# Algorithms",
-        "",
-        "<!-- made by `python -m fedloom.catalogue > docs/algorithms.md`; a test holds that it is up to date -->",
-        "",
-        "A name stands in an experiment file's `[algorithm]` table. Any key of `[train]` may stand beside an",
-        "algorithm's own keys. Write your own in ten minutes: see [Contributing](../CONTRIBUTING.md).",
-        "",
-        "| name | what it is for | secure aggregation |",
-        "| --- | --- | --- |",
-    ]
-    lines += [f"| [`{e.name}`](#{e.name}) | {e.summary} | {e.secure.split(':')[0]} |" for e in entries()]
-    for e in entries():
-        lines += ["", f"## {e.name}", "", e.summary, ""]
-        if e.details:
-            lines += [e.details, ""]
-        if e.fields:
-            lines += ["| key | | default |", "| --- | --- | --- |"]
-            lines += [
-                f"| `{key}` | {kind.replace('|', '·')} | `{default}` |" for key, (kind, default) in e.fields.items()
-            ]
-            lines += [""]
-        facts = [f"Secure aggregation: {e.secure}.", f"On a network: {e.network}."]
-        lines += [" ".join([*facts, f"Reference: {e.reference}." if e.reference else ""]).strip()]
-    lines += [
-        "",
-        "## Robust rules",
-        "",
-        '`rule = "median"` or `rule = { name = "krum", byzantine = 1 }` in any algorithm that has the key `rule`.',
-        "A rule makes no sense for `staged` (its groups add up sums, so it refuses one), `qfedavg` (it listens most to",
-        "those who are worst off, whom a rule would leave out), `fed_dropout` (clients train different weights),",
-        "`cocoa` (only the plain sum keeps primal and dual together), the evolutions (clients send fitness, not",
-        "changes), and where there is no server.",
-        "",
-        "An update that is not finite (NaN or infinite anywhere) is left out before the rule looks at the others, and",
-        "its client keeps what it had before the round. It counts among those that the rule tolerates: `byzantine` or",
-        "`trim`, otherwise fewer than half of the cohort. If there are more, the round is abandoned, and the model",
-        "stays. The log, `RoundRecord.left_out` and the report's cautions say whose updates these were. Without a rule",
-        "such an update ends the run with an error that names the client.",
-        "",
-        "| name | |",
-        "| --- | --- |",
-    ]
-    from fedloom.aggregation.robust import RULES
-
-    for name, rule in RULES.items():
-        keys = ", ".join(f"`{key}` ({info.default})" for key, info in rule.model_fields.items())
-        lines.append(f"| `{name}` | {(rule.__doc__ or '').strip()} {'Keys: ' + keys + '.' if keys else ''} |")
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    print(markdown(), end="")

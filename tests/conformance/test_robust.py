@@ -448,7 +448,7 @@ def farthest(one: list[Tree], other: list[Tree]) -> float:
 
 
 def test_rules_are_for_every_algorithm_whose_server_takes_means() -> None:
-    without = {"pooled", "local", "peer", "cocoa", "qfedavg", "fed_dropout"}  # docs/algorithms.md says why
+    without = {"pooled", "local", "peer", "cocoa", "qfedavg", "fed_dropout"}  # docs/reference/algorithms.md says why
     without |= {"neuroevolution", "random_search", "openai_es", "snes"}
     assert {name for name, kind in ALGORITHMS.items() if "rule" not in kind.model_fields} == without
 

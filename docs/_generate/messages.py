@@ -1,0 +1,19 @@
+"""Writes the reference of the network protocol's messages."""
+
+from __future__ import annotations
+
+import inspect
+
+from _generate.experiment_file import summary
+from _generate.fields import table
+from fedloom.network.protocol import messages
+
+
+def fields() -> str:
+    """Write a section for each message."""
+    lines = []
+    for name, kind in vars(messages).items():
+        is_message = inspect.isclass(kind) and issubclass(kind, messages.Message)
+        if is_message and kind.__module__ == messages.__name__ and kind.model_fields:
+            lines += [f"### {name}", "", summary(kind), "", table(kind), ""]
+    return "\n".join(lines)

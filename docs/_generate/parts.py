@@ -1,0 +1,20 @@
+"""The generated parts of pages, by the name that a page uses in `<!-- generated: NAME -->`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from _generate import algorithms, command_line, experiment_file, messages, package, store
+
+PARTS: dict[str, Callable[[], str]] = {
+    "experiment_file": experiment_file.keys,
+    "sources": experiment_file.sources,
+    "partitions": experiment_file.partitions,
+    "algorithm_overview": algorithms.overview,
+    "algorithms": algorithms.algorithms,
+    "rules": algorithms.rules,
+    "command_line": command_line.commands,
+    "store": store.tables,
+    "messages": messages.fields,
+    "package": package.modules,
+}

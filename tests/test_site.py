@@ -1,0 +1,86 @@
+"""The documentation site: what it generates from the code, and that it builds without a broken link or a request."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "docs"))
+
+from _generate import command_line, experiment_file, package, store  # noqa: E402
+from _generate.fields import default, words  # noqa: E402
+from _generate.parts import PARTS  # noqa: E402
+
+
+def test_every_generated_part_stands_on_exactly_one_page() -> None:
+    pages = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")]
+    asked = [name for page in pages for name in re.findall(r"<!-- generated: (\w+) -->", page)]
+    assert sorted(asked) == sorted(PARTS)
+
+
+def test_a_type_is_said_in_words() -> None:
+    assert words({"enum": ["a", "b"]}) == '`"a"` or `"b"`'
+    assert words({"type": "array", "items": {"type": "integer"}}) == "list of whole numbers"
+    assert words({"type": "number", "exclusiveMinimum": 0, "maximum": 1}) == "number, more than 0, at most 1"
+    assert words({"anyOf": [{"type": "string"}, {"type": "null"}]}) == "text"
+
+
+def test_a_default_is_written_as_an_experiment_file_writes_it() -> None:
+    run = experiment_file.models()["[run]"]
+    assert default(run, "backend") == 'default: `"vector"`'
+    assert default(run, "keep_models") == "default: `false`"
+
+
+def test_the_reference_names_every_key_that_an_experiment_file_may_have() -> None:
+    written = PARTS["experiment_file"]()
+    for model in experiment_file.models().values():
+        for name in model.model_fields:
+            assert f"| `{name}` |" in written
+
+
+def test_the_reference_explains_every_table_and_column_of_the_store() -> None:
+    assert {name: set(columns) for name, columns in store.schema().items()} == {
+        name: set(columns) for name, (_, columns) in store.MEANINGS.items()
+    }
+
+
+def test_the_reference_has_every_command_with_its_help() -> None:
+    written = command_line.commands()
+    for name in ("run", "check", "serve", "data get", "agents list"):
+        assert f"## fedloom {name}\n" in written
+    assert not re.search(r"^\| `-.*` \|  \|$", written, re.MULTILINE), "an option has no help"
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [str(path) for path in package.PACKAGE.rglob("*.py") if not package.first_sentence(path)]
+    assert silent == []
+
+
+@pytest.mark.slow
+def test_the_site_builds_strictly_and_asks_nothing_of_the_network(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pages = list(tmp_path.rglob("*.html"))
+    assert len(pages) > 40
+    for page in pages:
+        assert loaded(page.read_text(encoding="utf-8")) == [], page
+    for sheet in tmp_path.rglob("*.css"):
+        assert not re.search(r"(url\(|@import\s+)[\"']?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet
+
+
+def loaded(html: str) -> list[str]:
+    """The addresses on other hosts that a browser would fetch by itself when it opens this page."""
+    tags = re.findall(r"<(?:script|img|iframe|source|video|audio|embed|object|link)\b[^>]*>", html)
+    found = [re.search(r"(?:src|href|data)=[\"']?((?:https?:)?//[^\"'\s>]+)", tag) for tag in tags]
+    return [match[1] for match, tag in zip(found, tags, strict=True) if match and 'rel="canonical"' not in tag]
+
+
+def test_a_picture_from_another_host_would_be_noticed() -> None:
+    assert loaded('<p><img alt="" src="https://example.org/a.png"></p>') == ["https://example.org/a.png"]
+    assert loaded('<a href="https://example.org">link</a><img src="a.png">') == []
