@@ -35,7 +35,7 @@ def _walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
 def _table(command: Any) -> str:
     lines = []
     for parameter in command.params:
-        if parameter.name == "help":
+        if parameter.name == "help" or getattr(parameter, "hidden", False):
             continue
         is_option = parameter.param_type_name == "option"
         names = (
