@@ -65,14 +65,11 @@ class Record(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Let a field that is only given another type or default keep the description it inherits."""
+        """Let a field that only gets another type or default keep the description it inherits."""
+        bases = [base for base in cls.__mro__[1:] if issubclass(base, BaseModel)]
         for name, field in cls.model_fields.items():
-            inherited = (
-                base.model_fields[name] for base in cls.__mro__[1:] if name in getattr(base, "model_fields", ())
-            )
-            field.description = field.description or next(
-                (one.description for one in inherited if one.description), None
-            )
+            known = (base.model_fields[name].description for base in bases if name in base.model_fields)
+            field.description = field.description or next(filter(None, known), None)
 
     @classmethod
     def known(cls) -> list[str]:

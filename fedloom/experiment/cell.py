@@ -18,8 +18,8 @@ from fedloom.experiment.store import Store
 from fedloom.experiment.worker_groups import Track
 from fedloom.federation.engine import RoundRecord, Snapshot, fit
 from fedloom.federation.sampling import Sampling
+from fedloom.results import headline
 from fedloom.task import Task
-from fedloom.training.evaluation import pool
 from fedloom.training.local import Groups
 
 
@@ -107,7 +107,7 @@ class Cell:
                 end = "" if record.complete else ", too many for the rule: the round does not count"
                 said = f"{self.title}, round {record.round}: left out updates that are not finite, of {names}{end}."
                 self.progress.note(said)
-            values = headline_values(record, task)
+            values = headline.of_round(record, task)
             self.progress.step(self.title, record.round, values, record.seconds)
             reached = record.reached
             last = record.round == self.rounds or reached
@@ -141,32 +141,10 @@ class Cell:
         lower = metric == "loss" or any(m.name == metric and not m.higher_is_better for m in task.measures)
 
         def reached(record: RoundRecord) -> bool:
-            value = headline_values(record, task).get(metric)
+            value = headline.of_round(record, task).get(metric)
             return value is not None and (value <= target if lower else value >= target)
 
         return reached
-
-
-def headline_values(record: RoundRecord, task: Task) -> dict[str, float]:
-    """Loss and metrics of a round in a nutshell: on the server's test data if there is some, else the clients' mean."""
-    if record.server:
-        measured = record.server.get("test") or next(iter(record.server.values()))
-        return measured.values(task)
-    for phase in ("final", "post_fit", "pre_fit"):
-        graded = [
-            splits.get("test") or next(iter(splits.values()))
-            for splits in record.clients.get(phase, {}).values()
-            if splits
-        ]
-        graded = [measured for measured in graded if measured.count]
-        if graded:
-            means = ["loss", *(measure.name for measure in task.measures if measure.is_mean)]
-            values = [measured.values(task) for measured in graded]
-            found = {name: sum(value[name] for value in values) / len(values) for name in means}
-            if len(means) <= len(task.measures):  # what is no mean is made from everybody's scores together
-                found = {**pool(graded).values(task), **found}
-            return found
-    return {}
 
 
 def final_sha256(

@@ -9,7 +9,7 @@ from pydantic import model_validator
 
 from fedloom.errors import InputError
 from fedloom.record import Count, Record
-from fedloom.results import curve_numbers
+from fedloom.results import curve_numbers, headline
 from fedloom.results.run_data import ClientValues, Floats, Ints, RunData
 
 Statistic = Literal["mean", "std", "lowest", "highest"]
@@ -80,7 +80,7 @@ class Measure(Record):
 
     def _curve(self, view: RunData, label: str, seed: int) -> tuple[Ints, Floats]:
         if self.of == "headline":
-            return view.headline_curve(label, seed, self.metric)
+            return headline.curve(view, label, seed, self.metric)
         if self.of == "server":
             return view.server_values(label, seed, self.metric, self.split)
         return over_clients(view.client_values(label, seed, self.of, self.metric, self.split), self.clients)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedloom.results.curve_numbers import last_mean, peak
+from fedloom.results import headline
 from fedloom.results.run_data import RunData
 
 # in the order in which one of them becomes what the comparison is about
@@ -78,9 +78,7 @@ def at_clients(view: RunData, label: str, seed: int, key: str, metric: str, rule
         at, values = stats.index, stats.mean
     if not len(at):
         return None
-    if rule == "best":
-        return peak(at, values, view.metric(metric).higher_is_better)[0]
-    return last_mean(values, 1 if rule == "final" else int(rule.removeprefix("last:")))
+    return headline.of_rounds(values, rule, view.metric(metric).higher_is_better)
 
 
 def primary(view: RunData) -> Comparison | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedloom.errors import FedloomError
-from fedloom.results import learning_curves
+from fedloom.results import headline, learning_curves
 from fedloom.results.client_tables import average
 from fedloom.results.comparisons import measures, primary
 from fedloom.results.figure_style import (
@@ -43,7 +43,7 @@ def draw_all(view: RunData, fill: str = "min-max", metric: str | None = None) ->
 
     chosen = metric or view.main_metric
     makers: tuple[Callable[[], CaptionedFigure | None], ...] = (
-        lambda: headline(view),
+        lambda: at_a_glance(view),
         lambda: comparison(view, chosen),
         lambda: global_model(view, chosen),
         lambda: sausage(view, chosen, "rounds", fill),
@@ -71,7 +71,7 @@ def looks(view: RunData) -> dict[str, dict[str, Any]]:
     return {label: line_style(number) for number, label in enumerate(view.labels)}
 
 
-def headline(view: RunData) -> CaptionedFigure | None:
+def at_a_glance(view: RunData) -> CaptionedFigure | None:
     """The result at a glance: every seed, their mean and its interval."""
     first = primary(view)
     if first is None:
@@ -254,7 +254,7 @@ def against_bytes(view: RunData, metric: str) -> CaptionedFigure | None:
     for label in view.labels:
         curves, sent = [], []
         for seed in view.seeds:
-            rounds, values = view.headline_curve(label, seed, metric)
+            rounds, values = headline.curve(view, label, seed, metric)
             traffic = view.costs(label, seed)
             if len(rounds):
                 place = np.searchsorted(traffic.rounds, rounds)
@@ -288,7 +288,7 @@ def against_bytes(view: RunData, metric: str) -> CaptionedFigure | None:
     axes.set_xlabel("Megabytes sent and received by all clients")
     axes.set_ylabel(f"Test {metric}")
     figure.legend(loc="outside right center", frameon=False)
-    caption = f"The curve is {view.headline_curve_in_words}; bytes are those of weights and numbers, uncompressed."
+    caption = f"The curve is {headline.curve_in_words(view)}; bytes are those of weights and numbers, uncompressed."
     return CaptionedFigure("bytes", f"{metric.capitalize()} against bytes", caption + _means(view), figure)
 
 

@@ -80,7 +80,7 @@ def html(view: RunData, drawn: Sequence[CaptionedFigure], made: Sequence[Table])
 def _result(view: RunData, drawn: Sequence[CaptionedFigure], made: Sequence[Table]) -> Iterator[str]:
     """The first thing one reads: sentences, a few large numbers, a figure and the main table."""
     yield "<h2>Result</h2>"
-    for paragraph in headline(view):
+    for paragraph in result_in_words(view):
         first, _, rest = paragraph.partition(". ")
         yield f'<p class="lead"><b>{_text(first)}{"." if rest else ""}</b> {_text(rest)}</p>'
     yield f'<div class="cards">{"".join(_cards(view))}</div>'
@@ -93,7 +93,7 @@ def _result(view: RunData, drawn: Sequence[CaptionedFigure], made: Sequence[Tabl
         yield f"<details><summary>More results</summary>{''.join(_table(view, table) for table in more)}</details>"
 
 
-def headline(view: RunData) -> Iterator[str]:
+def result_in_words(view: RunData) -> Iterator[str]:
     """What came out, a paragraph for each way of measuring."""
     first = primary(view)
     if first is None:

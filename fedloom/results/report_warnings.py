@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fedloom.results import headline
 from fedloom.results.run_data import RunData
 from fedloom.results.statistics import SEEDS_FOR_A_TEST
 from fedloom.results.table import show
@@ -76,7 +77,7 @@ def _diverged(view: RunData) -> Iterator[str]:
     for label in view.labels:
         worst = 0.0
         for seed in view.seeds:
-            _, values = view.headline_curve(label, seed, "loss")
+            _, values = headline.curve(view, label, seed, "loss")
             if len(values) > 2 and values.min() > 0:
                 worst = max(worst, float(values[-1] / values.min()))
         if worst > 2:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedloom.errors import InputError, StoreError, nearest
 from fedloom.experiment.store import Store
+from fedloom.results import headline
 
 if TYPE_CHECKING:
     import pandas
@@ -74,8 +74,6 @@ class Result:
             described = store.fact("description") or {}
             rule = (described.get("evaluate") or {}).get("headline", "final")
             metrics = described.get("metrics") or (described.get("task") or {}).get("metrics") or ()
-            lower = {row["metric"] for row in store.rows("metrics") if not row["higher_is_better"]}
-            means = {row["metric"] for row in store.rows("metrics") if row["is_mean"]}
             runs = tuple(
                 CellResult(
                     cell["label"],
@@ -83,7 +81,7 @@ class Result:
                     cell["status"],
                     cell["rounds_done"],
                     store.summary(cell["id"]),
-                    _headline(store, cell["id"], rule, lower, means),
+                    headline.of_cell(store, cell["id"], rule),
                     cell["weights_sha256"],
                     cell["error"],
                 )
@@ -294,28 +292,6 @@ _STORED = {
     "history": "history",
     "public": "public_numbers",
 }
-
-
-def _headline(store: Store, cell: int, rule: str, lower: set[str], means: set[str]) -> dict[str, float]:
-    """The numbers that count: at the end, of the best round, or the mean of the last k measured rounds."""
-    if rule == "final":
-        return store.summary(cell)
-    series: dict[str, dict[int, list[float]]] = {}
-    for row in store.rows("client_metrics", cell):
-        if row["value"] is not None and row["phase"] in ("pre_fit", "post_fit") and row["metric"] in means:
-            name = f"{row['phase']}_{row['split']}_{row['metric']}"
-            series.setdefault(name, {}).setdefault(row["round"], []).append(row["value"])
-    for row in store.rows("server_metrics", cell):
-        if row["value"] is not None:
-            series.setdefault(f"server_{row['split']}_{row['metric']}", {})[row["round"]] = [row["value"]]
-    chosen = {}
-    for name, rounds in series.items():
-        curve = [statistics.fmean(values) for _, values in sorted(rounds.items())]
-        if rule == "best":
-            chosen[name] = (min if any(name.endswith(f"_{metric}") for metric in lower) else max)(curve)
-        else:
-            chosen[name] = statistics.fmean(curve[-int(rule.removeprefix("last:")) :])
-    return chosen
 
 
 def _overall(statuses: list[str]) -> str:

@@ -311,29 +311,11 @@ class RunData:
             found.setdefault(row["metric"], []).append(math.nan if row["value"] is None else row["value"])
         return {metric: np.array(values) for metric, values in found.items()}
 
-    def headline_curve(self, label: str, seed: int, metric: str) -> tuple[Ints, Floats]:
-        """What a target is about: the global model on the server's test data, else the clients' mean after training."""
-        if self.has_server_test:
-            return self.server_values(label, seed, metric)
-        if not self.metric(metric).is_mean:
-            return self.pooled_values(label, seed, "post_fit", metric)
-        stats = self.client_values(label, seed, "post_fit", metric).by_round()
-        return stats.index, stats.mean
-
     @cached_property
     def has_server_test(self) -> bool:
         """Whether the global model was measured on test data by itself."""
         return any(
             len(self.server_values(label, seed, metric)[0]) for label, seed in self.cells for metric in self.metrics
-        )
-
-    @property
-    def headline_curve_in_words(self) -> str:
-        """What `headline_curve` is in this run."""
-        return (
-            "the global model on test data (the server's own, or the union of the clients')"
-            if self.has_server_test
-            else "the mean over clients of each one's model after local training, on its own test split"
         )
 
     def last_round(self, label: str, phase: str, metric: str) -> dict[int, ClientValues]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from fedloom.results import client_tables, curve_numbers
+from fedloom.results import client_tables, curve_numbers, headline
 from fedloom.results.comparisons import Comparison, measures, primary
 from fedloom.results.run_data import RunData
 from fedloom.results.statistics import SEEDS_FOR_A_TEST, Difference, differences, in_words, known_mean, spread
@@ -152,7 +152,7 @@ def targets(view: RunData) -> Iterator[Table]:
         for label in view.labels:
             firsts, crossings, sent, seconds, runs = [], [], [], [], 0
             for seed in view.seeds:
-                rounds, values = view.headline_curve(label, seed, metric)
+                rounds, values = headline.curve(view, label, seed, metric)
                 if not len(rounds):
                     continue
                 runs += 1
@@ -186,7 +186,7 @@ def targets(view: RunData) -> Iterator[Table]:
             columns = ("algorithm", "seeds there", "first round", "crossing", "bytes", "time", "speed-up")
             kinds = ("text", "text", "short", "short", "bytes", "seconds", "factor")
             note = (
-                f"The curve is {view.headline_curve_in_words}, made monotone (best so far). “First round” is the "
+                f"The curve is {headline.curve_in_words(view)}, made monotone (best so far). “First round” is the "
                 "first one measured at or beyond the target, “crossing” interpolates between it and the one "
                 "measured before. Means over seeds, given only where every seed got there. Bytes are all that clients "
                 "sent and received (the pooled baseline sends no weights: it would move the data). The speed-up is "
@@ -204,7 +204,7 @@ def fairness(view: RunData) -> Iterator[Table]:
     for label in view.labels:
         last = view.last_round(label, "post_fit", metric)
         found = [curve_numbers.fairness(clients.values, kind.higher_is_better) for clients in last.values()]
-        curves = [view.headline_curve(label, seed, metric) for seed in view.seeds]
+        curves = [headline.curve(view, label, seed, metric) for seed in view.seeds]
         curves = [curve for curve in curves if len(curve[0])]
         peaks = [curve_numbers.peak(*curve, kind.higher_is_better) for curve in curves]
         if found or curves:
@@ -228,7 +228,7 @@ def fairness(view: RunData) -> Iterator[Table]:
         note = (
             "Clients: each one's model on its own test split after its last local training; "
             "the worst tenth is at least one client; Jain's index is 1 when all clients fare the same. Curve: "
-            f"{view.headline_curve_in_words}; mean of the last 10 measured rounds, and the peak, chosen on the test "
+            f"{headline.curve_in_words(view)}; mean of the last 10 measured rounds, and the peak, chosen on the test "
             "data and so optimistic. Means over seeds."
         )
         yield Table("fairness", f"Fairness, last rounds and peak: {metric}", columns, tuple(rows), kinds, note)

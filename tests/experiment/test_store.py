@@ -13,10 +13,10 @@ from torch import nn
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError, StoreError
 from fedloom.experiment import store as module
-from fedloom.experiment.cell import headline_values
 from fedloom.experiment.store import Store
 from fedloom.federation.engine import RoundRecord
 from fedloom.federation.work import Report
+from fedloom.results import headline
 from fedloom.task import Task
 from fedloom.training.evaluation import Measured, pool
 
@@ -301,7 +301,7 @@ def test_a_site_that_keeps_its_scores_to_itself_stops_no_round() -> None:
     hidden = Measured(2, {"loss": 2.0, "accuracy": 2.0})
     for order in ((ranked([0.1, 0.2], [0, 1]), hidden), (hidden, ranked([0.1, 0.2], [0, 1]))):
         clients = {"pre_fit": {client: {"test": part} for client, part in enumerate(order)}}
-        found = headline_values(record(1, clients=clients, server={}), RANKING)
+        found = headline.of_round(record(1, clients=clients, server={}), RANKING)
         assert found == {"loss": 1.0, "accuracy": 0.75}
 
 

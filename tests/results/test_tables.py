@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fedloom as fl
-from fedloom.results import curve_numbers, tables
+from fedloom.results import curve_numbers, headline, tables
 from fedloom.results.comparisons import at_clients, measures
 from fedloom.results.result import Result
 from fedloom.results.run_data import RunData
@@ -164,7 +164,7 @@ def test_targets_are_about_the_monotone_curve(view: RunData) -> None:
     table = named(view, "target_accuracy")
     for row in table.rows:
         reached = [
-            curve_numbers.reached(*view.headline_curve(str(row[0]), seed, "accuracy"), target=0.5) for seed in (1, 2)
+            curve_numbers.reached(*headline.curve(view, str(row[0]), seed, "accuracy"), target=0.5) for seed in (1, 2)
         ]
         if None not in reached:
             assert row[2] == pytest.approx(statistics.fmean(r.round for r in reached if r))

@@ -1,0 +1,91 @@
+"""The headline: the one number of a round, a cell or a curve that progress, targets, tables and figures show.
+
+It is the global model on test data if the server measures that, and otherwise the mean over clients, each on its own
+test split. `evaluate.headline` says which rounds count: the last one, the best one, or the mean of the last k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from fedloom.results.curve_numbers import last_mean, peak
+from fedloom.training.evaluation import pool
+
+if TYPE_CHECKING:
+    from fedloom.experiment.store import Store
+    from fedloom.federation.engine import Phase, RoundRecord
+    from fedloom.results.run_data import Floats, Ints, RunData
+    from fedloom.task import Task
+
+PHASES: tuple[Phase, ...] = ("final", "post_fit", "pre_fit")  # the first one that was measured in a round counts
+
+
+def of_round(record: RoundRecord, task: Task) -> dict[str, float]:
+    """Return loss and metrics of a round: on the server's test data if it has some, else the clients' mean."""
+    if record.server:
+        measured = record.server.get("test") or next(iter(record.server.values()))
+        return measured.values(task)
+    for phase in PHASES:
+        clients = [splits for splits in record.clients.get(phase, {}).values() if splits]
+        graded = [splits.get("test") or next(iter(splits.values())) for splits in clients]
+        graded = [measured for measured in graded if measured.count]
+        if graded:
+            means = ["loss", *(measure.name for measure in task.measures if measure.is_mean)]
+            values = [measured.values(task) for measured in graded]
+            found = {name: sum(value[name] for value in values) / len(values) for name in means}
+            if len(means) <= len(task.measures):  # a metric that is not a mean is computed from all scores together
+                found = {**pool(graded).values(task), **found}
+            return found
+    return {}
+
+
+def of_cell(store: Store, cell: int, rule: str) -> dict[str, float]:
+    """Return the numbers of a cell that count: at the end, of the best round, or the mean of the last k rounds."""
+    if rule == "final":
+        return store.summary(cell)
+    metrics = store.rows("metrics")
+    means = {row["metric"] for row in metrics if row["is_mean"]}
+    lower = tuple(f"_{row['metric']}" for row in metrics if not row["higher_is_better"])
+    by_round: dict[str, dict[int, list[float]]] = {}  # name → round → values
+    for row in store.rows("client_metrics", cell):
+        if row["value"] is not None and row["phase"] in ("pre_fit", "post_fit") and row["metric"] in means:
+            name = f"{row['phase']}_{row['split']}_{row['metric']}"
+            by_round.setdefault(name, {}).setdefault(row["round"], []).append(row["value"])
+    for row in store.rows("server_metrics", cell):
+        if row["value"] is not None:
+            by_round.setdefault(f"server_{row['split']}_{row['metric']}", {})[row["round"]] = [row["value"]]
+    return {
+        name: of_rounds([fmean(values) for _, values in sorted(rounds.items())], rule, not name.endswith(lower))
+        for name, rounds in by_round.items()
+    }
+
+
+def of_rounds(values: Iterable[float], rule: str, higher_is_better: bool) -> float:
+    """Apply the rule of `evaluate.headline` to the measured rounds of a curve.
+
+    >>> of_rounds([0.1, 0.9, 0.5], "best", True), of_rounds([0.1, 0.9, 0.5], "last:2", True)
+    (0.9, 0.7)
+    """
+    known = list(values)
+    if rule == "best":
+        return peak(range(len(known)), known, higher_is_better)[0]
+    return last_mean(known, 1 if rule == "final" else int(rule.removeprefix("last:")))
+
+
+def curve(run: RunData, label: str, seed: int, metric: str) -> tuple[Ints, Floats]:
+    """Return the measured rounds and the headline's values, which targets are about."""
+    if run.has_server_test:
+        return run.server_values(label, seed, metric)
+    if not run.metric(metric).is_mean:
+        return run.pooled_values(label, seed, "post_fit", metric)
+    stats = run.client_values(label, seed, "post_fit", metric).by_round()
+    return stats.index, stats.mean
+
+
+def curve_in_words(run: RunData) -> str:
+    """Say what `curve` is in this run."""
+    if run.has_server_test:
+        return "the global model on test data (the server's own, or the union of the clients')"
+    return "the mean over clients of each one's model after local training, on its own test split"
