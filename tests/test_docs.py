@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import fedloom as fl
 from fedloom import user_code
 from fedloom.data.sources.download import get
 from fedloom.experiment import experiment_file
@@ -21,7 +23,17 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").r
 EXTRAS = {"ray.md": "ray"}  # pages whose commands need a package that may not be there
 RUNNABLE = {"README.md", "how-to/python.md"}  # pages whose Python can be run from top to bottom
 FETCHED = {"four-hospitals.md": "heart_disease"}  # pages whose commands need a dataset that is fetched from elsewhere
-SLOW = {"results.md", "ray.md"}  # pages whose commands take a minute
+SLOW = {  # pages whose commands take many seconds
+    *(
+        "results.md",
+        "sweeps.md",
+        "ray.md",
+        "first-run.md",
+        "your-data-and-model.md",
+        "write-an-algorithm.md",
+        "deploy.md",
+    ),
+}
 COMMANDED = [
     pytest.param(
         page,
@@ -72,10 +84,11 @@ def test_commands_in_the_documentation_run(page: Path, tmp_path: Path, monkeypat
     if page.name in FETCHED:
         monkeypatch.setenv("FEDLOOM_CACHE", str(tmp_path / "cache"))
         get(FETCHED[page.name], from_file=real_data(FETCHED[page.name]))
-    for text in blocks(page, "toml"):
-        named = re.match(r"# (\S+\.toml)\n", text)
+    for text in [*blocks(page, "toml"), *blocks(page, "python")]:
+        named = re.match(r"# (\S+\.(?:toml|py))\n", text)  # several blocks may make one file
         if named:
-            (tmp_path / named[1]).write_text(text)
+            with (tmp_path / named[1]).open("a", encoding="utf-8") as file:
+                file.write(text)
     for text in blocks(page, "sh"):
         for line in text.splitlines():
             command = shlex.split(line, comments=True)
@@ -83,6 +96,8 @@ def test_commands_in_the_documentation_run(page: Path, tmp_path: Path, monkeypat
                 command += ["--set", "seeds=[1]"]  # tutorials have several for their statistics; one shows that it runs
             if command[:1] == ["fedloom"]:
                 run([sys.executable, "-m", "fedloom.cli", *command[1:]], tmp_path)
+            elif command[:1] == ["python"] and (tmp_path / command[1]).is_file():
+                run([sys.executable, *command[1:]], tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=title)
@@ -100,6 +115,26 @@ def test_examples_run(file: Path, tmp_path: Path) -> None:
         pytest.skip("needs a download; tests marked `data` run it where the data is at hand")
     command = [sys.executable, "-m", "fedloom.cli", "run", str(file), "-q", "--set", "rounds=2", "--workers", "1"]
     run([*command, "--out", str(tmp_path / "out")], tmp_path)
+
+
+def test_averaging_written_by_hand_gives_the_weights_of_fedavg() -> None:
+    file = ROOT / "examples" / "fedavg_from_scratch.py"
+    assert len(file.read_text(encoding="utf-8").splitlines()) <= 60
+    by_hand = user_code.code("fedavg_from_scratch.py:AverageByHand", file.parent)
+    people = user_code.code("fedavg_from_scratch.py:people", file.parent)
+    task = fl.Task(lambda: torch.nn.Linear(64, 10), metrics=["accuracy"])
+    states = []
+    for algorithm in (by_hand(lr=0.3), fl.FedAvg(lr=0.3)):
+        *_, last = fl.fit(people(), task, algorithm, rounds=2, sampling=fl.Sampling(fraction=0.5))
+        states.append(last.state["model"])
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
+
+
+def test_the_example_from_scratch_learns(tmp_path: Path) -> None:
+    printed = run([sys.executable, str(ROOT / "examples" / "fedavg_from_scratch.py")], tmp_path)
+    accuracy = [float(found) for found in re.findall(r"accuracy (0\.\d+)", printed)]
+    assert len(accuracy) == 20
+    assert accuracy[-1] > 0.85 > 0.3 > accuracy[0]
 
 
 @pytest.mark.filterwarnings("ignore")  # those of Jupyter's event loop
