@@ -21,7 +21,8 @@ from fedloom.testing import check_algorithm
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 EXTRAS = {"ray.md": "ray"}  # pages whose commands need a package that may not be there
-RUNNABLE = {"README.md", "how-to/python.md"}  # pages whose Python can be run from top to bottom
+# pages whose Python can be run from top to bottom, and how much of it: one page also shows other frameworks' programs
+RUNNABLE = {"README.md": None, "how-to/python.md": None, "how-to/from-other-frameworks.md": 1}
 FETCHED = {"four-hospitals.md": "heart_disease"}  # pages whose commands need a dataset that is fetched from elsewhere
 SLOW = {  # pages whose commands take many seconds
     *(
@@ -67,7 +68,7 @@ def test_python_in_the_documentation_runs(page: Path, tmp_path: Path) -> None:
     for text in code:
         compile(text, str(page), "exec")
     if title(page) in RUNNABLE and code:
-        (tmp_path / "page.py").write_text("\n".join(code))
+        (tmp_path / "page.py").write_text("\n".join(code[: RUNNABLE[title(page)]]))
         run([sys.executable, "page.py"], tmp_path)
 
 

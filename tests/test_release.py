@@ -1,4 +1,4 @@
-"""A release is whole: the wheel holds all data files, and fedloom works from it in an environment without the sources."""
+"""A release is whole: the wheel holds all data files, and fedloom works from it where the sources are not."""
 
 from __future__ import annotations
 
