@@ -18,7 +18,7 @@ MODULES = sorted(
 # from the bottom to the top: a module may import its own layer and those above it in this table
 LAYERS = [
     ["fedloom", "errors", "faults", "machine"],
-    ["keys", "tree", "record", "user_code", "training.generators"],
+    ["files", "keys", "tree", "record", "user_code", "training.generators"],
     [
         "aggregation",
         "training.optimizers",
@@ -127,7 +127,9 @@ def loaded_by(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("module", ["fedloom", "fedloom.cli", "fedloom.errors", "fedloom.keys", "fedloom.record"])
+@pytest.mark.parametrize(
+    "module", ["fedloom", "fedloom.cli", "fedloom.errors", "fedloom.files", "fedloom.keys", "fedloom.record"]
+)
 def test_importing_it_does_not_load_torch(module: str) -> None:
     loaded = loaded_by(f"import {module}")
     assert module in loaded

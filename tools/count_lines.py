@@ -59,11 +59,9 @@ def code_lines(text: str) -> int:
     1
     """
     documentation: set[int] = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body:
-            first = node.body[0]
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and type(first.value.value) is str:
-                documentation.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    for node in ast.walk(ast.parse(text)):  # docstrings, and the strings that say what a field means
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and type(node.value.value) is str:
+            documentation.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     code: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in NOT_CODE:

@@ -47,7 +47,7 @@ def describe(
     from fedloom.experiment.plan import Plan
 
     experiment = load(file, changes)
-    federation = Plan(experiment).federation(experiment.seeds[0])
+    federation = Plan.of(experiment).federation(experiment.seeds[0])
     description = describing.describe(federation)
     Console(width=None if sys.stdout.isatty() else 80).print(describing.table(description))
     path = picture or Path(f"{file.stem}-data.png")
@@ -69,7 +69,7 @@ def export(
     from fedloom.experiment.plan import Plan
 
     experiment = load(file, changes)
-    federation = Plan(experiment).federation(experiment.seeds[0])
+    federation = Plan.of(experiment).federation(experiment.seeds[0])
     count = write(federation, to, split.value, features, label)
     print(f"{to}: {count} examples of {federation.clients} clients")
 

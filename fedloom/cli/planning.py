@@ -43,11 +43,10 @@ def check(file: File, changes: Changes = None, as_json: AsJson = False) -> None:
     """Show what a file means and what it would cost; nothing is run."""
     import tomli_w
 
-    from fedloom.experiment.plan import Plan
     from fedloom.tuning.estimate import estimate
 
     experiment = load(file, changes)
-    costs = estimate(Plan(experiment))
+    costs = estimate(experiment)
     if as_json:
         print(json.dumps({"experiment": experiment.resolved(), "estimate": costs.json()}, indent=2))
         return
@@ -72,7 +71,7 @@ def graph(
         raise InputError(
             f'{file} has no peer-to-peer algorithm: add one, such as [algorithm] ring = {{ name = "peer" }}.'
         )
-    federation = Plan(experiment).federation(experiment.seeds[0])
+    federation = Plan.of(experiment).federation(experiment.seeds[0])
     count = experiment.cohort.size(federation.clients)
     path = picture or Path(f"{file.stem}-graph.png")
     draw({label: peer.graph(count, experiment.seeds[0], 1) for label, peer in peers.items()}, path)

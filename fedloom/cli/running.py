@@ -72,14 +72,13 @@ def _run(
     report: bool,
 ) -> None:
     from fedloom.experiment.plan import Plan
-    from fedloom.experiment.run import run as run_experiment
+    from fedloom.experiment.run import run_plan
 
     experiment = load(file, changes)
-    plan = Plan(experiment)
     folder = out or Path("runs") / experiment.name
     with showing(quiet) as progress, stop_on_interrupt() as should_stop:
-        result = run_experiment(
-            **plan.arguments(), out=folder, fresh=fresh, progress=progress, should_stop=should_stop, verbose=verbose
+        result = run_plan(
+            Plan.of(experiment), folder, fresh=fresh, progress=progress, should_stop=should_stop, verbose=verbose
         )
     finish(result, experiment, folder, f"fedloom run {file}" + (f" --out {out}" if out else ""), as_json, report)
 
@@ -206,11 +205,10 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Measure how long a file's rounds take on this machine; nothing is stored."""
-    from fedloom.experiment.plan import Plan
     from fedloom.tuning.bench import bench as measure
 
     with showing(quiet=False) as progress:
-        found = measure(Plan(load(file, changes)), rounds, progress)
+        found = measure(load(file, changes), rounds, progress)
     if as_json:
         print(json.dumps(found.json(), indent=2))
         return

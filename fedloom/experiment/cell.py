@@ -12,12 +12,11 @@ from fedloom.algorithm import Algorithm
 from fedloom.backends.protocol import Backend
 from fedloom.errors import FedloomError, InputError, QuorumError
 from fedloom.experiment import checkpoint
-from fedloom.experiment.experiment_file import EvaluateTable, RunTable
+from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.store import Store
-from fedloom.experiment.worker_groups import Track
+from fedloom.experiment.worker_groups import WorkerGroup
 from fedloom.federation.engine import RoundRecord, Snapshot, fit
-from fedloom.federation.sampling import Sampling
 from fedloom.results import headline
 from fedloom.task import Task
 from fedloom.training.local import Groups
@@ -27,16 +26,17 @@ from fedloom.training.local import Groups
 class Cell:
     """One algorithm with one seed."""
 
+    plan: Plan
     folder: Path
-    number: int
+    number: int  # in the store
     label: str
     seed: int
-    algorithm: Algorithm
-    rounds: int
-    cohort: Sampling
-    evaluation: EvaluateTable
-    settings: RunTable
     progress: Progress
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm of the cell's label."""
+        return self.plan.algorithms[self.label]
 
     @property
     def title(self) -> str:
@@ -49,26 +49,26 @@ class Cell:
     def is_done(self, store: Store) -> bool:
         """Whether there is nothing left to do; the store is told, if it was not."""
         loaded = checkpoint.load(self.checkpoints)
-        if loaded is None or not loaded.ends(self.rounds):
+        if loaded is None or not loaded.ends(self.plan.rounds):
             return False
         # a kill may have come after the last checkpoint and before the store was told
         store.set_status(self.number, "done", weights_sha256=loaded.extra.get("weights_sha256"))
-        self.progress.begin(self.title, self.rounds, self.rounds)
+        self.progress.begin(self.title, self.plan.rounds, self.plan.rounds)
         self.progress.end(self.title)
         return True
 
-    def train(self, track: Track, should_stop: Callable[[], bool]) -> bool:
+    def train(self, group: WorkerGroup, should_stop: Callable[[], bool]) -> bool:
         """Run to the end, or from the last checkpoint to the end; false when asked to stop before that."""
-        store = track.store
+        store = group.store
         loaded = checkpoint.load(self.checkpoints)
         for note in loaded.notes if loaded else ():
             self.progress.note(f"{self.label}, seed {self.seed}: {note}")
         begun = loaded.snapshot if loaded else None
         store.forget_after(self.number, begun.round if begun else 0)
         store.set_status(self.number, "running")
-        self.progress.begin(self.title, begun.round if begun else 0, self.rounds)
+        self.progress.begin(self.title, begun.round if begun else 0, self.plan.rounds)
         try:
-            finished = self._rounds(track, begun, should_stop)
+            finished = self._rounds(group, begun, should_stop)
         except FedloomError as error:
             if not should_stop():  # otherwise its workers were taken away
                 store.set_status(self.number, "failed", error=str(error))
@@ -79,8 +79,8 @@ class Cell:
             store.set_status(self.number, "stopped")
         return finished
 
-    def _rounds(self, track: Track, begun: Snapshot | None, should_stop: Callable[[], bool]) -> bool:
-        backend, federation, task = track.get(self.seed)
+    def _rounds(self, group: WorkerGroup, begun: Snapshot | None, should_stop: Callable[[], bool]) -> bool:
+        backend, federation, task = group.get(self.seed)
         backend.begin(self.label, self.seed, self.checkpoints)
         own: dict[int, Groups] = dict(begun.own) if begun else {}
         unsaved: dict[int, Groups] = {}
@@ -89,10 +89,10 @@ class Cell:
             federation,
             task,
             self.algorithm,
-            self.rounds,
+            self.plan.rounds,
             seed=self.seed,
-            sampling=self.cohort,
-            evaluation=self.evaluation,
+            sampling=self.plan.cohort,
+            evaluation=self.plan.evaluate,
             backend=backend,
             resume=begun,
             until=self._target(task),
@@ -110,11 +110,11 @@ class Cell:
             values = headline.of_round(record, task)
             self.progress.step(self.title, record.round, values, record.seconds)
             reached = record.reached
-            last = record.round == self.rounds or reached
+            last = record.round == self.plan.rounds or reached
             stopping = not last and should_stop()
-            saving = last or stopping or record.round % self.settings.checkpoint_every == 0
-            track.store.save(self.number, record, task, durable=saving)
-            if self.settings.keep_models:
+            saving = last or stopping or record.round % self.plan.settings.checkpoint_every == 0
+            group.store.save(self.number, record, task, durable=saving)
+            if self.plan.settings.keep_models:
                 checkpoint.keep_model(self.checkpoints, record.round, self.algorithm.server_model(task, record.state))
             sha = final_sha256(backend, self.algorithm, task, record.state, own) if last else None
             if saving:
@@ -124,7 +124,7 @@ class Cell:
             if last:
                 if not complete and begun is None:
                     raise QuorumError(f"No round of {self.label} had enough clients: nothing was learnt.")
-                track.store.set_status(self.number, "done", weights_sha256=sha)
+                group.store.set_status(self.number, "done", weights_sha256=sha)
                 return True
             if stopping:
                 return False
@@ -132,9 +132,9 @@ class Cell:
 
     def _target(self, task: Task) -> Callable[[RoundRecord], bool] | None:
         """Whether a round reaches what the run should stop at."""
-        if self.evaluation.stop != "target":
+        if self.plan.evaluate.stop != "target":
             return None
-        (metric, target), *_ = self.evaluation.target.items()
+        (metric, target), *_ = self.plan.evaluate.target.items()
         known = ["loss", *(measure.name for measure in task.measures)]
         if metric not in known:
             raise InputError(f"[evaluate] target must be about one of {', '.join(known)}. Got '{metric}' instead.")

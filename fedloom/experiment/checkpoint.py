@@ -14,7 +14,6 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedloom import faults
+from fedloom import files
 from fedloom.errors import InputError, StoreError
 from fedloom.federation.engine import Snapshot
 from fedloom.training.local import Groups
@@ -105,7 +104,7 @@ def save(
         needed = [_name("own", int(number)) for number in np.unique(versions) if number != round]
         content["files"] = {**{name: base["files"][name] for name in needed if base}, **written}
         sealed = json.dumps({**content, "sha256": _seal(content)}, indent=1)
-        write_atomically(folder / _name("round", round), sealed.encode(), "checkpoint")
+        files.write_atomically(folder / _name("round", round), sealed.encode(), "checkpoint")
         _tidy(folder, keep)
     except _Damaged as why:
         raise StoreError(
@@ -152,34 +151,6 @@ def kept(folder: str | Path) -> tuple[int, int]:
     """The rounds of the oldest and the newest checkpoint, 0 if there is none; they are not read."""
     rounds = _rounds(Path(folder)) or [0]
     return min(rounds), max(rounds)
-
-
-def write_atomically(path: Path, content: bytes, what: str = "file") -> None:
-    """Replace a file so that after a crash it is either the old one or the new one, whole."""
-    with replacing(path, what) as temporary:
-        temporary.write_bytes(content)
-
-
-@contextmanager
-def replacing(path: Path, what: str = "checkpoint") -> Iterator[Path]:
-    """A temporary file that takes the place of another when it is whole; `what` names the instants for fault tests."""
-    temporary = path.with_name(f"{path.name}.part")
-    try:
-        yield temporary
-        faults.point(f"{what}.write")
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        faults.point(f"{what}.rename")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    faults.point(f"{what}.renamed")
-    if os.name == "posix":  # elsewhere a folder cannot be opened, and a rename is durable by itself
-        handle = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _name(kind: str, round: int) -> str:
@@ -267,18 +238,10 @@ def _tidy(folder: Path, keep: int) -> None:
 
 def _verify(folder: Path, manifest: Mapping[str, Any], name: str) -> None:
     try:
-        if _digest(folder / name) != manifest["files"][name]:
+        if files.sha256(folder / name) != manifest["files"][name]:
             raise _Damaged(f"{name} does not have its SHA-256")
     except FileNotFoundError:
         raise _Damaged(f"{name} is missing") from None
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def _write(path: Path, branches: Mapping[str, Any]) -> str:
@@ -296,9 +259,9 @@ def _write(path: Path, branches: Mapping[str, Any]) -> str:
                 leaf = leaf.clone(memory_format=torch.contiguous_format)
             storages.add(leaf.untyped_storage().data_ptr())
             tensors[name] = leaf
-    with replacing(path) as temporary:
+    with files.replacing(path) as temporary:
         save_file(tensors, temporary, metadata={"order": json.dumps(list(leaves))})
-        return _digest(temporary)
+        return files.sha256(temporary)
 
 
 def _flatten(branches: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Tensor | None]]:

@@ -1,6 +1,6 @@
-"""Cells side by side: where there are several, each gets workers of its own, so that nobody waits at the end of rounds.
+"""Cells side by side: several cells each get their own workers, so that no worker waits for the end of a round.
 
-A cell's bits do not depend on the number of its workers, so they do not depend on this either.
+A cell's bits do not depend on its number of workers, so they do not depend on this either.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from typing import Protocol, TypeVar
 
 from fedloom.backends.vector import Workers
 
-MOST_DATA = 1_000_000_000  # bytes of examples in shared memory: every track of cells has a copy
-TRACK = TypeVar("TRACK")
+MOST_DATA = 1_000_000_000  # bytes of examples in shared memory: every worker group has a copy
+GROUP = TypeVar("GROUP")
 TAKEN = TypeVar("TAKEN", contravariant=True)
 
 
 class Trainable(Protocol[TAKEN]):
     """A cell."""
 
-    def train(self, track: TAKEN, should_stop: Callable[[], bool]) -> bool:
-        """Run to the end; false when asked to stop before that."""
+    def train(self, group: TAKEN, should_stop: Callable[[], bool]) -> bool:
+        """Run to the end; false if it was asked to stop before."""
 
 
-def tracks(cells: int, workers: int, data: int = 0) -> int:
-    """How many cells to run at once: as many as leave no worker idle for long.
+def group_count(cells: int, workers: int, data: int = 0) -> int:
+    """Choose how many cells to run at once: as many as leave no worker idle for long.
 
-    >>> tracks(cells=21, workers=2), tracks(cells=3, workers=2), tracks(cells=2, workers=8), tracks(cells=1, workers=8)
-    (2, 1, 2, 1)
+    >>> [group_count(cells, workers) for cells, workers in ((21, 2), (3, 2), (2, 8), (1, 8))]
+    [2, 1, 2, 1]
     """
     side_by_side = min(cells, workers)
     uneven = cells < 2 * workers and cells % max(side_by_side, 1)  # the last cells would have most workers idle
@@ -37,7 +37,7 @@ def tracks(cells: int, workers: int, data: int = 0) -> int:
 
 
 def divide(workers: Workers, count: int) -> list[Workers]:
-    """The same processes in several groups of about equal size."""
+    """Divide the processes into groups of about equal size."""
     groups = [Workers(0) for _ in range(count)]
     for number, (process, connection) in enumerate(zip(workers.processes, workers.connections, strict=True)):
         groups[number % count].processes.append(process)
@@ -46,18 +46,18 @@ def divide(workers: Workers, count: int) -> list[Workers]:
 
 
 def train(
-    cells: Sequence[Trainable[TRACK]],
-    tracks: Sequence[TRACK],
+    cells: Sequence[Trainable[GROUP]],
+    groups: Sequence[GROUP],
     should_stop: Callable[[], bool],
     kill: Sequence[Callable[[], None]],
 ) -> None:
-    """Every track takes the next cell when it has finished one; the first failure stops all, and is raised.
+    """Train all cells: a group takes the next cell when it has finished one. The first failure stops all and is raised.
 
-    `kill` makes cells under way fail at once: for whoever cannot wait for the end of their rounds.
+    `kill` makes running cells fail at once, for an interruption that does not wait for the end of their rounds.
     """
-    if len(tracks) == 1:  # in this thread, in order
+    if len(groups) == 1:  # in this thread, in order
         for cell in cells:
-            if not cell.train(tracks[0], should_stop):
+            if not cell.train(groups[0], should_stop):
                 return
         return
     waiting, lock = deque(cells), Lock()
@@ -67,7 +67,7 @@ def train(
     def stop() -> bool:
         return stopped or bool(failures) or should_stop()
 
-    def work(track: TRACK) -> None:
+    def work(group: GROUP) -> None:
         nonlocal stopped
         while True:
             with lock:
@@ -75,12 +75,12 @@ def train(
                     return
                 cell = waiting.popleft()
             try:
-                stopped = not cell.train(track, stop) or stopped
+                stopped = not cell.train(group, stop) or stopped
             except BaseException as failure:
                 failures.append(failure)
                 return
 
-    threads = [Thread(target=work, args=(track,), daemon=True) for track in tracks]
+    threads = [Thread(target=work, args=(group,), daemon=True) for group in groups]
     for thread in threads:
         thread.start()
     try:

@@ -1,87 +1,83 @@
-"""From a parsed experiment file to what `run` takes: data, task, algorithms."""
+"""What a run trains and how: the one object that `run`, its cells and its worker groups share."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from fedloom import user_code
+from fedloom.algorithm import Algorithm
 from fedloom.data.build import federate
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError, ParameterError
-from fedloom.experiment.experiment_file import Experiment
+from fedloom.experiment.experiment_file import EvaluateTable, Experiment, RunTable
+from fedloom.federation.sampling import Sampling
 from fedloom.task import Task
 
 
+@dataclass(frozen=True, kw_only=True)
 class Plan:
-    """An experiment's data and task, loaded when they are first needed."""
+    """Data and task for each seed, the algorithms to compare, and the settings of the run."""
 
-    def __init__(self, experiment: Experiment) -> None:
-        self.experiment = experiment
-        self._dataset = lru_cache(maxsize=1)(lambda: experiment.source.load(experiment.base))
-        self._federation = lru_cache(maxsize=1)(self._federate)
-        self._task = lru_cache(maxsize=8)(self._make_task)
+    federation: Callable[[int], Federation]
+    task: Callable[[int], Task]
+    algorithms: Mapping[str, Algorithm]  # by label
+    rounds: int
+    seeds: tuple[int, ...]
+    cohort: Sampling
+    evaluate: EvaluateTable
+    settings: RunTable
+    name: str | None
+    description: Mapping[str, Any]  # what decides the result
+    resolved: Mapping[str, Any] | None = None  # the experiment file with all its defaults, if there is a file
 
-    def federation(self, seed: int) -> Federation:
-        """The data for a run with this seed."""
-        wanted = self.experiment.data.seed
-        return self._federation(seed if wanted == "run" else wanted)
-
-    def task(self, seed: int) -> Task:
-        """The task for a run with this seed."""
-        wanted = self.experiment.task.seed
-        return self._task(seed if wanted == "run" else wanted)
-
-    def _federate(self, seed: int | str) -> Federation:
-        data = self.experiment.data
-        try:
-            return federate(
-                self._dataset(),
-                partition=data.partition,
-                split=data.split,
-                seed=int(seed),
-                normalize=data.normalize,
-                server=data.server,
-            )
-        except ParameterError as error:
-            raise InputError(error.at("data.partition")) from None
-
-    def _make_task(self, seed: int | str) -> Task:
-        table, base = self.experiment.task, self.experiment.base
-        init = table.init if table.init in ("torch", "glorot") else str(base / table.init)
-        return Task(
-            user_code.code(table.model, base) if user_code.is_code(table.model) else table.model,
-            loss=user_code.code(table.loss, base) if user_code.is_code(table.loss) else table.loss,
-            metrics=table.metrics,
-            args=table.args,
-            init=init,
-            dtype=table.dtype,
-            seed=int(seed),
+    @staticmethod
+    def of(experiment: Experiment) -> Plan:
+        """Make the plan of an experiment file; data and task are loaded when they are first needed."""
+        data, task = experiment.data.seed, experiment.task.seed
+        load = lru_cache(maxsize=1)(lambda: experiment.source.load(experiment.base))
+        federation = lru_cache(maxsize=1)(lambda seed: _federation(experiment, load, seed))
+        make_task = lru_cache(maxsize=8)(lambda seed: _task(experiment, seed))
+        return Plan(
+            federation=lambda seed: federation(seed if data == "run" else data),
+            task=lambda seed: make_task(seed if task == "run" else task),
+            algorithms=experiment.algorithm,
+            rounds=experiment.rounds,
+            seeds=experiment.seeds,
+            cohort=experiment.cohort,
+            evaluate=experiment.evaluate,
+            settings=experiment.run,
+            name=experiment.name,
+            description=experiment.description(),
+            resolved=experiment.resolved(),
         )
 
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of `run`."""
-        experiment = self.experiment
-        settings = experiment.run
-        return {
-            "federation": self.federation,
-            "task": self.task,
-            "algorithms": experiment.algorithm,
-            "rounds": experiment.rounds,
-            "seeds": experiment.seeds,
-            "cohort": experiment.cohort,
-            "evaluate": experiment.evaluate,
-            "name": experiment.name,
-            "backend": settings.backend,
-            "workers": settings.workers,
-            "address": settings.address,
-            "nodes": settings.nodes,
-            "group": settings.group,
-            "replay": settings.replay,
-            "device": settings.device,
-            "cells": settings.cells,
-            "checkpoint_every": settings.checkpoint_every,
-            "keep_models": settings.keep_models,
-            "description": experiment.description(),
-            "resolved": experiment.resolved(),
-        }
+
+def _federation(experiment: Experiment, load: Callable[[], Any], seed: int) -> Federation:
+    data = experiment.data
+    try:
+        return federate(
+            load(),
+            partition=data.partition,
+            split=data.split,
+            seed=seed,
+            normalize=data.normalize,
+            server=data.server,
+        )
+    except ParameterError as error:
+        raise InputError(error.at("data.partition")) from None
+
+
+def _task(experiment: Experiment, seed: int) -> Task:
+    table, base = experiment.task, experiment.base
+    return Task(
+        user_code.code(table.model, base) if user_code.is_code(table.model) else table.model,
+        loss=user_code.code(table.loss, base) if user_code.is_code(table.loss) else table.loss,
+        metrics=table.metrics,
+        args=table.args,
+        init=table.init if table.init in ("torch", "glorot") else str(base / table.init),
+        dtype=table.dtype,
+        seed=seed,
+    )

@@ -1,10 +1,11 @@
 """Run an experiment: every algorithm with every seed, on the same data, stored, checkpointed and resumable.
 
-The command line and Python call the same function, `run`.
+Python calls `run`; the command line, sweeps and the network coordinator call `run_plan` with the plan of a file.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,14 +14,15 @@ from typing import Any
 from fedloom import tree
 from fedloom.algorithm import Algorithm
 from fedloom.data.federation import Federation
-from fedloom.errors import InputError
+from fedloom.errors import InputError, nearest
 from fedloom.experiment import parallel
 from fedloom.experiment.cell import Cell
 from fedloom.experiment.experiment_file import EvaluateTable, RunTable, check_label, check_top, identity
+from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.run_folder import claimed, same_experiment
 from fedloom.experiment.store import Store
-from fedloom.experiment.worker_groups import Connect, open_tracks
+from fedloom.experiment.worker_groups import Connect, open_worker_groups
 from fedloom.federation.engine import Evaluation
 from fedloom.federation.sampling import Sampling
 from fedloom.results.result import Result
@@ -39,72 +41,87 @@ def run(
     evaluate: Evaluation = EvaluateTable(),
     name: str | None = None,
     out: str | Path | None = None,
-    backend: str = "vector",
-    workers: int | str = "auto",
-    group: int | str = "auto",
-    replay: bool = True,
-    device: str = "auto",
-    cells: int | str = "auto",
-    address: str = "local",
-    nodes: int | str = "auto",
-    checkpoint_every: int = 1,
-    keep_models: bool = False,
     fresh: bool = False,
     description: Mapping[str, Any] | None = None,
-    resolved: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     verbose: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
     connect: Connect | None = None,
+    **settings: Any,
 ) -> Result:
-    """Train every algorithm with every seed and keep all that happened in a folder; go on where an earlier run stopped.
+    """Train every algorithm with every seed and keep the results in a folder; continue where an earlier run stopped.
 
-    `federation` and `task` may be functions of the seed. The folder is `out`, or `runs/NAME`; without a name it
-    is called after the experiment's fingerprint, so that another experiment gets another folder. `connect` makes a
-    backend of another kind than the named ones, such as one whose clients are on other machines.
+    `federation` and `task` may be functions of the seed. `settings` are the keys of `[run]` in an experiment file, such
+    as `workers=4` or `backend="serial"`. The folder is `out`, or `runs/NAME`. Without a name it is named after the
+    experiment's fingerprint, so that another experiment gets another folder. `description` replaces what is recorded
+    about the experiment to recognise it. `connect` makes a backend whose clients are elsewhere, such as on a network.
     """
+    table = _settings(settings)
     labelled = _labelled(algorithms)
     seed_list = tuple(range(1, seeds + 1)) if isinstance(seeds, int) else tuple(seeds)
     for given, kind, what in ((cohort, Sampling, "cohort"), (evaluate, Evaluation, "evaluate")):
         if not isinstance(given, kind):
             raise InputError(f"'{what}' must be a fedloom.{kind.__name__}(…). Got {given!r} instead.")
     evaluation = evaluate if isinstance(evaluate, EvaluateTable) else EvaluateTable(**_fields(evaluate))
-    settings = RunTable(
-        backend=backend,
-        workers=workers,
-        group=group,
-        replay=replay,
-        device=device,
-        cells=cells,
-        address=address,
-        nodes=nodes,
-        checkpoint_every=checkpoint_every,
-        keep_models=keep_models,
-    )
     _check_numbers(rounds, seed_list, name)
     federations = federation if callable(federation) else lambda seed: federation
     tasks = task if callable(task) and not isinstance(task, Task) else lambda seed: task
-    described = dict(description or _describe(federations, tasks, labelled, seed_list, cohort, evaluation))
-    title = name or f"run-{identity(described)[:8]}"
-    folder = Path(out) if out is not None else Path("runs") / title
-    told = progress or Silent()
+    plan = Plan(
+        federation=federations,
+        task=tasks,
+        algorithms=labelled,
+        rounds=rounds,
+        seeds=seed_list,
+        cohort=cohort,
+        evaluate=evaluation,
+        settings=table,
+        name=name,
+        description=description or _describe(federations, tasks, labelled, seed_list, cohort, evaluation),
+    )
+    return run_plan(
+        plan, out, fresh=fresh, progress=progress, verbose=verbose, should_stop=should_stop, connect=connect
+    )
+
+
+def run_plan(
+    plan: Plan,
+    out: str | Path | None = None,
+    *,
+    fresh: bool = False,
+    progress: Progress | None = None,
+    verbose: bool = False,
+    should_stop: Callable[[], bool] = lambda: False,
+    connect: Connect | None = None,
+) -> Result:
+    """Run a plan in its folder. `connect` makes a backend whose clients are elsewhere, such as on other machines."""
+    folder = Path(out or Path("runs") / (plan.name or f"run-{identity(plan.description)[:8]}"))
+    progress = progress or Silent()
     with claimed(folder, fresh), Store(folder) as store:
-        same_experiment(store, folder, described, rounds, resolved)
-        todo = [
-            Cell(folder, store.cell(label, seed), label, seed, algorithm, rounds, cohort, evaluation, settings, told)
-            for seed in seed_list
-            for label, algorithm in labelled.items()
+        same_experiment(store, folder, plan)
+        cells = [
+            Cell(plan, folder, store.cell(label, seed), label, seed, progress)
+            for seed in plan.seeds
+            for label in plan.algorithms
         ]
-        told.expect(len(todo), rounds)
-        todo = [cell for cell in todo if not cell.is_done(store)]
-        if todo:
+        progress.expect(len(cells), plan.rounds)
+        cells = [cell for cell in cells if not cell.is_done(store)]
+        if cells:
             with ExitStack() as stack:
-                seeds_to_do = [cell.seed for cell in todo]
-                tracks = open_tracks(
-                    stack, folder, seeds_to_do, federations, tasks, settings, cohort, told, verbose, connect
-                )
-                parallel.train(todo, tracks, should_stop, [track.kill for track in tracks])
-    return Result.read(folder, tasks, labelled, federations)
+                seeds = [cell.seed for cell in cells]
+                groups = open_worker_groups(stack, plan, folder, seeds, progress, verbose, connect)
+                parallel.train(cells, groups, should_stop, [group.kill for group in groups])
+    return Result.read(folder, plan.task, plan.algorithms, plan.federation)
+
+
+def _settings(given: Mapping[str, Any]) -> RunTable:
+    """Check the settings; an unknown one is compared with all parameters of `run`."""
+    known = sorted({*inspect.signature(run).parameters, *RunTable.model_fields} - {"settings"})
+    for name, value in given.items():
+        if name not in RunTable.model_fields:
+            raise InputError(
+                f"run has no parameter '{name}'. Got {value!r} for it. Known: {', '.join(known)}.{nearest(name, known)}"
+            )
+    return RunTable(**given)
 
 
 def _check_numbers(rounds: object, seeds: Sequence[object], name: object) -> None:

@@ -1,4 +1,4 @@
-"""Where cells are computed: processes with backends on them, one group of processes for every cell of a moment."""
+"""Where cells are computed: groups of worker processes with backends, one group per concurrently running cell."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fedloom.data.federation import Federation
 from fedloom.errors import StoreError
 from fedloom.experiment import parallel
 from fedloom.experiment.experiment_file import RunTable
+from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.store import Store
-from fedloom.federation.sampling import Sampling
 from fedloom.task import Task
 from fedloom.training.clients import Setup
 from fedloom.training.generators import GENERATOR
@@ -31,62 +31,46 @@ if TYPE_CHECKING:
 Connect = Callable[[Federation, Task], Backend]
 
 
-def open_tracks(
+def open_worker_groups(
     stack: ExitStack,
+    plan: Plan,
     folder: Path,
     seeds: Sequence[int],
-    federations: Callable[[int], Federation],
-    tasks: Callable[[int], Task],
-    settings: RunTable,
-    cohort: Sampling,
     progress: Progress,
     verbose: bool,
     connect: Connect | None,
-) -> list[Track]:
-    """For cells with these seeds: one track with all workers, or several with some of them each."""
+) -> list[WorkerGroup]:
+    """Start workers for cells with these seeds, in one group or divided into several."""
+    settings = plan.settings
     # first of all: they load torch while this process loads the data
     workers = start_workers(settings, progress.note) if connect is None else None
     if workers is not None:
         stack.callback(workers.close)
-    everyone: list[Workers | Cluster | None] = [workers]
+    groups: list[Workers | Cluster | None] = [workers]
     if isinstance(workers, Workers):
-        federation = federations(seeds[0])
+        federation = plan.federation(seeds[0])
         data = sum(array.nbytes for array in (federation.x, federation.y))
-        wanted = settings.cells if settings.cells != "auto" else parallel.tracks(len(seeds), len(workers), data)
-        everyone = [*parallel.divide(workers, min(wanted, len(seeds), len(workers)))]
+        wanted = settings.cells if settings.cells != "auto" else parallel.group_count(len(seeds), len(workers), data)
+        groups = [*parallel.divide(workers, min(wanted, len(seeds), len(workers)))]
+    stores = [stack.enter_context(Store(folder)) for _ in groups]
     return [
-        stack.enter_context(
-            Track(
-                federations,
-                tasks,
-                settings,
-                cohort,
-                stack.enter_context(Store(folder)),
-                progress,
-                verbose,
-                group,
-                connect,
-            )
-        )
-        for group in everyone
+        stack.enter_context(WorkerGroup(plan, store, progress, verbose, group, connect))
+        for store, group in zip(stores, groups, strict=True)
     ]
 
 
 @dataclass
-class Track:
-    """Some workers, and on them a backend for each pair of data and task, made when the first cell needs it."""
+class WorkerGroup:
+    """Some workers, and on them a backend for each pair of data and task, made when a cell first needs it."""
 
-    federations: Callable[[int], Federation]
-    tasks: Callable[[int], Task]
-    settings: RunTable
-    cohort: Sampling
+    plan: Plan
     store: Store
     progress: Progress
     verbose: bool
     workers: Workers | Cluster | None
     connect: Connect | None = None
 
-    def __enter__(self) -> Track:
+    def __enter__(self) -> WorkerGroup:
         self._made: dict[tuple[int, int], tuple[Backend, Federation, Task]] = {}
         return self
 
@@ -95,34 +79,35 @@ class Track:
             backend.close()
 
     def kill(self) -> None:
-        """End the workers at once, whatever they are doing."""
+        """End the workers at once, even in the middle of a round."""
         for process in self.workers.processes if isinstance(self.workers, Workers) else ():
             process.kill()
 
     def get(self, seed: int) -> tuple[Backend, Federation, Task]:
-        # one track at a time: data is loaded once, models draw from torch's generator, the first one records the setup
+        """Return the backend, the data and the task for a seed."""
+        # one group at a time: data is loaded once, models draw from torch's generator, the first one records the setup
         with GENERATOR:
-            federation, task = self.federations(seed), self.tasks(seed)
+            federation, task = self.plan.federation(seed), self.plan.task(seed)
             key = (id(federation), id(task))
             if key not in self._made:
                 self._made = {key: (self._build(federation, task, seed), federation, task)}
             return self._made[key]
 
     def _build(self, federation: Federation, task: Task, seed: int) -> Backend:
-        self.cohort.check(federation.clients)
+        self.plan.cohort.check(federation.clients)
         if self.connect is not None:
-            self._same_data(federation, seed)
-            self._introduce(federation)
+            self._check_same_data(federation, seed)
+            self._record_machine_and_clients(federation)
             self.store.set_fact("network", True)
             return self.connect(federation, task)
         facts = probe(federation, task)
         setup = self._setup(facts, federation)
-        self._same_data(federation, seed)
+        self._check_same_data(federation, seed)
         if self.verbose:
-            self._explain(federation, task, setup, facts)
+            self._note_details(federation, task, setup, facts)
         return backend_on(self.workers, federation, task, setup)
 
-    def _explain(self, federation: Federation, task: Task, setup: Setup, facts: Probe) -> None:
+    def _note_details(self, federation: Federation, task: Task, setup: Setup, facts: Probe) -> None:
         workers = f"{self.workers} for a cell" if self.workers is not None else "this process"
         self.progress.note(f"{federation}, a model of {task.parameters:,} parameters")
         self.progress.note(f"computed in {workers}, {setup}")
@@ -131,51 +116,53 @@ class Track:
         self.progress.note(", ".join(f"{name} {value}" for name, value in machine.facts().items()))
 
     def _setup(self, facts: Probe, federation: Federation) -> Setup:
-        """How to compute: as recorded when the run began, so that going on gives the same bits; else as asked."""
+        """Choose how to compute: as recorded when the run began, so that the bits stay the same, or as asked."""
         recorded = self.store.fact("setup")
         if recorded is not None:
             known = {field.name for field in fields(Setup)}
             setup = Setup(**{name: value for name, value in recorded.items() if name in known})
-            if self.settings.group not in ("auto", setup.group):
-                self.progress.note(f"This run began with a group size of {setup.group}, and goes on with it.")
+            if self.plan.settings.group not in ("auto", setup.group):
+                self.progress.note(f"This run began with a group size of {setup.group} and continues with it.")
             return setup
-        setup = choose_setup(facts, self.settings, self.cohort.size(federation.clients))
+        setup = choose_setup(facts, self.plan.settings, self.plan.cohort.size(federation.clients))
         reason = facts.__dict__.get("cannot_group")  # known only where side by side was wanted
         if reason:
             self.progress.note(f"Clients are trained one by one in each worker, because {reason}")
             self.store.set_fact("one by one", reason)
         self.store.set_fact("setup", asdict(setup))
-        self._introduce(federation)
+        self._record_machine_and_clients(federation)
         return setup
 
-    def _introduce(self, federation: Federation) -> None:
+    def _record_machine_and_clients(self, federation: Federation) -> None:
         self.store.set_fact("machine", machine.facts())
         if not self.store.rows("clients"):
             self.store.set_clients(federation)
-            held = label_counts(federation) if len(federation.y) else None  # elsewhere, labels are not known here
+            held = (
+                label_counts(federation) if len(federation.y) else None
+            )  # on a network, the coordinator does not know the labels
             if held is not None:
                 self.store.set_fact("labels", held)
 
-    def _same_data(self, federation: Federation, seed: int) -> None:
+    def _check_same_data(self, federation: Federation, seed: int) -> None:
         known = self.store.fact(f"data of seed {seed}")
         if known is not None and known != federation.fingerprint:
-            raise StoreError("The data has changed since this run began. Use --fresh to start anew with the new data.")
+            raise StoreError("The data has changed since this run began. Use --fresh to start over with the new data.")
         self.store.set_fact(f"data of seed {seed}", federation.fingerprint)
 
 
-def start_workers(settings: RunTable, tell: Callable[[str], None]) -> Workers | Cluster | None:
-    """The processes that compute clients; None where this one does."""
+def start_workers(settings: RunTable, note: Callable[[str], None]) -> Workers | Cluster | None:
+    """Start the processes that compute clients; None if this process computes them."""
     if settings.backend == "serial":
         return None
     if settings.backend == "vector":
         return Workers(machine.cores() if settings.workers == "auto" else settings.workers)
     from fedloom.backends.ray_cluster import Cluster
 
-    return Cluster(settings.address, settings.nodes, settings.workers, tell)
+    return Cluster(settings.address, settings.nodes, settings.workers, note)
 
 
 def backend_on(workers: Workers | Cluster | None, federation: Federation, task: Task, setup: Setup) -> Backend:
-    """The backend that spreads work over these processes."""
+    """Make the backend that spreads work over these processes."""
     if workers is None:
         return Serial(federation, task, setup)
     if isinstance(workers, Workers):
@@ -186,7 +173,7 @@ def backend_on(workers: Workers | Cluster | None, federation: Federation, task: 
 
 
 def choose_setup(facts: Probe, settings: RunTable, cohort: int) -> Setup:
-    """How clients are computed: what was asked for, or a rule on facts that are known before the first round."""
+    """Choose how clients are computed: as asked, or by a rule on facts that are known before the first round."""
     group = facts.group(cohort) if settings.group == "auto" else settings.group
     if settings.backend == "serial":
         group = 1

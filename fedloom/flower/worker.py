@@ -44,7 +44,7 @@ def seat(app: Path, config: Mapping[str, Any]) -> Site:
         raise InputError("Give a site's file, or partition-id and num-partitions for a rehearsal.")
     number, count = part
     experiment = experiment_file.load(app / "experiment.toml")
-    clients = Plan(experiment).federation(experiment.seeds[0]).clients
+    clients = Plan.of(experiment).federation(experiment.seeds[0]).clients
     if count > clients:
         raise InputError(f"num-partitions={count}: the experiment's data has only {clients} clients to host.")
     name = f"partition-{number}"

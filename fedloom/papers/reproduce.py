@@ -12,11 +12,11 @@ from typing import Any
 
 from fedloom.errors import InputError
 from fedloom.experiment import experiment_file
-from fedloom.experiment.checkpoint import write_atomically
 from fedloom.experiment.experiment_file import Experiment
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress, Silent
-from fedloom.experiment.run import run
+from fedloom.experiment.run import run_plan
+from fedloom.files import write_atomically
 from fedloom.papers.comparison import Planned, table
 from fedloom.papers.curve_figure import save
 from fedloom.papers.measurement import Measure
@@ -51,7 +51,7 @@ def plan(
         # rows differ in batches and cohorts: what a step costs is timed once for each
         kind = f"{experiment.train} {experiment.cohort}"
         if kind not in speeds:
-            speeds[kind] = estimate(Plan(experiment)).seconds_a_round
+            speeds[kind] = estimate(experiment).seconds_a_round
         rounds = min(_expected(reproduction, row, experiment.rounds), experiment.rounds)
         cells = len(experiment.algorithm) * len(experiment.seeds)
         seconds = 0.0 if row.run in shared else speeds[kind] * rounds * cells + 3
@@ -122,9 +122,8 @@ def reproduce(
     ran: dict[Path, RunData] = {}
     for one in planned:
         out = folder / "rows" / one.row.folder
-        arguments = Plan(one.experiment).arguments()
         again = fresh and out not in ran
-        result = run(**arguments, out=out, fresh=again, progress=told, should_stop=should_stop)
+        result = run_plan(Plan.of(one.experiment), out, fresh=again, progress=told, should_stop=should_stop)
         if result.status != "done":
             return None
         if out not in ran:

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 
 from fedloom import __version__
-from fedloom.experiment.checkpoint import write_atomically
+from fedloom.files import write_atomically
 from fedloom.results import figures, tables
 from fedloom.results.comparisons import Comparison, measures, primary
 from fedloom.results.figure_style import CaptionedFigure

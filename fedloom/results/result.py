@@ -223,7 +223,7 @@ class Result:
         """The algorithm and the task of a cell: those that were run, or made again from the folder's file."""
         if self.algorithms is not None and self.tasks is not None:
             return self.algorithms[run.algorithm], self.tasks(run.seed)
-        return self._again(lambda plan: (plan.experiment.algorithm[run.algorithm], plan.task(run.seed)))
+        return self._again(lambda plan: (plan.algorithms[run.algorithm], plan.task(run.seed)))
 
     def _again(self, make: Callable[[Plan], Made]) -> Made:
         """Something that the run had, made again from the folder's file."""
@@ -240,7 +240,7 @@ class Result:
             # code of one's own is named relative to the experiment file, which is usually where one is
             values = experiment_file.tomllib.loads(file.read_text(encoding="utf-8"))
             values["run"].pop("compile", None)  # which folders of older versions have
-            return make(Plan(experiment_file.parse(values, Path.cwd())))
+            return make(Plan.of(experiment_file.parse(values, Path.cwd())))
         except InputError as error:
             raise InputError(
                 f"{error} (Models of clients are put together from {file}; be in the folder of the file that was run.)"

@@ -14,7 +14,7 @@ from fedloom import machine
 from fedloom.algorithm import Algorithm
 from fedloom.backends.vector import Workers
 from fedloom.data.federation import Federation
-from fedloom.experiment.experiment_file import RunTable
+from fedloom.experiment.experiment_file import Experiment, RunTable
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.worker_groups import backend_on, choose_setup, start_workers
@@ -66,10 +66,10 @@ class Bench:
         return asdict(self)
 
 
-def bench(plan: Plan, rounds: int, progress: Progress) -> Bench:
+def bench(experiment: Experiment, rounds: int, progress: Progress) -> Bench:
     """Run some rounds of every algorithm with the experiment's first seed; nothing is stored."""
     began = time.perf_counter()
-    experiment, seed = plan.experiment, plan.experiment.seeds[0]
+    plan, seed = Plan.of(experiment), experiment.seeds[0]
     workers = start_workers(experiment.run, progress.note)
     try:
         federation, task = plan.federation(seed), plan.task(seed)

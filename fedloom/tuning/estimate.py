@@ -13,6 +13,7 @@ import torch
 from fedloom import machine, tree
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
+from fedloom.experiment.experiment_file import Experiment
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.worker_groups import choose_setup
 from fedloom.training import evaluation
@@ -57,9 +58,9 @@ class Estimate:
         ]
 
 
-def estimate(plan: Plan) -> Estimate:
+def estimate(experiment: Experiment) -> Estimate:
     """Load the data, build the model, time three steps, multiply."""
-    experiment = plan.experiment
+    plan = Plan.of(experiment)
     seed = experiment.seeds[0]
     federation, task = plan.federation(seed), plan.task(seed)
     experiment.cohort.check(federation.clients)

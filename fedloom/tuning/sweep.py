@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ import numpy as np
 from fedloom.data.build import as_split
 from fedloom.errors import InputError, TrainingError
 from fedloom.experiment import experiment_file
-from fedloom.experiment.checkpoint import write_atomically
 from fedloom.experiment.experiment_file import Experiment
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress, Silent
-from fedloom.experiment.run import run
+from fedloom.experiment.run import run_plan
+from fedloom.files import write_atomically
 from fedloom.results.figure_style import STYLE, CaptionedFigure, lay_out, new_figure, show_percent
 from fedloom.results.result import Result
 from fedloom.results.statistics import spread
@@ -232,11 +232,11 @@ def sweep(
                 algorithm={label: experiment.algorithm[label]}, names={label: experiment.names[label]}
             )
             where = folder / "settings" / _folder(setting) / label
-            arguments = _plan(only, plans).arguments()
+            plan = _plan(only, plans)
             if rounds is not None:
-                arguments["rounds"] = rounds if fresh else max(rounds, _rounds_done(where))
+                plan = replace(plan, rounds=rounds if fresh else max(rounds, _rounds_done(where)))
             try:
-                one.result = run(**arguments, out=where, fresh=fresh, progress=told, should_stop=should_stop)
+                one.result = run_plan(plan, where, fresh=fresh, progress=told, should_stop=should_stop)
             except TrainingError as error:  # a setting that diverges is a result; the others go on
                 told.note(f"  failed: {error}")
                 one.error = str(error)
@@ -313,11 +313,9 @@ def _validated(experiment: Experiment) -> Experiment:
 
 def _plan(experiment: Experiment, plans: dict[str, Plan]) -> Plan:
     """A plan that shares the data of an earlier one, where it is the same."""
-    plan = Plan(experiment)
+    plan = Plan.of(experiment)
     key = json.dumps(experiment.resolved()["data"], sort_keys=True, default=str)
-    earlier = plans.setdefault(key, plan)
-    plan.federation = earlier.federation  # type: ignore[method-assign]
-    return plan
+    return replace(plan, federation=plans.setdefault(key, plan).federation)
 
 
 def _folder(setting: Setting) -> str:

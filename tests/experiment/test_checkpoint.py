@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedloom.errors import InputError, StoreError
 from fedloom.experiment import checkpoint
-from fedloom.experiment.checkpoint import Checkpoint, load, save, write_atomically
+from fedloom.experiment.checkpoint import Checkpoint, load, save
 from fedloom.federation.engine import Snapshot
 from fedloom.training.local import Groups
 
@@ -333,13 +333,6 @@ def test_the_manifest_is_plain_json(tmp_path: Path) -> None:
     assert (manifest["format"], manifest["round"], manifest["extra"]) == (1, 12, {"a": 1})
     assert set(manifest["files"]) == {f"{kind}-000012.safetensors" for kind in ("state", "own", "versions")}
     assert all(len(digest) == 64 for digest in manifest["files"].values())
-
-
-def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    write_atomically(tmp_path / "a.txt", b"one")
-    write_atomically(tmp_path / "a.txt", b"two")
-    assert (tmp_path / "a.txt").read_bytes() == b"two"
-    assert names(tmp_path) == {"a.txt"}
 
 
 changes = st.sets(st.integers(0, 5))

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 import fedloom as fl
 from fedloom import tree
-from fedloom.experiment import experiment_file, plan
+from fedloom.experiment import experiment_file
 from fedloom.tuning import estimate
 from tests.conftest import Dense, federation
 
@@ -55,6 +55,6 @@ def test_a_check_says_how_much_disk_that_takes(keep: bool, bytes: int) -> None:
             "run": {"keep_models": keep, "backend": "serial"},
         }
     )
-    found = estimate.estimate(plan.Plan(experiment))
+    found = estimate.estimate(experiment)
     assert found.kept_bytes == bytes
     assert any("of disk" in line for line in found.lines()) is keep

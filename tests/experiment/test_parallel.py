@@ -65,10 +65,10 @@ class Cell:
     meet: threading.Barrier | None = None
     fails: bool = False
     told_to_stop: list[bool] = field(default_factory=list)
-    tracks: list[str] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
 
-    def train(self, track: str, should_stop: Callable[[], bool]) -> bool:
-        self.tracks.append(track)
+    def train(self, group: str, should_stop: Callable[[], bool]) -> bool:
+        self.groups.append(group)
         if self.meet is not None:
             self.meet.wait(10)
         if self.fails:
@@ -81,8 +81,8 @@ def test_every_cell_is_trained_once_in_some_lane() -> None:
     meet = threading.Barrier(2)
     cells = [Cell(meet), Cell(meet), *(Cell() for _ in range(5))]
     parallel.train(cells, ["a", "b"], lambda: False, [])
-    assert [len(cell.tracks) for cell in cells] == [1] * 7
-    assert {cell.tracks[0] for cell in cells[:2]} == {"a", "b"}
+    assert [len(cell.groups) for cell in cells] == [1] * 7
+    assert {cell.groups[0] for cell in cells[:2]} == {"a", "b"}
 
 
 def test_a_failure_is_raised_and_nothing_more_begins() -> None:
@@ -90,16 +90,16 @@ def test_a_failure_is_raised_and_nothing_more_begins() -> None:
     cells = [Cell(meet, fails=True), Cell(meet, fails=True), Cell()]
     with pytest.raises(TrainingError, match="as asked"):
         parallel.train(cells, ["a", "b"], lambda: False, [])
-    assert cells[2].tracks == []
+    assert cells[2].groups == []
 
 
 def test_being_asked_to_stop_leaves_the_rest_for_later() -> None:
     cells = [Cell(), Cell(), Cell(), Cell()]
     parallel.train(cells, ["a", "b"], lambda: True, [])
-    assert sum(bool(cell.tracks) for cell in cells) <= 2
+    assert sum(bool(cell.groups) for cell in cells) <= 2
     alone = [Cell(), Cell()]
     parallel.train(alone, ["a"], lambda: True, [])
-    assert alone[1].tracks == []
+    assert alone[1].groups == []
 
 
 @pytest.mark.parametrize(
@@ -107,4 +107,4 @@ def test_being_asked_to_stop_leaves_the_rest_for_later() -> None:
     [(6, 1, 0, 1), (6, 2, 0, 2), (5, 4, 0, 1), (9, 4, 0, 4), (4, 2, 800_000_000, 1), (4, 8, 0, 4), (0, 4, 0, 1)],
 )
 def test_lanes_leave_no_worker_idle_for_long(cells: int, workers: int, data: int, expected: int) -> None:
-    assert parallel.tracks(cells, workers, data) == expected
+    assert parallel.group_count(cells, workers, data) == expected

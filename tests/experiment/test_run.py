@@ -384,7 +384,7 @@ def test_checkpoints_without_a_database_are_not_mistaken_for_this_run(
     run(federation, task, tmp_path)
     for file in tmp_path.glob("run.db*"):
         file.unlink()
-    with pytest.raises(StoreError, match="knows nothing of them"):
+    with pytest.raises(StoreError, match="has no record of them"):
         run(federation, task, tmp_path)
 
 
@@ -511,3 +511,14 @@ def test_numbers_and_tables_of_a_call_are_checked(federation: fl.Federation, tas
             run(federation, task, tmp_path, **wrong)
     with pytest.raises(InputError, match=r"fedloom.Sampling"):
         run(federation, task, tmp_path, cohort={"count": 2})
+
+
+def test_a_setting_that_does_not_exist_is_refused_with_the_nearest_name(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=r"run has no parameter 'worker'. Got 2 for it\. .*Did you mean 'workers'\?"):
+        fl.run(federation, task, fl.FedAvg(), 1, out=tmp_path, worker=2)
+    with pytest.raises(InputError, match="Did you mean 'seeds'"):
+        fl.run(federation, task, fl.FedAvg(), 1, out=tmp_path, seed=2)
+    with pytest.raises(InputError, match=r"'workers' parameter of RunTable must be at least 1"):
+        fl.run(federation, task, fl.FedAvg(), 1, out=tmp_path, workers=0)

@@ -59,7 +59,7 @@ def test_what_was_left_out_of_the_data_stays_left_out(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", x=np.zeros((40, 2), np.float32), y=np.arange(40) % 2)  # no column of clients
     data = {"source": "npz", "path": "mine.npz", "partition": {"name": "iid", "clients": 2}}
     write_app(load(write_toml(tmp_path / "experiment.toml", {**VALUES, "data": data})), tmp_path / "app")
-    assert Plan(load(tmp_path / "app" / "experiment.toml")).federation(1).clients == 2
+    assert Plan.of(load(tmp_path / "app" / "experiment.toml")).federation(1).clients == 2
 
 
 def test_code_from_elsewhere_cannot_travel(tmp_path: Path) -> None:

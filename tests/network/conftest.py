@@ -224,9 +224,9 @@ def serial_weights(values: dict[str, Any], folder: Path) -> dict[str, str | None
     """The same by the serial backend, in this process."""
     from fedloom.experiment.experiment_file import parse
     from fedloom.experiment.plan import Plan
-    from fedloom.experiment.run import run
+    from fedloom.experiment.run import run_plan
 
-    run(**Plan(parse(values)).arguments(), out=folder)
+    run_plan(Plan.of(parse(values)), folder)
     return weights(folder)
 
 

@@ -51,9 +51,9 @@ def test_agents_train_as_plain_torch_does(
     assert process.wait(timeout=300) == 0, (tmp_path / "log.txt").read_text()
     assert weights(tmp_path / "net") == serial_weights(values, tmp_path / "serial")
 
-    plan = Plan(parse(values))
-    seed = plan.experiment.seeds[0]
-    settings = plan.experiment.algorithm["fedavg"].train
+    plan = Plan.of(parse(values))
+    seed = plan.seeds[0]
+    settings = plan.algorithms["fedavg"].train
     *_, plain = plain_fedavg(plan.task(seed), plan.federation(seed), settings, 2, seed=seed)
     model = Result.read(tmp_path / "net").weights("fedavg")["model"]
     far = {leaf: leaf_distance(value, model[leaf]) for leaf, value in plain.weights.items()}

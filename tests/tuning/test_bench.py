@@ -53,9 +53,9 @@ def test_rounds_are_measured_and_nothing_is_stored(file: Path) -> None:
 
 
 def test_examples_are_those_that_clients_train_on(file: Path) -> None:
-    plan = Plan(load(file, {"run.backend": "serial"}))
-    federation = plan.federation(1)
-    found = bench(plan, 2, Silent())
+    experiment = load(file, {"run.backend": "serial"})
+    federation = Plan.of(experiment).federation(1)
+    found = bench(experiment, 2, Silent())
     fedavg, pooled = found.timings
     everyone = 2 * federation.sizes("train").sum()
     assert pooled.examples_a_second * sum(pooled.training) == pytest.approx(2 * everyone)
@@ -64,7 +64,7 @@ def test_examples_are_those_that_clients_train_on(file: Path) -> None:
 
 
 def test_choices_say_why(file: Path) -> None:
-    plan = Plan(load(file))
+    plan = Plan.of(load(file))
     facts = probe(plan.federation(1), plan.task(1))
     said = choices(facts, facts.setup(1), RunTable(), 5, "2 worker processes")
     assert said[0] == "2 worker processes with one thread each"
@@ -74,4 +74,3 @@ def test_choices_say_why(file: Path) -> None:
     assert (
         choices(facts, Setup(), RunTable(), 5, None)[2] == "steps are done by autograd: this model's cannot be replayed"
     )
-    assert choices(facts, Setup(compile=True), RunTable(), 5, None)[2] == "steps are compiled, as asked"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.experiment import experiment_file, plan
+from fedloom.experiment import experiment_file
 from fedloom.tuning import estimate
 
 
@@ -31,4 +31,4 @@ def test_only_what_is_measured_is_counted(
         }
     )
     training = 1697 * 3.0
-    assert estimate.estimate(plan.Plan(experiment)).seconds_a_round == pytest.approx(training + tested, abs=0.1)
+    assert estimate.estimate(experiment).seconds_a_round == pytest.approx(training + tested, abs=0.1)

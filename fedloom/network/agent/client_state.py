@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from fedloom.errors import StoreError, TrainingError
-from fedloom.experiment.checkpoint import replacing, write_atomically
+from fedloom.files import replacing, write_atomically
 from fedloom.network.protocol.messages import NEW, Ticket
 from fedloom.network.protocol.tensors import Parcel, WireError, flatten, open_parcel, unflatten
 from fedloom.training.local import Groups

@@ -27,7 +27,7 @@ def would_leave(site: Site, experiment: Path | None) -> Iterator[str]:
             yield f"This site would refuse the experiment: {why}."
             return
     parsed = experiment_file.parse(values, site.base)
-    plan = Plan(parsed)
+    plan = Plan.of(parsed)
     federation = plan.federation(parsed.seeds[0])
     yield f"Data: {federation}. No example, no label and no statistic of a feature leaves."
     yield "At the beginning the coordinator is told:"

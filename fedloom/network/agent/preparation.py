@@ -41,7 +41,7 @@ class Prepared:
         self._kept: dict[tuple[str, int], Groups] = {}
 
     def algorithm(self, label: str) -> Algorithm:
-        found = self.plan.experiment.algorithm.get(label)
+        found = self.plan.algorithms.get(label)
         if found is None:
             raise InputError(f"There is no algorithm '{label}' in the plan.")
         return found
@@ -97,7 +97,7 @@ def prepare(
     there, here = offer["versions"].get("torch"), machine.facts()["torch"]
     if there != here:
         tell(f"Note: torch {there} there, {here} here: bits may differ.")
-    plan = Plan(experiment)
+    plan = Plan.of(experiment)
     seed = experiment.seeds[0]
     initial = {int(seed): fetch(sha) for seed, sha in offer["initial"].items()}
     federation = plan.federation(seed)

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
 
-from fedloom import machine
+from fedloom import files, machine
 from fedloom.backends.protocol import Backend
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError, QuorumError
@@ -18,7 +18,7 @@ from fedloom.experiment import checkpoint
 from fedloom.experiment.experiment_file import Experiment
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
-from fedloom.experiment.run import run
+from fedloom.experiment.run import run_plan
 from fedloom.experiment.run_folder import locked
 from fedloom.federation.sampling import Sampling
 from fedloom.network.coordinator.backend import Network
@@ -43,7 +43,7 @@ class Session:
         for note in notes:
             tell(note)
         self.folder, self.tell = folder, tell
-        self.plan = Plan(self.experiment)
+        self.plan = Plan.of(self.experiment)
         self.network = folder / "network"
         self.network.mkdir(parents=True, exist_ok=True)
         self._held = ExitStack()
@@ -79,7 +79,7 @@ class Session:
             path = self.network / "initial" / f"{parcel.sha256}.safetensors"
             if not path.is_file():
                 path.parent.mkdir(exist_ok=True)
-                with checkpoint.replacing(path, "file") as temporary, open(temporary, "wb") as file:
+                with files.replacing(path, "file") as temporary, open(temporary, "wb") as file:
                     file.writelines(parcel.pieces())
             self.hub.lasting[parcel.sha256] = path
             initial[str(seed)] = parcel.sha256
@@ -205,13 +205,8 @@ class Session:
                 same = self.experiment.data.seed != "run"
                 return Network(self.hub, roster, holders, task, sampling, setup, made, self.attempt, same)
 
-            arguments = {
-                **self.plan.arguments(),
-                "federation": lambda seed: roster,
-                "cohort": widened(sampling, roster.clients),
-                "connect": connect,
-            }
-            result = run(**arguments, out=self.folder, progress=progress, should_stop=should_stop)
+            plan = replace(self.plan, federation=lambda seed: roster, cohort=widened(sampling, roster.clients))
+            result = run_plan(plan, self.folder, connect=connect, progress=progress, should_stop=should_stop)
             self._end("The run is finished." if result.status == "done" else "")
             return result
         except BaseException as error:

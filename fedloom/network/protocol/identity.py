@@ -23,7 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedloom import faults
 from fedloom.errors import InputError
-from fedloom.experiment.checkpoint import write_atomically
+from fedloom.files import write_atomically
 
 WINDOW = 120.0  # seconds that a signed request is good for
 YEARS = 10

@@ -1,0 +1,67 @@
+"""Files that survive a crash: replaced as a whole, read by one process at a time, checked by their SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from fedloom import faults
+from fedloom.errors import StoreError
+
+
+def write_atomically(path: Path, content: bytes, what: str = "file") -> None:
+    """Replace a file so that after a crash it is either the old one or the new one, whole."""
+    with replacing(path, what) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextmanager
+def replacing(path: Path, what: str = "checkpoint") -> Iterator[Path]:
+    """Yield a temporary file that replaces `path` at the end of the block; `what` names the fault points of tests."""
+    temporary = path.with_name(f"{path.name}.part")
+    try:
+        yield temporary
+        faults.point(f"{what}.write")
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        faults.point(f"{what}.rename")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    faults.point(f"{what}.renamed")
+    if os.name == "posix":  # elsewhere you cannot open a folder, and a rename is durable by itself
+        handle = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@contextmanager
+def locked(folder: Path, busy: str, seconds: float = 0.0) -> Iterator[None]:
+    """Hold a folder for this process alone; raise StoreError(busy) if another one still holds it after `seconds`."""
+    lock = FileLock(folder / ".lock", timeout=seconds)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise StoreError(busy) from None
+    except OSError as error:
+        raise StoreError(f"Nothing can be written to {folder}: {error}.") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, which may be larger than memory."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()

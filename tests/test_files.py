@@ -1,0 +1,49 @@
+"""Files that survive a crash, and folders for one process at a time."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedloom import files
+from fedloom.errors import StoreError
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    files.write_atomically(tmp_path / "a.txt", b"one")
+    files.write_atomically(tmp_path / "a.txt", b"two")
+    assert (tmp_path / "a.txt").read_bytes() == b"two"
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_a_failed_replacement_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    files.write_atomically(tmp_path / "a.txt", b"one")
+    with pytest.raises(FileNotFoundError), files.replacing(tmp_path / "a.txt") as temporary:
+        temporary.with_name("not there").rename(temporary)
+    assert (tmp_path / "a.txt").read_bytes() == b"one"
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_a_folder_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
+    held = f"files.locked(Path({str(tmp_path)!r}), 'taken')"
+    code = f"from pathlib import Path; from fedloom import files\nwith {held}: pass"
+    with files.locked(tmp_path, "taken"):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert "StoreError: taken" in done.stderr
+        with pytest.raises(StoreError, match="taken"), files.locked(tmp_path, "taken", seconds=0.1):
+            pass
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"Nothing can be written to .*file"), files.locked(tmp_path / "file", ""):
+        pass
+
+
+def test_the_sha256_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x" * 2_500_000)
+    assert files.sha256(tmp_path / "a") == hashlib.sha256(b"x" * 2_500_000).hexdigest()
