@@ -14,7 +14,7 @@ from typing import Any
 from fedloom import tree
 from fedloom.algorithm import Algorithm
 from fedloom.data.federation import Federation
-from fedloom.errors import InputError, nearest
+from fedloom.errors import UNKNOWN, InputError, ParameterError, nearest
 from fedloom.experiment import parallel
 from fedloom.experiment.cell import Cell
 from fedloom.experiment.experiment_file import EvaluateTable, RunTable, check_label, check_top, identity
@@ -114,14 +114,18 @@ def run_plan(
 
 
 def _settings(given: Mapping[str, Any]) -> RunTable:
-    """Check the settings; an unknown one is compared with all parameters of `run`."""
-    known = sorted({*inspect.signature(run).parameters, *RunTable.model_fields} - {"settings"})
-    for name, value in given.items():
-        if name not in RunTable.model_fields:
-            raise InputError(
-                f"run has no parameter '{name}'. Got {value!r} for it. Known: {', '.join(known)}.{nearest(name, known)}"
-            )
-    return RunTable(**given)
+    """Check the settings; compare an unknown one with all parameters of `run`."""
+    try:
+        return RunTable(**given)
+    except ParameterError as error:
+        if error.problem != UNKNOWN:
+            raise
+        name, known = (
+            error.parameter,
+            sorted({*inspect.signature(run).parameters, *RunTable.model_fields} - {"settings"}),
+        )
+        advice = f" Got {given[name]!r} for it. Known: {', '.join(known)}.{nearest(name, known)}"
+        raise ParameterError("run", name, UNKNOWN, advice) from None
 
 
 def _check_numbers(rounds: object, seeds: Sequence[object], name: object) -> None:
