@@ -14,7 +14,7 @@ import torch
 
 import fedloom as fl
 from fedloom import user_code
-from fedloom.data.sources.download import get
+from fedloom.data.download import get
 from fedloom.experiment import experiment_file
 from fedloom.testing import check_algorithm
 

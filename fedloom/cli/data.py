@@ -1,4 +1,4 @@
-"""The commands about data: describe, export, get."""
+"""The data commands: describe, export, get."""
 
 from __future__ import annotations
 
@@ -9,16 +9,11 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from fedloom.cli.shared import (
-    Changes,
-    File,
-    load,
-    say,
-)
+from fedloom.cli.shared import Changes, File, load, say
 
 
-class Part(str, Enum):
-    """Which examples are exported."""
+class Which(str, Enum):
+    """The examples to export."""
 
     all = "all"
     train = "train"
@@ -26,7 +21,7 @@ class Part(str, Enum):
     test = "test"
 
 
-data_app = typer.Typer(no_args_is_help=True, help="Look at data, or fetch it.")
+data_app = typer.Typer(no_args_is_help=True, help="Describe, export and download data.")
 
 
 def register(app: typer.Typer) -> None:
@@ -38,20 +33,20 @@ def register(app: typer.Typer) -> None:
 def describe(
     file: File,
     changes: Changes = None,
-    picture: Annotated[Path | None, typer.Option(help="Where to draw it (default: FILE's name + -data.png).")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Picture file (default: FILE's name + -data.png).")] = None,
 ) -> None:
-    """Show what each client got: a table and a picture of clients and labels."""
+    """Show the examples and labels of each client as a table and a picture."""
     from rich.console import Console
 
-    from fedloom.data import describe as describing
+    from fedloom.data import figure
+    from fedloom.data.describe import describe, table
     from fedloom.experiment.plan import Plan
 
     experiment = load(file, changes)
     federation = Plan.of(experiment).federation(experiment.seeds[0])
-    description = describing.describe(federation)
-    Console(width=None if sys.stdout.isatty() else 80).print(describing.table(description))
+    Console(width=None if sys.stdout.isatty() else 80).print(table(describe(federation)))
     path = picture or Path(f"{file.stem}-data.png")
-    describing.plot(federation, path)
+    figure.plot(federation, path)
     print(f"Picture: {path}")
 
 
@@ -60,11 +55,11 @@ def export(
     file: File,
     to: Annotated[Path, typer.Option(metavar="PATH", help="The file to write: .h5 or .json.")],
     changes: Changes = None,
-    split: Annotated[Part, typer.Option(help="Which examples of every client.")] = Part.all,
-    features: Annotated[str, typer.Option(help="The features' name in an HDF5 file.")] = "x",
-    label: Annotated[str, typer.Option(help="The label's name in an HDF5 file.")] = "label",
+    split: Annotated[Which, typer.Option(help="The examples of every client to write.")] = Which.all,
+    features: Annotated[str, typer.Option(help="Name of the features in an HDF5 file.")] = "x",
+    label: Annotated[str, typer.Option(help="Name of the label in an HDF5 file.")] = "label",
 ) -> None:
-    """Write every client's examples as TensorFlow Federated (HDF5) or LEAF (JSON) read them."""
+    """Write every client's examples in the format of TensorFlow Federated (HDF5) or LEAF (JSON)."""
     from fedloom.data.export import export as write
     from fedloom.experiment.plan import Plan
 
@@ -78,25 +73,23 @@ def export(
 def get(
     name: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Argument(help="Which (without it: a list).", metavar="NAME"),
+        typer.Argument(help="Dataset (without it: a list of datasets).", metavar="NAME"),
     ] = None,
-    to: Annotated[Optional[Path], typer.Option(help="Folder (default: the user's cache).")] = None,  # noqa: UP045
+    to: Annotated[Optional[Path], typer.Option(help="Folder (default: your cache).")] = None,  # noqa: UP045
     from_file: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--from", metavar="FILE", help="A file, archive or folder at hand, instead of a download."),
+        typer.Option("--from", metavar="FILE", help="A file, archive or folder that you have, instead of a download."),
     ] = None,
 ) -> None:
-    """Fetch a dataset, with checksums."""
+    """Download a dataset and check it."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-    from fedloom.data.sources import download
-    from fedloom.data.sources.base import cache
-    from fedloom.data.sources.download_list import OFFERS
+    from fedloom.data import download
 
     if name is None:
-        for known, offer in OFFERS.items():
-            print(f"{known:<16} {', '.join(offer.sums)}")
+        for known, dataset in download.DOWNLOADS.items():
+            print(f"{known:<16} {', '.join(dataset.files)}")
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
@@ -107,7 +100,7 @@ def get(
                 tasks[what] = bar.add_task(what, total=total)
             bar.update(tasks[what], completed=done, total=total)
 
-        folder = download.get(name, to or cache(name), from_file, progress)
+        folder = download.get(name, to, from_file, progress)
     for file, digest in download.unchecked(name, folder).items():
         say(f"No SHA-256 is published for {file}, so it was not checked. This copy has {digest}.")
     print(folder)

@@ -1,1 +1,1 @@
-"""Who holds which examples: sources, partitions, splits and the federation they make."""
+"""Which client holds which examples: sources, partitions, splits and the federation they make."""

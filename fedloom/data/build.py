@@ -1,4 +1,4 @@
-"""From a dataset to a federation: hold back the server's examples, deal the rest, check them, normalise them."""
+"""Make a federation from a dataset: set the server's examples aside, partition the rest, check and normalise them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def federate(
     normalize: str = "none",
     server: str | float | Mapping[str, Any] | None = None,
 ) -> Federation:
-    """Deal a dataset to clients. Without a `partition`, its own client column decides, or `clients` equal iid parts.
+    """Divide a dataset among clients.
+
+    Without a `partition`, the client of each example decides, or there are `clients` equal iid parts.
 
     >>> federate(Dataset(torch.zeros(6, 2), torch.tensor([0, 1, 0, 1, 0, 1]), classes=("a", "b")), clients=3)
     Federation(3 clients, 6 examples of 2 features, 2 classes)
@@ -44,20 +46,21 @@ def federate(
         )
     if dataset.missing and normalize == "none":
         raise InputError(
-            "This data has missing values, which are filled with the means that normalisation finds: set normalize = "
+            "This data has missing values, which normalisation fills with means: set normalize = "
             '"federated" (means over all clients, learnt from sums) or "client" (each client\'s own).'
         )
     y = checks.labels(dataset)
-    held = _held(server, len(y), seed)
-    if held and normalize == "client":
+    on_server = _server_rows(server, len(y), seed)
+    if on_server and normalize == "client":
         raise InputError(
-            'normalize = "client" uses each client\'s own statistics, so it says nothing about data the server holds. '
+            'normalize = "client" uses each client\'s own statistics, so there are none for the data of the server. '
             'Use normalize = "federated", or server = "none".'
         )
-    kept = _others(held, len(y))
+    drawn = [rows for rows in on_server.values() if rows is not None]
+    kept = np.setdiff1d(np.arange(len(y)), np.concatenate(drawn)) if drawn else np.arange(len(y))
     owner, count, names = _owners(dataset, y, kept, partition, clients, seed)
     sizes = np.bincount(owner, minlength=count)
-    checks.nobody_empty(sizes, names)
+    checks.no_client_empty(sizes, names)
     checks.features(dataset, lambda row: _holder(row, kept, owner, names))
     order = kept[np.argsort(owner, kind="stable")]
     federation = Federation(
@@ -70,8 +73,8 @@ def federate(
         classes=dataset.classes,
         scale=dataset.scale,
         server={
-            name: checks.official(dataset) if rows is None else (_take(dataset.x, rows), _take(y, rows))
-            for name, rows in held.items()
+            name: checks.official_test_set(dataset) if rows is None else (_take(dataset.x, rows), _take(y, rows))
+            for name, rows in on_server.items()
         },
         features=dataset.features,
     )
@@ -79,7 +82,7 @@ def federate(
 
 
 def as_split(split: Split | Sequence[float] | None) -> Split:
-    """Three shares, or a split as it is."""
+    """Return a split from three shares; None means the default."""
     if split is None or isinstance(split, Split):
         return split or Split()
     if len(split) != 3:
@@ -89,30 +92,30 @@ def as_split(split: Split | Sequence[float] | None) -> Split:
     return Split(train=split[0], validation=split[1], test=split[2])
 
 
-def _held(server: Any, total: int, seed: int) -> dict[str, Rows | None]:
-    """The rows that the server holds of each split; None stands for the official test set."""
+def _server_rows(server: Any, total: int, seed: int) -> dict[str, Rows | None]:
+    """Return the rows of each split that the server holds; None stands for the official test set."""
     if server is None or server == "none":
         return {}
     wanted = server if isinstance(server, Mapping) else {"test": "official" if server == "test" else server}
     order = keys.permutation(keys.key(seed, "server"), total)
-    held: dict[str, Rows | None] = {}
+    result: dict[str, Rows | None] = {}
     used = 0
-    for name in sorted(wanted):  # the test set first: a validation set beside it does not change it
+    for name in sorted(wanted):  # the test set first, so that adding a validation set does not change it
         if name not in ("test", "validation"):
             raise InputError(
                 f"The server holds 'test' and 'validation' data, not '{name}'.{nearest(name, ('test', 'validation'))}"
             )
         if name == "test" and wanted[name] == "official":
-            held[name] = None
+            result[name] = None
             continue
         size = _amount(wanted[name], total)
-        held[name] = np.sort(order[used : used + size])
+        result[name] = np.sort(order[used : used + size])
         used += size
     if used >= total:
         raise InputError(
-            f"The server was to hold {used} of {total} examples, which leaves none for the clients: hold fewer."
+            f"The server would hold {used} of {total} examples, which leaves none for the clients: choose fewer."
         )
-    return held
+    return result
 
 
 def _amount(amount: Any, total: int) -> int:
@@ -126,53 +129,42 @@ def _amount(amount: Any, total: int) -> int:
     )
 
 
-def _others(held: dict[str, Rows | None], total: int) -> Rows:
-    """The rows that are left for the clients, in order."""
-    free = np.ones(total, dtype=bool)
-    for rows in held.values():
-        if rows is not None:
-            free[rows] = False
-    return np.flatnonzero(free)
-
-
 def _owners(
     dataset: Dataset, y: Tensor, kept: Rows, partition: Any, clients: int | None, seed: int
 ) -> tuple[Rows, int, list[str] | None]:
-    """The client of every kept example, how many clients there are, and their names if they have any."""
+    """Return the client of every kept example, the number of clients, and their names if they have any."""
+    if partition is None:
+        if dataset.client is None and clients is None:
+            raise InputError(
+                "This data does not say who holds which example. Give a partition, such as "
+                'partition = { name = "iid", clients = 10 }.'
+            )
+        partition = "iid" if dataset.client is None else "natural"
     if isinstance(partition, str):
         partition = {"name": partition}
-    natural = isinstance(partition, Mapping) and partition.get("name") == "natural"
-    if natural or (partition is None and dataset.client is not None):
-        if dataset.client is None:
-            raise InputError(
-                "The natural partition needs a client for every example, and this data names none. Say which column "
-                f'it is (client = "..."), or choose another partition: {", ".join(partitions.PARTITIONS)}.'
-            )
-        if clients is not None or (natural and len(partition) > 1):
-            raise InputError(
-                "The natural partition takes its clients from the data: leave out their number, "
-                'or choose another partition, such as partition = { name = "iid", clients = 10 }.'
-            )
-        owner, names = _natural(dataset.client, kept)
-        return owner, len(names), names
-    if partition is None and clients is None:
-        raise InputError(
-            "This data does not say who holds which example. Give a partition, such as "
-            'partition = { name = "iid", clients = 10 }.'
-        )
-    if not isinstance(partition, partitions.Partition):
-        partition = {"name": "iid"} if partition is None else partition
-        if clients is not None and isinstance(partition, Mapping):
-            partition = {"clients": clients, **partition}
-    dealt = partitions.partition(partition)
-    count = dealt.count(len(dataset.classes))
+    if isinstance(partition, Mapping):
+        if partition.get("name") == "natural":
+            return _natural(dataset.client, kept, clients is None and len(partition) == 1)
+        partition = partition if clients is None else {"clients": clients, **partition}
+    rule = partitions.partition(partition)
+    count = rule.count(len(dataset.classes))
     if clients not in (None, count):
         raise InputError(f"There are two numbers of clients, {clients} and {count} in the partition: give one of them.")
-    return dealt.assign(_take(y, kept), keys.key(seed, "partition"), len(dataset.classes)), count, None
+    return rule.assign(_take(y, kept), keys.key(seed, "partition"), len(dataset.classes)), count, None
 
 
-def _natural(client: NDArray[Any], kept: Rows) -> tuple[Rows, list[str]]:
-    """The client of every kept example, and the clients' names in order: numbers as numbers, before all others."""
+def _natural(client: NDArray[Any] | None, kept: Rows, without_settings: bool) -> tuple[Rows, int, list[str]]:
+    """Take the clients from the data, in the order of their names: first numbers, in numeric order, then texts."""
+    if client is None:
+        raise InputError(
+            "The natural partition needs a client for every example, but this data has none. Name the column "
+            f'(client = "..."), or choose another partition: {", ".join(partitions.PARTITIONS)}.'
+        )
+    if not without_settings:
+        raise InputError(
+            "The natural partition takes its clients from the data: leave out their number, "
+            'or choose another partition, such as partition = { name = "iid", clients = 10 }.'
+        )
     values = np.asarray(client)
     if values.ndim != 1 or not len(kept) <= len(values):
         raise InputError(
@@ -189,14 +181,15 @@ def _natural(client: NDArray[Any], kept: Rows) -> tuple[Rows, list[str]]:
         values = np.char.strip(values)
         blank = values == ""
         found, owner = np.unique(values[kept], return_inverse=True)
-        rank = np.array(sorted(range(len(found)), key=lambda place: _rank(str(found[place]))), dtype=np.int64)
-        names, owner = [str(found[place]) for place in rank], np.argsort(rank)[owner]
+        names = sorted(found.tolist(), key=_numbers_first)
+        place = {name: number for number, name in enumerate(names)}
+        owner = np.array([place[name] for name in found.tolist()], dtype=np.int64)[owner]
     if blank.any():
         raise InputError(f"Example {int(np.argmax(blank))} has no client: fill in its name, or remove the example.")
-    return owner.astype(np.int64), names
+    return owner.astype(np.int64), len(names), names
 
 
-def _rank(name: str) -> tuple[bool, float, str]:
+def _numbers_first(name: str) -> tuple[bool, float, str]:
     try:
         return False, float(name), name
     except ValueError:
@@ -212,4 +205,4 @@ def _holder(row: int, kept: Rows, owner: Rows, names: list[str] | None) -> str:
 
 def _take(values: Tensor, rows: Rows) -> Tensor:
     everything = len(rows) == len(values) and bool((rows[1:] > rows[:-1]).all())
-    return values if everything else values[torch.from_numpy(rows)]  # data that lies in order already is not copied
+    return values if everything else values[torch.from_numpy(rows)]  # data that is already in order is not copied

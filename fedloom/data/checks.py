@@ -1,4 +1,4 @@
-"""What must hold of the examples, said with the client and the place of the first one that breaks it."""
+"""Checks of the examples. An error names the client and the place of the first wrong example."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import Tensor
 from fedloom.data.federation import Dataset
 from fedloom.errors import InputError
 
-ROWS = 8192  # examples looked at in one go, so that checks need little memory beside the data
+ROWS = 8192  # examples checked at a time, so that checks need little memory beside the data
 
 
 def labels(dataset: Dataset) -> Tensor:
-    """The labels as class numbers, or as float32 for a regression."""
+    """Return the labels as class numbers, or as float32 for a regression."""
     if len(dataset.x) != len(dataset.y):
         raise InputError(
             f"There are {len(dataset.x)} examples but {len(dataset.y)} labels: every example needs one label."
         )
     if len(dataset.y) == 0:
-        raise InputError("The data has no examples: check the file, or the rows it was cut down to.")
+        raise InputError("The data has no examples: check the file.")
     clients = dataset.client
     return _numbers(
         dataset.y,
@@ -31,11 +31,11 @@ def labels(dataset: Dataset) -> Tensor:
     )
 
 
-def official(dataset: Dataset) -> tuple[Tensor, Tensor]:
-    """The official test set, checked like the other examples."""
+def official_test_set(dataset: Dataset) -> tuple[Tensor, Tensor]:
+    """Return the official test set, checked like the other examples."""
     if dataset.test is None:
         raise InputError(
-            "The server was to hold the official test set, but this source has none. "
+            "The server should hold the official test set, but this source has none. "
             "Give a share to draw instead, such as server = 0.1."
         )
     x, y = dataset.test
@@ -53,7 +53,7 @@ def official(dataset: Dataset) -> tuple[Tensor, Tensor]:
 
 
 def features(dataset: Dataset, holder: Callable[[int], str]) -> None:
-    """All features are finite; `holder` says who has a row."""
+    """Check that all features are finite; `holder` names the client of a row."""
     row = _not_finite(dataset.x, dataset.missing)
     if row is None:
         return
@@ -66,8 +66,8 @@ def features(dataset: Dataset, holder: Callable[[int], str]) -> None:
     )
 
 
-def nobody_empty(sizes: NDArray[np.int64], names: Sequence[str] | None) -> None:
-    """Every client has an example."""
+def no_client_empty(sizes: NDArray[np.int64], names: Sequence[str] | None) -> None:
+    """Check that every client has an example."""
     empty = np.flatnonzero(sizes == 0)
     if len(empty):
         first = empty[0] if names is None else names[empty[0]]
@@ -108,5 +108,5 @@ def _allowed(values: Tensor, missing: bool) -> Tensor:
 
 
 def _first(wrong: Tensor) -> int:
-    """The first row in which anything is wrong."""
+    """Return the first row with a wrong value."""
     return int(wrong.reshape(len(wrong), -1).any(dim=1).nonzero()[0])

@@ -1,6 +1,6 @@
-"""All clients' examples in one contiguous tensor, with an index range per client.
+"""A federation: all clients' examples in one contiguous tensor, with an index range per client.
 
-A federation of a million clients costs eight bytes a client: splits are computed from a key when they are needed.
+A client costs eight bytes, even if there are millions: splits are computed from a key when they are needed.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from fedloom.errors import InputError
 
 @dataclass(frozen=True)
 class Dataset:
-    """What a source loads: examples in file order, and what the file says about who they belong to."""
+    """What a source loads: examples in file order, and the client of each if the file has it."""
 
     x: Tensor
     y: Tensor
-    client: NDArray[Any] | None = None  # one name per example, where the data has natural clients
-    test: tuple[Tensor, Tensor] | None = None  # the official test set, where there is one
+    client: NDArray[Any] | None = None  # one name per example, if the data has natural clients
+    test: tuple[Tensor, Tensor] | None = None  # the official test set, if there is one
     classes: tuple[str, ...] = ()  # names of the labels; empty for a regression
-    scale: float = 1.0  # integer features are multiplied by this on their way into the model
+    scale: float = 1.0  # the model sees integer features multiplied by this
     features: tuple[str, ...] = ()
-    missing: bool = False  # whether NaN stands for a value that is missing, to be filled when features are normalised
+    missing: bool = False  # whether NaN marks a missing value, which normalisation fills
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Who holds what. `x[offsets[c]:offsets[c + 1]]` are the examples of client c."""
+    """All clients with their data. `x[offsets[c]:offsets[c + 1]]` are the examples of client c."""
 
     x: Tensor
     y: Tensor
@@ -47,7 +47,7 @@ class Federation:
     names: Sequence[str] | None = None
     classes: tuple[str, ...] = ()
     scale: float = 1.0
-    server: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # what the server itself holds
+    server: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # the server's own data by split
     features: tuple[str, ...] = ()
 
     @property
@@ -56,7 +56,7 @@ class Federation:
 
     @property
     def everyone(self) -> int:
-        """The number of a client that does not exist: it owns the union of all splits, for the pooled baseline."""
+        """The number of a virtual client with the data of all clients, for the pooled baseline."""
         return self.clients
 
     def name(self, client: int) -> str:
@@ -65,11 +65,11 @@ class Federation:
         return str(client) if self.names is None else str(self.names[client])
 
     def sizes(self, split: SplitName) -> NDArray[np.int64]:
-        """Examples of every client in one split."""
+        """Return the number of examples of every client in one split."""
         return self.split.sizes(np.diff(self.offsets))[SPLITS.index(split)]
 
     def counts(self, clients: Sequence[int], split: SplitName) -> NDArray[np.int64]:
-        """Examples of some clients (or `everyone`) in one split."""
+        """Return the number of examples of some clients (or `everyone`) in one split."""
         ids = np.asarray(clients, dtype=np.int64)
         real = np.minimum(ids, self.clients - 1)
         sizes = self.split.sizes(self.offsets[real + 1] - self.offsets[real])[SPLITS.index(split)]
@@ -78,18 +78,18 @@ class Federation:
         return sizes
 
     def indices(self, client: int, split: SplitName) -> Tensor:
-        """Rows of `x` and `y` that one client (or `everyone`) has in one split."""
+        """Return the rows of `x` and `y` that belong to one split of a client (or of `everyone`)."""
         if client == self.everyone:
             return self._unions[split]
         start, end = int(self.offsets[client]), int(self.offsets[client + 1])
-        return _parts(self.split, self.seed, client, start, end)[split]
+        return _split_rows(self.split, self.seed, client, start, end)[split]
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of all examples and of who holds them: two federations with the same one are the same."""
+        """A hash of all examples and their clients: two federations with the same hash are the same."""
         digest = hashlib.sha256(repr((self.split, self.seed, self.scale, self.classes)).encode())
-        held = [part for split in sorted(self.server) for part in self.server[split]]
-        for array in (self.x.numpy(), self.y.numpy(), self.offsets, *(part.numpy() for part in held)):
+        server = [tensor.numpy() for split in sorted(self.server) for tensor in self.server[split]]
+        for array in (self.x.numpy(), self.y.numpy(), self.offsets, *server):
             digest.update(f"{array.dtype} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
@@ -108,12 +108,12 @@ class Federation:
         server: Any = None,
         test: tuple[Any, Any] | None = None,
     ) -> Federation:
-        """A federation from arrays: give `client` (one name per example), or a `partition`, or just how many `clients`.
+        """Make a federation from arrays. Give `client` (one name per example), a `partition`, or a number of `clients`.
 
         >>> Federation.from_arrays(np.zeros((6, 2)), [0, 1, 0, 1, 0, 1], client=["a", "a", "b", "b", "b", "b"])
         Federation(2 clients, 6 examples of 2 features, 2 classes)
         """
-        from fedloom.data.build import federate  # the builder knows partitions and normalisation; this file need not
+        from fedloom.data.build import federate  # here, because build imports this module
 
         return federate(
             as_dataset(x, y, client=client, test=test),
@@ -136,18 +136,15 @@ class Federation:
 
 
 @lru_cache(maxsize=20_000)
-def _parts(split: Split, seed: int, client: int, start: int, end: int) -> dict[SplitName, Tensor]:
-    # a cache keyed by the federation itself would keep the tensors of every federation ever built alive
-    train, validation, test = (int(part[0]) for part in split.sizes(np.array([end - start])))
-    if not split.shuffle:
-        first, then, last = torch.split(torch.arange(start, end), [train, validation, test])
-        return {"test": last, "validation": then, "train": first}
-    if train == end - start:
-        order = np.arange(train)
-    else:
-        order = keys.permutation(keys.key(seed, "split", client), end - start)
-    rows = torch.from_numpy(order + start)
-    return {"test": rows[:test], "validation": rows[test : test + validation], "train": rows[test + validation :]}
+def _split_rows(split: Split, seed: int, client: int, start: int, end: int) -> dict[SplitName, Tensor]:
+    # not a cached method: its cache would keep the tensors of every federation alive
+    sizes = dict(zip(SPLITS, (int(size[0]) for size in split.sizes(np.array([end - start]))), strict=True))
+    rows, order = torch.arange(start, end), list(SPLITS)
+    if split.shuffle:
+        order.reverse()  # shuffled rows are for the test first
+        if sizes["train"] < end - start:
+            rows = torch.from_numpy(keys.permutation(keys.key(seed, "split", client), end - start) + start)
+    return dict(zip(order, torch.split(rows, [sizes[name] for name in order]), strict=True))
 
 
 def as_dataset(
@@ -157,7 +154,7 @@ def as_dataset(
     client: ArrayLike | None = None,
     test: tuple[Any, Any] | None = None,
 ) -> Dataset:
-    """Arrays as a dataset: floating labels mean a regression, whole numbers mean classes."""
+    """Make a dataset from arrays. Floating-point labels mean a regression, whole numbers mean classes."""
     features, labels = _tensor(x), _tensor(y)
     classes: tuple[str, ...] = ()
     if len(features) != len(labels):
@@ -169,7 +166,7 @@ def as_dataset(
         labels = labels.to(torch.float32)
     else:
         labels = labels.long()
-        if len(labels) and int(labels.max()) >= 1_000_000:  # an identifier taken for a label would fill the memory
+        if len(labels) and int(labels.max()) >= 1_000_000:  # an identifier used as a label would fill the memory
             raise InputError(
                 f"Whole-number labels are class numbers from 0, and the largest here is {int(labels.max())}. "
                 "Number the classes, or give floating-point labels for a regression."
@@ -189,6 +186,6 @@ def _tensor(values: ArrayLike | Tensor) -> Tensor:
                 f"Features and labels must be numbers. Got values of type {array.dtype} instead: encode them."
             )
         wide = np.int64 if array.dtype.kind == "u" and array.itemsize > 1 else array.dtype.newbyteorder("=")
-        # pandas hands out read-only arrays, which torch does not take
+        # pandas returns read-only arrays, which torch does not accept
         tensor = torch.from_numpy(np.require(array, dtype=wide, requirements=["C", "W"]))
     return tensor.float() if tensor.dtype in (torch.float64, torch.float16, torch.bfloat16) else tensor

@@ -1,7 +1,8 @@
-"""Who gets which example: ways to deal one pile of examples to clients, each a pure function of a key."""
+"""Partitions: ways to assign examples to clients, each a pure function of a key."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -19,18 +20,18 @@ ATTEMPTS = 100
 
 
 class Partition(Record):
-    """A way to deal examples to `clients`. A new one writes `deal`; what all of them need is checked here."""
+    """A way to assign examples to `clients`. A new one defines `owners`; the checks that all need are here."""
 
     clients: PositiveInt
     """The number of clients."""
-    by_label: ClassVar[bool] = False  # such a partition has no meaning for a regression
+    by_label: ClassVar[bool] = False  # whether the partition needs classes
 
     def count(self, classes: int) -> int:
-        """How many clients there are when the data has this many classes."""
+        """Return the number of clients for data with this many classes."""
         return self.clients
 
     def assign(self, y: Tensor, key: int, classes: int) -> Owners:
-        """The client of every example; `classes` is 0 for a regression.
+        """Return the client of every example; `classes` is 0 for a regression.
 
         >>> import torch
         >>> Shards(clients=2, per_client=1).assign(torch.tensor([1, 0, 1, 0]), key=1, classes=2).tolist()
@@ -39,7 +40,7 @@ class Partition(Record):
         name, clients = type(self).__name__, self.count(classes)
         if self.by_label and classes == 0:
             raise InputError(
-                f"The {name} partition deals examples by their label, but this data is a regression and has no "
+                f"The {name} partition assigns examples by their label, but this data is a regression and has no "
                 "classes. Use iid, unbalanced or quantity instead."
             )
         if clients > len(y):
@@ -47,48 +48,46 @@ class Partition(Record):
                 f"The 'clients' parameter of {name} must be at most the number of examples, {len(y)}. "
                 f"Got {clients} instead: use fewer clients."
             )
-        return self.deal(y.numpy(), key, classes)
+        return self.owners(y.numpy(), key, classes)
 
-    def deal(self, labels: NDArray[Any], key: int, classes: int) -> Owners:
-        """The client of every example, given its label; called by `assign` once the checks have passed."""
-        raise NotImplementedError(f"{type(self).__name__} must define deal(labels, key, classes)")
+    @abstractmethod
+    def owners(self, labels: NDArray[Any], key: int, classes: int) -> Owners:
+        """Return the client of every example, given its label. `assign` calls it after the checks."""
 
 
 class Iid(Partition):
-    """Shuffled and cut into parts as equal as possible."""
+    """Examples are shuffled and cut into parts as equal as possible."""
 
-    def deal(self, labels: NDArray[Any], key: int, classes: int) -> Owners:
-        """Sizes differ by at most one."""
+    def owners(self, labels: NDArray[Any], key: int, classes: int) -> Owners:
         return _cut(keys.permutation(key, len(labels)), _equal(len(labels), self.clients))
 
 
 class Shards(Partition):
-    """Sorted by label and cut into equal shards, `per_client` of them to each client (McMahan et al. 2017).
+    """Examples are sorted by label and cut into equal shards; each client gets `per_client` of them.
 
-    With few shards a client has few labels: this is the "pathological" non-IID partition.
+    With few shards a client has few labels. This is the "pathological" non-IID partition of McMahan et al. 2017.
     """
 
     per_client: PositiveInt = 2
     """The number of shards for each client."""
     by_label: ClassVar[bool] = True
 
-    def deal(self, labels: NDArray[Any], key: int, classes: int) -> Owners:
-        """Shards are dealt, not examples; where a shard crosses two labels its client has one label more."""
+    def owners(self, labels: NDArray[Any], key: int, classes: int) -> Owners:
         shards = self.clients * self.per_client
         if shards > len(labels):
             raise InputError(
-                f"Shards needs at least one example a shard, but {self.clients} clients × {self.per_client} shards are "
-                f"{shards} shards and there are {len(labels)} examples: use fewer clients or a smaller 'per_client'."
+                f"Shards needs at least one example per shard, but {self.clients} clients × {self.per_client} shards "
+                f"are {shards} shards for {len(labels)} examples: use fewer clients or a smaller 'per_client'."
             )
         owner = _cut(keys.permutation(key, shards), np.full(self.clients, self.per_client))
         return owner[_cut(np.argsort(labels, kind="stable"), _equal(len(labels), shards))]
 
 
 class Dirichlet(Partition):
-    """The examples of each class are shared out by proportions drawn from a Dirichlet distribution (Hsu et al. 2019).
+    """The examples of each class are divided by proportions drawn from a Dirichlet distribution (Hsu et al. 2019).
 
-    A small `alpha` gives each class to few clients, a large one approaches iid. Drawn again until every client has
-    `min_examples`.
+    A small `alpha` gives each class to few clients, a large one approaches iid. Proportions are drawn again until every
+    client has `min_examples`.
     """
 
     alpha: float = Field(gt=0, allow_inf_nan=False)
@@ -97,8 +96,8 @@ class Dirichlet(Partition):
     """Draw again until every client has this many examples."""
     by_label: ClassVar[bool] = True
 
-    def deal(self, labels: NDArray[Any], key: int, classes: int) -> Owners:
-        """All classes in one go: sorted by class, shuffled within, cut by the drawn proportions."""
+    def owners(self, labels: NDArray[Any], key: int, classes: int) -> Owners:
+        """Sort by class, shuffle within each class, and cut by the drawn proportions."""
         shuffled = keys.permutation(keys.key(key, "order"), len(labels))
         order = shuffled[np.argsort(labels[shuffled], kind="stable")]
         examples = np.bincount(labels, minlength=classes)
@@ -118,10 +117,10 @@ class Dirichlet(Partition):
 
 
 class Affinity(Partition):
-    """Each class has a home: its examples go there with a `probability`, else uniformly to any other client.
+    """Each class has a home client: an example goes there with a `probability`, otherwise to any other client.
 
-    The home of class i is client i, with as many clients as classes (the default). With fewer clients it is client
-    i mod clients; with more, the clients j with j mod classes = i share the home of class i at random.
+    By default there are as many clients as classes, and the home of class i is client i. With fewer clients it is
+    client i mod clients. With more, the clients j with j mod classes = i share class i at random.
     """
 
     clients: PositiveInt | None = None  # type: ignore[assignment]
@@ -131,20 +130,20 @@ class Affinity(Partition):
     by_label: ClassVar[bool] = True
 
     def count(self, classes: int) -> int:
-        """As many as there are classes, unless given."""
+        """Return the given number, or the number of classes."""
         return self.clients or classes
 
-    def deal(self, labels: NDArray[Any], key: int, classes: int) -> Owners:
-        """Every example draws whether it goes home, and where it goes either way."""
+    def owners(self, labels: NDArray[Any], key: int, classes: int) -> Owners:
+        """Draw for every example whether it goes home, and a client for both cases."""
         clients = self.count(classes)
-        homes = min(clients, classes)  # client j lives in home j mod homes
+        homes = min(clients, classes)  # client j belongs to home j mod homes
         home = labels % homes
         insiders = (clients - home + homes - 1) // homes
         outsiders = clients - insiders
         inside = home + homes * _below(keys.key(key, "inside"), insiders)
         if homes == 1:
             return inside
-        # count the outsiders: every `homes` clients in a row have one insider, at place `home`, which is stepped over
+        # number the outsiders: every `homes` clients in a row have one insider, at place `home`, which is skipped
         block, place = np.divmod(_below(keys.key(key, "outside"), outsiders), homes - 1)
         outside = block * homes + place + (place >= home)
         chance = keys.hashes(keys.key(key, "chance"), len(labels)) / 2.0**32
@@ -152,13 +151,13 @@ class Affinity(Partition):
 
 
 class Unbalanced(Partition):
-    """Cut at random places: sizes from one example to very many. Without `shuffle` neighbours stay together."""
+    """Examples are cut at random places: some clients get one, some very many. Without `shuffle`, in file order."""
 
     shuffle: bool = True
     """Shuffle the examples first. Otherwise neighbours stay together."""
 
-    def deal(self, labels: NDArray[Any], key: int, classes: int) -> Owners:
-        """Distinct places, so everybody has an example."""
+    def owners(self, labels: NDArray[Any], key: int, classes: int) -> Owners:
+        """Cut at distinct places, so that every client has an example."""
         count = len(labels)
         order = keys.permutation(keys.key(key, "order"), count) if self.shuffle else np.arange(count)
         places = np.sort(keys.permutation(keys.key(key, "cuts"), count - 1)[: self.clients - 1]) + 1
@@ -166,31 +165,23 @@ class Unbalanced(Partition):
 
 
 class Quantity(Partition):
-    """Shuffled; everybody gets one example and the rest is shared out by log-normal sizes. `sigma` 0 is iid."""
+    """Every client gets one example, and the rest is divided by log-normal sizes. `sigma` 0 is iid."""
 
     sigma: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """The standard deviation of the logarithm of the clients' sizes. 0 makes them equal."""
 
-    def deal(self, labels: NDArray[Any], key: int, classes: int) -> Owners:
-        """Labels play no part."""
+    def owners(self, labels: NDArray[Any], key: int, classes: int) -> Owners:
         logs = self.sigma * keys.generator(keys.key(key, "sizes")).standard_normal(self.clients)
         shares = np.exp(logs - logs.max())  # relative to the largest: no sigma overflows
         sizes = 1 + _proportional(shares / shares.sum(), len(labels) - self.clients)
         return _cut(keys.permutation(keys.key(key, "order"), len(labels)), sizes)
 
 
-PARTITIONS: dict[str, type[Partition]] = {
-    "iid": Iid,
-    "shards": Shards,
-    "dirichlet": Dirichlet,
-    "affinity": Affinity,
-    "unbalanced": Unbalanced,
-    "quantity": Quantity,
-}
+PARTITIONS = {kind.__name__.lower(): kind for kind in Partition.__subclasses__()}
 
 
 def partition(spec: Mapping[str, Any] | Partition) -> Partition:
-    """A partition from a table of an experiment file.
+    """Make a partition from a table of an experiment file.
 
     >>> partition({"name": "shards", "clients": 100})
     Shards(clients=100, per_client=2)
@@ -211,19 +202,19 @@ def partition(spec: Mapping[str, Any] | Partition) -> Partition:
 
 
 def _cut(order: Owners, sizes: NDArray[np.int64]) -> Owners:
-    """The first `sizes[0]` of the order belong to 0, the next `sizes[1]` to 1, and so on."""
+    """Give the first `sizes[0]` examples of the order to client 0, the next `sizes[1]` to client 1, and so on."""
     owner = np.empty(len(order), dtype=np.int64)
     owner[order] = np.repeat(np.arange(len(sizes)), sizes)
     return owner
 
 
 def _equal(total: int, parts: int) -> NDArray[np.int64]:
-    """Sizes that differ by at most one, the larger first."""
+    """Return sizes that differ by at most one, the larger first."""
     return total // parts + (np.arange(parts) < total % parts).astype(np.int64)
 
 
 def _proportional(shares: NDArray[np.float64], total: Any) -> NDArray[np.int64]:
-    """Whole numbers in proportion to the shares along the last axis: rounding the running sum keeps the total exact."""
+    """Divide a total by the shares along the last axis. Rounding the running sum keeps the total exact."""
     cuts = np.rint(np.cumsum(shares, axis=-1) * total).astype(np.int64)
     cuts[..., -1:] = total
     sizes: NDArray[np.int64] = np.diff(np.minimum(cuts, total), axis=-1, prepend=0)
@@ -231,5 +222,5 @@ def _proportional(shares: NDArray[np.float64], total: Any) -> NDArray[np.int64]:
 
 
 def _below(key: int, bounds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A uniform whole number from 0 to below each bound."""
+    """Draw a uniform whole number from 0 to below each bound."""
     return (keys.hashes(key, len(bounds)) * bounds) >> 32

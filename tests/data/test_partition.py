@@ -51,16 +51,16 @@ def test_every_partition_is_in_these_tests() -> None:
     clients=some.integers(1, 6),
     seed=some.integers(0, 2**40),
 )
-def test_no_example_is_lost_or_dealt_twice(name: str, labels: list[int], clients: int, seed: int) -> None:
+def test_no_example_is_lost_or_rule_twice(name: str, labels: list[int], clients: int, seed: int) -> None:
     ids = torch.arange(len(labels)).reshape(-1, 1)
     data = Dataset(ids, torch.tensor(labels), classes=("a", "b", "c", "d", "e"))
-    dealt = partition({"name": name, "clients": clients, **ALL[name]})
-    owner = dealt.assign(data.y, keys.key(seed, "partition"), 5)
+    rule = partition({"name": name, "clients": clients, **ALL[name]})
+    owner = rule.assign(data.y, keys.key(seed, "partition"), 5)
     assert owner.shape == (len(labels),)
     assume(
         len(set(owner.tolist())) == clients
     )  # by bad luck affinity leaves somebody with nothing, and that is refused
-    federation = federate(data, partition=dealt, seed=seed)
+    federation = federate(data, partition=rule, seed=seed)
     assert sorted(federation.x.flatten().tolist()) == list(range(len(labels)))
     assert federation.y.tolist() == [labels[number] for number in federation.x.flatten().tolist()]
     assert np.diff(federation.offsets).tolist() == np.bincount(owner).tolist()
@@ -68,9 +68,9 @@ def test_no_example_is_lost_or_dealt_twice(name: str, labels: list[int], clients
 
 @pytest.mark.parametrize("name", sorted(ALL))
 def test_the_key_alone_decides(name: str) -> None:
-    dealt = partition({"name": name, "clients": 5, **ALL[name]})
+    rule = partition({"name": name, "clients": 5, **ALL[name]})
     labels = torch.arange(1000) % 10
-    first, again, other = (dealt.assign(labels, key, 10) for key in (7, 7, 8))
+    first, again, other = (rule.assign(labels, key, 10) for key in (7, 7, 8))
     assert first.dtype == np.int64
     assert (first == again).all()
     assert (first != other).any()
@@ -212,21 +212,21 @@ def test_many_clients_cost_no_loop() -> None:
 
 
 @pytest.mark.parametrize("name", ["shards", "dirichlet", "affinity"])
-def test_a_regression_has_no_labels_to_deal_by(name: str) -> None:
-    dealt = partition({"name": name, "clients": 2, **ALL[name]})
-    with pytest.raises(InputError, match=r"deals examples by their label.*regression.*Use iid, unbalanced or quantity"):
-        dealt.assign(torch.zeros(10), 1, 0)
+def test_a_regression_has_no_labels_to_assign_by(name: str) -> None:
+    rule = partition({"name": name, "clients": 2, **ALL[name]})
+    with pytest.raises(InputError, match=r"assigns examples by their label.*regression.*Use iid, unbalanced"):
+        rule.assign(torch.zeros(10), 1, 0)
 
 
 @pytest.mark.parametrize("name", sorted(ALL))
 def test_more_clients_than_examples_are_refused(name: str) -> None:
-    dealt = partition({"name": name, "clients": 11, **ALL[name]})
+    rule = partition({"name": name, "clients": 11, **ALL[name]})
     with pytest.raises(InputError, match=r"at most the number of examples, 10\. Got 11 instead: use fewer clients"):
-        dealt.assign(torch.zeros(10, dtype=torch.int64), 1, 1)
+        rule.assign(torch.zeros(10, dtype=torch.int64), 1, 1)
 
 
 def test_more_shards_than_examples_are_refused() -> None:
-    with pytest.raises(InputError, match="5 clients × 3 shards are 15 shards and there are 10 examples"):
+    with pytest.raises(InputError, match="5 clients × 3 shards are 15 shards for 10 examples"):
         Shards(clients=5, per_client=3).assign(torch.zeros(10, dtype=torch.int64), 1, 1)
 
 

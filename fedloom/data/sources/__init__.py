@@ -1,52 +1,35 @@
-"""Where examples come from: one loader per file, found by the name that experiment files use."""
+"""Where examples come from. One file, one source: a new file in this folder is found by itself."""
 
 from __future__ import annotations
 
-from fedloom.data.sources.base import Progress, Source
-from fedloom.data.sources.csv import Csv
+import inspect
+import pkgutil
+import re
+from importlib import import_module
+
+from fedloom.data.sources.base import Source
 from fedloom.data.sources.custom import custom
-from fedloom.data.sources.digits import Digits
-from fedloom.data.sources.eeg import Eeg
-from fedloom.data.sources.femnist import Femnist
-from fedloom.data.sources.hdf5 import Hdf5
-from fedloom.data.sources.heart_disease import HeartDisease
-from fedloom.data.sources.huggingface import HuggingFace
-from fedloom.data.sources.idx import FashionMnist, Mnist
-from fedloom.data.sources.images import Images
-from fedloom.data.sources.leaf import Leaf
-from fedloom.data.sources.leaf_reddit import LeafReddit
-from fedloom.data.sources.natural_images import NaturalImages
-from fedloom.data.sources.npz import Npz
-from fedloom.data.sources.postures import Postures
-from fedloom.data.sources.shakespeare import Shakespeare
-from fedloom.data.sources.texts import Texts
 from fedloom.errors import InputError, nearest
 
-__all__ = ["SOURCES", "Progress", "Source", "source"]
+__all__ = ["SOURCES", "Source", "source"]
 
-SOURCES: dict[str, type[Source]] = {
-    "digits": Digits,
-    "mnist": Mnist,
-    "fashion_mnist": FashionMnist,
-    "csv": Csv,
-    "images": Images,
-    "npz": Npz,
-    "eeg": Eeg,
-    "femnist": Femnist,
-    "hdf5": Hdf5,
-    "texts": Texts,
-    "leaf_reddit": LeafReddit,
-    "shakespeare": Shakespeare,
-    "heart_disease": HeartDisease,
-    "huggingface": HuggingFace,
-    "leaf": Leaf,
-    "natural_images": NaturalImages,
-    "postures": Postures,
-}
+
+def _discover() -> dict[str, type[Source]]:
+    """Import every file of this folder and return its sources by name."""
+    found: dict[str, type[Source]] = {}
+    for file in pkgutil.iter_modules(__path__, f"{__name__}."):
+        for name, item in vars(import_module(file.name)).items():
+            is_source = inspect.isclass(item) and issubclass(item, Source) and not inspect.isabstract(item)
+            if is_source and item.__module__ == file.name and not name.startswith("_"):
+                found[re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()] = item
+    return found
+
+
+SOURCES = _discover()
 
 
 def source(name: str) -> type[Source]:
-    """The source of that name, or the one that calls `my_module:loader` or `file.py:loader`.
+    """Return the source with this name, or the one that calls `my_module:loader` or `file.py:loader`.
 
     >>> source("digits")(image=True)
     Digits(image=True)
@@ -55,7 +38,7 @@ def source(name: str) -> type[Source]:
         return custom(name)
     if name not in SOURCES:
         raise InputError(
-            f"There is no source '{name}'. Known: {', '.join(SOURCES)}, or a function of your own as "
+            f"There is no source '{name}'. Known: {', '.join(SOURCES)}, or your own function as "
             f"'my_module:loader' or 'file.py:loader'.{nearest(name, SOURCES)}"
         )
     return SOURCES[name]

@@ -1,60 +1,63 @@
-"""Files in folders, in archives, and in archives inside of those, as datasets are shipped."""
+"""Read files in folders, in archives, and in archives inside archives, as datasets are shipped."""
 
 from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 from fedloom.errors import InputError
 
-PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, RuntimeError)
+NOT_TEXT = (*UNREADABLE, UnicodeDecodeError)  # what reading a text file may raise
 
 
 def files(path: Path, keep: Collection[str] = ()) -> Iterator[tuple[str, IO[bytes]]]:
-    """The name, without folders, and the content of every file, in order of names; files of the system are left out.
+    """Yield the name (without folders) and the content of every file, in order of names.
 
-    Archives whose name is in `keep` are not looked into. A stream is good until the next file is asked for. Links that
-    lead nowhere are no files.
+    Archives are opened, except those whose name is in `keep`. Hidden files and broken links are left out. A stream is
+    valid until you ask for the next file.
     """
     if path.is_dir():
         for inner in sorted(path.iterdir()):
             if visible(inner.name):
                 yield from files(inner, keep)
-        return
-    if path.is_file():
+    elif path.is_file():
         with path.open("rb") as stream:
             yield from _members(path.name, stream, path, keep)
 
 
 def contents(path: Path, wanted: Callable[[str], object]) -> Iterator[tuple[str, bytes]]:
-    """The name and the whole content of every file whose name is wanted."""
+    """Yield the name and the whole content of every file whose name is wanted."""
     for name, stream in files(path):
         if wanted(name):
             try:
                 content = stream.read()
             except UNREADABLE as error:
-                raise InputError(f"The file {name} in {path} cannot be read ({error}): fetch it again.") from None
+                raise InputError(f"The file {name} in {path} cannot be read ({error}): download it again.") from None
             yield name, content
 
 
-def unpacked(name: str, stream: IO[bytes]) -> IO[bytes]:
-    """A stream as it is, or decompressed where its name ends in .gz, .xz or .bz2."""
-    opener = PACKED.get(Path(name).suffix)
-    content: IO[bytes] = stream if opener is None else opener(stream, "rb")
-    return content
+def open_text(file: Path | IO[bytes], name: str) -> TextIO:
+    """Open a UTF-8 text file, decompressed if its name ends in .gz, .xz or .bz2."""
+    opener = OPENERS.get(Path(name).suffix, open)
+    if opener is open and not isinstance(file, Path):
+        return io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+    text: TextIO = opener(file, "rt", encoding="utf-8-sig", newline="")
+    return text
 
 
 def visible(name: str) -> bool:
-    """Whether a file or folder is no leftover of somebody's operating system."""
+    """Return whether a file or folder belongs to the data; operating systems leave others, such as .DS_Store."""
     return not name.startswith((".", "__MACOSX"))
 
 
@@ -76,4 +79,4 @@ def _members(name: str, stream: IO[bytes], path: Path, keep: Collection[str]) ->
                     if content is not None and visible(Path(entry.name).name):
                         yield from _members(Path(entry.name).name, content, path, keep)
     except UNREADABLE as error:
-        raise InputError(f"The archive {name} in {path} cannot be read ({error}): fetch it again.") from None
+        raise InputError(f"The archive {name} in {path} cannot be read ({error}): download it again.") from None

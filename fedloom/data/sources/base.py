@@ -1,34 +1,40 @@
-"""What all sources share: where files are looked for, and how label values become class numbers."""
+"""What all sources share: how they find their files, and how label values become class numbers."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from fedloom.data.federation import Dataset
+from fedloom.data.federation import Dataset, as_dataset
 from fedloom.errors import InputError, nearest
 from fedloom.record import Record
 
-Progress = Callable[[str, int, int | None], None]  # what it is about, how much is done, of how much if that is known
 Task = Literal["auto", "classification", "regression"]
 
 
 class Source(Record):
-    """Where examples come from. Its fields are the keys of the `[data]` table that belong to it."""
+    """Where examples come from. Its fields are keys of the `[data]` table.
 
+    Every concrete public subclass in this folder is a source. Its name in experiment files is the class name in snake
+    case: `HeartDisease` is `heart_disease`.
+    """
+
+    @abstractmethod
     def load(self, base: Path) -> Dataset:
-        """Read the examples; relative paths start at `base`, the folder of the experiment file."""
-        raise NotImplementedError(f"{type(self).__name__} must define load(base)")
+        """Read the examples. Relative paths start at `base`, the folder of the experiment file."""
 
 
 def locate(base: Path, path: Path) -> Path:
-    """The file or folder that a path of an experiment file means."""
+    """Return the file or folder that a path in an experiment file refers to."""
     found = base / path.expanduser()
     if not found.exists():
         beside = [other.name for other in found.parent.iterdir()] if found.parent.is_dir() else []
@@ -37,17 +43,17 @@ def locate(base: Path, path: Path) -> Path:
     return found
 
 
-def cache(name: str) -> Path:
-    """The folder in which `fedloom data get` keeps a dataset."""
+def cache_folder(name: str) -> Path:
+    """Return the folder where `fedloom data get` stores a dataset."""
     root = os.environ.get("FEDLOOM_CACHE")
     return (Path(root).expanduser() if root else Path.home() / ".cache" / "fedloom") / name
 
 
 def locate_or_cached(base: Path, path: Path | None, name: str) -> Path:
-    """The file or folder that a path means; without one, what `fedloom data get` put into the cache."""
+    """Return the file or folder of a path, or without a path the folder of `fedloom data get`."""
     if path is not None:
         return locate(base, path)
-    folder = cache(name)
+    folder = cache_folder(name)
     if not folder.exists():
         raise InputError(
             f"There is no folder {folder}. Run `fedloom data get {name}`, or set 'path' to where you have the data."
@@ -55,8 +61,23 @@ def locate_or_cached(base: Path, path: Path | None, name: str) -> Path:
     return folder
 
 
-def encode(values: Iterable[Any]) -> tuple[np.ndarray[Any, np.dtype[np.int64]], tuple[str, ...]]:
-    """Class numbers and the classes' names: the distinct values in order, as numbers if all of them are.
+def spellings(file: str) -> Iterator[str]:
+    """Return the names that copies of a file have: compressed or not, MNIST's also with another dot.
+
+    >>> list(spellings("labels-idx1"))
+    ['labels-idx1', 'labels-idx1.gz', 'labels.idx1', 'labels.idx1.gz']
+    """
+    for name in dict.fromkeys((file, file.replace("-idx", ".idx"))):
+        yield from (name, f"{name}.gz")
+
+
+def find(folder: Path, file: str) -> Path | None:
+    """Return a file of a folder under any of its spellings, or None."""
+    return next((folder / name for name in spellings(file) if (folder / name).is_file()), None)
+
+
+def encode(values: Iterable[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Return class numbers and class names. Classes are the distinct values, sorted as numbers if all are numbers.
 
     >>> encode(["10", "9", "10"])
     (array([1, 0, 1]), ('9', '10'))
@@ -72,7 +93,7 @@ def encode(values: Iterable[Any]) -> tuple[np.ndarray[Any, np.dtype[np.int64]], 
 
 
 def targets(values: Iterable[Any], task: Task) -> tuple[Tensor, tuple[str, ...]]:
-    """Labels and class names; left to itself, a task is a regression if some label is a number with a fraction.
+    """Return labels and class names. With "auto", labels with a fraction mean a regression, which has no classes.
 
     >>> targets(["0.5", "2"], "auto")
     (tensor([0.5000, 2.0000]), ())
@@ -83,7 +104,7 @@ def targets(values: Iterable[Any], task: Task) -> tuple[Tensor, tuple[str, ...]]
     except ValueError:
         if task == "regression":
             raise InputError(
-                "The labels of a regression must be numbers, and some here are text. "
+                "The labels of a regression must be numbers, but some labels are text. "
                 'Use task = "classification" or another label.'
             ) from None
     else:
@@ -99,3 +120,24 @@ def targets(values: Iterable[Any], task: Task) -> tuple[Tensor, tuple[str, ...]]
         )
     codes, classes = encode(array)
     return torch.from_numpy(codes), classes
+
+
+def dataset_with_test(
+    x: ArrayLike,
+    y: NDArray[Any],
+    test: tuple[NDArray[Any], NDArray[Any]] | None,
+    *,
+    client: ArrayLike | None = None,
+    task: Task = "auto",
+    classes: Iterable[Any] = (),
+    scale: float = 1.0,
+) -> Dataset:
+    """Make a dataset whose training and test labels are numbered together.
+
+    The distinct labels become the classes. If you give `classes`, labels are already class numbers.
+    """
+    labels = y if test is None else np.concatenate([y, test[1]])
+    names = tuple(str(name) for name in classes)
+    numbers, names = (labels, names) if names else targets(labels, task)
+    official = None if test is None else (test[0], numbers[len(y) :])
+    return replace(as_dataset(x, numbers[: len(y)], client=client, test=official), classes=names, scale=scale)

@@ -1,4 +1,4 @@
-"""Other people's loaders: a function named in the experiment file, `my_module:loader` or `file.py:loader`."""
+"""Your own loader: a function named in the experiment file, `my_module:loader` or `file.py:loader`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fedloom.errors import InputError
 from fedloom.user_code import code
 
 
-class Custom(Source):
-    """Calls `reference` with the keys of the table; it returns a Dataset, (x, y) or (x, y, client).
+class _Custom(Source):
+    """Calls `reference` with the keys of the table. It returns a Dataset, (x, y) or (x, y, client).
 
-    A loader that has a parameter `base` is told the folder that relative paths refer to.
+    A loader with a parameter `base` gets the folder where relative paths start.
     """
 
     model_config = ConfigDict(extra="allow")
     reference: ClassVar[str]
 
     def load(self, base: Path) -> Dataset:
-        """Call the loader; wrong keys are reported before it runs."""
+        """Call the loader, after a check that its parameters match the keys."""
         loader = code(self.reference, base)
         if not callable(loader):
             raise InputError(f"'{self.reference}' must be a function that loads data. Got {loader!r} instead.")
@@ -43,13 +43,14 @@ class Custom(Source):
         if isinstance(loaded, Dataset):
             return loaded
         if isinstance(loaded, tuple) and len(loaded) in (2, 3):
-            return as_dataset(loaded[0], loaded[1], client=loaded[2] if len(loaded) == 3 else None)
+            x, y, client = (*loaded, None)[:3]
+            return as_dataset(x, y, client=client)
         raise InputError(
             f"The loader '{self.reference}' must return a Dataset, (x, y) or (x, y, client). "
             f"Got {type(loaded).__name__} instead."
         )
 
 
-def custom(reference: str) -> type[Custom]:
-    """The source class of one loader."""
-    return type("Custom", (Custom,), {"reference": reference, "__module__": __name__})
+def custom(reference: str) -> type[Source]:
+    """Return the source that calls one loader."""
+    return type("Custom", (_Custom,), {"reference": reference, "__module__": __name__})

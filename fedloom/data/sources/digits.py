@@ -1,4 +1,4 @@
-"""scikit-learn's digits: 1,797 images of 8 × 8, inside the installed package, so nothing is downloaded."""
+"""scikit-learn's digits: 1,797 images of 8 × 8, inside the installed package, so there is nothing to download."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedloom.data.sources.base import Source
 
 
 class Digits(Source):
-    """Handwritten digits of 64 grey values from 0 to 16; as `image`, in one channel of 8 × 8.
+    """Handwritten digits of 64 grey values from 0 to 16; with `image`, of shape 1 × 8 × 8.
 
     >>> Digits(image=True).load(Path()).x.shape
     torch.Size([1797, 1, 8, 8])
@@ -25,7 +25,7 @@ class Digits(Source):
     """Give each digit the shape 1 × 8 × 8 instead of 64."""
 
     def load(self, base: Path) -> Dataset:
-        """All of them, in scikit-learn's order."""
+        """Read all digits, in scikit-learn's order."""
         table = _table()
         x = torch.from_numpy(table[:, :-1])
         return Dataset(
@@ -37,7 +37,10 @@ class Digits(Source):
 
 
 def _table() -> NDArray[np.uint8]:
-    """64 grey values and the label of every image. Importing scikit-learn takes seconds, reading its file does not."""
+    """Return 64 grey values and the label of every image.
+
+    Importing scikit-learn takes seconds, so its file is read directly where it is found.
+    """
     package = find_spec("sklearn")
     file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz" if package and package.origin else None
     if file is not None and file.is_file():

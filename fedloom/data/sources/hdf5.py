@@ -9,16 +9,16 @@ from typing import Any
 
 from fedloom.data.federation import Dataset
 from fedloom.data.sources.base import locate
-from fedloom.data.sources.by_client import ByClient, Examples
+from fedloom.data.sources.by_client import ByClient, Client
 from fedloom.errors import InputError, nearest
 
 GROUP = "examples"
 
 
 class Hdf5(ByClient):
-    """A file of all clients' examples, and perhaps one of their test examples.
+    """A file of all clients' examples, and optionally a file of their test examples.
 
-    `y` is the name of the label; `x` that of the features, which may be left out where there are no others.
+    `y` names the label and `x` the features. You can leave out `x` if the label has only one other dataset beside it.
     """
 
     path: Path
@@ -31,30 +31,29 @@ class Hdf5(ByClient):
     """The name of the label."""
 
     def load(self, base: Path) -> Dataset:
-        """Clients in the order of their names."""
+        """Read the clients in the order of their names."""
         test = [] if self.test is None else [locate(base, self.test)]
         return self.assemble(partial(read, x=self.x, y=self.y), [locate(base, self.path)], test)
 
 
-def read(file: Path, x: str | None, y: str) -> Iterator[tuple[str, Examples]]:
-    """The clients of a file with their examples."""
-    h5py = library()
+def read(file: Path, x: str | None, y: str) -> Iterator[Client]:
+    """Yield the clients of a file with their examples."""
+    h5py = import_h5py()
     try:
         with h5py.File(file, "r") as opened:
             if GROUP not in opened:
                 raise InputError(f"The file {file} has no group '{GROUP}' with clients: there is nothing to read.")
-            for client in opened[GROUP]:
-                held = opened[GROUP][client]
-                features = _name(x, y, list(held), f"Client '{client}' in {file}")
-                yield client, (held[features][()], held[y][()])
+            for name, datasets in opened[GROUP].items():
+                features = _features_name(x, y, list(datasets), f"Client '{name}' in {file}")
+                yield name, datasets[features][()], datasets[y][()]
     except InputError:
         raise
     except (OSError, RuntimeError, KeyError) as error:
-        raise InputError(f"The file {file} cannot be read as HDF5 ({error}): fetch it again.") from None
+        raise InputError(f"The file {file} cannot be read as HDF5 ({error}): download it again.") from None
 
 
-def library() -> Any:
-    """The package h5py, or a word about how to get it."""
+def import_h5py() -> Any:
+    """Return the package h5py, or raise an error that says how to install it."""
     try:
         import h5py
     except ImportError as error:
@@ -62,8 +61,7 @@ def library() -> Any:
     return h5py
 
 
-def _name(x: str | None, y: str, known: Sequence[str], where: str) -> str:
-    """The name of the features."""
+def _features_name(x: str | None, y: str, known: Sequence[str], where: str) -> str:
     for name in (y, *([] if x is None else [x])):
         if name not in known:
             raise InputError(f"{where} has no '{name}'. It has: {', '.join(known)}.{nearest(name, known)}")

@@ -1,11 +1,12 @@
-"""Heart disease at four hospitals (UCI): 920 patients, and at every hospital other things were not recorded."""
+"""Heart disease at four hospitals (UCI): 920 patients. Each hospital left other findings unrecorded."""
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -14,29 +15,27 @@ from numpy.typing import NDArray
 from fedloom.data.federation import Dataset
 from fedloom.data.sources.archive import contents
 from fedloom.data.sources.base import Source, locate_or_cached
+from fedloom.data.sources.csv import Csv
 from fedloom.errors import InputError
 
 Site = Literal["cleveland", "hungarian", "switzerland", "va"]
 Column = Literal[
     "age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal"
 ]
-SITES: tuple[Site, ...] = ("cleveland", "hungarian", "switzerland", "va")
-COLUMNS: tuple[Column, ...] = (
-    "age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal",
-)  # fmt: skip
+SITES: tuple[Site, ...] = get_args(Site)
+COLUMNS: tuple[Column, ...] = get_args(Column)
 CODES = {"cp": (1, 2, 3, 4), "restecg": (0, 1, 2), "slope": (1, 2, 3), "thal": (3, 6, 7)}  # kinds, not quantities
 NOT_ZERO = ("trestbps", "chol")  # a pressure or cholesterol of 0 was not measured
 ALWAYS_KNOWN = ("age", "sex", "cp")
 CLASSES = ("healthy", "disease")
-LARGEST = float(np.finfo(np.float32).max)
 Numbers = NDArray[np.float32]
 
 
 class HeartDisease(Source):
     """Thirteen findings about a patient, and whether an artery is narrowed; a client is a hospital.
 
-    A finding that is missing is filled with the mean that `normalize` finds (`missing = "mean"`), or its patient is
-    left out (`"drop"`). `indicators` adds a column for each finding that says whether it is missing.
+    With `missing = "mean"`, `normalize` fills missing findings with the mean; with `"drop"`, patients with a missing
+    finding are left out. `indicators` adds a column for each finding that says whether it is missing.
     """
 
     path: Path | None = None
@@ -51,105 +50,81 @@ class HeartDisease(Source):
     """Add a column for each finding that says whether it is missing."""
 
     def load(self, base: Path) -> Dataset:
-        """The columns are the same at every hospital, whatever it recorded."""
-        twice = [site for site in SITES if self.sites.count(site) > 1]
-        if twice:
-            raise InputError(
-                f"The hospital {twice[0]} stands in 'sites' more than once: its patients would be doubled."
-            )
-        path = locate_or_cached(base, self.path, "heart_disease")
-        tables = _read(path, self.sites)
+        """Read the patients. Every hospital has the same columns, whatever it recorded."""
         columns = [name for name in COLUMNS if name not in self.without]
         if not columns or not self.sites:
-            raise InputError("heart_disease needs at least one site and one column: shorten 'sites' or 'without' less.")
-        found = {site: self._kept(tables[site], columns) for site in self.sites}
-        empty = [site for site in self.sites if not len(found[site])]
+            raise InputError("heart_disease needs at least one site and one column: shorten 'without' or add 'sites'.")
+        twice = [site for site in SITES if self.sites.count(site) > 1]
+        if twice:
+            raise InputError(f"The hospital {twice[0]} is in 'sites' twice: its patients would be counted twice.")
+        tables = _read(locate_or_cached(base, self.path, "heart_disease"), self.sites)
+        if self.missing == "drop":
+            used = [COLUMNS.index(name) for name in columns]
+            tables = {site: table[~np.isnan(table[:, used]).any(axis=1)] for site, table in tables.items()}
+        empty = [site for site in self.sites if not len(tables[site])]
         if empty:
             raise InputError(
-                f"Without the patients for whom something is missing, nobody is left at {', '.join(empty)}. Leave out "
+                f"Every patient has a missing finding at {', '.join(empty)}, so nobody is left there. Leave out "
                 'columns that it did not record, such as without = ["chol", "slope", "ca", "thal"], or the site.'
             )
-        table = np.concatenate([found[site] for site in self.sites])
-        x, names = _encode(table, columns, self.indicators)
+        patients = np.concatenate([tables[site] for site in self.sites])
+        x, names = _encode(patients, columns, self.indicators)
         return Dataset(
             torch.from_numpy(x),
-            torch.from_numpy((table[:, -1] > 0).astype(np.int64)),
-            client=np.repeat(self.sites, [len(found[site]) for site in self.sites]),
+            torch.from_numpy(patients[:, -1].astype(np.int64)),
+            client=np.repeat(self.sites, [len(tables[site]) for site in self.sites]),
             classes=CLASSES,
             features=tuple(names),
             missing=self.missing == "mean",
         )
 
-    def _kept(self, table: Numbers, columns: Sequence[str]) -> Numbers:
-        if self.missing == "mean":
-            return table
-        return table[~np.isnan(table[:, [COLUMNS.index(name) for name in columns]]).any(axis=1)]
-
 
 def _read(path: Path, sites: Sequence[str]) -> dict[str, Numbers]:
     wanted = {f"processed.{site}.data": site for site in sites}
-    found, texts = dict[str, Numbers](), dict[str, bytes]()
+    texts: dict[str, bytes] = {}
     for name, content in contents(path, wanted.__contains__):
         if texts.setdefault(name, content) != content:
             raise InputError(f"There are two files {name} in {path}, and they differ: remove one of them.")
-        found[wanted[name]] = _parse(content, path / name)
-    lacking = [name for name, site in wanted.items() if site not in found]
+    lacking = [name for name in wanted if name not in texts]
     if lacking:
         raise InputError(
             f"There is no {', '.join(lacking)} in {path}. Run `fedloom data get heart_disease`, set 'path' to a folder "
             'or zip file that has UCI\'s processed.*.data, or name the sites that you have: sites = ["cleveland"].'
         )
-    return found
+    return {site: _parse(texts[name], path / name) for name, site in wanted.items()}
 
 
 def _parse(content: bytes, shown: Path) -> Numbers:
-    """The patients of one hospital: COLUMNS and the diagnosis; what is missing is NaN."""
-    rows = [_row(line, number, shown) for number, line in enumerate(content.decode("latin-1").splitlines(), 1) if line]
-    if not rows:
-        raise InputError(f"The file {shown} has no patients: fetch it again.")
-    return np.array(rows, dtype=np.float32)
+    """Return the patients of one hospital: COLUMNS, where missing values are NaN, and the place in CLASSES."""
+    csv = Csv(path=shown, label="num", columns=(*COLUMNS, "num"), missing={"?": math.nan}, task="classification")
+    table = csv.parse(io.BytesIO(content), shown.name, "The file is damaged: download it again.")
+    wrong = sorted(set(table.classes) - set("01234"))
+    if wrong:
+        raise InputError(f"The file {shown} has '{wrong[0]}' for num, which must be 0, 1, 2, 3 or 4.")
+    values = table.x.numpy()
+    for name, codes in CODES.items():
+        column = values[:, COLUMNS.index(name)]
+        rows = np.flatnonzero(~np.isin(column, codes) & ~np.isnan(column))
+        if len(rows):
+            line, value, allowed = rows[0] + 1, column[rows[0]], ", ".join(map(str, codes))
+            raise InputError(f"Line {line} of {shown} has '{value:g}' for {name}, which must be one of {allowed}.")
+    for name in NOT_ZERO:
+        column = values[:, COLUMNS.index(name)]
+        column[column == 0] = math.nan
+    sick = [table.classes[label] != "0" for label in table.y]
+    return np.column_stack([values, sick]).astype(np.float32)
 
 
-def _row(line: str, number: int, shown: Path) -> list[float]:
-    cells = line.split(",")
-    if len(cells) != len(COLUMNS) + 1:
-        raise InputError(
-            f"Line {number} of {shown} has {len(cells)} cells and must have {len(COLUMNS) + 1}: fetch the file again."
-        )
-    row = []
-    for name, cell in zip((*COLUMNS, "num"), cells, strict=True):
-        try:
-            row.append(_value(name, cell.strip()))
-        except ValueError:
-            allowed = f"one of {', '.join(map(str, CODES[name]))}" if name in CODES else "a number"
-            raise InputError(
-                f"Line {number} of {shown} has {cell.strip()!r} for {name}, which must be {allowed}."
-            ) from None
-    return row
-
-
-def _value(name: str, cell: str) -> float:
-    if cell == "?" and name != "num":
-        return math.nan
-    value = float(cell)
-    if not abs(value) <= LARGEST or (name in CODES and value not in CODES[name]):
-        raise ValueError(cell)
-    return math.nan if name in NOT_ZERO and value == 0 else value
-
-
-def _encode(table: Numbers, columns: Sequence[str], indicators: bool) -> tuple[Numbers, list[str]]:
-    """Quantities as they are, a column for each code of the others; then, if asked, what is missing."""
-    parts, names = [], []
+def _encode(table: Numbers, columns: Sequence[Column], indicators: bool) -> tuple[Numbers, list[str]]:
+    """Return the features and their names: quantities as they are, one column per code, then the indicators."""
+    features: dict[str, NDArray[np.generic]] = {}
     for name in columns:
         values = table[:, COLUMNS.index(name)]
-        for code in CODES.get(name, ()):
-            parts.append(np.where(np.isnan(values), np.nan, values == code))
-            names.append(f"{name}={code}")
         if name not in CODES:
-            parts.append(values)
-            names.append(name)
+            features[name] = values
+        for code in CODES.get(name, ()):
+            features[f"{name}={code}"] = np.where(np.isnan(values), np.nan, values == code)
     for name in columns if indicators else ():
         if name not in ALWAYS_KNOWN:
-            parts.append(np.isnan(table[:, COLUMNS.index(name)]))
-            names.append(f"{name} missing")
-    return np.column_stack(parts).astype(np.float32), names
+            features[f"{name} missing"] = np.isnan(table[:, COLUMNS.index(name)])
+    return np.column_stack(list(features.values())).astype(np.float32), list(features)

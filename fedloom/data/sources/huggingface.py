@@ -1,4 +1,4 @@
-"""Any dataset in the form of Hugging Face's `datasets`: from a folder or file, or by its name on their hub."""
+"""Any dataset that Hugging Face's `datasets` reads: from a folder or file, or by its name on their hub."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import PositiveInt, model_validator
 
-from fedloom.data.federation import Dataset, as_dataset
-from fedloom.data.sources.base import Source, Task, locate, targets
+from fedloom.data.federation import Dataset
+from fedloom.data.sources.base import Source, Task, dataset_with_test, locate
 from fedloom.data.sources.images import pixels
 from fedloom.errors import InputError, nearest
 
 FORMS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
-SAVED = ("dataset_dict.json", "state.json")  # what save_to_disk leaves in a folder
+SAVED = ("dataset_dict.json", "state.json")  # files that save_to_disk writes into its folder
 
 
-class HuggingFace(Source):
-    """Columns of a dataset: features, a label, perhaps the client. Pictures are resized, other features are numbers.
+class Huggingface(Source):
+    """The columns of a dataset: features, a label, optionally the client. Pictures are resized.
 
-    Without `x`, the features are the one column of pictures, or all columns of numbers besides label and client, or the
-    one other column.
+    Without `x`, the features are the only column of pictures, or all columns of numbers besides label and client, or
+    the only other column.
     """
 
     path: Path | None = None
@@ -52,15 +52,13 @@ class HuggingFace(Source):
     """1 for grey, 3 for colour."""
 
     @model_validator(mode="after")
-    def _one(self) -> HuggingFace:
+    def _path_or_name(self) -> Huggingface:
         if (self.path is None) == (self.name is None):
-            raise InputError(
-                "The source huggingface needs either 'path' (a folder or file at hand) or 'name' (on the hub)."
-            )
+            raise InputError("The source huggingface needs either 'path' (a folder or file) or 'name' (on the hub).")
         return self
 
     def load(self, base: Path) -> Dataset:
-        """Labels of both splits are numbered together; the names of class labels are kept."""
+        """Read the dataset. Labels of both splits are numbered together; names of class labels are kept."""
         splits = self._splits(base)
         if self.train not in splits:
             known = ", ".join(splits)
@@ -69,18 +67,19 @@ class HuggingFace(Source):
         if not len(train):
             raise InputError(f"The split '{self.train}' of the dataset has no examples.")
         columns = self._columns(train)
-        x = self._features(train, columns)
-        x_test = None if test is None else self._features(test, columns)
-        labels = np.concatenate([_values(part, self.y) for part in (train, test) if part is not None])
-        names = getattr(train.features[self.y], "names", None)  # of class labels, which are numbers already
-        y, classes = targets(labels, self.task) if names is None else (labels, tuple(names))
-        client = None if self.client is None else _values(train, self.client)
-        found = as_dataset(x, y[: len(x)], client=client, test=None if x_test is None else (x_test, y[len(x) :]))
-        scale = 1 / 255 if _is_picture(train, columns[0]) else 1.0
-        return replace(found, classes=classes, scale=scale, features=() if len(columns) == 1 else columns)
+        dataset = dataset_with_test(
+            self._features(train, columns),
+            _values(train, self.y),
+            None if test is None else (self._features(test, columns), _values(test, self.y)),
+            client=None if self.client is None else _values(train, self.client),
+            task=self.task,
+            classes=getattr(train.features[self.y], "names", None) or (),  # with names, labels are class numbers
+            scale=1 / 255 if _is_picture(train, columns[0]) else 1.0,
+        )
+        return replace(dataset, features=() if len(columns) == 1 else columns)
 
     def _splits(self, base: Path) -> Any:
-        """The dataset's splits by name."""
+        """Return the dataset's splits by name."""
         try:
             import datasets
         except ImportError as error:
@@ -93,7 +92,7 @@ class HuggingFace(Source):
             if path.is_file():
                 form = FORMS.get(path.suffix)
                 if form is None:
-                    raise InputError(f"{path} is none of {', '.join(FORMS)}, nor a folder with such files.")
+                    raise InputError(f"{path} must end in {', '.join(FORMS)}, or be a folder with such files.")
                 return datasets.load_dataset(form, data_files=str(path))
             if any((path / mark).is_file() for mark in SAVED):
                 saved = datasets.load_from_disk(str(path))
@@ -101,17 +100,17 @@ class HuggingFace(Source):
             return datasets.load_dataset(str(path), self.config)
         except InputError:
             raise
-        except Exception as error:  # readers of many formats, and the hub, raise what they like
+        except Exception as error:  # the readers of many formats, and the hub, raise all kinds of errors
             why = f"{type(error).__name__}: {error}".splitlines()[0]
             if path is not None:
-                raise InputError(f"{path} cannot be read as a dataset of Hugging Face's ({why}).") from None
+                raise InputError(f"{path} cannot be read as a Hugging Face dataset ({why}).") from None
             raise InputError(
-                f"The dataset '{self.name}' cannot be fetched ({why}). Is the name right, and is there a network? Else "
-                "copy its files here by any means and set 'path' to their folder instead of 'name'."
+                f"The dataset '{self.name}' cannot be downloaded ({why}). Check the name and the network. Without a "
+                "network, copy its files to this machine and set 'path' to their folder instead of 'name'."
             ) from None
 
     def _columns(self, split: Any) -> tuple[str, ...]:
-        """The columns that are features."""
+        """Return the names of the feature columns."""
         known = list(split.features)
         wanted = (self.x,) if isinstance(self.x, str) else self.x
         for name in (self.y, *wanted, *([] if self.client is None else [self.client])):
@@ -124,10 +123,10 @@ class HuggingFace(Source):
         others = [name for name in known if name not in (self.y, self.client)]
         pictures = [name for name in others if _is_picture(split, name)]
         numbers = [name for name in others if _is_number(split, name)]
-        for found in (pictures, numbers if not pictures else [], others):
+        for found in ([] if pictures else numbers, pictures, others):
             if len(found) == 1 or (found and found is numbers):
                 return tuple(found)
-        raise InputError(f"Say which columns are the features, x = [...]. The dataset has: {', '.join(known)}.")
+        raise InputError(f"Set x to the columns that are the features: x = [...]. The dataset has: {', '.join(known)}.")
 
     def _features(self, split: Any, columns: tuple[str, ...]) -> NDArray[Any]:
         if _is_picture(split, columns[0]):

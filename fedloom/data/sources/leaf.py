@@ -10,64 +10,62 @@ import numpy as np
 
 from fedloom.data.federation import Dataset
 from fedloom.data.sources.base import locate
-from fedloom.data.sources.by_client import ByClient, Examples
+from fedloom.data.sources.by_client import ByClient, Client
 from fedloom.errors import InputError
+
+KEYS = {"users": list, "num_samples": list, "user_data": dict}
 
 
 class Leaf(ByClient):
-    """A JSON file of LEAF's, or a folder of them; folders `train` and `test` inside of it are a pair."""
+    """A JSON file in LEAF's format, or a folder of such files, or a folder with the folders `train` and `test`."""
 
     path: Path
     """A JSON file, or a folder of them."""
 
     def load(self, base: Path) -> Dataset:
-        """Users in the order of files."""
-        return self.assemble(read, *pair(locate(base, self.path)))
+        """Read the users in the order of the files."""
+        return self.assemble(read, *train_and_test(locate(base, self.path)))
 
 
-def pair(path: Path) -> tuple[list[Path], list[Path]]:
-    """The files of the users' examples, and those of their test examples if they are apart."""
+def train_and_test(path: Path) -> tuple[list[Path], list[Path]]:
+    """Return the files with the users' examples, and the files with their test examples if these are separate."""
     if path.is_file():
         return [path], []
-    train = path / "train" if (path / "train").is_dir() else path
-    found, tested = sorted(train.glob("*.json")), sorted((path / "test").glob("*.json"))
-    found = found or sorted((path / "all_data").glob("*.json"))
-    if not found:
-        raise InputError(f"There are no JSON files in {path}, nor in a folder train or all_data inside of it.")
-    return found, tested if train != path else []
+    in_folders = (path / "train").is_dir()
+    train = sorted((path / "train" if in_folders else path).glob("*.json")) or sorted(path.glob("all_data/*.json"))
+    if not train:
+        raise InputError(f"There are no JSON files in {path}, nor in a folder train or all_data inside it.")
+    return train, sorted(path.glob("test/*.json")) if in_folders else []
 
 
-def read(file: Path) -> Iterator[tuple[str, Examples]]:
-    """The users of a file with their examples."""
+def read(file: Path) -> Iterator[Client]:
+    """Yield the users of a file with their examples."""
     try:
         content = json.loads(file.read_bytes())
     except ValueError as error:
-        raise InputError(f"The file {file} is not whole JSON ({error}): fetch it again.") from None
+        raise InputError(f"The file {file} is not complete JSON ({error}): download it again.") from None
     if (
         not isinstance(content, dict)
-        or not all(isinstance(content.get(key), kind) for key, kind in _KEYS.items())
+        or not all(isinstance(content.get(key), kind) for key, kind in KEYS.items())
         or len(content["users"]) != len(content["num_samples"])
     ):
         raise InputError(
-            f"The file {file} is not LEAF's: it must have lists 'users' and 'num_samples' of one length and a table "
-            "'user_data'."
+            f"The file {file} is not in LEAF's format: it must have lists 'users' and 'num_samples' of one length and "
+            "a table 'user_data'."
         )
     for user, count in zip(content["users"], content["num_samples"], strict=True):
-        held = content["user_data"].get(user)
-        if not isinstance(held, dict) or not isinstance(held.get("x"), list) or not isinstance(held.get("y"), list):
+        examples = content["user_data"].get(user)
+        x, y = (examples.get("x"), examples.get("y")) if isinstance(examples, dict) else (None, None)
+        if not isinstance(x, list) or not isinstance(y, list):
             raise InputError(f"The user '{user}' in {file} has no lists 'x' and 'y' in 'user_data'.")
-        if not len(held["x"]) == len(held["y"]) == count:
+        if not len(x) == len(y) == count:
             raise InputError(
-                f"The user '{user}' in {file} has {len(held['x'])} examples and {len(held['y'])} labels, but "
-                f"'num_samples' says {count}."
+                f"The user '{user}' in {file} has {len(x)} examples and {len(y)} labels, but 'num_samples' is {count}."
             )
         try:
-            yield str(user), (np.array(held["x"], dtype=np.float32), np.array(held["y"]))
+            yield str(user), np.array(x, dtype=np.float32), np.array(y)
         except ValueError:
             raise InputError(
                 f"The examples of user '{user}' in {file} must be lists of numbers of one length. For text, use "
                 'source = "leaf_reddit".'
             ) from None
-
-
-_KEYS = {"users": list, "num_samples": list, "user_data": dict}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedloom.data.federation import Dataset
-from fedloom.data.sources.base import Progress, locate_or_cached
+from fedloom.data.sources.base import locate_or_cached
 from fedloom.data.sources.images import Images
 
 CLASSES = ("airplane", "car", "cat", "dog", "flower", "fruit", "motorbike", "person")
@@ -17,8 +17,8 @@ class NaturalImages(Images):
     path: Path | None = None  # type: ignore[assignment]
     """The folder or the zip file. By default, what `fedloom data get natural_images` downloaded."""
 
-    def load(self, base: Path, progress: Progress | None = None) -> Dataset:
-        """Exactly the eight classes must be there."""
+    def load(self, base: Path) -> Dataset:
+        """Read the pictures. There must be exactly the eight classes."""
         found = locate_or_cached(base, self.path, "natural_images")
-        fetched = found / "natural_images.zip"
-        return self.read(fetched if fetched.is_file() else found, progress, CLASSES)
+        archive = found / "natural_images.zip"
+        return self.read(archive if archive.is_file() else found, CLASSES)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import PositiveInt
 
-from fedloom.data.federation import Dataset, as_dataset
-from fedloom.data.sources.base import Source, Task, locate, targets
+from fedloom.data.federation import Dataset
+from fedloom.data.sources.base import Source, Task, dataset_with_test, locate
 from fedloom.errors import InputError, nearest
 
 
 class Npz(Source):
-    """Features, labels and perhaps clients and an official test set, under these names in the file.
+    """The arrays of a file: features, labels, optionally clients and an official test set.
 
-    The distinct labels in order become the classes; `classes` says instead that labels are already numbers below it.
+    The distinct labels in order become the classes; if you set `classes`, labels are already class numbers from 0 to
+    `classes` − 1.
     """
 
     path: Path
@@ -45,18 +44,20 @@ class Npz(Source):
     """What integer features are multiplied by."""
 
     def load(self, base: Path) -> Dataset:
-        """Labels of both sets are numbered together."""
+        """Read the file. Labels of both sets are numbered together."""
         path = locate(base, self.path)
         arrays = self._read(path)
         if ("x_test" in arrays) != ("y_test" in arrays):
             raise InputError(f"The file {path} must have both '{self.x_test}' and '{self.y_test}', or neither of them.")
-        count = len(arrays["y"])
-        labels = np.concatenate([arrays["y"], arrays["y_test"]]) if "y_test" in arrays else arrays["y"]
-        classes = tuple(str(number) for number in range(self.classes or 0))
-        y, classes = (labels, classes) if classes else targets(labels, self.task)
-        test = (arrays["x_test"], y[count:]) if "x_test" in arrays else None
-        dataset = as_dataset(arrays["x"], y[:count], client=arrays.get("client"), test=test)
-        return replace(dataset, classes=classes, scale=self.scale)
+        return dataset_with_test(
+            arrays["x"],
+            arrays["y"],
+            (arrays["x_test"], arrays["y_test"]) if "x_test" in arrays else None,
+            client=arrays.get("client"),
+            task=self.task,
+            classes=range(self.classes or 0),
+            scale=self.scale,
+        )
 
     def _read(self, path: Path) -> dict[str, NDArray[Any]]:
         try:
@@ -66,7 +67,7 @@ class Npz(Source):
                     f"The file {path} is one array, not an .npz file: save it by np.savez(path, x=x, y=y)."
                 )
             with file:
-                return {field: file[name] for field, name in self._wanted(file.files)}
+                return {field: file[name] for field, name in self._names(file.files).items()}
         except InputError:
             raise
         except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
@@ -75,11 +76,12 @@ class Npz(Source):
                 "loaded."
             ) from None
 
-    def _wanted(self, known: list[str]) -> Iterator[tuple[str, str]]:
-        for field in ("x", "y", "client", "x_test", "y_test"):
-            name = getattr(self, field)
-            if name in known:
-                yield field, name
-            elif field in ("x", "y") or name != type(self).model_fields[field].default:  # others only if named
+    def _names(self, known: list[str]) -> dict[str, str]:
+        """Return the names of the arrays to read. Those besides x and y must exist only if you name them."""
+        names = {field: getattr(self, field) for field in ("x", "y", "client", "x_test", "y_test")}
+        for field, name in names.items():
+            needed = field in ("x", "y") or name != type(self).model_fields[field].default
+            if needed and name not in known:
                 has = ", ".join(known)
                 raise InputError(f"The file {self.path} has no array '{name}'. It has: {has}.{nearest(name, known)}")
+        return {field: name for field, name in names.items() if name in known}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedloom.data.sources.next_word import NextWord, Text, field, json_lines, name_of, strings
+from fedloom.data.sources.next_word import NextWord, Text, author_name, field, json_objects, strings
 
-USUAL = ("texts", "comments", "body")  # what a list of texts is called, if nobody says
+USUAL = ("texts", "comments", "body")  # names of the texts' field that are tried if you set none
 
 
 class Texts(NextWord):
-    """A line for each author with a list of texts, or for each text; other fields are ignored."""
+    """One line per author with a list of texts, or one line per text. Other fields are ignored."""
 
     user: str = "user"
     """The field with the author."""
@@ -19,7 +19,7 @@ class Texts(NextWord):
     """The field with the text, or with a list of texts."""
 
     def read(self, path: Path) -> Iterator[tuple[str, list[Text]]]:
-        for where, found in json_lines(path):
-            author = name_of(field(found, self.user, where), where)
-            column = self.texts or next((name for name in USUAL if name in found), USUAL[0])
-            yield author, strings(field(found, column, where), where)
+        for where, found in json_objects(path):
+            author = author_name(field(found, self.user, where), where)
+            name = self.texts or next((name for name in USUAL if name in found), USUAL[0])
+            yield author, strings(field(found, name, where), where)

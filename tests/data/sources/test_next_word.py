@@ -1,52 +1,25 @@
-"""Texts by author: LEAF's Reddit, JSON lines, Shakespeare by role."""
-
 from __future__ import annotations
 
 import bz2
 import gzip
-import json
 import lzma
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from fedloom.data.federation import Dataset
-from fedloom.data.sources import source
 from fedloom.errors import InputError
-
-
-def write(path: Path, *records: Any) -> Path:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
-
-
-def load(name: str, path: Path, **fields: Any) -> Dataset:
-    return source(name)(path=path.name, **fields).load(path.parent)
-
-
-def read(data: Dataset) -> dict[str, list[str]]:
-    """Every author's examples in words: without padding, the label last."""
-    found: dict[str, list[str]] = {}
-    assert data.client is not None
-    for client, x, y in zip(data.client, data.x.tolist(), data.y.tolist(), strict=True):
-        seen = [data.classes[word] for word in x if word]
-        found.setdefault(str(client), []).append(" ".join([*seen, data.classes[y]]))
-    return found
-
+from tests.data.sources.text_files import load, read, write
 
 ANN = {"user": "ann", "comments": ["To be, or", "not to"], "time": [1, 2]}
+
+
 BOB = {"user": "bob", "texts": ["Be it so"]}
 
 
-def test_texts_become_examples_of_their_authors(tmp_path: Path) -> None:
-    data = load("texts", write(tmp_path / "a.jsonl", ANN, BOB), line=3)
-    assert data.classes == ("<PAD>", "<UNK>", "be", "to", ",", "it", "not", "or", "so")
-    assert (data.x.shape, data.scale) == ((5, 3), 1.0)
-    # "to be ," | "or" is a line and a rest that is too short, and a text never goes on in the next one
-    assert read(data) == {"ann": ["to be", "to be ,", "not to"], "bob": ["be it", "be it so"]}
+def people(count: int) -> list[dict[str, Any]]:
+    return [{"user": f"p{number}", "texts": ["one two"] * number} for number in range(1, count + 1)]
 
 
 @pytest.mark.parametrize("packed", [gzip.compress, lzma.compress, bz2.compress])
@@ -55,16 +28,6 @@ def test_compressed_files_are_read_as_they_are(tmp_path: Path, packed: Callable[
     plain = write(tmp_path / "a.jsonl", ANN, BOB)
     (tmp_path / f"a.jsonl{ending}").write_bytes(packed(plain.read_bytes()))
     assert read(load("texts", tmp_path / f"a.jsonl{ending}")) == read(load("texts", plain))
-
-
-def test_a_line_may_be_one_text_and_names_may_be_numbers(tmp_path: Path) -> None:
-    lines = [{"author": 7, "body": "a b"}, {"author": 8, "body": "c d"}, {"author": 7, "body": "e f"}]
-    data = load("texts", write(tmp_path / "a.jsonl", *lines), user="author")
-    assert read(data) == {"7": ["a b", "e f"], "8": ["c d"]}
-
-
-def people(count: int) -> list[dict[str, Any]]:
-    return [{"user": f"p{number}", "texts": ["one two"] * number} for number in range(1, count + 1)]
 
 
 def test_the_most_active_authors_are_chosen(tmp_path: Path) -> None:
@@ -97,38 +60,6 @@ def test_padding_is_a_label_only_where_that_is_wanted(tmp_path: Path) -> None:
     assert as_published.x.tolist()[2] == [0, 2, 3, 0]  # a, b and padding, pre-padded
 
 
-def test_roles_of_plays_are_clients_if_they_speak_twice(tmp_path: Path) -> None:
-    lines = [
-        {"play": "hamlet", "role": "GHOST", "speeches": ["Mark me.", "Adieu, adieu"]},
-        {"play": "hamlet", "role": "CRIER", "speeches": ["Silence here"]},
-        {"play": "macbeth", "role": "GHOST", "speeches": ["Boo to you", "Out"]},
-    ]
-    data = load("shakespeare", write(tmp_path / "plays.jsonl", *lines), symbols=False)
-    assert read(data) == {"hamlet GHOST": ["mark me", "adieu adieu"], "macbeth GHOST": ["boo to", "boo to you"]}
-    assert "silence" in data.classes  # the vocabulary is of all, unless one says otherwise
-
-
-def leaf(**users: list[Any]) -> dict[str, Any]:
-    held = {user: {"x": comments, "y": [{}] * len(comments)} for user, comments in users.items()}
-    return {"users": list(users), "num_samples": [len(x) for x in users.values()], "user_data": held}
-
-
-def test_leafs_two_forms_hold_the_same(tmp_path: Path) -> None:
-    plain = write(tmp_path / "plain.json", leaf(ann=["well , <url> now", "yes"], bob=["so what"]))
-    comment = [["<BOS>", "well", ",", "<url>"], ["now", "<EOS>", "<PAD>", "<PAD>"]]
-    pieces = leaf(ann=[comment, [["<BOS>", "yes", "<EOS>", "<PAD>"]]], bob=[[["<BOS>", "so", "what", "<EOS>"]]])
-    cut = write(tmp_path / "cut.json", pieces)
-    expected = {"ann": ["well ,", "well , <url>", "well , <url> now"], "bob": ["so what"]}
-    assert read(load("leaf_reddit", plain)) == read(load("leaf_reddit", cut)) == expected
-
-
-def test_leafs_folders_are_put_together_in_the_order_of_time(tmp_path: Path) -> None:
-    for number, part in enumerate(("train", "val", "test")):
-        (tmp_path / "data" / part).mkdir(parents=True)
-        write(tmp_path / "data" / part / f"reddit_0_{part}.json", leaf(ann=[f"now {number}"]))
-    assert read(load("leaf_reddit", tmp_path / "data")) == {"ann": ["now 0", "now 1", "now 2"]}
-
-
 @pytest.mark.parametrize(
     ("name", "content", "fields", "problem"),
     [
@@ -145,16 +76,16 @@ def test_leafs_folders_are_put_together_in_the_order_of_time(tmp_path: Path) -> 
             "texts",
             '{"user": "a", "texts": ["b c"]}',
             {"vocabulary_from": ["b"]},
-            "'b', who is named in vocabulary_from",
+            "'b', named in vocabulary_from",
         ),
-        ("texts", '{"user": "a", "texts": ["b c"]}', {"authors": 2}, "1 of 1 authors have at least 1 texts, and 2 are"),
+        ("texts", '{"user": "a", "texts": ["b c"]}', {"authors": 2}, "1 of 1 authors have at least 1 texts, but 2 are"),
         (
             "texts",
             '{"user": "a", "texts": ["b c"]}',
             {"min_texts": 2, "max_texts": 3},
             "0 of 1 authors have 2 to 3 texts",
         ),
-        ("texts", "", {}, "0 of 0 authors have at least 1 texts, and 1 are needed"),
+        ("texts", "", {}, "0 of 0 authors have at least 1 texts, but 1 are needed"),
         ("shakespeare", '{"play": "a", "speeches": []}', {}, "Line 1 .* has no field 'role'"),
         ("leaf_reddit", '{"users": []}', {}, "has no field 'user_data'. It has: users"),
         ("leaf_reddit", '{"user_data": []}', {}, "must be a table of users. Got list"),
@@ -185,20 +116,3 @@ def test_silent_authors_are_left_out_and_counted(tmp_path: Path, caplog: pytest.
     path = write(tmp_path / "a.jsonl", {"user": "ann", "texts": ["a b"]}, {"user": "bob", "texts": ["c", "d"]})
     assert list(read(load("texts", path))) == ["ann"]
     assert "Left out 1 of 2 authors" in caplog.text
-
-
-@pytest.mark.data
-def test_real_comments_with_leafs_vocabulary(real: Path) -> None:
-    folder = real / "reddit_2006"
-    words = str(folder / "leaf_reddit_vocab.txt")
-    data = load("texts", folder / "reddit_2006q1_by_user.jsonl.xz", authors=2, vocabulary=words)
-    assert len(data.classes) == 9_999
-    assert np.unique(data.client, return_counts=True)[1].tolist() == [9_445, 6_757]
-    assert not (data.y == 0).any()
-    assert 0.05 < (data.y == 1).float().mean() < 0.1  # unknown words
-
-
-@pytest.mark.data
-def test_real_plays(real: Path) -> None:
-    data = load("shakespeare", real / "shakespeare" / "shakespeare_gutenberg_by_role.jsonl.xz", authors=3)
-    assert np.unique(data.client).tolist() == ["hamlet HAM", "othello IAGO", "othello OTHELLO"]

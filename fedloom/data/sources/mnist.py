@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,70 +13,51 @@ import torch
 from torch import Tensor
 
 from fedloom.data.federation import Dataset
-from fedloom.data.sources.base import Source, cache, locate
+from fedloom.data.sources.base import Source, cache_folder, find, locate
 from fedloom.errors import InputError
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 UNSIGNED_BYTES = 0x08
 
 
-class Idx(Source):
-    """Images of 28 × 28 in four idx files; the second pair is the official test set."""
+class Mnist(Source):
+    """70,000 handwritten digits of 28 × 28, 10,000 of them the official test set (LeCun, Cortes and Burges)."""
 
     path: Path | None = None
     """The folder with the four files. By default, what `fedloom data get` downloaded."""
-    name: ClassVar[str]
-    classes: ClassVar[tuple[str, ...]]
+    name: ClassVar[str] = "mnist"
+    classes: ClassVar[tuple[str, ...]] = tuple("0123456789")
 
     def load(self, base: Path) -> Dataset:
-        """The files of `path`, or of the cache."""
-        folder = cache(self.name) if self.path is None else locate(base, self.path)
-        files = [find(folder, file) for file in FILES]
-        missing = [file for file, found in zip(FILES, files, strict=True) if found is None]
+        """Read the files in `path`, or in the cache."""
+        folder = cache_folder(self.name) if self.path is None else locate(base, self.path)
+        files = {file: find(folder, file) for file in FILES}
+        missing = [file for file, found in files.items() if found is None]
         if missing:
             raise InputError(
                 f"The folder {folder} has no {', '.join(missing)} (with or without .gz). Run `fedloom data get "
                 f"{self.name}`, or set 'path' to a folder with the four files {', '.join(FILES)}."
             )
-        train_x, train_y, test_x, test_y = (file for file in files if file is not None)
-        x, y = _pair(train_x, train_y)
-        return Dataset(x, y, test=_pair(test_x, test_y), classes=self.classes, scale=1 / 255)
+        train_x, train_y, test_x, test_y = (file for file in files.values() if file is not None)
+        x, y = _images_and_labels(train_x, train_y)
+        return Dataset(x, y, test=_images_and_labels(test_x, test_y), classes=self.classes, scale=1 / 255)
 
 
-class Mnist(Idx):
-    """70,000 handwritten digits, 10,000 of them for testing (LeCun, Cortes and Burges)."""
-
-    name = "mnist"
-    classes = tuple("0123456789")
-
-
-class FashionMnist(Idx):
+class FashionMnist(Mnist):
     """70,000 pictures of clothes, in MNIST's format (Xiao, Rasul and Vollgraf 2017)."""
 
     name = "fashion_mnist"
     classes = ("T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Boot")
 
 
-def spellings(file: str) -> Iterator[str]:
-    """The names under which one of the four files is found: copies differ in a dot and in compression."""
-    for name in (file, file.replace("-idx", ".idx")):
-        yield name
-        yield name + ".gz"
-
-
-def find(folder: Path, file: str) -> Path | None:
-    """The file in a folder under any of its spellings."""
-    return next((folder / name for name in spellings(file) if (folder / name).is_file()), None)
-
-
-def read(path: Path) -> Tensor:
-    """The unsigned bytes of one idx file: a header of big-endian numbers, then the values."""
+def _read(path: Path) -> Tensor:
+    """Read the unsigned bytes of one idx file: a header of big-endian numbers, then the values."""
     raw = path.read_bytes()
     if raw[:2] == b"\x1f\x8b":
         try:
             raw = gzip.decompress(raw)
         except (OSError, EOFError, zlib.error) as error:
-            raise InputError(f"The file {path} is not a whole gzip file ({error}): fetch it again.") from None
+            raise InputError(f"The file {path} is not a complete gzip file ({error}): download it again.") from None
     dimensions = raw[3] if len(raw) >= 4 else 0
     if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] != UNSIGNED_BYTES or not 1 <= dimensions <= 3:
         raise InputError(
@@ -88,14 +68,14 @@ def read(path: Path) -> Tensor:
     shape = [int.from_bytes(raw[at : at + 4], "big") for at in range(4, start, 4)]
     if len(raw) - start != math.prod(shape):
         raise InputError(
-            f"The file {path} is cut off or damaged: its header promises {math.prod(shape)} values "
-            f"({' × '.join(map(str, shape))}) and {max(len(raw) - start, 0)} are there. Fetch it again."
+            f"The file {path} is incomplete or damaged: its header promises {math.prod(shape)} values "
+            f"({' × '.join(map(str, shape))}), but it has {max(len(raw) - start, 0)}. Download it again."
         )
     return torch.from_numpy(np.frombuffer(raw, dtype=np.uint8, offset=start).reshape(shape).copy())
 
 
-def _pair(images: Path, labels: Path) -> tuple[Tensor, Tensor]:
-    x, y = read(images), read(labels)
+def _images_and_labels(images: Path, labels: Path) -> tuple[Tensor, Tensor]:
+    x, y = _read(images), _read(labels)
     if x.dim() != 3 or y.dim() != 1:
         raise InputError(
             f"The files {images} and {labels} must hold images (3 dimensions) and labels (1). Got {x.dim()} and "

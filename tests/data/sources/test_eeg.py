@@ -47,10 +47,10 @@ def tar(members: dict[str, bytes], mode: str = "w") -> bytes:
 
 
 def test_a_trial_is_read_as_it_was_written() -> None:
-    trial = parse("co2c0000337.rd.017", text("co2c0000337", 17, seed=3, stimulus="S2 nomatch err,"))
+    trial = parse(text("co2c0000337", 17, seed=3, stimulus="S2 nomatch err,"))
     assert isinstance(trial, Trial)
     np.testing.assert_array_equal(trial.values, values(3).astype(np.float32))
-    assert (trial.subject, CLASSES[trial.group], trial.stimulus, trial.number) == (
+    assert (trial.subject, CLASSES[trial.label], trial.stimulus, trial.number) == (
         "co2c0000337",
         "control",
         "S2 nomatch",
@@ -74,7 +74,7 @@ def test_a_trial_is_read_as_it_was_written() -> None:
     ],
 )
 def test_bad_trials_are_told_apart(content: bytes, why: str) -> None:
-    assert parse("co2a0000364.rd.000", content) == why
+    assert parse(content) == why
 
 
 def shipped(folder: Path) -> Path:

@@ -79,7 +79,7 @@ def test_only_a_record_of_zeros_is_dropped(tmp_path: Path) -> None:
         (TEXT.replace("Z11", "Z12"), r"is not UCI's Postures\.csv: its columns must be Class, User, X0"),
         (TEXT.replace("5,10,", "6,10,"), "has a record of class 6: classes must be 1 to 5"),
         (TEXT.replace("5,10,", "1.5,10,"), r"has a record of class 1\.5"),
-        (TEXT.replace("-2.25", "x"), "Line 3 of .* has 'x' in column 'Y0'.* is damaged: fetch it again"),
+        (TEXT.replace("-2.25", "x"), "Line 3 of .* has 'x' in column 'Y0'.* is damaged: download it again"),
         (TEXT[:-40], "Line 5 of .* has 19 cells, but there are 38 columns"),
         (f"{HEADER}\n{DUMMY}\n", "no postures besides the record of zeros"),
         (HEADER, "has no examples"),
@@ -96,7 +96,7 @@ def test_damaged_and_missing_files_are_named(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(InputError, match=r"a\.csv\.xz cannot be read as CSV"):
         load(tmp_path / "a.csv.xz")
     (tmp_path / "b.zip").write_bytes(zipped("Postures.csv", TEXT.encode())[:-30])
-    with pytest.raises(InputError, match=r"archive b\.zip in .* cannot be read .*: fetch it again"):
+    with pytest.raises(InputError, match=r"archive b\.zip in .* cannot be read .*: download it again"):
         load(tmp_path / "b.zip")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"no CSV file in .*empty: it must be, or hold, UCI's Postures\.csv"):

@@ -52,7 +52,7 @@ def test_pictures_in_deeper_folders_are_not_left_out_silently(tmp_path: Path) ->
     (folder(tmp_path / "n") / "cat" / "more").mkdir()
     assert len(NaturalImages(path=tmp_path / "n").load(Path()).y) == 16
     (tmp_path / "n" / "cat" / "cat_0.png").rename(tmp_path / "n" / "cat" / "more" / "cat_0.png")
-    with pytest.raises(InputError, match="cat has pictures, and so has the folder more in it"):
+    with pytest.raises(InputError, match="cat and the folder more in it have pictures"):
         NaturalImages(path=tmp_path / "n").load(Path())
 
 
@@ -72,7 +72,7 @@ def test_wrong_folders_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(InputError, match=r"class folder .*cat has no pictures"):
         NaturalImages(path=tmp_path / "n").load(Path())
     zipped.write_bytes(zipped.read_bytes()[:-40])
-    with pytest.raises(InputError, match=r"n\.zip is not a folder, and cannot be read as a zip file"):
+    with pytest.raises(InputError, match=r"n\.zip is not a folder and cannot be read as a zip file"):
         NaturalImages(path=zipped).load(Path())
     monkeypatch.setenv("FEDLOOM_CACHE", str(tmp_path))
     with pytest.raises(InputError, match="Run `fedloom data get natural_images`, or set 'path'"):

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedloom.data.build import federate
+from fedloom.data.sources import source
+from fedloom.errors import InputError
+from tests.data.sources.loading import load
+
+TABLE = "Class,User,X0,Y0\n1,b,0.5,?\n2,a,1,2\n\n1,b,-3e2, 4 \n"
+
+
+def table(folder: Path, text: str = TABLE, name: str = "data.csv") -> Path:
+    (folder / name).write_text(text, encoding="utf-8")
+    return folder / name
+
+
+def test_a_table_with_clients_and_marks_for_missing_values(tmp_path: Path) -> None:
+    table(tmp_path)
+    data = load("csv", tmp_path, path="data.csv", label="Class", client="User", missing={"?": 0})
+    assert data.x.dtype == torch.float32
+    assert data.x.tolist() == [[0.5, 0.0], [1.0, 2.0], [-300.0, 4.0]]
+    assert (data.y.tolist(), data.classes) == ([0, 1, 0], ("1", "2"))
+    assert data.client is not None
+    assert data.client.tolist() == ["b", "a", "b"]
+    assert data.features == ("X0", "Y0")
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress)])
+def test_packed_tables(tmp_path: Path, suffix: str, pack: Any) -> None:
+    (tmp_path / f"data.csv{suffix}").write_bytes(pack(TABLE.encode()))
+    data = load("csv", tmp_path, path=f"data.csv{suffix}", label="Class", drop=["User"], missing={"?": -1})
+    assert data.x[0].tolist() == [0.5, -1.0]
+    (tmp_path / f"data.csv{suffix}").write_bytes(pack(TABLE.encode())[:-5])
+    with pytest.raises(InputError, match="cannot be read as CSV"):
+        load("csv", tmp_path, path=f"data.csv{suffix}", label="Class", drop=["User"], missing={"?": -1})
+
+
+def test_text_labels_become_sorted_classes(tmp_path: Path) -> None:
+    data = load("csv", path=table(tmp_path, "x,kind\n1,dog\n2, cat \n3,dog\n"), label="kind")
+    assert (data.y.tolist(), data.classes, data.client) == ([1, 0, 1], ("cat", "dog"), None)
+
+
+def test_a_regression_in_a_table(tmp_path: Path) -> None:
+    path = table(tmp_path, "x,price\n1,10\n2,20\n")
+    assert load("csv", path=path, label="price", task="regression").y.tolist() == [10.0, 20.0]
+    assert load("csv", path=path, label="price").classes == ("10", "20")
+
+
+@pytest.mark.parametrize(("fill", "value"), [("zero", 0.0), (7, 7.0), (-0.5, -0.5)])
+def test_empty_cells_are_filled_if_asked(tmp_path: Path, fill: Any, value: float) -> None:
+    path = table(tmp_path, "x,z,y\n1,,0\n2, ,1\n")
+    assert load("csv", path=path, label="y", fill=fill).x[:, 1].tolist() == [value, value]
+
+
+def test_empty_cells_and_marks_can_be_left_to_normalisation(tmp_path: Path) -> None:
+    path = table(tmp_path, "x,z,y\n1,,0\n3, ? ,1\n,7,1\n")
+    data = load("csv", path=path, label="y", fill="mean", missing={"?": float("nan")})
+    assert data.missing
+    assert federate(data, clients=1, split=(1, 0, 0), normalize="federated").x.tolist() == [[-1, 0], [1, 0], [0, 0]]
+    assert not load("csv", path=path, label="y", fill="zero", missing={"?": 1}).missing
+    with pytest.raises(InputError, match=r"Line 3 of .* has ' \? ' in column 'z'"):
+        load("csv", path=path, label="y", fill="mean")
+    with pytest.raises(InputError, match=r"Line 2 of .* has 'nan' in column 'x'"):
+        load("csv", path=table(tmp_path, "x,y\nnan,0\n"), label="y", fill="mean")
+
+
+def test_columns_delimiter_and_lines_to_skip(tmp_path: Path) -> None:
+    path = table(tmp_path, "0;0;0\n1;5;0\n2;6;1\n")
+    data = load("csv", path=path, label="y", columns=["a", "b", "y"], delimiter=";", skip=1)
+    assert (data.x.tolist(), data.features) == ([[1.0, 5.0], [2.0, 6.0]], ("a", "b"))
+
+
+def test_a_byte_order_mark_and_quotes(tmp_path: Path) -> None:
+    path = table(tmp_path, '\ufeffx,"y, really"\n"1",0\n2,1\n')
+    assert load("csv", path=path, label="y, really").features == ("x",)
+
+
+def test_long_tables_are_read_in_blocks(tmp_path: Path) -> None:
+    rows = "".join(f"{number},{number % 3}\n" for number in range(20_000))
+    data = load("csv", path=table(tmp_path, "x,y\n" + rows), label="y")
+    assert data.x.flatten().tolist() == list(range(20_000))
+    with pytest.raises(InputError, match=r"Line 20002 of .*data\.csv has 'oops' in column 'x'"):
+        load("csv", path=table(tmp_path, "x,y\n" + rows + "oops,1\n"), label="y")
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "message"),
+    [
+        (
+            TABLE,
+            {"client": "User"},
+            r"Line 2 of .* has '\?' in column 'Y0'.*missing = \{ \"\?\" = 0 \}.*drop = \[\"Y0\"\]",
+        ),
+        (TABLE, {"missing": {"?": 0}}, r"Line 2 of .* has 'b' in column 'User'.*drop = \[\"User\"\]"),
+        (TABLE, {"label": "Klass"}, r"no column 'Klass'. It has: Class, User, X0, Y0\. Did you mean 'Class'"),
+        (TABLE, {"client": "user"}, "no column 'user'.*Did you mean 'User'"),
+        (TABLE, {"drop": ["Users"]}, "no column 'Users'.*Did you mean 'User'"),
+        (TABLE, {"drop": ["User", "X0", "Y0"]}, "no feature columns besides Class, User, X0, Y0"),
+        ("Class,a\n1,\n", {}, 'Line 2 of .* has an empty cell in column \'a\'.*fill = "mean", "zero"'),
+        ("Class,a\n1,nan\n", {}, "Line 2 of .* has 'nan' in column 'a', which is not a finite number"),
+        ("Class,a\n1,1e999\n", {}, "Line 2 of .* has '1e999' in column 'a'"),
+        ("Class,a\n1,1e39\n", {}, "Line 2 of .* has '1e39' in column 'a'"),
+        ("Class,a\n1,2\n\n,2\n", {}, "Line 4 of .* has an empty cell in column 'Class': every example needs"),
+        ("Class,u,a\n1,,2\n", {"client": "u"}, "Line 2 of .* has an empty cell in column 'u'"),
+        ("Class,a\n1,2\n1,2,3\n", {}, "Line 3 of .* has 3 cells, but there are 2 columns"),
+        ("Class,a,a\n1,2,3\n", {}, "two columns 'a'"),
+        ("Class,a\n", {}, "has no examples"),
+        ("", {}, "no column 'Class'"),
+    ],
+)
+def test_wrong_tables_are_explained(tmp_path: Path, text: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load("csv", path=table(tmp_path, text), **{"label": "Class", **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"fill": "median"}, "'fill' parameter of Csv must be 'error', 'zero' or 'mean' or a number. Got 'median'"),
+        ({"missing": 3}, "'missing' parameter of Csv must be a table"),
+        ({"task": "clustering"}, "'task' parameter of Csv must be 'auto', 'classification' or 'regression'"),
+        ({"delimiter": ""}, "'delimiter' parameter of Csv"),
+        ({"skip": -1}, "'skip' parameter of Csv must be at least 0"),
+    ],
+)
+def test_wrong_csv_fields_are_explained(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        source("csv")(path="a.csv", label="y", **fields)
+
+
+def test_a_table_in_another_encoding(tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_bytes("Größe,y\n1,2\n".encode("latin-1"))
+    with pytest.raises(InputError, match=r"cannot be read as CSV: .*utf-8"):
+        load("csv", tmp_path, path="data.csv", label="y")
+
+
+def test_pandas_and_pyplot_are_not_imported(tmp_path: Path) -> None:
+    path = table(tmp_path)
+    code = f"""
+import sys
+from pathlib import Path
+from fedloom.data.build import federate
+from fedloom.data.figure import plot
+from fedloom.data.sources import source
+data = source("csv")(path={str(path)!r}, label="Class", client="User", missing={{"?": 0}}).load(Path())
+plot(federate(data), {str(tmp_path / "picture.png")!r})
+print([name for name in ("pandas", "matplotlib.pyplot") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.data
+def test_real_heart_disease(real: Path) -> None:
+    fields = {"path": "heart_disease/heart_disease_4sites.csv", "label": "num", "client": "site"}
+    federation = federate(load("csv", real, **fields, fill="mean"), normalize="federated")
+    assert np.diff(federation.offsets).tolist() == [303, 294, 123, 200]
+    with pytest.raises(InputError, match="has an empty cell in column"):
+        load("csv", real, **fields)
