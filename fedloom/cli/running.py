@@ -128,7 +128,7 @@ def sweep(
     else:
         print_rows(found.table())
     tell = say if as_json else print
-    bests = [found.best(label) for label in dict.fromkeys(one.label for one in found.tried)]
+    bests = [found.best(label) for label in dict.fromkeys(one.label for one in found.trials)]
     for best in (one for one in bests if one is not None):
         chosen = " ".join(f"--set {key}={json.dumps(value)}" for key, value in best.setting.items())
         tell(

@@ -13,7 +13,7 @@ from fedloom.errors import InputError
 from fedloom.experiment.store import Store
 from fedloom.results.result import Result
 from fedloom.tuning.search_space import Range, name, parse_over, settings
-from fedloom.tuning.sweep import Swept, Tried, sweep
+from fedloom.tuning.sweep import SweepResult, Trial, sweep
 
 EXPERIMENT = """
 rounds = 2
@@ -47,9 +47,9 @@ def test_pruning_ends_the_worse_half_early_and_says_so(file: Path, tmp_path: Pat
     assert sweep(file, over, out=tmp_path / "s", prune=True, should_stop=lambda: next(calls) == 12) is None
     found = sweep(file, over, out=tmp_path / "s", prune=True)
     assert found is not None
-    done = {one.setting["train.lr"]: [run.rounds for run in one.result.runs] for one in found.tried if one.result}
+    done = {one.setting["train.lr"]: [run.rounds for run in one.result.runs] for one in found.trials if one.result}
     assert done == {0.3: [6, 6], 0.1: [6, 6], 0.001: [2, 2], 0.0001: [2, 2]}
-    assert [one.pruned for one in found.tried] == [False, False, True, True]
+    assert [one.pruned for one in found.trials] == [False, False, True, True]
     rows = found.table().rows
     assert [row[0] for row in rows] == [1, 2, None, None]  # what was measured earlier has no rank
     assert rows[2][-1] == "behind after 2 rounds: not run to the end"
@@ -58,11 +58,11 @@ def test_pruning_ends_the_worse_half_early_and_says_so(file: Path, tmp_path: Pat
     assert again.json() == found.json()
     whole = sweep(file, over, out=tmp_path / "s")  # and without pruning, the others go on
     assert whole is not None
-    assert all(run.rounds == 6 for one in whole.tried if one.result for run in one.result.runs)
+    assert all(run.rounds == 6 for one in whole.trials if one.result for run in one.result.runs)
     late = sweep(file, over, out=tmp_path / "t")
     assert late is not None
-    assert {one.setting["train.lr"]: one.values for one in late.tried} == {
-        one.setting["train.lr"]: one.values for one in whole.tried
+    assert {one.setting["train.lr"]: one.values for one in late.trials} == {
+        one.setting["train.lr"]: one.values for one in whole.trials
     }
     assert sweep(file, over, out=tmp_path / "t", prune=True) is not None  # nothing is left to be pruned
 
@@ -73,8 +73,8 @@ def test_a_sweep_ranks_by_validation_lists_all_and_goes_on(file: Path, tmp_path:
     assert sweep(file, over, out=tmp_path / "s", should_stop=lambda: next(rounds) == 3) is None
     found = sweep(file, over, out=tmp_path / "s")
     assert found is not None
-    assert len(found.tried) == 2 * 2 * 2
-    means = [sum(one.values.values()) / 2 for one in found.tried]
+    assert len(found.trials) == 2 * 2 * 2
+    means = [sum(one.values.values()) / 2 for one in found.trials]
     assert means == sorted(means, reverse=True)
     best = found.best()
     assert best is not None
@@ -87,7 +87,7 @@ def test_a_sweep_ranks_by_validation_lists_all_and_goes_on(file: Path, tmp_path:
             assert {row["split"] for row in store.rows("client_metrics")} == {"validation"}
             assert {row["split"] for row in store.rows("server_metrics")} <= {"validation"}
     value = Result.read(folders[0]).runs[0].final["post_fit_validation_accuracy"]
-    assert any(value in one.values.values() for one in found.tried)
+    assert any(value in one.values.values() for one in found.trials)
     assert {path.name for path in (tmp_path / "s").iterdir()} >= {"sweep.csv", "sweep.md", "sweep.tex", "sweep.png",
                                                                    "sweep.svg", "sweep.json"}  # fmt: skip
     before = [(path, path.stat().st_mtime_ns) for path in (tmp_path / "s").rglob("state-*")]
@@ -99,8 +99,8 @@ def test_a_setting_that_diverges_is_listed_with_its_reason(file: Path, tmp_path:
     changes = {"seeds": [1], "algorithm": {"fedavg": {}}}
     found = sweep(file, parse_over(["train.lr=1e30,0.1"]), changes=changes, out=tmp_path / "s")
     assert found is not None
-    assert [one.setting["train.lr"] for one in found.tried] == [0.1, 1e30]
-    assert "loss is" in found.tried[1].error
+    assert [one.setting["train.lr"] for one in found.trials] == [0.1, 1e30]
+    assert "loss is" in found.trials[1].error
     assert "One seed" in found.table().note
     assert found.measured == "the global model on validation data"
 
@@ -145,10 +145,10 @@ def test_random_search_ends_when_there_is_nothing_new() -> None:
 
 def test_the_heat_map_has_a_cell_for_every_pair() -> None:
     tried = tuple(
-        Tried({"x": x, "y": y}, label, {1: x * 0.1 + y * 0.01})
+        Trial({"x": x, "y": y}, label, {1: x * 0.1 + y * 0.01})
         for label in ("a", "b") for x in (1, 2, 3) for y in (4, 5)
     )  # fmt: skip
-    drawn = Swept(Path(), "accuracy", "validation", True, True, tried).drawn()
+    drawn = SweepResult(Path(), "accuracy", "validation", True, True, tried).figure()
     assert drawn is not None
     axes = drawn.figure.axes[:2]
     assert [one.get_title(loc="left") for one in axes] == ["a", "b"]
