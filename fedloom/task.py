@@ -17,7 +17,7 @@ from fedloom import keys, metrics
 from fedloom.errors import InputError
 from fedloom.metrics import Metric
 from fedloom.training.generators import GENERATOR
-from fedloom.training.modules import Places
+from fedloom.training.modules import ModuleTensors
 from fedloom.training.python_state import PythonState
 from fedloom.tree import Tree
 
@@ -30,7 +30,7 @@ NORMALIZATION = (
 CACHED = (
     "held_loss",
     "module",
-    "places",
+    "tensors",
     "python_state",
     "trainable",
     "frozen",
@@ -114,9 +114,9 @@ class Task:
         return self.build()
 
     @cached_property
-    def places(self) -> Places:
-        """Where the module keeps its tensors."""
-        return Places(self.module)
+    def tensors(self) -> ModuleTensors:
+        """The module's parameters and buffers."""
+        return ModuleTensors(self.module)
 
     @cached_property
     def python_state(self) -> PythonState:
@@ -126,14 +126,14 @@ class Task:
     def move(self, device: str) -> None:
         """Compute on another device from now on."""
         self.module.to(device)
-        self.__dict__.pop("places", None)
+        self.__dict__.pop("tensors", None)
         self.__dict__.pop("python_state", None)
 
     def release(self) -> None:
         """Give back the module's memory where only names are needed from now on; it is built again when needed."""
         for name in ("trainable", "frozen"):
             getattr(self, name)
-        for name in ("module", "places", "python_state"):
+        for name in ("module", "tensors", "python_state"):
             self.__dict__.pop(name, None)
 
     @cached_property

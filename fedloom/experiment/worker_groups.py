@@ -23,6 +23,7 @@ from fedloom.experiment.store import Store
 from fedloom.task import Task
 from fedloom.training.clients import Setup
 from fedloom.training.generators import GENERATOR
+from fedloom.training.local import lanes
 from fedloom.training.probe import Probe, probe
 
 if TYPE_CHECKING:
@@ -174,8 +175,6 @@ def backend_on(workers: Workers | Cluster | None, federation: Federation, task: 
 
 def choose_setup(facts: Probe, settings: RunTable, cohort: int) -> Setup:
     """Choose how clients are computed: as asked, or by a rule on facts that are known before the first round."""
-    group = facts.group(cohort) if settings.group == "auto" else settings.group
-    if settings.backend == "serial":
-        group = 1
+    group = 1 if settings.backend == "serial" else lanes(settings.group, facts.bytes, cohort)
     device = machine.device("cpu" if settings.backend == "ray" else settings.device)
     return facts.setup(group, device=device, replay=settings.replay)

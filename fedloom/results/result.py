@@ -192,7 +192,7 @@ class Result:
         self, algorithm: str | None = None, seed: int | None = None, client: str | int | None = None
     ) -> nn.Module:
         """A trained model, ready to use: of the first algorithm and seed unless others are named, or of one client."""
-        from fedloom.training.local import load
+        from fedloom.training.modules import load
 
         run = self._cell(algorithm, seed)
         weights = self.weights(run.algorithm, run.seed, client)

@@ -142,7 +142,7 @@ def outputs(task: Task, weights: Tree, x: Tensor, keyed: bool = False) -> Any:
     module = task.module.eval()  # training says itself that it trains
     # torch computes some models another way inside a mode: it is there only if dropout needs it
     mode = Masked(_NO_KEY.to(x.device)) if keyed else nullcontext()
-    with task.places.holding(task.places.copies({**task.transient, **weights})), mode:
+    with task.tensors.replaced(task.tensors.copies({**task.transient, **weights})), mode:
         return module(x)
 
 

@@ -1,6 +1,6 @@
-"""Using a module without leaving traces in its tensors: others in their places, and the same objects afterwards.
+"""The tensors of a module, which many clients use one after another: put others in their place, and restore them.
 
-Many clients use one module, one after another. What it keeps in Python is looked after in `python_state.py`.
+`python_state.py` does the same for everything else that a module keeps.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from torch import Tensor, nn
 from fedloom.errors import InputError
 from fedloom.tree import Tree
 
-KEPT_BYTES = 16_000_000  # of copies that are kept, because fresh memory takes longer than copying
+KEPT_BYTES = 16_000_000  # keep copies up to this size: allocating memory takes longer than copying
 
 
-class Places:
-    """Where a module keeps each of its tensors: several places for tied ones and for layers with several names."""
+class ModuleTensors:
+    """A module's parameters and buffers, and every dict that holds them. Tied ones are in several dicts."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.kept: Tree = {}
+        self._copies: Tree = {}
         self.persistent = module.state_dict().keys()
         self.parameters: Tree = dict(module.named_parameters())
         self.buffers: Tree = dict(module.named_buffers())
         self.own: Tree = {**self.parameters, **self.buffers}
         names = {id(leaf): name for name, leaf in self.own.items()}
-        self.flat: list[tuple[str, dict[str, Any], str]] = [
+        self.holders: list[tuple[str, dict[str, Any], str]] = [
             (names[id(leaf)], held, key)
             for part in module.modules()
             for held in (part._parameters, part._buffers)
@@ -36,52 +36,57 @@ class Places:
             if leaf is not None
         ]
 
-    def sharing(self) -> list[str]:
-        """Names of tensors that have their memory in common with another one, such as views of each other."""
+    def weights(self) -> Tree:
+        """Return the module's own parameters and saved buffers: not copies."""
+        saved = {*self.parameters, *self.persistent}
+        return {name: leaf.detach() for name, leaf in self.own.items() if name in saved}
+
+    def sharing_memory(self) -> list[str]:
+        """Return the names of tensors that share memory with another one, such as views of each other."""
         memory = [(name, leaf.untyped_storage().data_ptr()) for name, leaf in self.own.items() if leaf.numel()]
-        found = [place for _, place in memory]
-        return [name for name, place in memory if found.count(place) > 1]
+        addresses = [address for _, address in memory]
+        return [name for name, address in memory if addresses.count(address) > 1]
 
     def copies(self, weights: Mapping[str, Tensor]) -> Tree:
-        """Copies of weights that may be changed, until the next are asked for: small models' are in the same memory."""
-        if self.kept and all(leaf.shape == weights[name].shape for name, leaf in self.kept.items()):
-            for name, leaf in self.kept.items():
+        """Return copies of weights. The next call may overwrite them: copies of small models reuse the same memory."""
+        if self._copies and all(leaf.shape == weights[name].shape for name, leaf in self._copies.items()):
+            for name, leaf in self._copies.items():
                 leaf.copy_(weights[name])
-            return self.kept
+            return self._copies
         made = {name: weights[name].detach().clone() for name in self.own}
         if sum(leaf.numel() * leaf.element_size() for leaf in made.values()) <= KEPT_BYTES:
-            self.kept = made
+            self._copies = made
         return made
 
     @contextmanager
-    def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """The module with these tensors in its places; its own are back afterwards.
+    def replaced(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """Use the module with these tensors instead of its own, which return afterwards.
 
-        A buffer that the model replaces is copied into the tensor that was given for it.
+        If the model assigns a new buffer, its value is copied into the tensor that was given.
         """
         own = self.own
         try:
-            for name, held, key in self.flat:
+            for name, held, key in self.holders:
                 held[key] = tensors.get(name, own[name])
             yield
-            self._keep(tensors)
+            self._copy_assigned(tensors)
         finally:
-            for name, held, key in self.flat:
+            for name, held, key in self.holders:
                 held[key] = own[name]
 
     @contextmanager
-    def settled(self) -> Iterator[None]:
-        """The module with its own tensors: where it puts others in their place, these come back with the new values."""
+    def kept(self) -> Iterator[None]:
+        """Use the module with its own tensors. If the model assigns new ones, their values are copied into its own."""
         try:
             yield
-            self._keep(self.own)
+            self._copy_assigned(self.own)
         finally:
-            for name, held, key in self.flat:
+            for name, held, key in self.holders:
                 held[key] = self.own[name]
 
-    def _keep(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy what a model put into its places into the tensors that were there before."""
-        for name, held, key in self.flat:
+    def _copy_assigned(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy tensors that the model assigned into those that were there before."""
+        for name, held, key in self.holders:
             now, tensor = held.get(key), tensors.get(name)
             if now is tensor or tensor is None:
                 continue
@@ -89,15 +94,23 @@ class Places:
                 became = "nothing" if now is None else f"shape {tuple(now.shape)}"
                 raise InputError(
                     f"The model changes its '{name}' from shape {tuple(tensor.shape)} to {became} while it is used. "
-                    "What clients exchange must keep its shape: register the buffer with persistent=False, or give it "
-                    "a fixed one."
+                    "Clients exchange it, so its shape must not change: register the buffer with persistent=False, or "
+                    "give it a fixed shape."
                 )
             set_value(tensor, now)
 
 
 @torch.no_grad()
 def set_value(tensor: Tensor, value: Tensor) -> None:
-    """Copy a value into a tensor, which takes on its shape if it must."""
+    """Copy a value into a tensor, which is resized if the shapes differ."""
     if tensor.shape != value.shape:
         tensor.resize_(value.shape)
     tensor.copy_(value)
+
+
+@torch.no_grad()
+def load(module: nn.Module, weights: Tree) -> None:
+    """Copy weights into a module."""
+    for name, leaf in (*module.named_parameters(), *module.named_buffers()):
+        if name in weights:
+            set_value(leaf, weights[name])

@@ -1,10 +1,13 @@
-"""One client's way through local training: its batches, epochs, history, and when it stops. It computes no weights."""
+"""What a client does in a round: the settings of local training, its batches and epochs, and when it stops.
+
+Nothing here computes weights. `single.py` has the loop and the step.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -69,19 +72,19 @@ class Training(Record):
 
 @dataclass(frozen=True)
 class Step:
-    """What an algorithm's `correct` hook sees of one local step; all tensors belong to one client."""
+    """What an algorithm's `correct` hook sees of one local step. All tensors belong to one client."""
 
     grad: Tree
     params: Tree
-    start: Tree  # the weights this client began with
-    grad_at: Callable[[Tree], Tree]  # the gradient of the same batch at other weights
+    start: Tree  # the weights that this client began the round with
+    grad_at: Callable[[Tree], Tree]  # returns the gradient of the same batch at other weights
 
 
 Correct = Callable[[Step, Groups, Groups], Tree]
 
 
-@dataclass
-class Job:
+@dataclass(frozen=True)
+class TrainingJob:
     """One call of `local.train`: several clients, each with its row in the stacked trees."""
 
     task: Task
@@ -91,29 +94,35 @@ class Job:
     correct: Correct | None
     shared: Groups
     own: Groups
-    kept: Tree | None  # the optimisers' states, where clients keep them
-    out: Tree  # where results are written
-    courses: dict[int, Course] = field(default_factory=dict)  # the finished ones, by position
+    optimizer: Tree | None  # the optimisers' states, where clients keep them between rounds
+    trained: Tree  # each client's trained weights are written to its row
 
 
-class Course:
-    """One client's way through its batches."""
+@dataclass(frozen=True)
+class ClientResult:
+    """What local training of one client gives beside the weights."""
 
-    def __init__(self, job: Job, position: int) -> None:
+    optimizer: Tree
+    steps: int
+    history: tuple[dict[str, float], ...]  # losses and metrics of every epoch
+
+
+class ClientSchedule:
+    """The batches of one client: which rows come next, when an epoch ends, and when training stops."""
+
+    def __init__(self, job: TrainingJob, position: int) -> None:
         self.job, self.position = job, position
         size = job.training.batch_size
         self.rows = training_rows(job.data, position, None if size == "full" else size, job.training.drop_last)
-        self.batch = len(self.rows) if size == "full" else size
-        self.per_epoch = -(-len(self.rows) // self.batch)
+        self.batch_size = len(self.rows) if size == "full" else size
+        self.per_epoch = -(-len(self.rows) // self.batch_size)
         if job.training.drop_last:
-            self.per_epoch = max(len(self.rows) // self.batch, 1)
+            self.per_epoch = max(len(self.rows) // self.batch_size, 1)
         self.total = max(1, round(job.training.epochs * self.per_epoch))
-        self.watched = watched_step(job.data, position, self.total)
         self.steps = 0
-        self.optimizer: Tree = {}
         self.history: list[dict[str, float]] = []
         self.best: tuple[float, Tree, Tree, int] | None = None  # loss, weights, optimiser, and the steps so far
-        self.stale = 0
+        self.epochs_without_gain = 0
         self._shuffle()
 
     def _shuffle(self) -> None:
@@ -125,21 +134,22 @@ class Course:
             self.order = self.rows[torch.from_numpy(order)]
 
     def next_rows(self, most: int = 1) -> Tensor:
-        """The rows of at most so many batches, all of one size: the last one of an epoch, if smaller, comes alone."""
+        """Return the rows of up to `most` equal batches. A short last batch is returned alone."""
         step = self.steps % self.per_epoch
-        count = max(min(most, len(self.order) // self.batch - step, self.total - self.steps), 1)
-        rows = self.order[step * self.batch : (step + count) * self.batch]
+        count = max(min(most, len(self.order) // self.batch_size - step, self.total - self.steps), 1)
+        rows = self.order[step * self.batch_size : (step + count) * self.batch_size]
         self.seen += len(rows)
         return rows
 
-    def step_key(self, ahead: int = 0) -> Tensor:
-        """What dropout is drawn from in the next step, or in one after it."""
-        return key_tensor(self.job.data, self.position, self.steps + ahead)
+    def dropout_key(self, ahead: int = 0) -> Tensor:
+        """Return the key of dropout in the next step, or in the step that is `ahead` steps later."""
+        return dropout_key(self.job.data, self.position, self.steps + ahead)
 
     def advance(self, loss_sum: Callable[[], float], state: Callable[[], tuple[Tree, Tree]], steps: int = 1) -> bool:
-        """Count steps; at the end of an epoch note the loss and decide about stopping. True when the course is done.
+        """Count steps. At the end of an epoch, keep its loss and decide whether to stop. Return True when done.
 
-        `loss_sum` gives the sum of the losses since the epoch began, and begins anew.
+        `loss_sum` returns the sum of the examples' losses in this epoch and resets it; `state` returns the weights and
+        the optimiser's state.
         """
         self.steps += steps
         done = self.steps == self.total
@@ -155,7 +165,7 @@ class Course:
         return done
 
     def _validate(self, weights: Tree, optimizer: Tree) -> bool:
-        """Evaluate the validation split; true when patience is at its end."""
+        """Evaluate the validation split. Return True when patience is used up."""
         job = self.job
         measured = evaluate(job.task, weights, job.data, self.position, "validation").values(job.task)
         job.task.module.train()
@@ -168,37 +178,28 @@ class Course:
                 "needs. Change data.split, or leave patience out."
             )
         if self.best is None or measured["loss"] < self.best[0] or math.isnan(self.best[0]):
-            self.best, self.stale = (measured["loss"], clone(weights), clone(optimizer), self.steps), 0
+            self.best, self.epochs_without_gain = (measured["loss"], clone(weights), clone(optimizer), self.steps), 0
         else:
-            self.stale += 1
-        return self.stale >= job.training.patience
+            self.epochs_without_gain += 1
+        return self.epochs_without_gain >= job.training.patience
 
-    def finish(self, weights: Tree, optimizer: Tree) -> None:
-        """Write the client's row: the best state seen if stopping early was asked for, else the last."""
+    def finish(self, weights: Tree, optimizer: Tree) -> ClientResult:
+        """Write the client's weights to its row: with patience those of the best epoch, else these."""
+        steps = self.steps
         if self.best is not None:
-            _, weights, optimizer, self.steps = self.best  # only steps that the returned weights saw count
+            _, weights, optimizer, steps = self.best  # count only the steps that led to these weights
         for name, leaf in weights.items():
-            self.job.out[name][self.position].copy_(leaf)
-        self.optimizer = optimizer
-        self.job.courses[self.position] = self
+            self.job.trained[name][self.position].copy_(leaf)
+        return ClientResult(optimizer, steps, tuple(self.history))
 
 
-def key_tensor(data: Clients, position: int, step: int) -> Tensor:
-    """The two words of a client's dropout key, as a tensor."""
+def dropout_key(data: Clients, position: int, step: int) -> Tensor:
+    """Return the two words of a client's dropout key as a tensor."""
     return torch.tensor(keys.words(data.key(position, "dropout", step)), device=data.setup.device)
 
 
-WATCHED = 512  # of so many trainings of a client, one has a step that is computed in two ways
-
-
-def watched_step(data: Clients, position: int, steps: int) -> int:
-    """The step of this training that is computed in two ways, which must agree; −1 for most trainings."""
-    drawn = data.key(position, "watch")
-    return (drawn >> 16) % steps if drawn % WATCHED == 0 else -1
-
-
 def training_rows(data: Clients, position: int, batch_size: int | None = None, drop_last: bool = False) -> Tensor:
-    """One client's training rows, checked: there are some, and batch normalisation never sees a lone example."""
+    """Return one client's training rows. Raise if there are none, or if batch normalisation would see one alone."""
     rows = data.rows(position, "train")
     name = data.name(position)
     if len(rows) == 0:
@@ -211,7 +212,7 @@ def training_rows(data: Clients, position: int, batch_size: int | None = None, d
             f"Client '{name}' {what}, but the model's batch normalisation needs at least two in a batch. "
             "Leave such clients out, use a larger batch_size, or normalise with nn.LayerNorm or nn.GroupNorm."
         )
-    if data.setup.normalises_features and has_lone_example(len(rows), batch_size, drop_last):
+    if data.setup.normalises_features and batch_size and not drop_last and len(rows) % batch_size == 1:
         raise InputError(
             f"Client '{name}' has {len(rows)} training examples, so with batch_size = {batch_size} its last batch has "
             "one, and the model's batch normalisation needs at least two. Use drop_last = true, another batch_size, or "
@@ -220,26 +221,14 @@ def training_rows(data: Clients, position: int, batch_size: int | None = None, d
     return rows
 
 
-def has_lone_example(count: int, batch_size: int | None, drop_last: bool) -> bool:
-    """Whether the last batch of an epoch has a single example, which batch normalisation cannot use."""
-    return batch_size is not None and not drop_last and count > batch_size and count % batch_size == 1
-
-
-def clip(gradient: Mapping[str, Tensor], largest: float) -> Tree:
-    """The gradient scaled down to a norm of at most `largest`."""
-    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(leaf) for leaf in gradient.values()]))
-    factor = (largest / (norm + 1e-6)).clamp(max=1.0)
-    return {name: leaf * factor for name, leaf in gradient.items()}
-
-
 def check_finite(loss: float) -> None:
-    """Training must stop where the loss is not a number any more."""
+    """Raise if the loss is NaN or infinite."""
     if loss - loss != 0:
         raise TrainingError(f"the loss is {loss}. A smaller lr or a clip may help.")
 
 
 def blame(error: Exception, phase: str, data: Clients, position: int) -> Exception:
-    """The error with the round, the client and the phase in front."""
+    """Return the error as a TrainingError that names the round, the client and the phase."""
     if isinstance(error, InputError):
         return error
     what = str(error) if isinstance(error, TrainingError) else f"{type(error).__name__}: {error}"

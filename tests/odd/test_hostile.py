@@ -21,7 +21,8 @@ from fedloom.federation.engine import Evaluation, fit
 from fedloom.federation.work import Place
 from fedloom.task import Task
 from fedloom.testing.backends import InProcess
-from fedloom.training import schedule
+from fedloom.training import fast_paths
+from fedloom.training.clients import Clients
 from fedloom.training.evaluation import evaluate, outputs
 from fedloom.training.probe import probe
 from tests.conftest import ALL_TRAIN, Dense, federation
@@ -91,7 +92,7 @@ def test_clients_that_are_measured_together_do_not_share_a_losss_state(loss: Any
     data, task = federation((12,) * 40), Task(Dense, loss=loss, metrics=[])
     (record,) = fit(data, task, FedAvg(lr=1e-9), 1, evaluation=Evaluation(splits=("test",)))
     backend = Serial(data, task)
-    clients = replace(schedule.Clients(data, tuple(range(40))), setup=backend.setup)
+    clients = replace(Clients(data, tuple(range(40))), setup=backend.setup)
     for client in (0, 1, 7, 39):
         alone = evaluate(task, task.initial(), clients, client, "test")
         assert record.clients["pre_fit"][client]["test"].sums == pytest.approx(alone.sums, rel=1e-5)
@@ -123,7 +124,7 @@ def test_a_model_is_evaluated_as_torch_evaluates_it() -> None:
 
 def test_the_watch_of_lanes_forgives_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Near the optimum, gradients of features far from zero are nothing but rounding."""
-    monkeypatch.setattr(schedule, "WATCHED", 1)
+    monkeypatch.setattr(fast_paths, "WATCHED", 1)
     draws = np.random.default_rng(0)
     x = (1000 + draws.normal(size=(240, 16))).astype("float32")
     y = torch.from_numpy((x @ draws.normal(size=16) * 1e-3).astype("float32"))
@@ -195,7 +196,7 @@ class Reverses(Net):
 
 
 def test_the_watch_sees_wrong_gradients_behind_a_large_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "WATCHED", 1)
+    monkeypatch.setattr(fast_paths, "WATCHED", 1)
     monkeypatch.setitem(FACTOR, "now", 1.0)
     data, task = federation((64, 64), split=ALL_TRAIN), Task(Reverses)
     rounds = fit(data, task, FedAvg(batch_size=32, lr=0.05), 6, backend=Serial(data, task))

@@ -18,12 +18,14 @@ from fedloom.data.split import Split
 from fedloom.errors import InputError, TrainingError
 from fedloom.task import Task
 from fedloom.training import local
-from fedloom.training import single as desks
-from fedloom.training.clients import Clients
+from fedloom.training.clients import Clients, Setup
 from fedloom.training.evaluation import evaluate
 from fedloom.training.local import Groups, Step, Trained, Training
+from fedloom.training.modules import load
 from fedloom.training.probe import probe
-from fedloom.training.schedule import Job, clip
+from fedloom.training.recorded import RecordedTrainer
+from fedloom.training.schedule import TrainingJob
+from fedloom.training.single import client_tensors, clip
 from fedloom.tree import Tree
 from tests.conftest import (
     ALL_TRAIN,
@@ -86,7 +88,7 @@ def by_torch(
 ) -> Tree:
     """The same local training, written with torch.optim and autograd."""
     module = task.build()
-    local.load(module, task.initial())
+    load(module, task.initial())
     module.train()
     optimizer = make(module.parameters())
     for epoch in range(epochs):
@@ -154,23 +156,33 @@ def test_clipping_is_torchs_clip_grad_norm(group: int) -> None:
         assert_trees_close(tree.row(trained.model, position), expected)
 
 
-def test_a_desk_records_full_batches_and_small_rests_of_small_models() -> None:
-    small = desks.Desk(Task(Dense), Training(batch_size=100), None, (), ())
-    assert [count for count in (1, 32, 33, 99, 100) if small.pays(count)] == [1, 32, 100]
-    large = desks.Desk(Task("mnist_cnn"), Training(batch_size=100), None, (), ())
-    assert [count for count in (1, 32, 99, 100) if large.pays(count)] == [100]
+def job_of(task: Task, training: Training = Training(), **settings: Any) -> TrainingJob:
+    data = federation(RAGGED)
+    start = tree.expand(task.initial(), data.clients)
+    given = {"correct": None, "shared": {}, "own": {}, "optimizer": None, "trained": start, **settings}
+    those = Clients(data, tuple(range(data.clients)), setup=Setup(replay=True))
+    return TrainingJob(task, those, start, training, **given)
 
 
-def test_a_desk_is_found_again_when_an_equal_algorithm_comes_from_another_process() -> None:
-    task, data = Task(Dense), federation(RAGGED)
+def test_whole_batches_are_recorded_and_short_ones_only_of_small_models() -> None:
+    def recorded(task: Task) -> list[int]:
+        training = Training(batch_size=100)
+        trainer = RecordedTrainer(task, training, None, client_tensors(job_of(task, training), 0))
+        return [count for count in (1, 32, 33, 99, 100) if trainer.records(count)]
 
-    def desk(mu: float) -> desks.Desk:
-        start = tree.expand(task.initial(), data.clients)
-        job = Job(task, clients(task, data), start, Training(), Prox(mu=mu).correct, {}, {}, None, start)
-        return desks.desk_for(job)
+    assert recorded(Task(Dense)) == [1, 32, 100]
+    assert recorded(Task("mnist_cnn")) == [100]
 
-    assert desk(0.5) is desk(0.5)
-    assert desk(0.7) is not desk(0.5)
+
+def test_a_trainer_is_found_again_when_an_equal_algorithm_comes_from_another_process() -> None:
+    task = Task(Dense)
+
+    def trainer(mu: float) -> object:
+        return local.trainer_for(job_of(task, correct=Prox(mu=mu).correct))
+
+    assert isinstance(trainer(0.5), RecordedTrainer)
+    assert trainer(0.5) is trainer(0.5)
+    assert trainer(0.7) is not trainer(0.5)
 
 
 class Chosen(FedAvg):
@@ -323,7 +335,7 @@ def test_a_kept_optimizer_goes_on_where_it_stopped(training: Training, group: in
     # the same without a pause: two epochs of the same order of batches, by torch
     for position in range(data.clients):
         module = task.build()
-        local.load(module, task.initial())
+        load(module, task.initial())
         optimizer = (
             torch.optim.Adam(module.parameters(), lr=0.01)
             if training.optimizer == "adam"
@@ -745,8 +757,8 @@ def test_an_error_inside_a_correction_names_the_client() -> None:
 def test_an_error_of_clients_side_by_side_points_to_the_serial_backend() -> None:
     data = federation((8, 13), split=Split(train=0.5, validation=0.5, test=0.0))
     message = (
-        r"^Round 3: a step of the clients 'client-0', 'client-1', trained side by side, failed: "
-        r'RuntimeError: twelve is right out\nRun it with run\.backend = "serial" to see which client and step\.$'
+        r"^Round 3: a step of the clients 'client-0', 'client-1', which are trained side by side, failed: "
+        r'RuntimeError: twelve is right out\nUse run\.backend = "serial" to see which client and step\.$'
     )
     with pytest.raises(TrainingError, match=message):
         fit(Task(Moody), data, Training(batch_size=12), group=2)

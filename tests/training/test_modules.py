@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedloom.errors import InputError
 from fedloom.task import Task
 from fedloom.training.evaluation import measure
-from fedloom.training.modules import Places
+from fedloom.training.modules import ModuleTensors
 from fedloom.training.python_state import PythonState
 from tests.conftest import FEATURES, Dense
 
@@ -36,9 +36,9 @@ class Twice(Dense):
 def test_a_module_has_its_own_tensors_again_after_it_held_others() -> None:
     module = Twice()
     before = {id(leaf) for leaf in (*module.parameters(), *module.buffers())}
-    places = Places(module)
-    others = {name: torch.zeros_like(leaf) for name, leaf in (places.parameters | places.buffers).items()}
-    with places.holding(others):
+    tensors = ModuleTensors(module)
+    others = {name: torch.zeros_like(leaf) for name, leaf in (tensors.parameters | tensors.buffers).items()}
+    with tensors.replaced(others):
         assert module.hidden.weight is module.again.weight is module.tied.weight is others["hidden.weight"]
         assert torch.equal(module(torch.ones(2, FEATURES)), torch.zeros(2, 3))
     assert others["seen"] == 2
@@ -49,8 +49,8 @@ def test_a_module_has_its_own_tensors_again_after_it_held_others() -> None:
 
 def test_also_after_an_error() -> None:
     module = Twice()
-    places = Places(module)
-    with pytest.raises(RuntimeError), places.holding({"out.bias": torch.zeros(1)}):
+    tensors = ModuleTensors(module)
+    with pytest.raises(RuntimeError), tensors.replaced({"out.bias": torch.zeros(1)}):
         module(torch.ones(2, 3))
     assert isinstance(module.out.bias, nn.Parameter)
     assert len(module.out.bias) == 3
@@ -65,11 +65,11 @@ def test_measuring_leaves_parameters_where_they_were() -> None:
 
 def test_a_saved_buffer_keeps_its_shape() -> None:
     module = nn.BatchNorm1d(2)
-    places = Places(module)
+    tensors = ModuleTensors(module)
     message = r"changes its 'running_mean' from shape \(2,\) to shape \(3,\)"
-    with pytest.raises(InputError, match=message), places.holding({"running_mean": torch.zeros(2)}):
+    with pytest.raises(InputError, match=message), tensors.replaced({"running_mean": torch.zeros(2)}):
         module.running_mean = torch.zeros(3)
-    assert module.running_mean is places.buffers["running_mean"]
+    assert module.running_mean is tensors.buffers["running_mean"]
 
 
 class Keeps(nn.Module):

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError
 from fedloom.task import Task
-from fedloom.training.probe import EAGER_GROUP, probe
+from fedloom.training.local import LANES, lanes
+from fedloom.training.probe import probe
 from tests.conftest import FEATURES, Cumulative, Dense, Noisy, Normed, Pictures, Recurrent, federation
 
 
@@ -120,11 +121,11 @@ def test_a_model_that_padding_would_disturb_is_not_grouped_whatever_the_first_ex
 def test_the_automatic_group_depends_on_the_model_and_the_cohort_alone() -> None:
     small = probe(federation((20,)), Task(Dense))
     assert small.bytes == 4 * (FEATURES * 7 + 7 + 7 * 3 + 3)
-    assert small.group(cohort=2 * EAGER_GROUP) == EAGER_GROUP
-    assert small.group(cohort=2 * EAGER_GROUP - 1) == 1
+    assert lanes("auto", small.bytes, cohort=2 * LANES) == LANES
+    assert lanes("auto", small.bytes, cohort=2 * LANES - 1) == 1
     large = probe(federation((20,)), Task(lambda: nn.Sequential(nn.Linear(FEATURES, 10_000), nn.Linear(10_000, 3))))
-    assert large.group(cohort=1000) == 1
-    assert probe(federation((20,)), Task(Cumulative)).group(cohort=1000) == 1
+    assert lanes("auto", large.bytes, cohort=1000) == 1
+    assert probe(federation((20,)), Task(Cumulative)).setup(group=LANES).group == 1
 
 
 @pytest.mark.parametrize("model", [Dense, Normed, Noisy, Cumulative])

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from fedloom.models import build
 from fedloom.training.masking import Masked
-from fedloom.training.modules import Places
+from fedloom.training.modules import ModuleTensors
 from fedloom.training.tape import CannotRecord, Tape, record, recorded
 from fedloom.tree import Tree
 
@@ -82,14 +82,14 @@ class Training:
     def __init__(self, model: nn.Module, x: Tensor, lr: float = 0.3) -> None:
         self.model, self.x, self.y, self.lr = model, x.clone(), torch.arange(len(x)) % 3, lr
         self.key = torch.tensor([5, 6])
-        self.places = Places(model)
-        self.given = (self.places.parameters, self.places.buffers, self.x, self.y, self.key)
+        self.tensors = ModuleTensors(model)
+        self.given = (self.tensors.parameters, self.tensors.buffers, self.x, self.y, self.key)
 
     def step(self) -> None:
         self.step_on(*self.given)
 
     def step_on(self, parameters: Tree, buffers: Tree, x: Tensor, y: Tensor, key: Tensor) -> None:
-        with Masked(key), self.places.holding({**parameters, **buffers}):
+        with Masked(key), self.tensors.replaced({**parameters, **buffers}):
             loss = F.cross_entropy(self.model(x), y)
         gradients = torch.autograd.grad(loss, list(parameters.values()))
         with torch.no_grad():
@@ -310,13 +310,13 @@ def test_what_a_recording_does_not_see_is_found_by_trying() -> None:
 
 def test_torchs_own_lstm_is_left_alone() -> None:
     model = nn.LSTM(3, 4)
-    places = Places(model)
+    tensors = ModuleTensors(model)
 
     def computation(parameters: Tree, x: Tensor, total: Tensor) -> None:
-        with places.holding(parameters):
+        with tensors.replaced(parameters):
             gradient = torch.autograd.grad(model(x)[0].sum(), list(parameters.values()))
         total.add_(gradient[0].sum())
 
     x, total = torch.ones(5, 2, 3), torch.zeros(())
     with pytest.raises(CannotRecord, match="LSTM"):
-        recorded(computation, (places.parameters, x, total), (x,), lambda: (total,), (x * 2,))
+        recorded(computation, (tensors.parameters, x, total), (x,), lambda: (total,), (x * 2,))

@@ -13,12 +13,11 @@ from fedloom.federation.engine import fit
 from fedloom.federation.work import Place
 from fedloom.task import Task
 from fedloom.testing.backends import InProcess
-from fedloom.training import schedule
+from fedloom.training import fast_paths
 from fedloom.training.clients import Clients
-from fedloom.training.lanes import Lanes
+from fedloom.training.fast_paths import WATCHED, must_agree, watched_step
+from fedloom.training.lanes import LaneTrainer
 from fedloom.training.probe import probe
-from fedloom.training.schedule import WATCHED, watched_step
-from fedloom.training.single import must_agree
 from tests.conftest import ALL_TRAIN, Dense, Normed, facts, federation
 
 DATA = federation((24, 16, 40), split=ALL_TRAIN)
@@ -45,25 +44,25 @@ def test_one_of_many_trainings_is_watched_at_one_of_its_steps() -> None:
 
 
 def test_a_replayed_step_that_the_model_no_longer_takes_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "WATCHED", 1)
+    monkeypatch.setattr(fast_paths, "WATCHED", 1)
     CALLS["n"] = 0
     task = Task(TurnsAround)
-    with pytest.raises(TrainingError, match=r"the recorded step gave something else than the step as it is written"):
+    with pytest.raises(TrainingError, match="The recorded step gave something else than the plain step"):
         list(fit(DATA, task, FedAvg(batch_size=8), 40, backend=backend(task)))
 
 
 def test_lanes_that_do_not_train_as_clients_alone_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "WATCHED", 1)
+    monkeypatch.setattr(fast_paths, "WATCHED", 1)
     task = Task(Dense)
     running = backend(task, group=2)
-    right = Lanes.gradients
+    right = LaneTrainer.gradients
 
-    def wrong(self: Lanes, *given: Any) -> Any:
+    def wrong(self: LaneTrainer, *given: Any) -> Any:
         gradient, losses, buffers = right(self, *given)
         return {name: leaf * 1.1 for name, leaf in gradient.items()}, losses, buffers
 
-    monkeypatch.setattr(Lanes, "gradients", wrong)
-    with pytest.raises(TrainingError, match="training clients side by side gave something else"):
+    monkeypatch.setattr(LaneTrainer, "gradients", wrong)
+    with pytest.raises(TrainingError, match="Training clients side by side gave something else"):
         list(fit(DATA, task, FedAvg(batch_size=8), 1, backend=running))
 
 
@@ -74,7 +73,7 @@ def test_lanes_that_do_not_train_as_clients_alone_stop_the_run(monkeypatch: pyte
 def test_watching_changes_nothing(group: int, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     records = []
     for watched in (1, 10**9):
-        monkeypatch.setattr(schedule, "WATCHED", watched)
+        monkeypatch.setattr(fast_paths, "WATCHED", watched)
         task = Task(Normed)
         algorithm = FedAvg(batch_size=6, epochs=2.0, **settings)
         records.append([facts(r) for r in fit(DATA, task, algorithm, 3, backend=backend(task, group))])
@@ -85,7 +84,7 @@ def test_rounding_is_allowed_and_more_is_not() -> None:
     before = {"w": torch.zeros(100)}
     plain = {"w": torch.ones(100)}
     must_agree(before, plain, {"w": torch.ones(100) * (1 + 1e-6)}, "it")
-    with pytest.raises(TrainingError, match=r"it gave something else.*0\.1 apart, where the step is 10 long"):
+    with pytest.raises(TrainingError, match=r"it gave something else.*0\.1 apart, and the step is 10 long"):
         must_agree(before, plain, {"w": torch.ones(100) * 1.01}, "it")
     counters = {"n": torch.tensor(3)}
     with pytest.raises(TrainingError):

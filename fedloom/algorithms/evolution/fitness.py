@@ -176,7 +176,7 @@ def _stacked(task: Task, population: Tree, fixed: Tree, x: Tensor, setup: Setup)
     keyed = Masked(torch.zeros(2, dtype=torch.int64, device=x.device)) if setup.drops_evaluating else nullcontext()
 
     def one(individual: Tree) -> Tensor:
-        with task.places.holding({**others, **individual}):
+        with task.tensors.replaced({**others, **individual}):
             output: Tensor = task.module(x)
         return output
 

@@ -15,8 +15,8 @@ from fedloom.federation.work import ClientWork, Place
 from fedloom.machine import computing
 from fedloom.task import Task
 from fedloom.training.clients import Setup
+from fedloom.training.fast_paths import forget_trainers
 from fedloom.training.local import Groups
-from fedloom.training.single import forget_desks
 
 EXAMPLES = 12
 Shape = tuple[tuple[int, ...], torch.dtype]
@@ -74,7 +74,7 @@ def template(work: ClientWork, own: Groups, place: Place) -> Template:
     )
     with computing():
         outcome = one.perform(place)
-    forget_desks()  # a coordinator trains nothing else
+    forget_trainers()  # a coordinator trains nothing else
     return Template(
         {group: _shapes(leaves) for group, leaves in outcome.stack.items()},
         _shapes(outcome.public),
