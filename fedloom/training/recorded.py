@@ -80,7 +80,7 @@ class RecordedTrainer:
         tape.replay()
         for was, wanted, leaf in zip(before, plain, changing, strict=True):
             # one by one: a long leaf must not hide a difference in another
-            must_agree({0: was}, {0: wanted}, {0: leaf}, "The recorded step")
+            must_agree({0: was}, {0: wanted}, {0: leaf}, "the recorded step")
 
     def _step_on(self, tensors: StepTensors, x: Tensor, y: Tensor, *key: Tensor) -> None:
         # a model may change its input, and a correction may use the batch again

@@ -47,7 +47,7 @@ def test_a_replayed_step_that_the_model_no_longer_takes_stops_the_run(monkeypatc
     monkeypatch.setattr(fast_paths, "WATCHED", 1)
     CALLS["n"] = 0
     task = Task(TurnsAround)
-    with pytest.raises(TrainingError, match="The recorded step gave something else than the plain step"):
+    with pytest.raises(TrainingError, match="the recorded step gave something else than the plain step"):
         list(fit(DATA, task, FedAvg(batch_size=8), 40, backend=backend(task)))
 
 
