@@ -1,11 +1,11 @@
-"""This machine's own numbers for an experiment: how long its rounds take here, and how they are computed."""
+"""Measure on this machine how long an experiment's rounds take, and say how they are computed."""
 
 from __future__ import annotations
 
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 from fedloom import machine
 from fedloom.algorithm import Algorithm
 from fedloom.backends.vector import Workers
-from fedloom.data.federation import Federation
 from fedloom.experiment.experiment_file import Experiment, RunTable
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
@@ -29,18 +28,18 @@ WARM_UP = 2  # rounds that are not counted: they load, record and fill caches
 
 @dataclass(frozen=True)
 class Timing:
-    """Rounds of one algorithm. Processor time and memory are None where the system does not tell them."""
+    """Rounds of one algorithm. Processor time and memory are None if the system does not report them."""
 
     algorithm: str
     first_round: float  # seconds from the start to the end of the first round, loading included
-    rounds: tuple[float, ...]  # seconds of each round, evaluation as the experiment says
-    training: tuple[float, ...]  # and without any evaluation
+    rounds: tuple[float, ...]  # seconds of each round, with the experiment's evaluation
+    training: tuple[float, ...]  # seconds of each round without any evaluation
     examples_a_second: float  # that clients train on, without evaluation
     busy: float | None  # the share of the workers' time in which they computed
-    memory: int | None  # bytes, the peaks of all processes added up
+    memory: int | None  # bytes: the peaks of all processes, added up
 
     def lines(self) -> list[str]:
-        """In words."""
+        """Describe the timing in words."""
         low, middle, high = statistics.quantiles(self.rounds, n=4, method="inclusive")
         trained = statistics.median(self.training)
         found = [
@@ -56,14 +55,14 @@ class Timing:
 
 @dataclass(frozen=True)
 class Bench:
-    """What was measured, and what was chosen."""
+    """What was measured, and how clients were computed."""
 
     choices: tuple[str, ...]
     timings: tuple[Timing, ...]
     machine: dict[str, Any]
 
     def json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return plain values."""
         return asdict(self)
 
 
@@ -78,30 +77,27 @@ def bench(experiment: Experiment, rounds: int, progress: Progress) -> Bench:
         cohort = experiment.cohort.size(federation.clients)
         facts = probe(federation, task)
         setup = choose_setup(facts, experiment.run, cohort)
-        backend = backend_on(workers, federation, task, setup)
-        processes = None  # on a cluster they are elsewhere
+        common: dict[str, Any] = {"seed": seed, "sampling": experiment.cohort}
+        common["backend"] = backend_on(workers, federation, task, setup)
+        processes = None  # on a cluster they are on other machines
         if workers is None or isinstance(workers, Workers):
             processes = [process.pid for process in workers.processes] if workers else []
         timings = []
         progress.expect(len(experiment.algorithm), 2 * (rounds + WARM_UP))
         for label, algorithm in experiment.algorithm.items():
-
-            def start(evaluation: Evaluation, algorithm: Algorithm = algorithm) -> Iterator[RoundRecord]:
-                sampling = experiment.cohort
-                return fit(
-                    federation,
-                    task,
-                    algorithm,
-                    10**9,
-                    seed=seed,
-                    sampling=sampling,
-                    evaluation=evaluation,
-                    backend=backend,
+            running = {
+                name: fit(federation, task, algorithm, 10**9, evaluation=evaluation, **common)
+                for name, evaluation in (
+                    ("rounds", experiment.evaluate),
+                    ("training", Evaluation(splits=(), server=())),
                 )
+            }
 
-            timings.append(
-                _time(label, algorithm, federation, start, experiment.evaluate, rounds, began, processes, progress)
-            )
+            def trained(cohort: Sequence[int], algorithm: Algorithm = algorithm) -> int:
+                clients = range(federation.clients) if algorithm.pooled else cohort
+                return int(federation.counts(clients, "train").sum() * algorithm.train.epochs)
+
+            timings.append(_time(label, running, trained, rounds, began, processes, progress))
             began = time.perf_counter()
         chosen = choices(facts, setup, experiment.run, cohort, workers)
         return Bench(tuple(chosen), tuple(timings), machine.facts())
@@ -112,22 +108,18 @@ def bench(experiment: Experiment, rounds: int, progress: Progress) -> Bench:
 
 def _time(
     label: str,
-    algorithm: Algorithm,
-    federation: Federation,
-    start: Callable[[Evaluation], Iterator[RoundRecord]],
-    evaluation: Evaluation,
+    running: Mapping[str, Iterator[RoundRecord]],
+    trained: Callable[[Sequence[int]], int],
     rounds: int,
     began: float,
     processes: list[int] | None,
     progress: Progress,
 ) -> Timing:
-    """Rounds with and without evaluation, in turns, so that a busy moment of the machine disturbs both."""
-    running = {"rounds": start(evaluation), "training": start(Evaluation(splits=(), server=()))}
+    """Time rounds with and without evaluation in turns, so that a busy moment of the machine disturbs both."""
     seconds: dict[str, list[float]] = {name: [] for name in running}
     title = f"{label}, with and without evaluation"
     progress.begin(title, 0, 2 * (rounds + WARM_UP))
     examples, first, done = 0, 0.0, 0
-    used, clock = _processor_seconds(processes), time.perf_counter()
     for number in range(WARM_UP + rounds):
         if number == WARM_UP:
             used, clock = _processor_seconds(processes), time.perf_counter()
@@ -138,24 +130,18 @@ def _time(
             if number >= WARM_UP:
                 seconds[name].append(record.seconds)
         if number >= WARM_UP:
-            clients = range(federation.clients) if algorithm.pooled else record.cohort
-            examples += int(federation.counts(clients, "train").sum() * algorithm.train.epochs)
+            examples += trained(record.cohort)
     progress.end(title)
-    worked, elapsed = _processor_seconds(processes), time.perf_counter() - clock
-    busy = None if used is None or worked is None else (worked - used) / elapsed / max(len(processes or ()), 1)
-    return Timing(
-        label,
-        first,
-        tuple(seconds["rounds"]),
-        tuple(seconds["training"]),
-        examples / sum(seconds["training"]),
-        None if busy is None else min(busy, 1.0),
-        _peak_bytes(processes),
-    )
+    busy, elapsed = None, time.perf_counter() - clock
+    worked = _processor_seconds(processes)
+    if used is not None and worked is not None:
+        busy = min((worked - used) / elapsed / max(len(processes or ()), 1), 1.0)
+    timed = tuple(seconds["rounds"]), tuple(seconds["training"])
+    return Timing(label, first, *timed, examples / sum(seconds["training"]), busy, _peak_bytes(processes))
 
 
 def choices(facts: Probe, setup: Setup, settings: RunTable, cohort: int, workers: object) -> list[str]:
-    """How clients are computed, and why so."""
+    """Say how clients are computed, and why."""
     where = "this process, one client after another" if workers is None else f"{workers} with one thread each"
     asked = "as asked" if settings.group != "auto" else ""
     if setup.group > 1:
@@ -164,7 +150,7 @@ def choices(facts: Probe, setup: Setup, settings: RunTable, cohort: int, workers
     else:
         rule = f"side by side pays up to {size(SMALL_MODEL)} of model and from {2 * LANES} clients a round"
         why = asked or f"the model has {size(facts.bytes)} and {cohort} take part; {rule}"
-        # known only where side by side was wanted
+        # known only if clients were to train side by side
         together = f"one client at a time: {facts.__dict__.get('cannot_group') or why}"
     if setup.replay and (kernels := facts.kernels()):
         steps = f"steps are recorded and replayed: {kernels} kernels each, without autograd"
@@ -174,7 +160,7 @@ def choices(facts: Probe, setup: Setup, settings: RunTable, cohort: int, workers
 
 
 def _processor_seconds(processes: list[int] | None) -> float | None:
-    """Processor time of the workers, or of this process where there are none."""
+    """Return the processor time of the workers, or of this process if there are none."""
     if processes is None:
         return None
     measured = processes or [os.getpid()]
@@ -186,7 +172,7 @@ def _processor_seconds(processes: list[int] | None) -> float | None:
 
 
 def _peak_bytes(processes: list[int] | None) -> int | None:
-    """The peaks of this process and of the workers, added up."""
+    """Add up the peak memory of this process and of the workers."""
     if processes is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What an experiment would cost, before anything is run."""
+"""Estimate what an experiment costs before it runs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fedloom.experiment.plan import Plan
 from fedloom.experiment.worker_groups import choose_setup
 from fedloom.training import evaluation
 from fedloom.training.probe import probe
-from fedloom.tuning.message_sizes import Traffic, traffic
+from fedloom.tuning.message_sizes import MessageBytes, message_bytes
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Clients, memory, traffic and a rough time."""
+    """Clients, memory, bytes sent and a rough time."""
 
     clients: int
     examples: int
@@ -36,16 +36,17 @@ class Estimate:
     group_reason: str
     data_bytes: int
     memory_bytes: int
-    traffic_a_round: dict[str, Traffic | None]  # by algorithm
+    traffic_a_round: dict[str, MessageBytes | None]  # by algorithm
     seconds_a_round: float
     seconds: float
     kept_bytes: int = 0
 
     def json(self) -> dict[str, Any]:
+        """Return plain values."""
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """The same in words."""
+        """Describe the estimate in words."""
         return [
             f"{self.clients:,} clients with {self.examples:,} examples, "
             f"{self.smallest_client:,} to {self.largest_client:,} each",
@@ -59,30 +60,32 @@ class Estimate:
 
 
 def estimate(experiment: Experiment) -> Estimate:
-    """Load the data, build the model, time three steps, multiply."""
+    """Load the data, build the model, time a few steps, and multiply."""
     plan = Plan.of(experiment)
     seed = experiment.seeds[0]
     federation, task = plan.federation(seed), plan.task(seed)
     experiment.cohort.check(federation.clients)
     facts = probe(federation, task)
     cohort = experiment.cohort.size(federation.clients)
-    group = choose_setup(facts, experiment.run, cohort).group
-    asked = (
-        "as asked"
-        if experiment.run.group != "auto"
-        else f"for a model of {size(facts.bytes)} and {cohort} clients a round"
-    )
-    reason = facts.__dict__.get("cannot_group") or asked  # known only where side by side was wanted
-    reason = "the serial backend" if experiment.run.backend == "serial" else reason
-    workers = machine.cores() if experiment.run.workers == "auto" else experiment.run.workers
-    workers = 1 if experiment.run.backend == "serial" else workers
+    run = experiment.run
+    group = choose_setup(facts, run, cohort).group
+    reason = facts.__dict__.get("cannot_group")  # known only if clients were to train side by side
+    if run.backend == "serial":
+        reason, workers = "the serial backend", 1
+    else:
+        asked = (
+            "as asked" if run.group != "auto" else f"for a model of {size(facts.bytes)} and {cohort} clients a round"
+        )
+        reason, workers = reason or asked, machine.cores() if run.workers == "auto" else run.workers
     sizes = federation.sizes("train")
     step_seconds, rows = _time_step(federation, task, experiment.train.batch_size, sizes)
     steps = np.ceil(sizes / rows).mean() * experiment.train.epochs * cohort
     forward = sum(federation.sizes(split).sum() for split in experiment.evaluate.splits)
     tested = _tested(federation, experiment.evaluate.server)
     evaluated = (forward * 2 + tested) / experiment.evaluate.every * step_seconds / rows / 3
-    handled = (cohort * 3 + federation.clients * len(experiment.evaluate.splits)) * 3e-4  # what a client costs anyway
+    handled = (
+        cohort * 3 + federation.clients * len(experiment.evaluate.splits)
+    ) * 3e-4  # what every client costs besides its steps
     seconds = (steps * step_seconds + evaluated + handled) / min(workers, cohort) + 0.01
     cells = len(experiment.algorithm) * len(experiment.seeds)
     data = sum(tree.size({"x": x, "y": y}) for x, y in [(federation.x, federation.y), *federation.server.values()])
@@ -100,7 +103,7 @@ def estimate(experiment: Experiment) -> Estimate:
         data_bytes=data,
         memory_bytes=int(2 * data + (workers + 1) * 300e6 + workers * model * (6 * group + 4)),
         traffic_a_round={
-            label: traffic(algorithm, federation, task, facts, cohort)
+            label: message_bytes(algorithm, federation, task, facts, cohort)
             for label, algorithm in experiment.algorithm.items()
         },
         seconds_a_round=float(seconds),
@@ -110,7 +113,7 @@ def estimate(experiment: Experiment) -> Estimate:
 
 
 def _tested(federation: Federation, wanted: Sequence[SplitName] | None) -> int:
-    """On how many examples the global model is measured: the server's, or those of all clients."""
+    """Count the examples that the global model is measured on: the server's, or those of all clients."""
     held = {split: len(y) for split, (_, y) in federation.server.items()}
     if wanted is None:
         return sum(held.values())
@@ -134,16 +137,16 @@ def _time_step(federation: Any, task: Any, batch_size: int | str, sizes: np.ndar
     return min(times) * 1.3 + 1e-4, rows  # the optimiser and the loop around it
 
 
-def _sent(traffic: Traffic | None) -> str:
+def _sent(traffic: MessageBytes | None) -> str:
     if traffic is None:
-        return "what only the run can tell"
+        return "what only a run can tell"
     if not traffic.up and not traffic.down:
         return "nothing"
     return f"{size(traffic.up)} up and {size(traffic.down)} down a round"
 
 
 def size(count: float) -> str:
-    """Bytes in words.
+    """Write bytes in words.
 
     >>> size(1_234_567)
     '1.2 MB'
@@ -156,7 +159,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words.
+    """Write seconds in words.
 
     >>> duration(90)
     '2 minutes'

@@ -1,4 +1,4 @@
-"""What a round of an algorithm sends, found before the run by letting one client of a few examples stand for all."""
+"""Find out before a run what a round sends: one client with a few examples stands for all."""
 
 from __future__ import annotations
 
@@ -26,39 +26,34 @@ EXAMPLES = 20  # enough for a validation split with more than one class, most of
 
 
 @dataclass(frozen=True)
-class Traffic:
-    """Bytes a round, of all clients together."""
+class MessageBytes:
+    """Bytes in a round, of all clients together."""
 
     up: int
     down: int
 
 
-def traffic(algorithm: Algorithm, federation: Federation, task: Task, facts: Probe, cohort: int) -> Traffic | None:
-    """What a round with so many clients sends, counted as a run counts it; None if it cannot be told beforehand."""
+def message_bytes(
+    algorithm: Algorithm, federation: Federation, task: Task, facts: Probe, cohort: int
+) -> MessageBytes | None:
+    """Return what a round with a cohort of this size sends, counted as in a run; None if only the run can tell."""
     if algorithm.pooled:
-        return Traffic(0, 0)
-    stand_in = _OneForAll(Place(_few_examples(federation), task, facts.setup(group=1)))
+        return MessageBytes(0, 0)
+    backend = _OneForAll(Place(_few_examples(federation), task, facts.setup(group=1)))
     initial = task.initial()
-    own = _AllAlike(algorithm.init_own(task, initial))
-    asked = Cohort(
-        stand_in,
-        algorithm.replace(epochs=1.0),
-        task,
-        tuple(range(cohort)),
-        federation.clients,
-        round=1,
-        seed=0,
-        own=own,
-    )
+    own, ids = _AllAlike(algorithm.init_own(task, initial)), tuple(range(cohort))
+    short = algorithm.replace(epochs=1.0)
+    clients = Cohort(backend, short, task, ids, federation.clients, round=1, seed=0, own=own)
     try:
-        asked.algorithm.round(algorithm.init(task, initial), asked)
+        short.round(algorithm.init(task, initial), clients)
     except FedloomError:
-        return None  # such as a metric that a few examples do not have: this is no reason to refuse the experiment
-    return Traffic(sum(report.bytes_up for report in asked.reports), sum(report.bytes_down for report in asked.reports))
+        return None  # such as a metric that needs more examples; that does not make the experiment invalid
+    reports = clients.reports
+    return MessageBytes(sum(report.bytes_up for report in reports), sum(report.bytes_down for report in reports))
 
 
 def _few_examples(federation: Federation) -> Federation:
-    """One client with a few of everybody's examples."""
+    """Make one client with a few examples from all clients."""
     rows = torch.from_numpy(np.unique(np.linspace(0, len(federation.y) - 1, EXAMPLES).astype(np.int64)))
     return replace(
         federation,
@@ -72,7 +67,7 @@ def _few_examples(federation: Federation) -> Federation:
 
 
 class _AllAlike(ClientStates):
-    """All clients keep what a client keeps at first: one copy of it."""
+    """Every client keeps its initial state: one copy stands for all."""
 
     def gather(self, ids: Iterable[int]) -> Groups:
         count = len(list(ids))
@@ -83,7 +78,7 @@ class _AllAlike(ClientStates):
 
 
 class _OneForAll(Backend):
-    """A backend that computes the first client only and takes its answer for everybody's."""
+    """A backend that computes the first client and repeats its answer for the others."""
 
     def __init__(self, place: Place) -> None:
         self.place = place

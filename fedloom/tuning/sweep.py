@@ -32,7 +32,7 @@ from fedloom.results.table import write as write_tables
 from fedloom.tuning.search_space import Choices, Setting, name, settings, short
 
 
-@dataclass
+@dataclass(eq=False)
 class Trial:
     """One setting with one algorithm: what was measured on validation data, for each seed."""
 

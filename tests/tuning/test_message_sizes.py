@@ -12,7 +12,7 @@ from fedloom.algorithms import ALGORITHMS
 from fedloom.federation.engine import Evaluation, fit
 from fedloom.task import Task
 from fedloom.training.probe import probe
-from fedloom.tuning.message_sizes import Traffic, traffic
+from fedloom.tuning.message_sizes import MessageBytes, message_bytes
 from tests.conftest import Dense, Logit, Pictures, federation, two_classes
 
 CLIENTS = 7
@@ -27,12 +27,12 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def told(name: str, net: type[nn.Module], clients: int = CLIENTS, **settings: Any) -> tuple[Traffic | None, Task]:
+def told(name: str, net: type[nn.Module], clients: int = CLIENTS, **settings: Any) -> tuple[MessageBytes | None, Task]:
     data = federation([20 + number for number in range(clients)])
     task = Task(net)
     if net is Logit:
         data, task = two_classes(data), Task(net, loss="bce")
-    return traffic(ALGORITHMS[name](**settings), data, task, probe(data, task), clients), task
+    return message_bytes(ALGORITHMS[name](**settings), data, task, probe(data, task), clients), task
 
 
 @pytest.mark.parametrize(("name", "settings"), SETTINGS, ids=[f"{name}-{given}" for name, given in SETTINGS])
@@ -44,8 +44,8 @@ def test_what_is_told_beforehand_is_what_a_run_counts(name: str, settings: dict[
         data = federation([20 + number for number in range(CLIENTS)])
         data = two_classes(data) if net is Logit else data
         (record,) = fit(data, task, algorithm, 1, evaluation=Evaluation(splits=()))
-        counted = Traffic(sum(r.bytes_up for r in record.reports), sum(r.bytes_down for r in record.reports))
-        assert found == (Traffic(0, 0) if algorithm.pooled else counted)
+        counted = MessageBytes(sum(r.bytes_up for r in record.reports), sum(r.bytes_down for r in record.reports))
+        assert found == (MessageBytes(0, 0) if algorithm.pooled else counted)
 
 
 def test_what_algorithms_send() -> None:
