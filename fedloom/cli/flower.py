@@ -1,4 +1,4 @@
-"""The commands for those who run on Flower: `fedloom flower app` and `fedloom flower worker`."""
+"""The Flower commands: `fedloom flower app` and `fedloom flower worker`."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def _needs_extra() -> None:
 @flower_app.command("app")
 def write(
     file: File,
-    folder: Annotated[Path, typer.Argument(help="Where the app is written: a new or empty folder.", metavar="DIR")],
+    folder: Annotated[Path, typer.Argument(help="The app's folder, new or empty.", metavar="DIR")],
     changes: Changes = None,
 ) -> None:
-    """Write an experiment as a Flower app, to be started with `flwr run DIR`."""
+    """Write an experiment as a Flower app, which `flwr run DIR` starts."""
     from fedloom.flower.app import write_app
 
     for note in write_app(load(file, changes), folder):
@@ -48,14 +48,16 @@ def worker(
         typer.Argument(help="In a rehearsal with the experiment's own data: the app's folder.", metavar="[APP]"),
     ] = None,
     site: Annotated[Optional[Path], typer.Option(help="This site's file (TOML): [site], [data], [policy].")] = None,  # noqa: UP045
-    partition_id: Annotated[Optional[int], typer.Option(help="In a rehearsal: which part of the clients.")] = None,  # noqa: UP045
-    num_partitions: Annotated[Optional[int], typer.Option(help="In a rehearsal: of how many.")] = None,  # noqa: UP045
+    partition_id: Annotated[
+        int | None, typer.Option(help="In a rehearsal: the number of this part of the clients.")
+    ] = None,
+    num_partitions: Annotated[Optional[int], typer.Option(help="In a rehearsal: the number of parts.")] = None,  # noqa: UP045
     state: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="Where the node keeps its key and its clients' states, if its --node-config says so."),
+        typer.Option(help="Folder for the node's key and its clients' states, if its --node-config names one."),
     ] = None,
 ) -> None:
-    """Keep torch, the model and the data warm beside a SuperNode: start it with what its --node-config says."""
+    """Keep torch, the model and the data loaded beside a SuperNode. Use the values of its --node-config."""
     _needs_extra()
     from fedloom.flower.paths import data_mark, state_folder
 
@@ -64,10 +66,10 @@ def worker(
     given = {"site": site, "partition-id": partition_id, "num-partitions": num_partitions, "state": state}
     config = {key: value if isinstance(value, int) else str(value) for key, value in given.items() if value is not None}
     folder = state_folder(config)
-    from fedloom.flower.worker import Worker, seat, serve
+    from fedloom.flower.worker import Worker, serve, site_for
     from fedloom.network.agent.enrolment import claimed
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that it tidies up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # to clean up before it ends
     with claimed(folder):
-        seated = Worker(seat(app or Path(), config), folder, say)
-        serve(seated, say, data_mark(app or Path(), config))
+        started = Worker(site_for(app or Path(), config), folder, say)
+        serve(started, say, data_mark(app or Path(), config))

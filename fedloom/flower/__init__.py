@@ -1,4 +1,4 @@
-"""fedloom on Flower: its engine as a ServerApp, its client half as a ClientApp, its algorithms as strategies."""
+"""Run fedloom on Flower: the engine as a ServerApp, the client half as a ClientApp, algorithms as strategies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def strategy(algorithm: Algorithm, model: nn.Module | Task | None = None, **settings: Any) -> Strategy:
-    """An algorithm's server half as a Flower strategy, for those who keep their own ClientApps.
+    """Return an algorithm's server half as a Flower strategy, for your own ClientApps.
 
     See `fedloom.flower.strategies.make` for the settings.
     """

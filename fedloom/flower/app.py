@@ -1,4 +1,4 @@
-"""`fedloom flower app`: an experiment as a Flower app, for anybody with a SuperLink and SuperNodes."""
+"""`fedloom flower app`: write an experiment as a Flower app for a SuperLink and SuperNodes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ app = {module}_app(Path(__file__).parent)
 
 
 def write_app(experiment: Experiment, folder: Path) -> list[str]:
-    """Write the app's files; what was left out of the experiment is told."""
+    """Write the app's files, and return notes about what was left out of the experiment."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder} exists and is not an empty folder: choose another for the app.")
+        raise InputError(f"{folder} exists and is not an empty folder: choose another one for the app.")
     experiment, notes = federated(experiment)
     values = experiment.resolved()
     values["data"] = {
@@ -73,24 +73,27 @@ def _project(name: str) -> dict[str, Any]:
 
 
 def _may_be_path(experiment: Experiment, key: str) -> bool:
-    """A column or a source may have the name of a folder; only loaders of somebody's own do not say what is a path."""
+    """Return whether a value may be a path: keys of type Path, and all keys of your own loader.
+
+    Other values, such as a column, may only look like a path because a folder has the same name.
+    """
     own = user_code.is_code(experiment.data.source)
     return key != "source" and (own or isinstance(getattr(experiment.source, key, None), Path))
 
 
 def _absolute(value: Any, base: Path) -> Any:
-    """A path of this machine, if that is what a value is: the app will be unpacked elsewhere."""
+    """Make a value absolute if it is a path that exists here: the app will be unpacked elsewhere."""
     path = base / value if isinstance(value, str) and value else None
     return str(path.resolve()) if path is not None and path.exists() else value
 
 
 def _copy_code(name: str, base: Path, folder: Path) -> None:
-    """Somebody's own code travels in the app; sites whose policy does not name it refuse it nevertheless."""
+    """Copy your own code into the app. A site still refuses it unless its policy names it."""
     file = user_code.code_file(name, base) if user_code.is_code(name) else None
     if file is None:
         return
     if not file.is_relative_to(base.resolve()):
-        raise InputError(f"'{name}' is outside of the experiment's folder {base}, and cannot travel in an app.")
+        raise InputError(f"'{name}' is outside the experiment's folder {base}, so it cannot be copied into the app.")
     target = folder / file.relative_to(base.resolve())
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(file, target)

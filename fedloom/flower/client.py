@@ -1,6 +1,6 @@
-"""The ClientApp: Flower starts a process for every message, so it hands the message to a worker that is warm.
+"""The ClientApp. Flower starts a process for every message; this process passes the message to a running worker.
 
-Without a worker the process does the work itself: it loads torch, the model and the data, answers, and is gone.
+Without a worker it does the work itself: it loads torch, the model and the data, answers, and ends.
 """
 
 from __future__ import annotations
@@ -17,42 +17,44 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedloom.errors import FedloomError, InputError, StoreError
-from fedloom.flower.messages import Letter
+from fedloom.flower.messages import Payload
 from fedloom.flower.paths import data_mark, state_folder, worker_address
 
-PATIENCE = 120.0  # seconds that a worker may take to get ready
+WORKER_START_SECONDS = 120.0  # how long a worker may take to start
 
 
 def client_app(app: Path) -> ClientApp:
-    """The ClientApp of an app's folder."""
+    """Return the ClientApp of an app's folder."""
     made = ClientApp()
 
     def reply(message: Message, context: Context) -> Message:
-        return Message(answer(app, Letter.read(message.content), context.node_config).content(), reply_to=message)
+        return Message(
+            answer(app, Payload.from_record(message.content), context.node_config).to_record(), reply_to=message
+        )
 
     for kind in (made.query, made.train, made.evaluate):
         kind()(reply)
     return made
 
 
-def answer(app: Path, letter: Letter, config: Mapping[str, Any]) -> Letter:
-    """What this node answers; a mistake in its settings is an answer too, for the ServerApp to show."""
+def answer(app: Path, payload: Payload, config: Mapping[str, Any]) -> Payload:
+    """Return this node's answer. An error in its settings is an answer too, which the ServerApp shows."""
     try:
         state = state_folder(config)
-        end = time.monotonic() + PATIENCE
-        found = _by_worker(app, config, state, letter)
-        while found is None:
-            found = _alone(app, config, state, letter, waiting=time.monotonic() < end)
-            found = found or _by_worker(app, config, state, letter)
-        return found
+        end = time.monotonic() + WORKER_START_SECONDS
+        result = _ask_worker(app, config, state, payload)
+        while result is None:
+            result = _answer_here(app, config, state, payload, waiting=time.monotonic() < end)
+            result = result or _ask_worker(app, config, state, payload)
+        return result
     except FedloomError as error:
         print(f"error: {error}", flush=True)
-        return Letter({"failure": str(error)})
+        return Payload({"failure": str(error)})
 
 
-def _alone(app: Path, config: Mapping[str, Any], state: Path, letter: Letter, waiting: bool) -> Letter | None:
-    """The answer of this process; none while a worker holds the node's state and is not ready yet."""
-    from fedloom.flower.worker import Worker, seat
+def _answer_here(app: Path, config: Mapping[str, Any], state: Path, payload: Payload, waiting: bool) -> Payload | None:
+    """Return this process's own answer, or None while a worker that is still starting holds the node's state."""
+    from fedloom.flower.worker import Worker, site_for
     from fedloom.network.agent.enrolment import claimed
 
     with ExitStack() as stack:
@@ -62,11 +64,11 @@ def _alone(app: Path, config: Mapping[str, Any], state: Path, letter: Letter, wa
             if waiting:
                 return None
             raise
-        return Worker(seat(app, config), state).answer(letter)
+        return Worker(site_for(app, config), state).answer(payload)
 
 
-def _by_worker(app: Path, config: Mapping[str, Any], state: Path, letter: Letter) -> Letter | None:
-    """The answer of the worker beside this node, if there is one."""
+def _ask_worker(app: Path, config: Mapping[str, Any], state: Path, payload: Payload) -> Payload | None:
+    """Return the answer of the worker of this node, or None if there is none."""
     address = worker_address(state)
     if address is None:
         return None
@@ -75,9 +77,9 @@ def _by_worker(app: Path, config: Mapping[str, Any], state: Path, letter: Letter
             if address[2] != data_mark(app, config):
                 raise InputError(
                     f"The worker with the state folder {state} was started for an app with other data: "
-                    "end it and start it for this one."
+                    "stop it and start it for this app."
                 )
-            letter.send(connection)
-            return Letter.receive(connection)
-    except (OSError, EOFError, AuthenticationError):  # it ended: this process can do the work too
+            payload.send(connection)
+            return Payload.receive(connection)
+    except (OSError, EOFError, AuthenticationError):  # the worker ended, and this process can do the work too
         return None

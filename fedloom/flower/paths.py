@@ -1,4 +1,4 @@
-"""Where fedloom keeps things on a machine that runs Flower, found from a SuperNode's --node-config. No torch here."""
+"""Folders of fedloom on a machine that runs Flower, derived from a SuperNode's --node-config. Does not import torch."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ADDRESS = "worker.json"  # in the state folder: where the worker listens, and the secret that it wants to hear
+ADDRESS = "worker.json"  # in the state folder: the worker's socket and its secret
 
 
 def default_folder() -> Path:
-    """Beside Flower's own files."""
+    """Return the folder beside Flower's own files."""
     return Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr").expanduser() / "fedloom"
 
 
 def partition(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Which part of the experiment's own clients a node hosts: number and count, if it is no site of its own."""
+    """Return number and count of the part of the clients that a node hosts, or None if it has a site file."""
     if "partition-id" not in config:
         return None
     number, count = config["partition-id"], config.get("num-partitions")
@@ -40,7 +40,7 @@ def partition(config: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def state_folder(config: Mapping[str, Any]) -> Path:
-    """Where a node keeps its key and what its clients keep."""
+    """Return the folder for a node's key and its clients' states."""
     if config.get("state"):
         return Path(str(config["state"])).expanduser().resolve()
     if config.get("site"):
@@ -56,7 +56,7 @@ def state_folder(config: Mapping[str, Any]) -> Path:
 
 
 def data_mark(app: Path, config: Mapping[str, Any]) -> str:
-    """What the data of a rehearsal is made of, as a hash: another app may have other data. Sites have their own."""
+    """Return a hash of the settings and code of a rehearsal's data: another app may have other data. "" for a site."""
     if config.get("site"):
         return ""
     data = tomllib.loads((app / "experiment.toml").read_text(encoding="utf-8"))["data"]
@@ -66,7 +66,7 @@ def data_mark(app: Path, config: Mapping[str, Any]) -> str:
 
 
 def worker_address(state: Path) -> tuple[str, bytes, str] | None:
-    """Where the worker of a state folder listens, its secret and its data's mark, if there is one."""
+    """Return socket, secret and data mark of the worker of a state folder, or None if there is none."""
     try:
         found = json.loads((state / ADDRESS).read_text())
         return str(found["socket"]), bytes.fromhex(found["secret"]), str(found["data"])

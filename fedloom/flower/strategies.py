@@ -1,8 +1,8 @@
-"""fedloom's server halves as Flower strategies, for ClientApps that train as they like and send weights back.
+"""fedloom's server halves as Flower strategies, for your own ClientApps that train and send weights back.
 
-Flower's own strategies add up whatever arrives, in the order of arrival. Here a reply that is not finite, has other
-leaves, shapes or kinds of numbers than the model, or a weight that makes no sense is left out with a reason; the rest
-is added up in the order of the nodes' numbers; and a round with too few of them changes nothing.
+Flower's own strategies add up every reply, in the order of arrival. Here a reply is left out, with a reason, if it is
+not finite, if its leaves, shapes or dtypes differ from the model, or if its weight is invalid. The rest is added up in
+the order of the nodes' numbers. A round with too few valid replies changes nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fedloom.task import Task
 from fedloom.training.local import Groups
 from fedloom.tree import Tree, select, stack, sub
 
-BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # what batch normalisation calls them
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # names of the buffers of batch normalisation
 
 
 def make(
@@ -48,10 +48,10 @@ def make(
     weight_cap: float = 1e9,
     **settings: Any,
 ) -> Strategy:
-    """A strategy; `settings` are those of Flower's FedAvg strategy, such as fraction_train and min_train_nodes.
+    """Make a strategy. `settings` are those of Flower's FedAvg strategy, such as fraction_train and min_train_nodes.
 
-    `model` says which leaves are parameters: it may be left out where all of them are. `quorum` is the fewest valid
-    replies for a round to count, as a share of the nodes that were asked or as a number above 1.
+    `model` shows which leaves are parameters; you can leave it out if all are. `quorum` is the number of valid replies
+    that a round needs: a share of the nodes in the round, or a number above 1.
     """
     if not isinstance(algorithm, Algorithm):
         raise InputError(f"A strategy needs an algorithm, such as fedloom.FedAvg(). Got {algorithm!r} instead.")
@@ -61,22 +61,22 @@ def make(
     if not fits(algorithm):
         known = sorted(name for name, kind in ALGORITHMS.items() if fits_class(kind))
         raise InputError(
-            f"{type(algorithm).__name__}{_why(algorithm)} needs more of a client than to train and send its weights: "
-            "`fedloom flower app` writes an app whose ClientApp has the client half. As strategies for ClientApps of "
-            f"your own there are {', '.join(known)}."
+            f"{type(algorithm).__name__}{_why(algorithm)} needs its own client half, not only trained weights: "
+            "`fedloom flower app` writes an app whose ClientApp has it. Strategies for your own ClientApps: "
+            f"{', '.join(known)}."
         )
     sampling = Sampling(quorum=quorum)
     return Strategy(algorithm, model, sampling, Limits(norm_bound, weight_cap), **settings)
 
 
 def fits_class(kind: type[Algorithm]) -> bool:
-    """Whether clients only train and send weights; FedProx's clients are told mu, as Flower's own strategy does it."""
+    """Return whether clients only train and send weights. FedProx sends them mu, as Flower's own strategy does."""
     same = {"client", "answer", "fit", "average", "correct"} - ({"correct"} if issubclass(kind, FedProx) else set())
     return issubclass(kind, FedAvg) and all(getattr(kind, name) is getattr(FedAvg, name) for name in same)
 
 
 def fits(algorithm: Algorithm) -> bool:
-    """The same for an algorithm with its settings: clients that are weighed by their scores must send them."""
+    """Return the same for an algorithm with its settings: weights by score need clients that send scores."""
     return fits_class(type(algorithm)) and getattr(algorithm, "weights", "") in ("examples", "uniform")
 
 
@@ -86,7 +86,7 @@ def _why(algorithm: Algorithm) -> str:
 
 @dataclass(frozen=True)
 class _Leaves:
-    """As much of a task as a server half looks at."""
+    """The part of a task that a server half reads."""
 
     trainable: tuple[str, ...]
 
@@ -103,7 +103,7 @@ class _Leaves:
 
 @dataclass(frozen=True)
 class _Replies(Backend):
-    """A backend whose clients have answered already."""
+    """A backend whose clients have already answered."""
 
     update: Update
     count: int
@@ -114,7 +114,7 @@ class _Replies(Backend):
 
 
 class Strategy(FlowerFedAvg):
-    """An algorithm's server half."""
+    """An algorithm's server half as a Flower strategy."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class Strategy(FlowerFedAvg):
     def _accepted(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[list[RecordDict], list[Tree], list[float]]:
-        """The replies that may be added up, in the order of their nodes; the others are told about."""
+        """Return the valid replies in the order of their nodes, and log the others."""
         self.rejected = []
         accepted, trees, examples = [], [], []
         form = Template({"model": {n: (tuple(leaf.shape), leaf.dtype) for n, leaf in self.state["model"].items()}}, {})
@@ -226,22 +226,19 @@ class Strategy(FlowerFedAvg):
             raise Rejected("weight", f"'{self.weighted_by_key}' must be one number")
         try:
             return _tree(arrays[0]), float(weight)
-        except Exception as error:  # the bytes are somebody else's, and NumPy's reader raises many kinds
+        except Exception as error:  # the bytes are not ours, and NumPy's reader raises many kinds
             raise Rejected("malformed", f"its arrays cannot be read: {error}") from None
 
 
 def _check_same_leaves(task: Task, model: Tree) -> None:
-    """Leaves of another model would be averaged, but never take the server's step."""
+    """Refuse the leaves of another model: they would be averaged, but never take the server's step."""
     different = sorted(task.initial().keys() ^ model.keys())
     if different:
-        raise InputError(
-            "The arrays are not those of the model that the strategy was given: "
-            f"'{different[0]}' is in one of them only."
-        )
+        raise InputError(f"The arrays do not match the model of the strategy: only one of them has '{different[0]}'.")
 
 
 def _comparable(replies: Sequence[RecordDict]) -> list[RecordDict]:
-    """The replies with those metrics that all of them have, in the same form: others have no mean."""
+    """Keep only the metrics that all replies have in the same form: others have no mean."""
     records = [next(iter(reply.metric_records.values())) for reply in replies]
     forms = [{(key, len(value) if isinstance(value, list) else None) for key, value in r.items()} for r in records]
     common = {key for key, _ in set.intersection(*forms)}

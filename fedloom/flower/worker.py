@@ -1,7 +1,7 @@
-"""`fedloom flower worker`: a long-lived process beside a SuperNode that keeps torch, the model and the data warm.
+"""`fedloom flower worker`: a long-lived process beside a SuperNode that keeps torch, the model and the data loaded.
 
-It is an agent as `fedloom join` starts it, with the same policy, audit log and state folder; only its link is another:
-what it is sent comes out of a letter, and what it says goes into one.
+It is the agent of `fedloom join`, with the same policy, audit log and state folder. Only its link differs: it reads
+requests from a payload and writes answers into one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedloom import machine
 from fedloom.errors import FedloomError, InputError
 from fedloom.experiment import experiment_file
 from fedloom.experiment.plan import Plan
-from fedloom.flower.messages import Letter
+from fedloom.flower.messages import Payload
 from fedloom.flower.paths import ADDRESS, partition
 from fedloom.network.agent.agent import Agent
 from fedloom.network.agent.connection import Link
@@ -35,8 +35,8 @@ from fedloom.network.protocol.messages import Failure, Hello
 from fedloom.network.protocol.tensors import Parcel
 
 
-def seat(app: Path, config: Mapping[str, Any]) -> Site:
-    """Whose data a node has: a site's own, or some clients of the app's experiment."""
+def site_for(app: Path, config: Mapping[str, Any]) -> Site:
+    """Return the site of a node: the one of its file, or in a rehearsal some clients of the app's experiment."""
     if config.get("site"):
         return load_site(Path(str(config["site"])).expanduser())
     part = partition(config)
@@ -51,20 +51,20 @@ def seat(app: Path, config: Mapping[str, Any]) -> Site:
     return site_of(rehearsal(experiment, name, range(number, clients, count)), app / name)
 
 
-class Letterbox(Link):
-    """An agent's link that leads into letters."""
+class PayloadLink(Link):
+    """An agent's link that reads and writes payloads instead of HTTP."""
 
     def __init__(self) -> None:
-        self.empty(Letter({}))
+        self.reset(Payload({}))
 
-    def empty(self, letter: Letter) -> None:
-        self.letter = letter
+    def reset(self, payload: Payload) -> None:
+        self.payload = payload
         self.hello: Hello | None = None
         self.answers: list[bytes] = []
         self.failures: list[Failure] = []
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is no connection."""
 
     def post(self, path: str, message: BaseModel | Parcel) -> Any:
         if isinstance(message, Hello):
@@ -77,18 +77,18 @@ class Letterbox(Link):
 
     @contextmanager
     def stream(self, path: str) -> Iterator[Any]:
-        """What the coordinator's port would send: an ask with its tensors, or initial weights."""
+        """Yield what the coordinator would send: an ask with its tensors, or initial weights."""
         if path.startswith("/v1/work"):
-            ask = self.letter.header["ask"]
-            needed = {part["sha256"]: self.letter.bodies[part["sha256"]] for part in ask["parts"]}
+            ask = self.payload.header["ask"]
+            needed = {part["sha256"]: self.payload.bodies[part["sha256"]] for part in ask["parts"]}
             header = json.dumps({**ask, "missing": list(needed)}).encode()
             yield _Reply([len(header).to_bytes(4, "little"), header, *needed.values()])
         else:
-            yield _Reply([self.letter.bodies[path.rpartition("/")[2]]])
+            yield _Reply([self.payload.bodies[path.rpartition("/")[2]]])
 
 
 class _Reply:
-    """As much of an HTTP reply as an agent looks at."""
+    """The parts of an HTTP reply that an agent reads."""
 
     status_code = 200
 
@@ -101,69 +101,68 @@ class _Reply:
 
 
 class Worker:
-    """Answers letters with the data of one site."""
+    """Answers payloads with the data of one site."""
 
     def __init__(self, site: Site, state: Path, tell: Callable[[str], None] = print) -> None:
         self.site, self.state = site, state
-        self.box = Letterbox()
-        self.agent = Agent(site, state, tell=tell, link=self.box)
+        self.link = PayloadLink()
+        self.agent = Agent(site, state, tell=tell, link=self.link)
 
-    def answer(self, letter: Letter) -> Letter:
-        """What this site says to a plan or to an ask."""
-        self.box.empty(letter)
+    def answer(self, payload: Payload) -> Payload:
+        """Return this site's answer to a plan or to an ask."""
+        self.link.reset(payload)
         try:
             with machine.computing():
-                if "plan" in letter.header:
-                    return self._hello(letter.header["plan"])
-                self._obey(letter)
-        except Exception as error:  # whatever a model or a full disk raises is shown on both sides
+                if "plan" in payload.header:
+                    return self._hello(payload.header["plan"])
+                self._perform(payload)
+        except Exception as error:  # models, data and disks raise all kinds; both sides show them
             if not isinstance(error, FedloomError):
                 self.agent.tell(f"error: {traceback.format_exc()}")
-            return Letter({"failure": short_traceback(error)})
-        failures = [failure.model_dump(mode="json") for failure in self.box.failures]
-        return Letter({"failures": failures}, {str(number): body for number, body in enumerate(self.box.answers)})
+            return Payload({"failure": short_traceback(error)})
+        failures = [failure.model_dump(mode="json") for failure in self.link.failures]
+        return Payload({"failures": failures}, {str(number): body for number, body in enumerate(self.link.answers)})
 
-    def _obey(self, letter: Letter) -> None:
-        for why in letter.header.get("rejected", []):
+    def _perform(self, payload: Payload) -> None:
+        for why in payload.header.get("rejected", []):
             self.agent.tell(f"The ServerApp rejected an answer ({why})")
             self.agent.audit.write("rejected", why=why)
-        self._recall(str(letter.header["run"]))
-        ask = self.agent.parts.next_ask(self.box)
+        self._prepare_run(str(payload.header["run"]))
+        ask = self.agent.parts.next_ask(self.link)
         assert not isinstance(ask, str)
         self.agent.obey(ask)
         assert self.agent.performer is not None
         self.agent.performer.versions.remember()
 
-    def _hello(self, offer: Mapping[str, Any]) -> Letter:
+    def _hello(self, offer: Mapping[str, Any]) -> Payload:
         self.agent.prepare(offer)
-        assert self.box.hello is not None
-        write_private(self._plan(str(offer["run"])), json.dumps(offer).encode())
-        hello = self.box.hello.model_dump(mode="json")
-        return Letter({"hello": hello, "name": self.site.name, "key": self.agent.signer.public})
+        assert self.link.hello is not None
+        write_private(self._plan_file(str(offer["run"])), json.dumps(offer).encode())
+        hello = self.link.hello.model_dump(mode="json")
+        return Payload({"hello": hello, "name": self.site.name, "key": self.agent.signer.public})
 
-    def _recall(self, run: str) -> None:
-        """Be ready for this run: a process that was just started finds on its disk what it was told before."""
+    def _prepare_run(self, run: str) -> None:
+        """Prepare this run. A process that just started reads the plan from its disk."""
         performer = self.agent.performer
         if performer is not None and performer.prepared.offer["run"] == run:
             return
         try:
-            offer = json.loads(self._plan(run).read_text())
+            offer = json.loads(self._plan_file(run).read_text())
         except (OSError, ValueError):
             raise InputError(
-                f"{self.site.name} was asked to work on a run that it does not know: its state folder {self.state} was "
-                "moved or deleted."
+                f"{self.site.name} got work of an unknown run: its state folder {self.state} was moved or deleted."
             ) from None
         self.agent.prepare(offer)
 
-    def _plan(self, run: str) -> Path:
+    def _plan_file(self, run: str) -> Path:
         if not run.isalnum():
             raise InputError("The run has no valid name.")
         return self.state / "plans" / f"{run}.json"
 
 
 def serve(worker: Worker, tell: Callable[[str], None], data: str = "") -> None:
-    """Answer ClientApps of this machine and user, one after the other, until the process is ended."""
-    folder = Path(tempfile.mkdtemp(prefix="fedloom-"))  # short: a socket's path may have a hundred characters
+    """Answer ClientApps of this machine and user, one after the other, until the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="fedloom-"))  # a short path: sockets allow about a hundred characters
     secret = secrets.token_bytes(32)
     try:
         with Listener(str(folder / "worker"), family="AF_UNIX", authkey=secret) as listener:
@@ -173,9 +172,9 @@ def serve(worker: Worker, tell: Callable[[str], None], data: str = "") -> None:
             while True:
                 try:
                     with listener.accept() as connection:
-                        worker.answer(Letter.receive(connection)).send(connection)
+                        worker.answer(Payload.receive(connection)).send(connection)
                 except (OSError, EOFError, AuthenticationError, ValueError) as error:
-                    tell(f"A ClientApp went away: {type(error).__name__}.")
+                    tell(f"A ClientApp disconnected: {type(error).__name__}.")
     finally:
         (worker.state / ADDRESS).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)

@@ -20,10 +20,10 @@ from fedloom.flower.app import write_app
 from tests.network.conftest import free_port, wait_for, write_toml
 
 if TYPE_CHECKING:
-    from fedloom.flower.messages import Letter  # needs Flower, which need not be installed
+    from fedloom.flower.messages import Payload  # needs Flower, which need not be installed
 
 VALUES: dict[str, Any] = {
-    "name": "fleet",
+    "name": "digits",
     "rounds": 2,
     "data": {"source": "digits", "partition": {"name": "iid", "clients": 4}},
     "task": {"model": "digits_mlp"},
@@ -40,40 +40,40 @@ def app_of(folder: Path, values: dict[str, Any]) -> Path:
     return folder / "app"
 
 
-class Room:
+class FakeGrid:
     """A Grid whose nodes answer at once."""
 
     def __init__(self) -> None:
-        self.nodes: dict[int, Callable[[Letter], Letter]] = {}
+        self.nodes: dict[int, Callable[[Payload], Payload]] = {}
         self.waiting: dict[str, Any] = {}
-        self.letters: list[tuple[int, Letter]] = []
+        self.payloads: list[tuple[int, Payload]] = []
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.nodes)
 
     def push_messages(self, messages: Iterable[Any]) -> list[str]:
-        from fedloom.flower.messages import Letter
+        from fedloom.flower.messages import Payload
 
         made = []
         for message in messages:
-            number, node = f"message {len(self.letters)}", message.metadata.dst_node_id
-            letter = Letter.read(message.content)
-            self.letters.append((node, letter))
+            number, node = f"message {len(self.payloads)}", message.metadata.dst_node_id
+            payload = Payload.from_record(message.content)
+            self.payloads.append((node, payload))
             made.append(number)
             if node in self.nodes:
-                self.waiting[number] = (self.nodes[node], letter)
+                self.waiting[number] = (self.nodes[node], payload)
         return made
 
     def pull_messages(self, numbers: Iterable[str]) -> list[Any]:
         replies = []
         for number in [number for number in numbers if number in self.waiting]:
-            answer, letter = self.waiting.pop(number)
+            answer, payload = self.waiting.pop(number)
             reply: Any = SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=number))
             try:
-                found = answer(letter)
+                found = answer(payload)
                 if found is None:  # it never answers
                     continue
-                reply.content, reply.has_error = found.content(), lambda: False
+                reply.content, reply.has_error = found.to_record(), lambda: False
             except RuntimeError as error:  # as Flower tells about a ClientApp that failed
                 reply.error, reply.has_error = SimpleNamespace(reason=str(error)), lambda: True
             replies.append(reply)
@@ -91,21 +91,23 @@ def identity(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> Callable[..., tuple[Room, Path]]:
+def fake_grid(tmp_path: Path) -> Callable[..., tuple[FakeGrid, Path]]:
     """Two nodes in this process, and the app that they have."""
-    from fedloom.flower.worker import Worker, seat
+    from fedloom.flower.worker import Worker, site_for
 
-    def make(values: dict[str, Any] = VALUES) -> tuple[Room, Path]:
-        app, made = app_of(tmp_path, values), Room()
+    def make(values: dict[str, Any] = VALUES) -> tuple[FakeGrid, Path]:
+        app, made = app_of(tmp_path, values), FakeGrid()
         for number in range(2):
             config = {"partition-id": number, "num-partitions": 2}
-            made.nodes[number + 7] = Worker(seat(app, config), tmp_path / f"state-{number}", lambda text: None).answer
+            made.nodes[number + 7] = Worker(
+                site_for(app, config), tmp_path / f"state-{number}", lambda text: None
+            ).answer
         return made, app
 
     return make
 
 
-class Fleet:
+class FlowerProcesses:
     """A SuperLink and SuperNodes, as real processes."""
 
     def __init__(self, folder: Path, keys: bool = False) -> None:
@@ -199,13 +201,13 @@ class Fleet:
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
-    made: list[Fleet] = []
+def flower_processes(tmp_path: Path) -> Iterator[Callable[..., FlowerProcesses]]:
+    made: list[FlowerProcesses] = []
 
-    def make(keys: bool = False) -> Fleet:
+    def make(keys: bool = False) -> FlowerProcesses:
         if keys and shutil.which("ssh-keygen") is None:
             pytest.skip("ssh-keygen, which makes the nodes' keys, is not installed")
-        made.append(Fleet(tmp_path, keys))
+        made.append(FlowerProcesses(tmp_path, keys))
         return made[-1]
 
     yield make

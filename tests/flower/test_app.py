@@ -66,7 +66,7 @@ def test_code_from_elsewhere_cannot_travel(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text("import torch\n\ndef net():\n    return torch.nn.Linear(2, 2)\n")
     (tmp_path / "here").mkdir()
     file = write_toml(tmp_path / "here" / "experiment.toml", {**VALUES, "task": {"model": "../net.py:net"}})
-    with pytest.raises(InputError, match=r"outside of the experiment's folder"):
+    with pytest.raises(InputError, match=r"outside the experiment's folder"):
         write_app(load(file), tmp_path / "app")
 
 

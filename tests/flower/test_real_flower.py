@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedloom[flower]'")
 
-from tests.flower.conftest import THREE, VALUES, Fleet, app_of
+from tests.flower.conftest import THREE, VALUES, FlowerProcesses, app_of
 from tests.network.conftest import serial_weights, wait_for, weights
 
 PROJECT = """
@@ -85,33 +85,33 @@ def evaluate(message, context):
 
 
 def test_two_supernodes_give_the_bits_of_the_serial_backend_and_run_a_strategy(
-    fleet: Callable[..., Fleet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flower_processes: Callable[..., FlowerProcesses], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = {**VALUES, "algorithm": THREE}
-    app, world = app_of(tmp_path, values), fleet()
-    world.superlink()
+    app, flower = app_of(tmp_path, values), flower_processes()
+    flower.superlink()
     for number in range(2):
-        world.supernode(number, f"partition-id={number} num-partitions=2")
+        flower.supernode(number, f"partition-id={number} num-partitions=2")
     # one node has a worker beside it, the other one does everything in the processes that Flower starts
-    world.start("worker", "fedloom", "flower", "worker", app, "--partition-id", "0", "--num-partitions", "2")
-    wait_for(lambda: "Ready for the SuperNode" in world.log("worker"), 300)
+    flower.start("worker", "fedloom", "flower", "worker", app, "--partition-id", "0", "--num-partitions", "2")
+    wait_for(lambda: "Ready for the SuperNode" in flower.log("worker"), 300)
     out = tmp_path / "run"
-    said = world.flwr("run", app, "here", "--stream", "--run-config", f"out='{out}'")
-    assert "partition-1 is ready, with 2 client(s)" in said, said + world.log("node-1")
+    said = flower.flwr("run", app, "here", "--stream", "--run-config", f"out='{out}'")
+    assert "partition-1 is ready, with 2 client(s)" in said, said + flower.log("node-1")
     assert weights(out) == serial_weights(values, tmp_path / "serial"), said
-    assert "Ready: 2 client(s)" in world.log("worker")
-    assert "Ready: 2 client(s)" in world.log("node-1")
-    assert "Ready: 2 client(s)" not in world.log("node-0")
-    _run_a_strategy(world, tmp_path, monkeypatch)
+    assert "Ready: 2 client(s)" in flower.log("worker")
+    assert "Ready: 2 client(s)" in flower.log("node-1")
+    assert "Ready: 2 client(s)" not in flower.log("node-0")
+    _run_a_strategy(flower, tmp_path, monkeypatch)
 
 
-def _run_a_strategy(world: Fleet, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _run_a_strategy(flower: FlowerProcesses, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other way round: a quick-start app with a strategy of ours, against the same computed here."""
     app = folder / "quick"
     app.mkdir()
     for name, text in (("pyproject.toml", PROJECT), ("quick_server.py", SERVER), ("quick_client.py", CLIENT)):
         (app / name).write_text(text)
-    said = world.flwr("run", app, "here", "--stream", "--run-config", f"out='{folder / 'quick.npz'}'")
+    said = flower.flwr("run", app, "here", "--stream", "--run-config", f"out='{folder / 'quick.npz'}'")
     assert (folder / "quick.npz").is_file(), said
     monkeypatch.syspath_prepend(str(app))
     import quick_client  # type: ignore[import-not-found]
@@ -139,22 +139,22 @@ def _run_a_strategy(world: Fleet, folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_killed_superlink_and_worker_lose_nothing_with_tls_and_node_keys(
-    fleet: Callable[..., Fleet], tmp_path: Path
+    flower_processes: Callable[..., FlowerProcesses], tmp_path: Path
 ) -> None:
     values = {**VALUES, "rounds": 3, "algorithm": {"scaffold": {}}}
-    app, world = app_of(tmp_path, values), fleet(keys=True)
-    link, out = world.superlink(), tmp_path / "run"
+    app, flower = app_of(tmp_path, values), flower_processes(keys=True)
+    link, out = flower.superlink(), tmp_path / "run"
     for number in range(2):
-        world.supernode(number, f"partition-id={number} num-partitions=2")
+        flower.supernode(number, f"partition-id={number} num-partitions=2")
         part = ("--partition-id", str(number), "--num-partitions", "2")
-        world.start(f"worker-{number}", "fedloom", "flower", "worker", app, *part)
-        wait_for(lambda number=number: "Ready for the SuperNode" in world.log(f"worker-{number}"), 300)
-    world.flwr("run", app, "here", "--run-config", f"out='{out}'")
+        flower.start(f"worker-{number}", "fedloom", "flower", "worker", app, *part)
+        wait_for(lambda number=number: "Ready for the SuperNode" in flower.log(f"worker-{number}"), 300)
+    flower.flwr("run", app, "here", "--run-config", f"out='{out}'")
     wait_for(lambda: list(out.glob("cells/*/round-000001.json")), 300)
-    for killed in (link, world.processes["worker-0"]):  # its node now does what it is asked by itself
+    for killed in (link, flower.processes["worker-0"]):  # its node now does what it is asked by itself
         os.kill(killed.pid, 9)
         killed.wait()
-    world.superlink()
-    said = world.flwr("run", app, "here", "--stream", "--run-config", f"out='{out}'")
+    flower.superlink()
+    said = flower.flwr("run", app, "here", "--stream", "--run-config", f"out='{out}'")
     assert weights(out) == serial_weights(values, tmp_path / "serial"), said
-    assert "Ready: 2 client(s)" in world.log("node-0")
+    assert "Ready: 2 client(s)" in flower.log("node-0")

@@ -1,0 +1,31 @@
+"""The worker beside a SuperNode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedloom[flower]'")
+
+from fedloom.flower import server
+from fedloom.flower.messages import Payload
+from tests.flower.conftest import FakeGrid
+
+Grids = Callable[..., tuple[FakeGrid, Path]]
+
+
+def run(fake_grid: FakeGrid, app: Path, folder: Path, **config: Any) -> None:
+    server.run(app, fake_grid, {"out": str(folder), **config})  # type: ignore[arg-type]
+
+
+def test_nonsense_does_not_end_a_worker(fake_grid: Grids) -> None:
+    made, _ = fake_grid()
+    for header, words in (
+        ({"plan": {}}, "does not have the form"),
+        ({"nonsense": 1}, "KeyError"),
+        ({"run": "unknown", "ask": {}}, "work of an unknown run"),
+    ):
+        assert words in made.nodes[7](Payload(header)).header["failure"]
