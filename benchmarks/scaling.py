@@ -203,7 +203,7 @@ def mean(options: argparse.Namespace) -> tuple[str, list[str], Rows, Any]:
     import torch
 
     from fedloom.aggregation import means
-    from fedloom.models import MnistCNN
+    from fedloom.models.mnist_cnn import MnistCNN
 
     torch.set_num_threads(1)
     updates = 100

@@ -9,6 +9,8 @@ from torch.nn.functional import relu
 class DigitsMLP(nn.Module):
     """Dense 64-32-10 with ReLU, for the 8 × 8 digits of scikit-learn."""
 
+    inputs = (64,)  # the shape of an example
+
     def __init__(self) -> None:
         super().__init__()
         self.hidden = nn.Linear(64, 32)

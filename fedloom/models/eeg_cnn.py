@@ -17,6 +17,8 @@ SMALLEST = 1e-6  # stands in for a power of zero, whose logarithm would be infin
 class EegCNN(nn.Module):
     """Convolutions over time and electrodes, their power, and a dense layer of 2, for EEG trials of 64 × 256."""
 
+    inputs = (ELECTRODES, SAMPLES)  # the shape of an example
+
     # The first two convolutions have no activation between them, so together they are one convolution whose kernel is a
     # product of theirs. With `composed` it is computed so: the same function of the same parameters with the same
     # gradients, but without 30 maps of 64 × 232 values in between; and under vmap over individuals, whose kernels alone

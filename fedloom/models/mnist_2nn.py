@@ -9,6 +9,8 @@ from torch.nn.functional import relu
 class Mnist2NN(nn.Module):
     """Dense 784-200-200-10 with ReLU, for MNIST."""
 
+    inputs = (1, 28, 28)  # the shape of an example
+
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(784, 200)

@@ -9,6 +9,8 @@ from torch.nn.functional import max_pool2d, relu
 class MnistCNN(nn.Module):
     """Two 5 × 5 convolutions of 32 and 64 channels, each with ReLU and pooling, then dense 512-10, for MNIST."""
 
+    inputs = (1, 28, 28)  # the shape of an example
+
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Conv2d(1, 32, 5, padding=2)

@@ -9,6 +9,8 @@ from torch.nn.functional import max_pool2d, relu
 class NaturalImagesCNN(nn.Module):
     """Five 3 × 3 convolutions (32-64, pool, 128, pool, 128, pool, 256), dense 256-8, for RGB pictures of 80 × 80."""
 
+    inputs = (3, 80, 80)  # the shape of an example
+
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Conv2d(3, 32, 3)

@@ -18,6 +18,8 @@ from fedloom.models.mlp import check_sizes
 class NextWordLSTM(nn.Module):
     """Embedding 16, LSTM 64 and a dense layer over 10,000 words: the word that follows some tokens."""
 
+    inputs = (10,)  # the shape of an example
+
     def __init__(
         self,
         vocabulary: int = 10_000,

@@ -38,7 +38,7 @@ from fedloom.task import Task
 from fedloom.training.clients import Clients, Setup
 from fedloom.training.local import Groups
 from fedloom.training.probe import probe
-from tests.backends.test_backends import CASES, MEASURE, Moody, ragged, serial, task
+from tests.backends.test_vector import CASES, MEASURE, Moody, ragged, serial, task
 from tests.conftest import ALL_TRAIN, Dense, facts, federation, last
 
 QUIET = Evaluation(splits=())

@@ -2,17 +2,13 @@
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -22,7 +18,6 @@ from torch import Tensor, nn
 from fedloom.algorithm import Algorithm, Update
 from fedloom.algorithms import ALGORITHMS, FedAvg, LocalOnly
 from fedloom.backends.serial import Serial
-from fedloom.backends.shared_memory import attach, share
 from fedloom.backends.vector import Vector, Workers, cut
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError, TrainingError
@@ -59,15 +54,25 @@ MODELS: dict[str, Any] = {
     "lstm dropout": lambda: Recurrent(layers=2, dropout=0.5),
     "logit": Logit,
 }
+
+
 LIGHT = {"lr": 0.05, "batch_size": 32}
+
+
 CASES: dict[str, Algorithm] = {
     **{name: kind(**LIGHT) for name, kind in ALGORITHMS.items()},
     "fedavg keeps adam": FedAvg(optimizer="adam", lr=0.01, batch_size=32, optimizer_state="keep", epochs=1.5),
     "fedavg stops early": FedAvg(patience=1, epochs=4, clip=0.5, **LIGHT),
     "local keeps momentum": LocalOnly(momentum=0.9, optimizer_state="keep", **LIGHT),
 }
+
+
 FIRST = ("fedavg", "fedsgd", "local", "pooled")
+
+
 ROUNDS = 2
+
+
 MEASURE = Evaluation(splits=("train", "test"), universal=True)
 
 
@@ -105,7 +110,11 @@ def serial(model: str, case: str, dtype: str) -> list[RoundRecord]:
 
 
 VMAPPED = [(model, case) for model in ("dense", "normed", "pictures") for case in cases(model)] + [("logit", "cocoa")]
+
+
 PLAIN = [("cumulative", "fedavg"), ("lstm", "fedavg"), ("lstm", "fedsgd")]
+
+
 DRAWING = [(model, case) for model in ("rand_like", "lstm dropout") for case in ("fedavg", "fedsgd", "pooled")]
 
 
@@ -205,9 +214,6 @@ def test_backends_that_share_workers_do_not_mix_up_their_data(vector: Callable[.
     for data, backend in ((first, one), (second, other), (first, one)):
         expected = facts(last(fit(data, learnt, algorithm, 1)))
         assert facts(last(fit(data, learnt, algorithm, 1, backend=backend))) == expected
-
-
-# what goes wrong
 
 
 @pytest.fixture
@@ -332,9 +338,6 @@ def test_bad_input_comes_back_from_the_worker_as_bad_input(vector: Callable[...,
     assert caught.value.exit_code == 2
 
 
-# the parts of the vector backend
-
-
 @given(st.lists(st.integers(1, 100), max_size=50), st.integers(1, 12))
 def test_work_is_cut_into_ranges_of_about_equal_cost(costs: list[int], pieces: int) -> None:
     borders = cut(costs, pieces)
@@ -347,117 +350,8 @@ def test_work_is_cut_into_ranges_of_about_equal_cost(costs: list[int], pieces: i
         assert max(loads) <= sum(costs) / pieces + 2 * max(costs)
 
 
-def test_a_federation_is_shared_without_a_change() -> None:
-    extra = federation((5,), seed=2)
-    data = federation((12, 30), server={"test": (extra.x, extra.y)}, scale=0.5, seed=0)
-    data = replace(data, x=data.x[:, ::2], seed=17)  # not contiguous
-    handle = share(data)
-    again = attach(handle)
-    assert torch.equal(again.x, data.x)
-    assert torch.equal(again.y, data.y)
-    assert again.offsets.tolist() == data.offsets.tolist()
-    assert torch.equal(again.server["test"][0], extra.x)
-    assert (again.scale, again.seed, again.classes, again.split) == (0.5, 17, data.classes, data.split)
-    assert [again.name(client) for client in range(3)] == ["client-0", "client-1", "everyone"]
-    assert torch.equal(again.indices(1, "train"), data.indices(1, "train"))
-
-
-def test_what_one_process_writes_by_mistake_stays_there() -> None:
-    data = federation((12,))
-    handle = share(data)
-    attach(handle).x.zero_()
-    assert torch.equal(attach(handle).x, data.x)
-
-
-def test_shared_memory_is_given_back() -> None:
-    handle = share(federation((12,)))
-    path = Path(handle.path)
-    assert path.exists()
-    del handle
-    assert not path.exists()
-
-
-def test_a_client_without_examples_can_be_shared() -> None:
-    empty = Federation(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), np.array([0, 0]))
-    assert attach(share(empty)).x.shape == (0, 3)
-
-
 def test_workers_end_when_they_are_closed(own_workers: Workers) -> None:
     processes = list(own_workers.processes)
     own_workers.close()
     assert all(process.poll() is not None for process in processes)
     own_workers.close()
-
-
-# scripts
-
-SCRIPT = """
-import numpy as np
-import torch
-from torch import nn
-
-import fedloom as fl
-from fedloom import tree
-from fedloom.backends.serial import Serial
-from fedloom.backends.vector import Vector
-from fedloom.training.probe import probe
-
-draws = np.random.default_rng(0)
-x, y = torch.from_numpy(draws.normal(size=(120, 5))).float(), torch.from_numpy(draws.integers(0, 2, 120))
-x[:, 4] = 0.0
-federation = fl.Federation(x, y, np.array([0, 30, 50, 120]), classes=("no", "yes"))
-smoothing = 0.1
-
-
-class Net(nn.Module):
-    def __init__(self, tiny=0.5):
-        super().__init__()
-        self.first = nn.Linear(5, 8)
-        self.last = nn.Linear(8, 2)
-        with torch.no_grad():
-            self.first.weight[:, 4] = tiny
-
-    def forward(self, x):
-        return self.last(torch.relu(self.first(x)))
-
-
-def loss(output, target):
-    return nn.functional.cross_entropy(output, target, label_smoothing=smoothing, reduction="none")
-
-
-class Pull(fl.FedAvg):
-    mu: float = 0.1
-
-    def correct(self, step, shared, own):
-        return tree.add(step.grad, tree.sub(step.params, step.start), scale=self.mu)
-
-
-for tiny in (0.5, 1e-39):
-    task = fl.Task(Net, loss=loss, args={"tiny": tiny})
-    setup = probe(federation, task).setup(group=1)
-    for backend in (Serial(federation, task), Vector(federation, task, setup, workers=2)):
-        for record in fl.fit(federation, task, Pull(batch_size=16, mu=0.3), 2, backend=backend):
-            pass
-        print(tree.sha256(record.state["model"]))
-        backend.close()
-"""
-
-
-@pytest.fixture(scope="module")
-def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What a script prints that has no guard and defines everything inline."""
-    folder = tmp_path_factory.mktemp("script")
-    (folder / "mine.py").write_text(SCRIPT)
-    done = subprocess.run([sys.executable, "mine.py"], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return done.stdout.split()
-
-
-def test_a_script_without_a_guard_runs_on_two_workers(printed: list[str]) -> None:
-    assert len(printed) == 4
-    assert printed[0] == printed[1]
-
-
-def test_numbers_too_small_for_normal_precision_are_treated_alike_by_all_backends(printed: list[str]) -> None:
-    assert printed[2] == printed[3]

@@ -1,0 +1,48 @@
+"""Federations in memory that several processes map."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedloom.backends.shared_memory import attach, share
+from fedloom.data.federation import Federation
+from tests.conftest import (
+    federation,
+)
+
+
+def test_a_federation_is_shared_without_a_change() -> None:
+    extra = federation((5,), seed=2)
+    data = federation((12, 30), server={"test": (extra.x, extra.y)}, scale=0.5, seed=0)
+    data = replace(data, x=data.x[:, ::2], seed=17)  # not contiguous
+    handle = share(data)
+    again = attach(handle)
+    assert torch.equal(again.x, data.x)
+    assert torch.equal(again.y, data.y)
+    assert again.offsets.tolist() == data.offsets.tolist()
+    assert torch.equal(again.server["test"][0], extra.x)
+    assert (again.scale, again.seed, again.classes, again.split) == (0.5, 17, data.classes, data.split)
+    assert [again.name(client) for client in range(3)] == ["client-0", "client-1", "everyone"]
+    assert torch.equal(again.indices(1, "train"), data.indices(1, "train"))
+
+
+def test_what_one_process_writes_by_mistake_stays_there() -> None:
+    data = federation((12,))
+    handle = share(data)
+    attach(handle).x.zero_()
+    assert torch.equal(attach(handle).x, data.x)
+
+
+def test_shared_memory_is_given_back() -> None:
+    handle = share(federation((12,)))
+    path = Path(handle.path)
+    assert path.exists()
+    del handle
+    assert not path.exists()
+
+
+def test_a_client_without_examples_can_be_shared() -> None:
+    empty = Federation(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), np.array([0, 0]))
+    assert attach(share(empty)).x.shape == (0, 3)
