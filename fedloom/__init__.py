@@ -1,4 +1,8 @@
-"""fedloom: train one model across many data holders whose data never moves."""
+"""fedloom: train one model across many data holders whose data never moves.
+
+Every public name, such as `fedloom.run` or `fedloom.FedAvg`, is imported on first use, so that `fedloom --help` does
+not load torch. Algorithms are found in the folder `fedloom/algorithms`.
+"""
 
 from __future__ import annotations
 
@@ -12,47 +16,19 @@ __version__ = "0.1.0"
 prepare_environment()
 
 if TYPE_CHECKING:
-    from fedloom.algorithm import Algorithm, Update
-    from fedloom.algorithms import (
-        FSVRG,
-        IFCA,
-        SNES,
-        SVRG,
-        CoCoA,
-        Ditto,
-        FedAdagrad,
-        FedAdam,
-        FedAvg,
-        FedAvgM,
-        FedBN,
-        FedDyn,
-        FederatedDropout,
-        FedNova,
-        FedProx,
-        FedRep,
-        FedSGD,
-        FedYogi,
-        LocalOnly,
-        Neuroevolution,
-        OpenAIES,
-        Peer,
-        PerFedAvg,
-        Pooled,
-        QFedAvg,
-        RandomSearch,
-        Scaffold,
-        Staged,
-    )
-    from fedloom.data.federation import Federation
-    from fedloom.experiment.run import run
-    from fedloom.federation.cohort import Cohort
-    from fedloom.federation.engine import Evaluation, fit
-    from fedloom.federation.sampling import Sampling
-    from fedloom.task import Task
-    from fedloom.training.local import Step, Training
+    from fedloom.algorithm import Algorithm as Algorithm
+    from fedloom.algorithm import Update as Update
+    from fedloom.data.federation import Federation as Federation
+    from fedloom.experiment.run import run as run
+    from fedloom.federation.cohort import Cohort as Cohort
+    from fedloom.federation.engine import Evaluation as Evaluation
+    from fedloom.federation.engine import fit as fit
+    from fedloom.federation.sampling import Sampling as Sampling
+    from fedloom.task import Task as Task
+    from fedloom.training.local import Step as Step
+    from fedloom.training.local import Training as Training
 
-# public name → where it lives, if it is no algorithm; imported on first use, so that `fedloom --help` loads no torch
-_HOME = {
+_HOME = {  # public name → its module, for everything but algorithms
     "Algorithm": "fedloom.algorithm",
     "Cohort": "fedloom.federation.cohort",
     "Evaluation": "fedloom.federation.engine",
@@ -66,55 +42,17 @@ _HOME = {
     "run": "fedloom.experiment.run",
 }
 
-__all__ = [
-    "Algorithm",
-    "CoCoA",
-    "Cohort",
-    "Ditto",
-    "Evaluation",
-    "FSVRG",
-    "FedAdagrad",
-    "FedAdam",
-    "FedAvg",
-    "FedAvgM",
-    "FedBN",
-    "FedDyn",
-    "FedNova",
-    "FedProx",
-    "FedRep",
-    "FedSGD",
-    "FedYogi",
-    "FederatedDropout",
-    "Federation",
-    "IFCA",
-    "LocalOnly",
-    "Neuroevolution",
-    "OpenAIES",
-    "Peer",
-    "PerFedAvg",
-    "Pooled",
-    "QFedAvg",
-    "RandomSearch",
-    "SNES",
-    "SVRG",
-    "Sampling",
-    "Scaffold",
-    "Staged",
-    "Step",
-    "Task",
-    "Training",
-    "Update",
-    "__version__",
-    "fit",
-    "run",
-]
-
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(import_module(_HOME.get(name, "fedloom.algorithms")), name)
+    if name == "__all__":
+        return __dir__()
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    # only a class can be an algorithm: `from fedloom import tree` must not load all of them
+    if name[:1].isupper() and name in (classes := import_module("fedloom.algorithms").CLASSES):
+        return classes[name]
     raise AttributeError(f"module 'fedloom' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted({*_HOME, *import_module("fedloom.algorithms").CLASSES, "__version__"})

@@ -1,36 +1,54 @@
-"""What an algorithm is: a frozen record of hyper-parameters with both halves of the mathematics, client and server."""
+"""Everything you need to write an algorithm: `from fedloom.algorithm import Algorithm, Update, Clients, Step, add, …`.
+
+An algorithm is a frozen record of hyper-parameters with both halves of the mathematics. The server half is `round`; it
+asks the clients of a `Cohort` to run a client method, which returns an `Update`. Where only the gradient of a local
+step changes, inherit from FedAvg and override `correct`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import field_serializer, field_validator, model_validator
 from torch import Tensor
 
-from fedloom.aggregation.robust import AnyRule, Median, robust
-from fedloom.record import Record
+from fedloom import keys
+from fedloom.aggregation.means import mean
+from fedloom.aggregation.robust import AnyRule, robust
+from fedloom.aggregation.weights import by_examples, by_score, by_size, metropolis, topology, uniform, within_one_std
+from fedloom.errors import InputError
+from fedloom.federation.cohort import Aggregate, Answers, Cohort
+from fedloom.federation.work import Inbox
+from fedloom.record import AtLeastOne, Count, Decay, NonNegative, Positive, Record, Share
 from fedloom.task import Task
 from fedloom.training import local
 from fedloom.training.clients import Clients
+from fedloom.training.evaluation import batch, evaluate
 from fedloom.training.local import Groups, Step, Trained, Training
-from fedloom.tree import Tree, change, row, rows
+from fedloom.tree import Tree, add, clone, concat, expand, map_leaves, row, rows, scale, select, stack, sub, zeros_like
 
-if TYPE_CHECKING:
-    from fedloom.federation.cohort import Cohort
+__all__ = ["Aggregate", "Algorithm", "Answers", "AtLeastOne", "Central", "Clients", "Cohort", "Count", "Decay"]
+__all__ += ["Groups", "Inbox", "InputError", "NonNegative", "Positive", "Share", "Step", "Task", "Trained"]
+__all__ += ["Training", "Tree", "Update", "add", "batch", "by_examples", "by_score", "by_size", "clone", "concat"]
+__all__ += ["evaluate", "expand", "keys", "local", "map_leaves", "mean", "metropolis", "row", "rows", "scale"]
+__all__ += ["select", "stack", "sub", "topology", "uniform", "within_one_std", "without", "zeros_like"]
 
 
 @dataclass(frozen=True)
 class Update:
-    """What some clients answer: private leaves with a weight each, and public numbers; all stacked over clients.
+    """What some clients send: private leaves with weights, and public numbers. All of it is stacked over clients.
 
-    `trained` stays where the data lives: it is what the clients hold after training, to be evaluated there.
+    `positions` says what the numbers mean. `positions={"model": "model"}` declares that the group "model" holds
+    positions that started from the leaves of `shared["model"]`. Every other group holds changes, which start from zero.
+    Robust rules and the bounds on an update's norm judge `position − base`, or the change itself.
     """
 
     groups: Groups
     weight: Tensor | dict[str, Tensor]  # one number per client, for all groups or for each
     public: dict[str, Tensor] = field(default_factory=dict)
-    trained: Trained | None = None
+    trained: Trained | None = None  # stays where the data lives, to be evaluated there after training
+    positions: dict[str, str] = field(default_factory=dict)  # group → the group of `shared` it started from
 
     def weights(self, group: str) -> Tensor:
         return self.weight[group] if isinstance(self.weight, dict) else self.weight
@@ -40,13 +58,15 @@ class Algorithm(Record):
     """Base of all algorithms. A new one overrides `round` and a client method, or only `correct`.
 
     `state` is what the server knows, `shared` what it sends, `own` what each client keeps between rounds; each is a
-    dict of named trees. Parameters of local training may be given flat: `FedAvg(lr=0.1)` means
+    dict of named trees. You may give the parameters of local training directly: `FedAvg(lr=0.1)` means
     `FedAvg(train=Training(lr=0.1))`.
     """
 
+    name: ClassVar[str]  # in experiment files; without one, the name of the class in lower case
     reference: ClassVar[str] = ""
     takes_complex: ClassVar[bool] = True  # whether its server's formulas hold for complex parameters
     pooled: ClassVar[bool] = False  # trains on the union of all clients' data: a baseline, not federated
+    needs: ClassVar[str] = ""  # "linear" if it trains only linear models
 
     train: Training = Training()
     """How clients train. You may also give its fields directly, as in `FedAvg(lr=0.1)`."""
@@ -72,54 +92,51 @@ class Algorithm(Record):
         """Whether the server sees only sums, so that secure aggregation is possible."""
         return True
 
+    @property
+    def chooses(self) -> bool:
+        """Whether clients choose among several models (see `choose`)."""
+        return type(self).choose is not Algorithm.choose
+
     def init(self, task: Task, model: Tree) -> Groups:
-        """The server's state before the first round."""
+        """Return the server's state before the first round."""
         return {"model": model}
 
     def init_own(self, task: Task, model: Tree) -> Groups:
-        """What a client keeps before it first takes part."""
+        """Return what a client keeps before it first takes part."""
         return local.initial_optimizer(self.train, task, model)
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
-        """One round: straight-line code with any number of verb calls. Returns the new state."""
-        raise NotImplementedError(f"{type(self).__name__} is abstract: it defines no round")
+        """Run one round, straight-line code with any number of verbs of the cohort, and return the new state."""
+        raise NotImplementedError(f"{type(self).__name__} is abstract: it does not define round")
 
     def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
-        """Change the gradient of one local step."""
+        """Return the gradient to use in one local step."""
         return step.grad
 
     def choose(self, task: Task, shared: Groups, own: Groups, data: Clients) -> Groups:
-        """What clients keep, after a look at their own data: for algorithms whose clients choose among models.
+        """Return what clients keep after a look at their own data, if clients choose among several models.
 
-        It runs where the data lives, before `model` is asked for, so that clients which were not drawn for long also
-        use what is best for them now. All is stacked over clients.
+        It runs where the data lives, before `model` is called. So clients that were not drawn for a long time also
+        use the model that is best for them now. Everything is stacked over clients.
         """
         return own
 
     def model(self, task: Task, shared: Groups, own: Groups) -> Tree:
-        """The model that one client uses: the one way to obtain it, for evaluation and export alike."""
+        """Return the model that one client uses, in evaluations and exports alike."""
         return shared["model"]
 
     def server_model(self, task: Task, state: Groups) -> Tree | None:
-        """The global model, where there is one."""
+        """Return the global model, if there is one."""
         return state.get("model")
 
     def fit(self, task: Task, start: Tree, shared: Groups, own: Groups, data: Clients) -> Trained:
-        """Local training of every client from its row of `start`, with this algorithm's correction if it has one."""
+        """Train every client from its row of `start`, with this algorithm's correction if it has one."""
         hook = None if type(self).correct is Algorithm.correct else self.correct
         return local.train(task, data, start, self.train, correct=hook, shared=shared, own=own)
 
 
-def chosen(algorithm: Algorithm, task: Task, shared: Groups, own: Groups, data: Clients) -> Groups:
-    """What one client keeps, after it looked at its data if its algorithm has it choose."""
-    if type(algorithm).choose is Algorithm.choose:
-        return own
-    stacked = {group: {name: leaf[None] for name, leaf in leaves.items()} for group, leaves in own.items()}
-    return {group: row(leaves, 0) for group, leaves in algorithm.choose(task, shared, stacked, data).items()}
-
-
 class Central(Algorithm):
-    """Base of algorithms with a server that takes means: a robust rule may stand in for the mean."""
+    """Base of algorithms whose server takes means. A robust rule may replace the mean: pass it to `cohort.reduce`."""
 
     rule: AnyRule | None = None
     """A robust rule that replaces the mean of the clients' changes."""
@@ -137,29 +154,24 @@ class Central(Algorithm):
     def linear(self) -> bool:
         return self.rule is None
 
-    def gather(self, cohort: Cohort, fn: Any, shared: Groups, begin: Groups) -> Groups:
-        """The mean of every group of the clients' answers, or what the rule makes of each.
+    @model_validator(mode="before")
+    @classmethod
+    def _moved_keys(cls, values: Any) -> Any:
+        """Name the new home of keys that FedAvg had before its variants became algorithms."""
+        given = values if isinstance(values, dict) else {}
+        moved = [key for key in ("metric", "scores", "share") if key in given and key not in cls.model_fields]
+        moved += ["weights"] if str(given.get("weights")) in ("score", "within_std") else []
+        if moved == ["share"]:
+            raise InputError(f"{cls.__name__} has no 'share': clients send their weights. Leave it out.")
+        if moved:
+            raise InputError(
+                f"{cls.__name__} does not weigh clients by their scores (got {moved[-1]} = {given[moved[-1]]!r}). Use "
+                'name = "evaluation_weighted" instead of weights = "score", and name = "selective" instead of '
+                'weights = "within_std"; both have the keys metric and scores.'
+            )
+        return values
 
-        A rule judges changes, so `begin` holds the groups that were not zero before. Who has no weight in a group is
-        not judged in it; and a group of a single number, which has no direction to be judged by, becomes its median.
-        A client whose answer is not finite leaves the round (see `robust.py`).
-        """
-        if self.rule is None:
-            return cohort.reduce(fn, shared).groups
-        answers, found = cohort.map(fn, shared), {}
-        groups = {g: change(t, begin[g]) if g in begin else t for g, t in answers.groups.items()}
-        before, sound = len(cohort.left_out), cohort.keep_finite(groups, answers.weights)
-        for group, stacked in groups.items():
-            present = answers.weights[group] != 0
-            numbers = sum(leaf[0].numel() for leaf in stacked.values())
-            if numbers == 0 or not bool(present.any()):
-                found[group] = begin.get(group, {})
-                continue
-            rule, here = self.rule if numbers > 1 else Median(), present & sound
-            gone = before + int((present & ~sound).sum())
-            judged = rule(rows(stacked, here), answers.weights[group][here], gone)
-            found[group] = {
-                name: (judged[name] + begin[group][name] if group in begin else judged[name]).to(leaf.dtype)
-                for name, leaf in answers.groups[group].items()
-            }
-        return found
+
+def without(tree: Tree, names: Any) -> Tree:
+    """Return the leaves that are not named, such as the buffers beside the trainable leaves."""
+    return {name: leaf for name, leaf in tree.items() if name not in names}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from pydantic_core import PydanticUndefined
 
-from fedloom.algorithm import Algorithm
-from fedloom.algorithms import ALGORITHMS, FedAvg
+from fedloom.algorithm import Algorithm, Central
+from fedloom.algorithms import ALGORITHMS
 from fedloom.errors import InputError, nearest
 
 
@@ -56,12 +56,10 @@ def _secure(kind: type[Algorithm]) -> str:
     if kind.pooled:
         return "not federated"
     if not kind().linear:
-        return "no: clients see each other's weights"
-    if issubclass(kind, FedAvg):
-        return "yes: the server needs only sums (not with a rule or within_std)"
-    if "rule" in kind.model_fields:
-        return "yes: the server needs only sums (not with a rule)"
-    return "yes: the server needs only sums"
+        return (
+            "no: the server sees each answer" if issubclass(kind, Central) else "no: clients see each other's weights"
+        )
+    return f"yes: the server needs only sums{' (not with a rule)' if 'rule' in kind.model_fields else ''}"
 
 
 def _network(kind: type[Algorithm]) -> str:

@@ -102,15 +102,6 @@ def rows(stacked: Tree, index: Tensor) -> Tree:
     return map_leaves(lambda leaf: leaf[index], stacked)
 
 
-def where(chosen: Tensor, a: Tree, b: Tree) -> Tree:
-    """Each client's tree from `a` where `chosen` is true, else from `b`."""
-
-    def pick(x: Tensor, y: Tensor) -> Tensor:
-        return torch.where(chosen.reshape(chosen.shape + (1,) * (x.dim() - chosen.dim())), x, y)
-
-    return map_leaves(pick, a, b)
-
-
 def select(tree: Tree, names: Iterable[str]) -> Tree:
     """The named leaves, in the tree's own order."""
     wanted = set(names)

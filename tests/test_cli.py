@@ -303,7 +303,7 @@ def test_the_template_shows_the_true_defaults() -> None:
     import fedloom
     from fedloom.experiment import experiment_file
 
-    text = (Path(fedloom.__file__).parent / "experiment/files/template.toml").read_text()
+    text = (Path(fedloom.__file__).parent / "experiment/templates/experiment.toml").read_text()
     shown = experiment_file.parse(experiment_file.tomllib.loads(text)).resolved()
     plain = experiment_file.parse(
         {"data": {"partition": shown["data"]["partition"]}, "algorithm": {"fedavg": {}, "local": {}, "pooled": {}}}

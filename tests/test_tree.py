@@ -102,11 +102,6 @@ def test_expanding_shares_one_tree_among_clients_without_a_copy() -> None:
     assert expanded["w"].data_ptr() == shared["w"].data_ptr()
 
 
-def test_where_picks_whole_clients() -> None:
-    a, b = {"w": leaf(1, 1, 1, 1).reshape(2, 2)}, {"w": leaf(2, 2, 2, 2).reshape(2, 2)}
-    assert tree.where(torch.tensor([True, False]), a, b)["w"].tolist() == [[1, 1], [2, 2]]
-
-
 def test_select_keeps_the_order_of_the_tree() -> None:
     assert list(tree.select({"c": leaf(1), "a": leaf(2), "b": leaf(3)}, ["b", "c"])) == ["c", "b"]
 

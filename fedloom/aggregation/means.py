@@ -127,15 +127,9 @@ def mean(stacked: Tree, weights: Tensor) -> Tree:
     total, weight = PairwiseSum(), PairwiseSum()
     total.extend(partial_sums(stacked, weights))
     weight.extend(partial_sums({"": torch.ones(len(weights), dtype=torch.float64)}, weights))
-    return finalise(total.total(), weight.total()[""], whole_leaves(stacked))
+    return finalise(total.total(), weight.total()[""], other_dtypes(stacked))
 
 
-def whole_leaves(tree: Tree) -> dict[str, torch.dtype]:
+def other_dtypes(tree: Tree) -> dict[str, torch.dtype]:
     """The leaves that are not summed as what they are: whole numbers, such as a batch counter, and half precision."""
     return {name: leaf.dtype for name, leaf in tree.items() if _summed_as(leaf) != leaf.dtype}
-
-
-def mix(stacked: Tree, matrix: Tensor) -> Tree:
-    """One average per row of the matrix: `matrix @ stacked`, each row as a weighted mean."""
-    averages = [mean(stacked, weights) for weights in matrix]
-    return {name: torch.stack([average[name] for average in averages]) for name in stacked}

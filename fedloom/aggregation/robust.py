@@ -213,6 +213,25 @@ class NormBounding(Robust):
         return (weights / weights.sum()) @ (changes * shrink(changes, self.bound))
 
 
+def judge(rule: Any, stacked: Tree, weights: Tensor, sound: Tensor, gone: int, base: Tree | None) -> Tree:
+    """What a rule makes of one group of changes, added to the base that they started from if there is one.
+
+    `sound` says which clients are finite; `gone` wrong clients left the round before. A client without weight in this
+    group is not judged in it. A group of a single number, which has no direction to judge, becomes its median.
+    """
+    present = weights != 0
+    numbers = sum(leaf[0].numel() for leaf in stacked.values())
+    if numbers == 0 or not bool(present.any()):
+        return base or {}
+    here = present & sound
+    gone += int((present & ~sound).sum())
+    judged: Tree = (rule if numbers > 1 else Median())(rows(stacked, here), weights[here], gone)
+    return {
+        name: (judged[name] if base is None else base[name] + judged[name]).to(leaf.dtype)
+        for name, leaf in stacked.items()
+    }
+
+
 def finite(stacked: Tree) -> Tensor:
     """For each client, whether all its numbers are finite."""
     found = [leaf.isfinite().flatten(1).all(1) if leaf.dim() > 1 else leaf.isfinite() for leaf in stacked.values()]

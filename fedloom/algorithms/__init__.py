@@ -1,91 +1,39 @@
-"""One paper, one file. A name in an experiment file resolves to a class here, or to somebody else's."""
+"""One paper, one file. Every algorithm in this folder is found by itself: there is no list to edit.
+
+A name in an experiment file resolves to a class in `ALGORITHMS`: its `name`, or without one the name of the class in
+lower case. `from fedloom.algorithms import FedAvg` works for every class.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
+from pkgutil import walk_packages
+from typing import Any
+
 from fedloom.algorithm import Algorithm
-from fedloom.algorithms.cocoa import CoCoA
-from fedloom.algorithms.ditto import Ditto
-from fedloom.algorithms.evolution.neuroevolution import Neuroevolution, RandomSearch
-from fedloom.algorithms.evolution.openai_es import OpenAIES
-from fedloom.algorithms.evolution.snes import SNES
-from fedloom.algorithms.fed_dropout import FederatedDropout
-from fedloom.algorithms.fedavg import FedAvg
-from fedloom.algorithms.fedbn import FedBN
-from fedloom.algorithms.feddyn import FedDyn
-from fedloom.algorithms.fednova import FedNova
-from fedloom.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
-from fedloom.algorithms.fedprox import FedProx
-from fedloom.algorithms.fedrep import FedRep
-from fedloom.algorithms.fedsgd import FedSGD
-from fedloom.algorithms.fsvrg import FSVRG, SVRG
-from fedloom.algorithms.ifca import IFCA
-from fedloom.algorithms.local_only import LocalOnly
-from fedloom.algorithms.peer import Peer
-from fedloom.algorithms.perfedavg import PerFedAvg
-from fedloom.algorithms.pooled import Pooled
-from fedloom.algorithms.qfedavg import QFedAvg
-from fedloom.algorithms.scaffold import Scaffold
-from fedloom.algorithms.staged import Staged
 
-ALGORITHMS: dict[str, type[Algorithm]] = {
-    "pooled": Pooled,
-    "local": LocalOnly,
-    "fedavg": FedAvg,
-    "fedsgd": FedSGD,
-    "staged": Staged,
-    "peer": Peer,
-    "fedprox": FedProx,
-    "fedbn": FedBN,
-    "fedavgm": FedAvgM,
-    "fedadagrad": FedAdagrad,
-    "fedadam": FedAdam,
-    "fedyogi": FedYogi,
-    "fsvrg": FSVRG,
-    "svrg": SVRG,
-    "cocoa": CoCoA,
-    "scaffold": Scaffold,
-    "fednova": FedNova,
-    "feddyn": FedDyn,
-    "qfedavg": QFedAvg,
-    "ditto": Ditto,
-    "perfedavg": PerFedAvg,
-    "fedrep": FedRep,
-    "ifca": IFCA,
-    "fed_dropout": FederatedDropout,
-    "neuroevolution": Neuroevolution,
-    "random_search": RandomSearch,
-    "openai_es": OpenAIES,
-    "snes": SNES,
-}
 
-__all__ = [
-    "ALGORITHMS",
-    "CoCoA",
-    "Ditto",
-    "FSVRG",
-    "FedAdagrad",
-    "FedAdam",
-    "FedAvg",
-    "FedAvgM",
-    "FedBN",
-    "FedDyn",
-    "FedNova",
-    "FedProx",
-    "FedRep",
-    "FedSGD",
-    "FedYogi",
-    "FederatedDropout",
-    "IFCA",
-    "LocalOnly",
-    "Neuroevolution",
-    "OpenAIES",
-    "Peer",
-    "PerFedAvg",
-    "Pooled",
-    "QFedAvg",
-    "RandomSearch",
-    "SNES",
-    "SVRG",
-    "Scaffold",
-    "Staged",
-]
+def discover(folders: list[str], package: str) -> dict[str, type[Algorithm]]:
+    """Return the algorithms that are defined in the modules of a package, by name, in alphabetical order."""
+    found: dict[str, type[Algorithm]] = {}
+    for module in walk_packages(folders, f"{package}."):
+        for kind in vars(import_module(module.name)).values():
+            if not (isinstance(kind, type) and issubclass(kind, Algorithm) and kind.__module__ == module.name):
+                continue
+            if kind.round is Algorithm.round or kind.__name__.startswith("_"):  # a base class, or a private one
+                continue
+            name = vars(kind).get("name", kind.__name__.lower())
+            if name in found:
+                raise TypeError(f"Two algorithms have the name '{name}': {found[name]!r} and {kind!r}.")
+            found[name] = kind
+    return dict(sorted(found.items()))
+
+
+ALGORITHMS = discover(__path__, __name__)
+CLASSES = {kind.__name__: kind for kind in ALGORITHMS.values()}
+
+
+def __getattr__(name: str) -> Any:
+    if name in CLASSES:
+        return CLASSES[name]
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -10,16 +10,23 @@ from numpy.typing import NDArray
 from pydantic import model_validator
 from torch import nn
 
-from fedloom import keys
-from fedloom.algorithm import Algorithm, Update
-from fedloom.errors import InputError
-from fedloom.federation.cohort import Cohort
-from fedloom.record import Count, Positive
-from fedloom.task import Task
-from fedloom.training.clients import Clients
-from fedloom.training.evaluation import batch
-from fedloom.training.local import Groups
-from fedloom.tree import Tree, map_leaves, scale, zeros_like
+from fedloom.algorithm import (
+    Algorithm,
+    Clients,
+    Cohort,
+    Count,
+    Groups,
+    InputError,
+    Positive,
+    Task,
+    Tree,
+    Update,
+    batch,
+    keys,
+    map_leaves,
+    scale,
+    zeros_like,
+)
 
 Vector = NDArray[np.float64]
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
-from fedloom.algorithm import Update
+from fedloom.algorithm import Clients, Groups, NonNegative, Step, Task, Tree, Update, add, local, select, sub
 from fedloom.algorithms.fedavg import FedAvg
-from fedloom.record import NonNegative
-from fedloom.task import Task
-from fedloom.training import local
-from fedloom.training.clients import Clients
-from fedloom.training.local import Groups, Step
-from fedloom.tree import Tree, add, select, sub
 
 
 class Ditto(FedAvg):
@@ -37,8 +32,7 @@ class Ditto(FedAvg):
             task, data, own["personal"], self.train, correct=self.towards_global, shared=shared, own=optimizer
         )
         beside = {f"personal_{group}": tree for group, tree in personal.own.items()}
-        update = Update(update.groups, update.weight, update.public, personal)
-        return update, {**kept, **beside, "personal": personal.model}
+        return replace(update, trained=personal), {**kept, **beside, "personal": personal.model}
 
     def towards_global(self, step: Step, shared: Groups, own: Groups) -> Tree:
         """The gradient of the client's own model."""

@@ -10,14 +10,22 @@ from annotated_types import Ge, Lt
 from pydantic import Strict
 from torch import Tensor, nn
 
-from fedloom import keys
-from fedloom.aggregation import weights
-from fedloom.algorithm import Algorithm, Update
-from fedloom.federation.cohort import Cohort
-from fedloom.task import Task
-from fedloom.training.clients import Clients
-from fedloom.training.local import Groups, Step
-from fedloom.tree import Tree, expand, map_leaves, stack
+from fedloom.algorithm import (
+    Algorithm,
+    Clients,
+    Cohort,
+    Groups,
+    Step,
+    Task,
+    Tree,
+    Update,
+    by_size,
+    expand,
+    keys,
+    map_leaves,
+    stack,
+    without,
+)
 
 
 class FederatedDropout(Algorithm):
@@ -29,6 +37,7 @@ class FederatedDropout(Algorithm):
     in the times and bytes. An optimiser that clients keep rests for what is left out.
     """
 
+    name: ClassVar[str] = "fed_dropout"
     takes_complex: ClassVar[bool] = False
     reference: ClassVar[str] = (
         "Caldas et al., Expanding the Reach of Federated Learning by Reducing Client Resources, 2018"
@@ -59,12 +68,12 @@ class FederatedDropout(Algorithm):
         }
         own = {**own, "optimizer": map_leaves(torch.mul, before, present)} if before else own
         trained = self.fit(task, start, shared, {**own, "mask": masks}, data)
-        buffers = {name: leaf for name, leaf in trained.model.items() if name not in masks}
-        groups = {"model": _only(trained.model, masks), "had": masks, "buffers": buffers}
+        groups = {"model": _only(trained.model, masks), "had": masks, "buffers": without(trained.model, masks)}
         kept = {group: tree for group, tree in trained.own.items() if group != "mask"}
         if before:
             kept["optimizer"] = {n: torch.where(present[n] > 0, x, before[n]) for n, x in kept["optimizer"].items()}
-        return Update(groups, weights.by_size(self.weights, data.examples), trained=trained), kept
+        positions = {"model": "model", "buffers": "model"}  # in "model", what is left out is zero
+        return Update(groups, by_size(self.weights, data.examples), trained=trained, positions=positions), kept
 
     def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
         return map_leaves(torch.mul, step.grad, own["mask"])

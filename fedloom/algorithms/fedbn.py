@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedloom.algorithm import Update
+from fedloom.algorithm import Clients, Cohort, Groups, Task, Tree, Update, expand, select, without
 from fedloom.algorithms.fedavg import FedAvg
-from fedloom.federation.cohort import Cohort
-from fedloom.task import Task
-from fedloom.training.clients import Clients
-from fedloom.training.local import Groups
-from fedloom.tree import Tree, expand, select
 
 
 class FedBN(FedAvg):
@@ -25,15 +20,14 @@ class FedBN(FedAvg):
     def init_own(self, task: Task, model: Tree) -> Groups:
         return {**super().init_own(task, model), "norm": select(model, task.normalization)}
 
-    def average(self, model: Tree, cohort: Cohort, shared: Groups) -> Tree:
-        sent = {name: leaf for name, leaf in model.items() if name not in cohort.task.normalization}
-        return {**model, **super().average(sent, cohort, {**shared, "model": sent})}
+    def average(self, cohort: Cohort, shared: Groups) -> Tree:
+        sent = without(shared["model"], cohort.task.normalization)
+        return {**shared["model"], **super().average(cohort, {**shared, "model": sent})}
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         start = {**expand(shared["model"], len(data)), **own["norm"]}
         trained = self.fit(task, start, shared, own, data)
-        update = self.answer(task, shared, own, trained, data)
-        return update, {**trained.own, "norm": select(trained.model, task.normalization)}
+        return self.answer(shared, trained, data), {**trained.own, "norm": select(trained.model, task.normalization)}
 
     def model(self, task: Task, shared: Groups, own: Groups) -> Tree:
         return {**shared["model"], **own["norm"]} if own else shared["model"]

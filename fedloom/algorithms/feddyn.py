@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
-
-from fedloom.algorithm import Central, Update
-from fedloom.federation.cohort import Cohort
-from fedloom.record import Positive
-from fedloom.task import Task
-from fedloom.training.clients import Clients
-from fedloom.training.local import Groups, Step
-from fedloom.tree import Tree, add, expand, select, sub, zeros_like
+from fedloom.algorithm import (
+    Central,
+    Clients,
+    Cohort,
+    Groups,
+    Positive,
+    Step,
+    Task,
+    Tree,
+    Update,
+    add,
+    expand,
+    select,
+    sub,
+    uniform,
+    zeros_like,
+)
 
 
 class FedDyn(Central):
@@ -35,7 +43,7 @@ class FedDyn(Central):
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
         shared = {"model": state["model"]}
-        mean = self.gather(cohort, self.client, shared, shared)["model"]
+        mean = cohort.reduce(self.client, shared, rule=self.rule)["model"]
         before = select(state["model"], state["bend"])
         trained = select(mean, before)
         share = len(cohort) / cohort.population
@@ -45,7 +53,7 @@ class FedDyn(Central):
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         trained = self.fit(task, expand(shared["model"], len(data)), shared, own, data)
         change = sub(select(trained.model, task.trainable), select(shared["model"], task.trainable))
-        update = Update({"model": trained.model}, torch.ones(len(data)), trained=trained)
+        update = Update({"model": trained.model}, uniform(data.examples), trained=trained, positions={"model": "model"})
         return update, {**trained.own, "gradient": add(own["gradient"], change, scale=-self.alpha)}
 
     def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:

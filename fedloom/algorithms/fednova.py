@@ -7,14 +7,22 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import model_validator
 
-from fedloom.aggregation import weights
-from fedloom.algorithm import Central, Update
-from fedloom.errors import InputError
-from fedloom.federation.cohort import Cohort
-from fedloom.task import Task
-from fedloom.training.clients import Clients
-from fedloom.training.local import Groups
-from fedloom.tree import add, expand, scale, select, sub
+from fedloom.algorithm import (
+    Central,
+    Clients,
+    Cohort,
+    Groups,
+    InputError,
+    Task,
+    Update,
+    add,
+    by_size,
+    expand,
+    scale,
+    select,
+    sub,
+    without,
+)
 
 
 class FedNova(Central):
@@ -38,8 +46,7 @@ class FedNova(Central):
         return self
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
-        buffers = {name: leaf for name, leaf in state["model"].items() if name not in cohort.task.trainable}
-        mean = self.gather(cohort, self.client, state, {"buffers": buffers})
+        mean = cohort.reduce(self.client, state, rule=self.rule)
         before = select(state["model"], mean["direction"])
         moved = add(before, mean["direction"], scale=mean["steps"]["effective"])
         return {"model": {**state["model"], **mean["buffers"], **moved}}
@@ -49,6 +56,7 @@ class FedNova(Central):
         steps, momentum = trained.steps.to(torch.float64), self.train.momentum
         effective = (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
         change = sub(select(trained.model, task.trainable), select(shared["model"], task.trainable))
-        buffers = {name: leaf for name, leaf in trained.model.items() if name not in task.trainable}
+        buffers = without(trained.model, task.trainable)
         groups = {"direction": scale(change, 1 / effective), "steps": {"effective": effective}, "buffers": buffers}
-        return Update(groups, weights.by_size(self.weights, data.examples), trained=trained), trained.own
+        weigh = by_size(self.weights, data.examples)
+        return Update(groups, weigh, trained=trained, positions={"buffers": "model"}), trained.own

@@ -6,12 +6,8 @@ from typing import ClassVar, Literal
 
 import torch
 
+from fedloom.algorithm import Cohort, Decay, Groups, Positive, Task, Tree, add, map_leaves, select, sub, zeros_like
 from fedloom.algorithms.fedavg import FedAvg
-from fedloom.federation.cohort import Cohort
-from fedloom.record import Decay, Positive
-from fedloom.task import Task
-from fedloom.training.local import Groups
-from fedloom.tree import Tree, add, map_leaves, select, sub, zeros_like
 
 
 class FedAvgM(FedAvg):
@@ -31,7 +27,7 @@ class FedAvgM(FedAvg):
         return {"model": model, "velocity": zeros_like(select(model, task.trainable))}
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
-        mean = self.average(state["model"], cohort, {"model": state["model"]})
+        mean = self.average(cohort, {"model": state["model"]})
         before = select(state["model"], state["velocity"])
         velocity = add(sub(select(mean, before), before), state["velocity"], scale=self.server_momentum)
         return {"model": {**mean, **add(before, velocity, scale=self.server_lr)}, "velocity": velocity}
@@ -46,7 +42,7 @@ class FedAdagrad(FedAvg):
     takes_complex: ClassVar[bool] = False
     reference: ClassVar[str] = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
 
-    weights: Literal["examples", "uniform", "score", "within_std"] = "uniform"
+    weights: Literal["examples", "uniform"] = "uniform"
     """How much each client counts in the mean."""
     server_lr: Positive = 0.01
     """The server's learning rate, η."""
@@ -60,7 +56,7 @@ class FedAdagrad(FedAvg):
         return {"model": model, "first": nothing, "second": nothing}
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
-        mean = self.average(state["model"], cohort, {"model": state["model"]})
+        mean = self.average(cohort, {"model": state["model"]})
         before = select(state["model"], state["first"])
         change = sub(select(mean, before), before)
         first = map_leaves(lambda m, d: self.beta1 * m + (1 - self.beta1) * d, state["first"], change)

@@ -6,16 +6,21 @@ from dataclasses import replace
 from typing import ClassVar
 from weakref import WeakKeyDictionary
 
-from fedloom.algorithm import Update
+from fedloom.algorithm import (
+    Clients,
+    Cohort,
+    Groups,
+    InputError,
+    Positive,
+    Task,
+    Tree,
+    Update,
+    expand,
+    local,
+    select,
+    without,
+)
 from fedloom.algorithms.fedavg import FedAvg
-from fedloom.errors import InputError
-from fedloom.federation.cohort import Cohort
-from fedloom.record import Positive
-from fedloom.task import Task
-from fedloom.training import local
-from fedloom.training.clients import Clients
-from fedloom.training.local import Groups
-from fedloom.tree import Tree, expand, select
 
 
 class FedRep(FedAvg):
@@ -63,10 +68,9 @@ class FedRep(FedAvg):
                 kept[prefix + group] = {n: x for n, x in state.items() if n.partition(":")[2] in names}
         return kept
 
-    def average(self, model: Tree, cohort: Cohort, shared: Groups) -> Tree:
-        head = self.head_leaves(cohort.task, model)
-        body = {name: leaf for name, leaf in model.items() if name not in head}
-        return {**model, **super().average(body, cohort, {**shared, "model": body})}
+    def average(self, cohort: Cohort, shared: Groups) -> Tree:
+        body = without(shared["model"], self.head_leaves(cohort.task, shared["model"]))
+        return {**shared["model"], **super().average(cohort, {**shared, "model": body})}
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         start = {**expand(shared["model"], len(data)), **own["head"]}
@@ -76,9 +80,8 @@ class FedRep(FedAvg):
         # buffers moved by the head's phase belong to the body, which has not been trained yet
         start = {**expand(shared["model"], len(data)), **select(headed.model, own["head"])}
         trained = local.train(body, data, start, self.train, own=_optimizer(own, "optimizer"))
-        update = self.answer(task, shared, own, trained, data)
         kept = {f"head_{group}": state for group, state in headed.own.items()}
-        return update, {**trained.own, **kept, "head": select(trained.model, own["head"])}
+        return self.answer(shared, trained, data), {**trained.own, **kept, "head": select(trained.model, own["head"])}
 
     def model(self, task: Task, shared: Groups, own: Groups) -> Tree:
         return {**shared["model"], **own["head"]} if own else shared["model"]

@@ -6,15 +6,20 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from fedloom.aggregation import weights
-from fedloom.algorithm import Central, Update
-from fedloom.errors import InputError
-from fedloom.federation.cohort import Cohort
-from fedloom.task import Task
-from fedloom.training import local
-from fedloom.training.clients import Clients
-from fedloom.training.local import Groups
-from fedloom.tree import add, expand, select
+from fedloom.algorithm import (
+    Central,
+    Clients,
+    Cohort,
+    Groups,
+    InputError,
+    Task,
+    Update,
+    add,
+    by_size,
+    expand,
+    local,
+    select,
+)
 
 
 class FedSGD(Central):
@@ -40,13 +45,11 @@ class FedSGD(Central):
         return self
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
-        buffers = {name: leaf for name, leaf in state["model"].items() if name not in cohort.task.trainable}
-        mean = self.gather(cohort, self.client, state, {"buffers": buffers})
+        mean = cohort.reduce(self.client, state, rule=self.rule)
         stepped = add(select(state["model"], mean["gradient"]), mean["gradient"], scale=-self.train.lr)
         return {**state, "model": {**state["model"], **stepped, **mean["buffers"]}}
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         full = local.full_gradient(task, data, expand(shared["model"], len(data)))
-        return Update(
-            {"gradient": full.gradient, "buffers": full.buffers}, weights.by_size(self.weights, data.examples)
-        ), own
+        groups = {"gradient": full.gradient, "buffers": full.buffers}
+        return Update(groups, by_size(self.weights, data.examples), positions={"buffers": "model"}), own

@@ -8,17 +8,30 @@ import torch
 from pydantic import model_validator
 from torch import Tensor, nn
 
-from fedloom.aggregation import weights
-from fedloom.algorithm import Central, Update
-from fedloom.errors import InputError
-from fedloom.federation.cohort import Cohort
-from fedloom.record import Positive
-from fedloom.task import Task
-from fedloom.training import local
-from fedloom.training.clients import Clients
-from fedloom.training.evaluation import batch
-from fedloom.training.local import Groups, Step, Trained
-from fedloom.tree import Tree, add, expand, map_leaves, scale, select, sub
+from fedloom.algorithm import (
+    Central,
+    Clients,
+    Cohort,
+    Groups,
+    InputError,
+    Positive,
+    Step,
+    Task,
+    Trained,
+    Tree,
+    Update,
+    add,
+    batch,
+    by_examples,
+    expand,
+    local,
+    map_leaves,
+    scale,
+    select,
+    sub,
+    uniform,
+    without,
+)
 
 
 class FSVRG(Central):
@@ -57,14 +70,13 @@ class FSVRG(Central):
         return self
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
-        mean = self.gather(cohort, self.gradient, state, {})
+        mean = cohort.reduce(self.gradient, state, rule=self.rule)
         shared = {**state, "gradient": mean["gradient"]}
         scaled = self.scaling == "auto" and is_linear(cohort.task)
         if scaled:
             counts = cohort.reduce(self.features, state)
             shared["frequency"] = {"phi": counts["frequency"]["phi"]}
-        buffers = {name: leaf for name, leaf in state["model"].items() if name not in cohort.task.trainable}
-        moved = self.gather(cohort, self.client, shared, {"buffers": buffers})
+        moved = cohort.reduce(self.client, shared, rule=self.rule)
         change = moved["change"]
         if scaled:
             present = counts["present"]["share"]  # ω_j / K
@@ -76,13 +88,13 @@ class FSVRG(Central):
     def gradient(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         """Every client's full gradient, weighted by its examples."""
         full = local.full_gradient(task, data, expand(shared["model"], len(data)))
-        return Update({"gradient": full.gradient}, weights.by_examples(data.examples)), own
+        return Update({"gradient": full.gradient}, by_examples(data.examples)), own
 
     def features(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         """How often each feature is not zero, and who has it at all."""
         phi = torch.stack([frequency(task, data, position) for position in range(len(data))])
         groups = {"frequency": {"phi": phi}, "present": {"share": (phi > 0).to(phi.dtype)}}
-        each = {"frequency": weights.by_examples(data.examples), "present": weights.uniform(data.examples)}
+        each = {"frequency": by_examples(data.examples), "present": uniform(data.examples)}
         return Update(groups, each), own
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
@@ -93,8 +105,9 @@ class FSVRG(Central):
             pace["scaling"] = {"features": ratio.to(task.torch_dtype)}
         trained = self.fit(task, expand(shared["model"], len(data)), shared, {**own, **pace}, data)
         change = sub(select(trained.model, task.trainable), select(shared["model"], task.trainable))
-        buffers = {name: leaf for name, leaf in trained.model.items() if name not in task.trainable}
-        update = Update({"change": change, "buffers": buffers}, weights.by_examples(data.examples), trained=trained)
+        groups = {"change": change, "buffers": without(trained.model, task.trainable)}
+        weigh = by_examples(data.examples)
+        update = Update(groups, weigh, trained=trained, positions={"buffers": "model"})
         return update, {group: tree for group, tree in trained.own.items() if group not in pace}
 
     def fit(self, task: Task, start: Tree, shared: Groups, own: Groups, data: Clients) -> Trained:

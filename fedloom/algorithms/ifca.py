@@ -9,15 +9,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedloom.aggregation import weights
-from fedloom.algorithm import Central, Update
-from fedloom.federation.cohort import Cohort
-from fedloom.record import Count
-from fedloom.task import Task
-from fedloom.training import evaluation
-from fedloom.training.clients import Clients
-from fedloom.training.local import Groups
-from fedloom.tree import Tree, concat
+from fedloom.algorithm import Central, Clients, Cohort, Count, Groups, Task, Tree, Update, by_size, concat, evaluate
 
 
 class IFCA(Central):
@@ -42,16 +34,14 @@ class IFCA(Central):
         return {**super().init_own(task, model), "cluster": {"number": torch.zeros((), dtype=torch.int64)}}
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
-        if self.rule is not None:
-            return self.gather(cohort, self.client, state, state)
-        mean = cohort.reduce(self.client, state)
+        mean = cohort.reduce(self.client, state, rule=self.rule)
         return {name: mean[name] if mean.weights[name] > 0 else tree for name, tree in state.items()}
 
     def choose(self, task: Task, shared: Groups, own: Groups, data: Clients) -> Groups:
         """The number of the model that is best on each client's training data; one with an undefined loss is not."""
         losses = torch.full((len(data), self.clusters), inf, dtype=torch.float64)
         for position, number in product(range(len(data)), range(self.clusters)):
-            measured = evaluation.evaluate(task, shared[f"model{number}"], data, position, "train")
+            measured = evaluate(task, shared[f"model{number}"], data, position, "train")
             losses[position, number] = measured.values(task).get("loss", inf)
         return {**own, "cluster": {"number": losses.nan_to_num(inf, posinf=inf).argmin(1)}}
 
@@ -60,11 +50,12 @@ class IFCA(Central):
         chosen, names = own["cluster"]["number"], list(shared)
         start = concat([{n: leaf[None] for n, leaf in shared[f"model{choice}"].items()} for choice in chosen.tolist()])
         trained = self.fit(task, start, shared, own, data)
-        weigh = weights.by_size(self.weights, data.examples)
+        weigh = by_size(self.weights, data.examples)
         update = Update(
             dict.fromkeys(names, trained.model),
             {name: torch.where(chosen == number, weigh, 0.0) for number, name in enumerate(names)},
             trained=trained,
+            positions={name: name for name in names},
         )
         return update, trained.own
 

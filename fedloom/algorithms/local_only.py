@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
-from fedloom.algorithm import Algorithm, Update
-from fedloom.federation.cohort import Cohort
-from fedloom.task import Task
-from fedloom.training.clients import Clients
-from fedloom.training.local import Groups
-from fedloom.tree import Tree
+from fedloom.algorithm import Algorithm, Clients, Cohort, Groups, Task, Tree, Update
 
 
 class LocalOnly(Algorithm):
@@ -17,6 +14,8 @@ class LocalOnly(Algorithm):
 
     w_k ← steps on F_k from w_k, round after round: what federation is to be better than.
     """
+
+    name: ClassVar[str] = "local"
 
     def init(self, task: Task, model: Tree) -> Groups:
         return {}

@@ -7,18 +7,30 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedloom.aggregation import means, weights
-from fedloom.algorithm import Algorithm, Update
-from fedloom.errors import InputError
-from fedloom.federation.cohort import Cohort
-from fedloom.federation.work import Inbox
-from fedloom.keys import key
-from fedloom.record import Count, Share
-from fedloom.task import Task
-from fedloom.training import evaluation
-from fedloom.training.clients import Clients
-from fedloom.training.local import Groups
-from fedloom.tree import Tree, row, rows, select, stack
+from fedloom.algorithm import (
+    Algorithm,
+    Clients,
+    Cohort,
+    Count,
+    Groups,
+    Inbox,
+    Share,
+    Task,
+    Tree,
+    Update,
+    by_score,
+    keys,
+    mean,
+    metropolis,
+    row,
+    rows,
+    select,
+    stack,
+    topology,
+    uniform,
+    within_one_std,
+)
+from fedloom.algorithms.evaluation_weighted import higher_is_better, validation_score
 
 
 class Peer(Algorithm):
@@ -60,13 +72,13 @@ class Peer(Algorithm):
 
     def graph(self, clients: int, seed: int, round: int = 0) -> Tensor:
         """Who hears whom."""
-        drawn = key(seed, "topology", round if self.redraw else 0)
-        return weights.topology(self.topology, clients, drawn, self.degree, self.probability)
+        drawn = keys.key(seed, "topology", round if self.redraw else 0)
+        return topology(self.topology, clients, drawn, self.degree, self.probability)
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
         sent = cohort.map(self.client, state)
         graph = self.graph(len(cohort), cohort.seed, cohort.round)
-        each = {"row": {"weights": weights.metropolis(graph)}} if self.weights == "metropolis" else None
+        each = {"row": {"weights": metropolis(graph)}} if self.weights == "metropolis" else None
         cohort.exchange(self.mix, sent.groups, graph, each=each)
         return state
 
@@ -89,29 +101,23 @@ class Peer(Algorithm):
             received = rows(inbox.trees["model"], torch.tensor(senders))
             if self._judges:
                 judged = rows(inbox.trees["before"], torch.tensor(senders)) if self.scores == "pre" else received
-                scores[position, senders] = self._judge(task, data, position, judged, len(senders))
+                scores[position, senders] = torch.tensor(
+                    [validation_score(self.metric, task, row(judged, n), data, position) for n in range(len(senders))],
+                    dtype=torch.float64,
+                )
             weigh = self._row(task, scores[position, senders])
             if each is not None:
                 weigh = each["row"]["weights"][position][senders]
             # averaging equal numbers may change their last bits, and frozen parameters must not drift
-            averages.append({**means.mean(received, weigh), **select(row(own["model"], position), task.frozen)})
+            averages.append({**mean(received, weigh), **select(row(own["model"], position), task.frozen)})
         public = {"scores": scores} if self._judges else {}
         return Update({}, torch.ones(len(data)), public), {**own, "model": stack(averages)}
 
-    def _judge(self, task: Task, data: Clients, position: int, received: Tree, count: int) -> Tensor:
-        found = []
-        for sender in range(count):
-            values = evaluation.evaluate(task, row(received, sender), data, position, "validation").values(task)
-            if self.metric not in values:
-                raise InputError(f"Client '{data.name(position)}' has no {self.metric} on its validation split.")
-            found.append(values[self.metric])
-        return torch.tensor(found, dtype=torch.float64)
-
     def _row(self, task: Task, scores: Tensor) -> Tensor:
-        higher = self.metric != "loss" and all(m.higher_is_better for m in task.measures if m.name == self.metric)
+        higher = higher_is_better(self.metric, task)
         if self.weights == "score":
-            return weights.by_score(scores, higher)
-        return weights.within_one_std(scores, higher) if self.weights == "within_std" else weights.uniform(scores)
+            return by_score(scores, higher)
+        return within_one_std(scores, higher) if self.weights == "within_std" else uniform(scores)
 
     def model(self, task: Task, shared: Groups, own: Groups) -> Tree:
         return own["model"]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from fedloom.algorithm import Groups, NonNegative, Step, Tree, add
 from fedloom.algorithms.fedavg import FedAvg
-from fedloom.record import NonNegative
-from fedloom.training.local import Groups, Step
-from fedloom.tree import Tree, add
 
 
 class PerFedAvg(FedAvg):

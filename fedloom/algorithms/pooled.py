@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 from pydantic import model_validator
 
-from fedloom.algorithm import Algorithm, Update
-from fedloom.federation.cohort import Cohort
-from fedloom.task import Task
-from fedloom.training.clients import Clients
-from fedloom.training.local import Groups
-from fedloom.tree import expand
+from fedloom.algorithm import Algorithm, Clients, Cohort, Groups, Task, Update, expand, uniform
 
 
 class Pooled(Algorithm):
@@ -34,4 +28,5 @@ class Pooled(Algorithm):
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         trained = self.fit(task, expand(shared["model"], len(data)), shared, own, data)
-        return Update({"model": trained.model}, torch.ones(len(data)), trained=trained), trained.own
+        update = Update({"model": trained.model}, uniform(data.examples), trained=trained, positions={"model": "model"})
+        return update, trained.own

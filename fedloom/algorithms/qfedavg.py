@@ -6,15 +6,22 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedloom.aggregation import weights
-from fedloom.algorithm import Algorithm, Update
-from fedloom.federation.cohort import Cohort
-from fedloom.record import NonNegative
-from fedloom.task import Task
-from fedloom.training import evaluation
-from fedloom.training.clients import Clients
-from fedloom.training.local import Groups
-from fedloom.tree import add, expand, scale, select, sub
+from fedloom.algorithm import (
+    Algorithm,
+    Clients,
+    Cohort,
+    Groups,
+    NonNegative,
+    Task,
+    Update,
+    add,
+    by_size,
+    evaluate,
+    expand,
+    scale,
+    select,
+    sub,
+)
 
 
 class QFedAvg(Algorithm):
@@ -44,13 +51,14 @@ class QFedAvg(Algorithm):
         trained = self.fit(task, expand(shared["model"], len(data)), shared, own, data)
         losses = []
         for position in range(len(data)):
-            losses.append(evaluation.evaluate(task, shared["model"], data, position, "train").values(task)["loss"])
+            losses.append(evaluate(task, shared["model"], data, position, "train").values(task)["loss"])
         loss = torch.tensor(losses, dtype=torch.float64).clamp(min=1e-10)
         steepness = 1 / self.train.lr
         change = sub(select(trained.model, task.trainable), select(shared["model"], task.trainable))
         squares = sum(leaf.to(torch.float64).flatten(1).square().sum(1) for leaf in change.values())
-        pull, counts = loss**self.q, weights.by_size(self.weights, data.examples)
+        pull, counts = loss**self.q, by_size(self.weights, data.examples)
         numerator = steepness * pull
         denominator = self.q * loss ** (self.q - 1) * steepness**2 * squares + numerator
         groups = {"model": trained.model, "pace": {"numerator": numerator, "denominator": denominator}}
-        return Update(groups, {"model": counts * pull, "pace": counts}, trained=trained), trained.own
+        weigh = {"model": counts * pull, "pace": counts}
+        return Update(groups, weigh, trained=trained, positions={"model": "model"}), trained.own

@@ -7,15 +7,26 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import model_validator
 
-from fedloom.aggregation import weights
-from fedloom.algorithm import Central, Update
-from fedloom.errors import InputError
-from fedloom.federation.cohort import Cohort
-from fedloom.record import Positive
-from fedloom.task import Task
-from fedloom.training.clients import Clients
-from fedloom.training.local import Groups, Step
-from fedloom.tree import Tree, add, expand, scale, select, sub, zeros_like
+from fedloom.algorithm import (
+    Central,
+    Clients,
+    Cohort,
+    Groups,
+    InputError,
+    Positive,
+    Step,
+    Task,
+    Tree,
+    Update,
+    add,
+    by_size,
+    expand,
+    scale,
+    select,
+    sub,
+    uniform,
+    zeros_like,
+)
 
 
 class Scaffold(Central):
@@ -48,7 +59,7 @@ class Scaffold(Central):
         return {**super().init_own(task, model), "control": zeros_like(select(model, task.trainable))}
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
-        mean = self.gather(cohort, self.client, state, {"model": state["model"]})
+        mean = cohort.reduce(self.client, state, rule=self.rule)
         before = select(state["model"], state["control"])
         moved = add(before, sub(select(mean["model"], before), before), scale=self.server_lr)
         control = add(state["control"], mean["control"], scale=len(cohort) / cohort.population)
@@ -61,8 +72,9 @@ class Scaffold(Central):
         change = sub(scale(drift, pace), shared["control"])
         update = Update(
             {"model": trained.model, "control": change},
-            {"model": weights.by_size(self.weights, data.examples), "control": weights.uniform(data.examples)},
+            {"model": by_size(self.weights, data.examples), "control": uniform(data.examples)},
             trained=trained,
+            positions={"model": "model"},
         )
         return update, {**trained.own, "control": add(own["control"], change)}
 

@@ -7,16 +7,8 @@ from typing import ClassVar
 import torch
 from pydantic import model_validator
 
-from fedloom.aggregation.means import mean
-from fedloom.algorithm import Update
-from fedloom.algorithms.fedavg import FedAvg, moved
-from fedloom.errors import InputError
-from fedloom.federation.cohort import Cohort
-from fedloom.record import Count
-from fedloom.task import Task
-from fedloom.training.clients import Clients
-from fedloom.training.local import Groups
-from fedloom.tree import Tree, stack
+from fedloom.algorithm import Clients, Cohort, Count, Groups, InputError, Task, Tree, Update, mean, stack
+from fedloom.algorithms.fedavg import FedAvg
 
 
 class Staged(FedAvg):
@@ -33,26 +25,25 @@ class Staged(FedAvg):
 
     @model_validator(mode="after")
     def _only_sums(self) -> Staged:
-        if not self.linear:
-            raise InputError("Staged adds sums of sums, so it goes neither with a rule nor with within_std.")
+        if self.rule is not None:
+            raise InputError("Staged adds sums of sums, so it cannot use a rule. Leave it out, or use fedavg.")
         return self
 
-    def average(self, model: Tree, cohort: Cohort, shared: Groups) -> Tree:
+    def average(self, cohort: Cohort, shared: Groups) -> Tree:
+        model = shared["model"]
         place = torch.arange(len(cohort)) % self.groups
         found = cohort.reduce(self.member, shared, each={"group": {"number": place}})
         present = [name for name, weight in found.weights.items() if weight > 0]
         flat = mean(stack([found[name] for name in present]), torch.stack([found.weights[name] for name in present]))
         rounded = {name: leaf if model[name].is_floating_point() else leaf.round() for name, leaf in flat.items()}
-        if self.share == "deltas":
-            return moved(model, rounded)
         return {name: leaf.to(model[name].dtype) for name, leaf in rounded.items()}
 
     def member(self, task: Task, shared: Groups, own: Groups, data: Clients, each: Groups) -> tuple[Update, Groups]:
-        """A client's answer to its own group; to the others it sends nothing of weight."""
+        """Answer as FedAvg's client does, with weight only in the client's own group."""
         update, kept = self.client(task, shared, own, data)
         weigh, number = update.weights("model"), each["group"]["number"]
         # counters are rounded once, at the end
         sent = {n: x if x.is_floating_point() else x.to(torch.float64) for n, x in update.groups["model"].items()}
         names = [f"group{group}" for group in range(self.groups)]
         split = {name: torch.where(number == group, weigh, 0.0) for group, name in enumerate(names)}
-        return Update(dict.fromkeys(names, sent), split, update.public, update.trained), kept
+        return Update(dict.fromkeys(names, sent), split, {}, update.trained, dict.fromkeys(names, "model")), kept

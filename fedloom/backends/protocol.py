@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedloom import tree
-from fedloom.algorithm import Algorithm
 from fedloom.federation.work import Work
 from fedloom.task import Task
 from fedloom.training.local import Groups
+
+if TYPE_CHECKING:
+    from fedloom.algorithm import Algorithm
 
 
 class Backend:

@@ -1,27 +1,30 @@
-"""The clients of one round, behind the verbs that mark the trust boundary; who is sampled; what clients keep."""
+"""The clients of one round, behind the three verbs that mark the trust boundary: reduce, map, exchange."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from fedloom import keys
-from fedloom.aggregation.robust import finite
-from fedloom.algorithm import Algorithm, Update
-from fedloom.backends.protocol import Backend
+from fedloom.aggregation.robust import finite, judge
 from fedloom.data.split import SplitName
-from fedloom.errors import InputError
+from fedloom.errors import InputError, TrainingError
 from fedloom.federation.client_state import ClientStates
-from fedloom.federation.evaluation import ServerEvaluation
-from fedloom.federation.work import ClientWork, Outcome, Report, aggregate
+from fedloom.federation.work import ClientWork, Outcome, Report, means_of
 from fedloom.task import Task
-from fedloom.training.evaluation import Measured
 from fedloom.training.local import Groups
-from fedloom.tree import Tree
+from fedloom.tree import Tree, change, select
+
+if TYPE_CHECKING:
+    from fedloom.algorithm import Algorithm, Update
+    from fedloom.backends.protocol import Backend
+
+ClientMethod = Callable[..., "tuple[Update, Groups]"]
+Rule = Callable[[Tree, Tensor, int], Tree]  # stacked changes, weights, how many wrong clients left before → one change
 
 
 @dataclass(frozen=True)
@@ -37,24 +40,15 @@ class Aggregate:
 
 
 @dataclass(frozen=True)
-class Answers:
+class Answers(Aggregate):
     """What the server sees after `map` or `exchange`: each client's answer, stacked in the cohort's order."""
 
-    groups: Groups
-    weights: dict[str, Tensor]
-    public: dict[str, Tensor]
-
-    def __getitem__(self, group: str) -> Tree:
-        return self.groups[group]
-
-
-ClientMethod = Callable[..., tuple[Update, Groups]]
-Rule = Callable[[Tree, Tensor], Tree]
+    positions: dict[str, str] | None = None  # as in `Update`; None if they are not known
 
 
 @dataclass
 class Cohort:
-    """The clients of one round. The verbs say what the server gets to see."""
+    """The clients of one round. The verb that an algorithm uses decides what the server sees."""
 
     backend: Backend
     algorithm: Algorithm
@@ -67,11 +61,12 @@ class Cohort:
     measure: tuple[SplitName, ...] = ()
     universal: bool = False
     watch_epochs: bool = False
+    validate: Callable[[Tree], float | None] = lambda model: None
+    """The accuracy (or else the loss) of a model on validation data that the server holds; None if it holds none."""
     calls: int = 0
     reports: list[Report] = field(default_factory=list)
     public: dict[str, Tensor] = field(default_factory=dict)  # numbers that clients made public, by name
-    publishers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # and whose they are, in order
-    server_examples: dict[str, int] = field(default_factory=dict)  # how many the server itself holds, by split
+    publishers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # the clients they belong to, in order
     notes: dict[str, float] = field(default_factory=dict)  # what the server noted about this round
     left_out: list[int] = field(default_factory=list)  # clients whose answers were not finite
 
@@ -79,56 +74,28 @@ class Cohort:
         return len(self.ids)
 
     def key(self, purpose: str, *parts: int) -> int:
-        """A key for the server's own random choices in this round."""
+        """Return a key for the server's own random choices in this round."""
         return keys.key(self.seed, purpose, self.round, *parts)
 
     def note(self, **numbers: float) -> None:
         """Keep numbers about this round with its record."""
         self.notes.update(numbers)
 
-    def keep_finite(self, groups: Groups, weights: dict[str, Tensor]) -> Tensor:
-        """Which clients' answers are finite numbers; the round goes on without the others.
-
-        These leave the cohort, as clients that a network loses do, and keep what they had before the round.
-        """
-        each = [finite(stacked) for stacked in groups.values() if stacked]
-        each += [weight.isfinite() for weight in weights.values()]
-        sound = torch.stack(each).all(0)
-        gone = [client for client, good in zip(self.ids, sound.tolist(), strict=True) if not good]
-        if gone:
-            self.left_out += gone
-            self.note(not_finite=len(self.left_out))
-            self.own.undo(gone)
-            self.ids = tuple(client for client in self.ids if client not in gone)
-        return sound
-
-    def validate(self, model: Tree) -> float | None:
-        """The accuracy (or else the loss) of a model on the server's own validation data; None if it holds none."""
-        examples = self.server_examples.get("validation")
-        if not examples:
-            return None
-        work = ServerEvaluation(model, "validation", range(-(-examples // ServerEvaluation.piece)))
-        values = sum(self.backend.run(work), Measured()).values(self.task)
-        return values.get("accuracy", values["loss"])
-
     def reduce(
-        self, fn: ClientMethod, shared: Groups, rule: Rule | None = None, *, each: Groups | None = None
+        self, fn: ClientMethod, shared: Groups, *, rule: Rule | None = None, each: Groups | None = None
     ) -> Aggregate:
-        """Every client runs `fn`; the server sees only the mean of each group, or what a `rule` makes of it."""
+        """Every client runs `fn`; the server sees only the weighted mean of each group.
+
+        With a robust rule the server sees each answer, and `combine` replaces the mean.
+        """
         if rule is not None:
-            answers = self.map(fn, shared, each=each)
-            return Aggregate(
-                {group: rule(stacked, answers.weights[group]) for group, stacked in answers.groups.items()},
-                {group: weight.sum() for group, weight in answers.weights.items()},
-                answers.public,
-            )
+            return self.combine(self.map(fn, shared, each=each), shared, rule)
         outcome = self._ask(fn, shared, "sum", each=each)
-        return Aggregate(*aggregate(outcome), outcome.public)
+        return Aggregate(*means_of(outcome), outcome.public)
 
     def map(self, fn: ClientMethod, shared: Groups, *, each: Groups | None = None) -> Answers:
         """Every client runs `fn`; the server sees each answer."""
-        outcome = self._ask(fn, shared, "stack", each=each)
-        return Answers(outcome.stack, outcome.weights, outcome.public)
+        return _answers(self._ask(fn, shared, "stack", each=each))
 
     def exchange(
         self,
@@ -140,22 +107,47 @@ class Cohort:
         each: Groups | None = None,
     ) -> Answers:
         """Every client receives its neighbours' trees (`graph[i, j]`: i receives from j) and runs `fn` on them."""
-        outcome = self._ask(fn, shared or {}, "stack", each=each, peers=trees, graph=graph)
-        return Answers(outcome.stack, outcome.weights, outcome.public)
+        graph = graph.to(torch.bool)
+        return _answers(self._ask(fn, shared or {}, "stack", each=each, peers=trees, graph=graph))
 
-    def _ask(
-        self,
-        fn: ClientMethod,
-        shared: Groups,
-        keep: Literal["sum", "stack"],
-        *,
-        each: Groups | None = None,
-        peers: Groups | None = None,
-        graph: Tensor | None = None,
-    ) -> Outcome:
+    def combine(self, answers: Answers, shared: Groups, rule: Rule) -> Aggregate:
+        """Let a robust rule judge what each client changed, group by group (see `robust.judge`).
+
+        Clients with answers that are not finite leave the round first, as clients that a network loses do. They keep
+        what they had before the round, and the rule counts them as wrong.
+        """
+        if answers.positions is None:
+            raise TrainingError(
+                f"Round {self.round}: a robust rule needs to know which groups of an update are positions, and the "
+                "backend could not find that out (its log says why)."
+            )
+        bases = {group: select(shared[base], answers[group]) for group, base in answers.positions.items()}
+        changes = {g: change(stacked, bases[g]) if g in bases else stacked for g, stacked in answers.groups.items()}
+        gone, sound = len(self.left_out), self._keep_finite(changes, answers.weights)
+        found = {
+            group: judge(rule, stacked, answers.weights[group], sound, gone, bases.get(group))
+            for group, stacked in changes.items()
+        }
+        weights = {group: weight[sound].sum() for group, weight in answers.weights.items()}
+        return Aggregate(found, weights, answers.public)
+
+    def _keep_finite(self, groups: Groups, weights: dict[str, Tensor]) -> Tensor:
+        """Continue the round without the clients whose answers are not finite; return which ones stay."""
+        each = [finite(stacked) for stacked in groups.values() if stacked]
+        sound = torch.stack([*each, *(weight.isfinite() for weight in weights.values())]).all(0)
+        gone = [client for client, good in zip(self.ids, sound.tolist(), strict=True) if not good]
+        if gone:
+            self.left_out += gone
+            self.note(not_finite=len(self.left_out))
+            self.own.undo(gone)
+            self.ids = tuple(client for client in self.ids if client not in gone)
+        return sound
+
+    def _ask(self, fn: ClientMethod, shared: Groups, keep: Literal["sum", "stack"], **messages: Any) -> Outcome:
+        """Have the backend run `fn` on every client, and remember what it reports."""
         if getattr(fn, "__func__", None) is not getattr(type(self.algorithm), fn.__name__, None):
             raise InputError(
-                f"A verb takes a method of the algorithm, such as self.client, because clients look it up by its name. "
+                "A verb takes a method of the algorithm, such as self.client, because clients look it up by its name. "
                 f"Got {fn!r} instead."
             )
         work = ClientWork(
@@ -168,19 +160,21 @@ class Cohort:
             self.round,
             self.calls,
             keep,
-            each,
-            peers,
-            None if graph is None else graph.to(torch.bool),
-            self.measure,
-            self.universal,
-            self.watch_epochs,
+            measure=self.measure,
+            universal=self.universal,
+            watch_epochs=self.watch_epochs,
+            **messages,
         )
         self.calls += 1
         outcome: Outcome = self.backend.run(work)
-        # on a network some may be gone: the round goes on among those who answered
+        # a network may lose clients: the round continues with those that answered
         self.ids = tuple(report.client for report in outcome.reports)
         self.own.put(self.ids, outcome.own)
         self.reports.extend(outcome.reports)
         self.public.update(outcome.public)
         self.publishers.update(dict.fromkeys(outcome.public, self.ids))
         return outcome
+
+
+def _answers(outcome: Outcome) -> Answers:
+    return Answers(outcome.stack, outcome.weights, outcome.public, outcome.positions)

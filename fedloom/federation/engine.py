@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from fedloom import tree
@@ -15,7 +16,7 @@ from fedloom.data.split import SPLITS, SplitName
 from fedloom.errors import InputError, RoundAbandoned, TrainingError
 from fedloom.federation.client_state import ClientStates
 from fedloom.federation.cohort import Cohort
-from fedloom.federation.evaluation import EvaluationWork, ServerEvaluation
+from fedloom.federation.evaluation import EvaluationWork, evaluate_server, validate
 from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import Report
 from fedloom.machine import computing
@@ -26,6 +27,7 @@ from fedloom.training.local import Groups
 
 Public = tuple[int, str, int, float]  # client, name, about (another client, or the number's place), value
 Phase = Literal["pre_fit", "post_fit", "final"]
+ByClient = dict[int, dict[str, Measured]]  # client → split
 
 
 class Evaluation(Record):
@@ -49,7 +51,7 @@ class Evaluation(Record):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that a run needs to go on after a round: the server's state and what the clients keep."""
+    """Everything a run needs to continue after a round: the server's state and what the clients keep."""
 
     round: int
     state: Groups
@@ -61,18 +63,18 @@ class RoundRecord:
     """What happened in one round."""
 
     round: int
-    state: Groups  # the new state, after this round
+    state: Groups  # after this round
     cohort: tuple[int, ...]
     reports: tuple[Report, ...]  # one per client and call
-    clients: dict[Phase, dict[int, dict[str, Measured]]]  # phase → client → split
+    clients: dict[Phase, ByClient]
     server: dict[str, Measured]  # the new global model, per split
     own: dict[int, Groups]  # the states of clients that changed
-    public: tuple[Public, ...] = ()  # numbers that clients made public, such as scores they gave each other
+    public: tuple[Public, ...] = ()  # numbers that clients made public, such as the scores they gave each other
     seconds: float = 0.0
     notes: dict[str, float] = field(default_factory=dict)  # what the algorithm's server half noted
-    complete: bool = True  # false when too few took part: the state is then the old one
+    complete: bool = True  # false if too few clients took part: then the state is the old one
     left_out: tuple[int, ...] = ()  # clients whose updates were not finite, which a robust rule leaves out
-    reached: bool = False  # what the run was to stop at
+    reached: bool = False  # whether the run reached its target and stops here
 
 
 def fit(
@@ -88,9 +90,9 @@ def fit(
     resume: Snapshot | None = None,
     until: Callable[[RoundRecord], bool] | None = None,
 ) -> Iterator[RoundRecord]:
-    """Train for `rounds` rounds in all and yield a record after each; `resume` continues after the snapshot's round.
+    """Train until round `rounds` and yield a record after each round; `resume` continues after a snapshot.
 
-    Without a backend the serial one is used.
+    The default backend is the serial one. `until` ends the run early, after the first record that it accepts.
     """
     sampling.check(federation.clients)
     if backend is None:
@@ -102,85 +104,117 @@ def fit(
         raise InputError(f"The model has complex parameters, and {type(algorithm).__name__} computes with real ones.")
     own = ClientStates(backend.keep(algorithm.init_own(task, initial)), resume.own if resume else None)
     state = resume.state if resume else algorithm.init(task, initial)
-    del initial  # which may be large
-    for round in range(resume.round + 1 if resume else 1, rounds + 1):
+    del initial  # it may be large
+    begun = resume.round if resume else 0
+    for round in range(begun + 1, rounds + 1):
         began = time.perf_counter()
         with computing():
+            ids = (federation.everyone,) if algorithm.pooled else sampling.draw(federation.clients, round, seed)
             measuring = round % evaluation.every == 0 or round in (1, rounds)
             splits = evaluation.splits if measuring else ()
-            ids = (federation.everyone,) if algorithm.pooled else sampling.draw(federation.clients, round, seed)
-            everyone = algorithm.pooled or evaluation.clients == "all"
-            # a million numbers are made only when somebody is measured
-            observed = (tuple(range(federation.clients)) if everyone else ids) if evaluation.splits else ()
-            clients: dict[Phase, dict[int, dict[str, Measured]]] = {}
-            if splits and observed:
-                clients["pre_fit"] = backend.run(
-                    EvaluationWork.of(algorithm, state, own.gather(observed), observed, splits, round)
-                )
-            cohort = Cohort(backend, algorithm, task, ids, federation.clients, round, seed, own)
-            cohort.measure, cohort.watch_epochs = splits, evaluation.epochs
-            cohort.server_examples = {split: len(labels) for split, (_, labels) in federation.server.items()}
-            # whoever may stop at any round must be ready for its end in every round
-            cohort.universal = evaluation.universal and (round == rounds or until is not None)
+            everyone = evaluation.splits and (algorithm.pooled or evaluation.clients == "all")
+            measured = tuple(range(federation.clients)) if everyone else ids
+            clients: dict[Phase, ByClient] = {}
+            clients["pre_fit"] = _evaluate(backend, algorithm, state, own, measured, splits, round)
+            cohort = Cohort(
+                backend,
+                algorithm,
+                task,
+                ids,
+                federation.clients,
+                round,
+                seed,
+                own,
+                measure=splits,
+                # a run that may stop after any round must be ready for its end in every round
+                universal=evaluation.universal and (round == rounds or until is not None),
+                watch_epochs=evaluation.epochs,
+                validate=partial(validate, backend, federation, task),
+            )
             complete = algorithm.pooled or len(ids) >= max(sampling.needed(federation.clients), 1)
             if complete:
                 try:
-                    state = _checked(algorithm.round(state, cohort), state, task, cohort, federation)
-                    _check_kept(own, task, cohort, federation)
+                    state = _checked(algorithm.round(state, cohort), state, cohort, federation)
                 except RoundAbandoned:
                     complete = False
                     own.undo()
-            for report in cohort.reports:
-                if report.post_fit:
-                    clients.setdefault("post_fit", {})[report.client] = report.post_fit
-            server = _examine_server(backend, federation, task, algorithm, state, evaluation) if measuring else {}
-            changed, public = own.take_changed(), tuple(_public(cohort))
+            clients["post_fit"] = {report.client: report.post_fit for report in cohort.reports if report.post_fit}
             record = RoundRecord(
                 round,
                 state,
                 cohort.ids,
                 tuple(cohort.reports),
                 clients,
-                server,
-                changed,
-                public,
+                _evaluate_server(backend, federation, task, algorithm, state, evaluation) if measuring else {},
+                own.take_changed(),
+                tuple(_public(cohort)),
                 notes=cohort.notes,
                 complete=complete,
                 left_out=tuple(cohort.left_out),
             )
             reached = until is not None and until(record)
-            if (round == rounds or reached) and evaluation.splits and observed:
-                final = EvaluationWork.of(algorithm, state, own.gather(observed), observed, evaluation.splits, round)
-                clients["final"] = backend.run(final)
+            if round == rounds or reached:
+                clients["final"] = _evaluate(backend, algorithm, state, own, measured, evaluation.splits, round)
+        record = replace(record, clients={phase: found for phase, found in clients.items() if found})
         yield replace(record, seconds=time.perf_counter() - began, reached=reached)
         if reached:
             return
 
 
-def _checked(state: Groups, before: Groups, task: Task, cohort: Cohort, federation: Federation) -> Groups:
-    """The new state, if it is sound."""
+def _evaluate(
+    backend: Backend,
+    algorithm: Algorithm,
+    state: Groups,
+    own: ClientStates,
+    ids: tuple[int, ...],
+    splits: tuple[SplitName, ...],
+    round: int,
+) -> ByClient:
+    """Evaluate the models that clients use on their own splits."""
+    if not splits or not ids:
+        return {}
+    found: ByClient = backend.run(EvaluationWork.of(algorithm, state, own.gather(ids), ids, splits, round))
+    return found
+
+
+def _evaluate_server(
+    backend: Backend, federation: Federation, task: Task, algorithm: Algorithm, state: Groups, evaluation: Evaluation
+) -> dict[str, Measured]:
+    """Evaluate the global model on the server's data, or if asked for, on a split that only the clients have."""
+    model = algorithm.server_model(task, state)
+    if model is None:
+        return {}
+    measured: dict[str, Measured] = {}
+    for split in SPLITS if evaluation.server is None else evaluation.server:
+        if split in federation.server:
+            measured[split] = evaluate_server(backend, federation, model, split)
+        elif evaluation.server is not None:
+            everyone = tuple(range(federation.clients))
+            found: ByClient = backend.run(EvaluationWork.of(algorithm, {}, {}, everyone, (split,), model=model))
+            answered = [found[client] for client in everyone if client in found]  # a network may lose some
+            measured[split] = sum((splits[split] for splits in answered if split in splits), Measured())
+    return measured
+
+
+def _checked(state: Groups, before: Groups, cohort: Cohort, federation: Federation) -> Groups:
+    """Return the new state, if it is finite and so is what clients keep. (On a network, agents check that.)"""
+    trainable, frozen = cohort.task.trainable, cohort.task.frozen
     for name, group in state.items():
-        if not tree.is_sound(group, task.trainable):
+        if not tree.is_sound(group, trainable):
             raise _diverged(f"the new {name}", cohort, federation)
+    for client in sorted(cohort.own.changed):
+        for name, group in cohort.own.states[client].items():
+            if not tree.is_sound(group, trainable):
+                raise _diverged(f"the {name} that client '{federation.name(client)}' keeps", cohort, federation)
     # averaging equal numbers may change their last bits, and frozen parameters must not drift
     return {
-        name: {**group, **{leaf: before[name][leaf] for leaf in task.frozen if leaf in group and leaf in before[name]}}
-        if name in before
-        else group
+        name: {**group, **tree.select(before.get(name, {}), [leaf for leaf in frozen if leaf in group])}
         for name, group in state.items()
     }
 
 
-def _check_kept(own: ClientStates, task: Task, cohort: Cohort, federation: Federation) -> None:
-    """What clients keep must be sound as well: it may be their model. On a network, agents look themselves."""
-    for client in sorted(own.changed):
-        for name, group in own.states[client].items():
-            if not tree.is_sound(group, task.trainable):
-                raise _diverged(f"the {name} that client '{federation.name(client)}' keeps", cohort, federation)
-
-
 def _diverged(what: str, cohort: Cohort, federation: Federation) -> TrainingError:
-    """An error that names those whose answers were not finite, unless that is all of several."""
+    """Make an error that names the clients whose answers were not finite, unless that is all of several."""
     everyone = {report.client for report in cohort.reports}
     wrong = sorted({report.client for report in cohort.reports if not report.finite})
     names = ", ".join(f"'{federation.name(client)}'" for client in wrong[:3])
@@ -189,29 +223,8 @@ def _diverged(what: str, cohort: Cohort, federation: Federation) -> TrainingErro
     return TrainingError(f"Round {cohort.round}: {what} is not finite{why}. A smaller lr or a clip may help.")
 
 
-def _examine_server(
-    backend: Backend, federation: Federation, task: Task, algorithm: Algorithm, state: Groups, evaluation: Evaluation
-) -> dict[str, Measured]:
-    """The global model on what the server holds; `train` is the union of the clients' training splits."""
-    weights = algorithm.server_model(task, state)
-    if weights is None:
-        return {}
-    measured: dict[str, Measured] = {}
-    for split in SPLITS if evaluation.server is None else evaluation.server:
-        if split in federation.server:
-            examples = len(federation.server[split][1])
-            work = ServerEvaluation(weights, split, range(-(-examples // ServerEvaluation.piece)))
-            measured[split] = sum(backend.run(work), Measured())
-        elif evaluation.server is not None:
-            everyone = tuple(range(federation.clients))
-            graded = backend.run(EvaluationWork.of(algorithm, {}, {}, everyone, (split,), model=weights))
-            answered = [graded[client] for client in everyone if client in graded]  # on a network some may not
-            measured[split] = sum((found[split] for found in answered if split in found), Measured())
-    return measured
-
-
 def _public(cohort: Cohort) -> Iterator[Public]:
-    """What clients made public in a round; a row with one number per client of the cohort is about those clients."""
+    """List what clients made public. A row with one number per client of the cohort is about those clients."""
     for name, values in cohort.public.items():
         ids = cohort.publishers[name]
         for client, row in zip(ids, values.reshape(len(ids), -1).tolist(), strict=True):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from fedloom import tree
-from fedloom.algorithm import Algorithm, chosen
+from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
 from fedloom.federation.work import Place, on_device
+from fedloom.task import Task
 from fedloom.training import evaluation, generators
 from fedloom.training.clients import Clients
 from fedloom.training.evaluation import Measured
@@ -19,7 +20,11 @@ from fedloom.training.local import Groups
 from fedloom.training.schedule import blame
 from fedloom.tree import Tree
 
-MANY, TOGETHER = 32, 4  # from so many clients on, so many are evaluated in one pass
+if TYPE_CHECKING:
+    from fedloom.algorithm import Algorithm
+    from fedloom.backends.protocol import Backend
+
+MANY, TOGETHER = 32, 4  # with at least MANY clients, TOGETHER of them are evaluated in one pass
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,8 @@ class EvaluationWork:
     ids: tuple[int, ...]
     splits: tuple[SplitName, ...]
     round: int = 0
-    model: Tree | None = None  # evaluate this one instead
-    together: int = 1  # clients in one unit: where all use one model, a pass over several costs less
+    model: Tree | None = None  # evaluate this model instead of the clients' own
+    together: int = 1  # clients in one unit of work
 
     @classmethod
     def of(
@@ -48,9 +53,9 @@ class EvaluationWork:
         round: int = 0,
         model: Tree | None = None,
     ) -> EvaluationWork:
-        """An examination of many clients, or of few."""
-        # a rule on their number alone: what is computed together must not depend on how the work is spread
-        together = TOGETHER if len(ids) >= MANY and not own and type(algorithm).choose is Algorithm.choose else 1
+        """Return the work for these clients; many clients that use one model are evaluated in groups."""
+        # depends only on how many clients there are: which ones are computed together must not depend on the backend
+        together = TOGETHER if len(ids) >= MANY and not own and not algorithm.chooses else 1
         return cls(algorithm, shared, own, ids, splits, round, model, together)
 
     def costs(self, place: Place) -> Sequence[int]:
@@ -75,8 +80,8 @@ class EvaluationWork:
             own = {group: tree.row(stacked, begin) for group, stacked in self.own.items()}
             try:
                 if self.model is None:
-                    one = replace(data, ids=(self.ids[begin],))
-                    own = chosen(self.algorithm, place.task, on_device(place.setup.device, self.shared), own, one)
+                    shared = on_device(place.setup.device, self.shared)
+                    own = chosen(self.algorithm, place.task, shared, own, replace(data, ids=(self.ids[begin],)))
                 model = self.model or self.algorithm.model(place.task, self.shared, own)
                 model = tree.to(model, place.setup.device)
                 for split in self.splits:
@@ -93,7 +98,7 @@ class EvaluationWork:
 
 @dataclass(frozen=True)
 class ServerEvaluation:
-    """The global model on data that the server holds, in pieces of a fixed size."""
+    """Evaluate the global model on data that the server holds, in pieces of a fixed size."""
 
     common: ClassVar[tuple[str, ...]] = ("weights",)
 
@@ -113,7 +118,7 @@ class ServerEvaluation:
         measured = []
         for number in self.pieces:
             rows = slice(number * self.piece, (number + 1) * self.piece)
-            # copies: a model may change what it is given
+            # copies, because a model may change its input
             part = x[rows].clone(), y[rows].clone()
             example = evaluation.prepare(*part, place.federation.scale, place.task, place.setup.device)
             weights = tree.to(self.weights, place.setup.device)
@@ -122,3 +127,26 @@ class ServerEvaluation:
 
     def merge(self, results: Iterable[list[Measured]]) -> list[Measured]:
         return [measured for part in results for measured in part]
+
+
+def evaluate_server(backend: Backend, federation: Federation, model: Tree, split: str) -> Measured:
+    """Evaluate a model on one split that the server holds."""
+    examples = len(federation.server[split][1])
+    work = ServerEvaluation(model, split, range(-(-examples // ServerEvaluation.piece)))
+    return sum(backend.run(work), Measured())
+
+
+def validate(backend: Backend, federation: Federation, task: Task, model: Tree) -> float | None:
+    """Return the accuracy (or else the loss) on the server's own validation data; None if it holds none."""
+    if "validation" not in federation.server or not len(federation.server["validation"][1]):
+        return None
+    values = evaluate_server(backend, federation, model, "validation").values(task)
+    return values.get("accuracy", values["loss"])
+
+
+def chosen(algorithm: Algorithm, task: Task, shared: Groups, own: Groups, data: Clients) -> Groups:
+    """Return what one client keeps, after it chose among several models if its algorithm lets it choose."""
+    if not algorithm.chooses:
+        return own
+    stacked = {group: {name: leaf[None] for name, leaf in leaves.items()} for group, leaves in own.items()}
+    return {group: tree.row(leaves, 0) for group, leaves in algorithm.choose(task, shared, stacked, data).items()}

@@ -1,13 +1,14 @@
-"""Pieces of work that a backend carries out where the data lives. Each can be cut into ranges of clients and merged.
+"""The work that a verb asks of clients: every client runs one method of the algorithm, where its data lives.
 
-Whatever a backend is (a loop, processes, a cluster, a network), it does no more than perform parts and merge results.
+All a backend does (a loop, processes, a cluster, a network) is to cut work into ranges of clients, perform the parts
+and merge the results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +16,6 @@ from torch import Tensor
 from fedloom import tree
 from fedloom.aggregation import means
 from fedloom.aggregation.means import Node, PairwiseSum
-from fedloom.algorithm import Algorithm, Update
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
 from fedloom.task import Task
@@ -24,6 +24,9 @@ from fedloom.training.clients import Clients, Setup
 from fedloom.training.evaluation import Measured
 from fedloom.training.local import Groups
 from fedloom.tree import Tree
+
+if TYPE_CHECKING:
+    from fedloom.algorithm import Algorithm, Update
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,10 @@ class Place:
 class Work(Protocol):
     """What the server asks of some clients."""
 
-    common: ClassVar[tuple[str, ...]]  # fields that are the same for every part, so that a process needs them once
+    common: ClassVar[tuple[str, ...]]  # fields that all parts share, so that a process needs them only once
 
     def costs(self, place: Place) -> Sequence[int]:
-        """How much there is to do for each unit, in order; a backend cuts at unit borders."""
+        """Return how much there is to do for each unit, in order; a backend cuts between units."""
 
     def part(self, begin: int, end: int) -> Work: ...
     def perform(self, place: Place) -> Any: ...
@@ -61,7 +64,7 @@ class Report:
     bytes_down: int = 0
     history: tuple[dict[str, float], ...] = ()
     post_fit: dict[str, Measured] = field(default_factory=dict)  # per split, and "universal"
-    finite: bool = True  # whether all that it answered is
+    finite: bool = True  # whether all numbers in its answer are finite
 
 
 @dataclass(frozen=True)
@@ -74,14 +77,13 @@ class Outcome:
     public: dict[str, Tensor] = field(default_factory=dict)
     own: Groups = field(default_factory=dict)
     reports: tuple[Report, ...] = ()
-    whole: dict[str, dict[str, torch.dtype]] = field(
-        default_factory=dict
-    )  # per group, the leaves that hold whole numbers
+    dtypes: dict[str, dict[str, torch.dtype]] = field(default_factory=dict)  # of leaves whose sums have another dtype
+    positions: dict[str, str] | None = field(default_factory=dict)  # as in `Update`; None if they are not known
 
 
 @dataclass(frozen=True)
 class Inbox:
-    """The trees that peers sent: all of the cohort's, and which of them each client may see."""
+    """The trees that the clients of a cohort sent to each other, and which of them each client may see."""
 
     trees: Groups
     neighbours: Tensor  # clients × cohort, true where a client receives
@@ -92,7 +94,7 @@ class Inbox:
 
 @dataclass(frozen=True)
 class ClientWork:
-    """One verb: every client of the cohort runs one method of the algorithm."""
+    """Every client of the cohort runs one method of the algorithm."""
 
     common: ClassVar[tuple[str, ...]] = ("algorithm", "shared", "peers")
 
@@ -104,12 +106,12 @@ class ClientWork:
     seed: int
     round: int
     call: int
-    keep: Literal["sum", "stack"]
-    each: Groups | None = None  # a message per client, stacked
-    peers: Groups | None = None  # what the cohort's clients sent to each other, stacked over the whole cohort
-    graph: Tensor | None = None  # who receives from whom: one row per client of `ids`
+    keep: Literal["sum", "stack"]  # what the verb lets the server see
+    each: Groups | None = None  # one message per client, stacked
+    peers: Groups | None = None  # what the clients sent to each other, stacked over the whole cohort
+    graph: Tensor | None = None  # which clients receive from which: one row per client of `ids`
     measure: tuple[SplitName, ...] = ()  # splits that a client evaluates its trained model on
-    universal: bool = False  # and the union of all clients' test splits
+    universal: bool = False  # also evaluate on the union of all clients' test splits
     watch_epochs: bool = False  # also evaluate the validation split after every local epoch
     first: int = 0  # the cohort position of ids[0]
 
@@ -130,7 +132,7 @@ class ClientWork:
         )
 
     def perform(self, place: Place) -> Outcome:
-        """All clients of this part, a bounded number at a time: a stack costs clients × model in memory."""
+        """Perform a bounded number of clients at a time, because a stack costs clients × model in memory."""
         own = sum(tree.size(group) for group in self.own.values()) // max(len(self.ids), 1)
         model = sum(tree.size(group) for group in self.shared.values()) + own + 1
         together = max(place.setup.group, min(64, 256_000_000 // model))
@@ -148,25 +150,47 @@ class ClientWork:
         if self.each is not None:
             extra.append(on_device(device, self.each))
         update, own = method(place.task, on_device(device, self.shared), on_device(device, self.own), data, *extra)
-        own = on_device("cpu", own)
         update = replace(update, groups=on_device("cpu", update.groups))
-        sound = _sound(update, place.task, len(data))
-        reports = tuple(self._report(place, data, update, position, sound[position]) for position in range(len(data)))
-        return self.outcome(update, own, reports)
+        finite = _finite(update, place.task, len(data))
+        reports = tuple(self._report(place, data, update, position, finite[position]) for position in range(len(data)))
+        return self.outcome(update, on_device("cpu", own), reports)
+
+    def _report(self, place: Place, data: Clients, update: Update, position: int, finite: bool) -> Report:
+        post_fit: dict[str, Measured] = {}
+        history: tuple[dict[str, float], ...] = ()
+        if update.trained is not None:
+            model = tree.row(update.trained.model, position)
+            history = update.trained.history[position] if update.trained.history else ()
+            for split in self.measure:
+                post_fit[split] = evaluation.evaluate(place.task, model, data, position, split)
+            if self.universal:
+                everyone = place.federation.indices(place.federation.everyone, "test")
+                post_fit["universal"] = evaluation.evaluate_rows(place.task, model, data, everyone)
+        sent = _bytes_of_one({**update.groups, "": update.public}) + 8 * len(update.groups)
+        return Report(self.ids[position], sent, self.received(position), history, post_fit, finite)
+
+    def received(self, position: int) -> int:
+        """Return how many bytes one client receives for this work."""
+        down = sum(tree.size(group) for group in self.shared.values()) + _bytes_of_one(self.each or {})
+        if self.peers is not None and self.graph is not None:
+            others = self.graph[position].clone()
+            others[self.first + position] = False  # a client does not receive what it sent itself
+            down += _bytes_of_one(self.peers) * int(others.sum())
+        return down
+
+    # --- from updates to sums or stacks
 
     def outcome(self, update: Update, own: Groups, reports: tuple[Report, ...]) -> Outcome:
-        """What clients answered, as the verb asks for it: as sums, or stacked."""
-        sums, stack = {}, {}
+        """Return what clients answered in the form that the verb allows: as sums, or stacked."""
         weights = {group: update.weights(group) for group in update.groups}
-        whole = {group: means.whole_leaves(stacked) for group, stacked in update.groups.items()}
-        if self.keep == "sum":
-            sums = self._sums(update.groups, weights, len(self.ids))
-        else:
-            stack = update.groups
-        return Outcome(sums, stack, weights if self.keep == "stack" else {}, update.public, own, reports, whole)
+        dtypes = {group: means.other_dtypes(stacked) for group, stacked in update.groups.items()}
+        found = Outcome({}, {}, {}, update.public, own, reports, dtypes, update.positions)
+        if self.keep == "stack":
+            return replace(found, stack=update.groups, weights=weights)
+        return replace(found, sums=self._sums(update.groups, weights, len(self.ids)))
 
     def outcome_of(self, updates: Sequence[Update], own: Groups, reports: tuple[Report, ...]) -> Outcome:
-        """The same for answers that came one by one, in the cohort's order; sums need no copy of them."""
+        """Do the same for answers that arrived one by one, in the cohort's order; sums need no copy of them."""
         if self.keep == "stack":
             parts = [self.outcome(update, {}, ()) for update in updates]
             return replace(self.merge(parts), own=own, reports=reports)
@@ -177,13 +201,14 @@ class ClientWork:
             for group, leaves in one.groups.items()
         }
         public = {name: torch.cat([update.public[name] for update in updates]) for name in one.public}
-        whole = {group: means.whole_leaves(leaves) for group, leaves in one.groups.items()}
-        return Outcome(self._sums(rows, weights, len(updates)), {}, {}, public, own, reports, whole)
+        dtypes = {group: means.other_dtypes(leaves) for group, leaves in one.groups.items()}
+        sums = self._sums(rows, weights, len(updates))
+        return Outcome(sums, {}, {}, public, own, reports, dtypes, one.positions)
 
     def _sums(
         self, groups: Mapping[str, Mapping[str, means.Rows]], weights: dict[str, Tensor], count: int
     ) -> dict[Node, Tree]:
-        """Partial sums of the weighted leaves of all groups, and of the weights themselves, as one tree each."""
+        """Add up the weighted leaves of all groups, and the weights themselves, as one tree per partial sum."""
         sums: dict[Node, Tree] = {}
         for group, stacked in groups.items():
             ones = torch.ones(count, dtype=torch.float64)
@@ -193,76 +218,56 @@ class ClientWork:
                 sums.setdefault(node, {}).update(part)
         return sums
 
-    def _report(self, place: Place, data: Clients, update: Update, position: int, sound: bool) -> Report:
-        post: dict[str, Measured] = {}
-        history: tuple[dict[str, float], ...] = ()
-        if update.trained is not None:
-            fitted = tree.row(update.trained.model, position)
-            history = update.trained.history[position] if update.trained.history else ()
-            for split in self.measure:
-                post[split] = evaluation.evaluate(place.task, fitted, data, position, split)
-            if self.universal:
-                everyone = place.federation.indices(place.federation.everyone, "test")
-                post["universal"] = evaluation.evaluate_rows(place.task, fitted, data, everyone)
-        leaves = [leaf for group in update.groups.values() for leaf in group.values()] + list(update.public.values())
-        up = sum(leaf[0].numel() * leaf.element_size() for leaf in leaves) + 8 * len(update.groups)
-        return Report(self.ids[position], up, self.received(position), history, post, sound)
-
-    def received(self, position: int) -> int:
-        """Bytes that one client is sent for this work."""
-        down = sum(tree.size(group) for group in self.shared.values())
-        if self.each is not None:
-            down += sum(leaf[0].numel() * leaf.element_size() for t in self.each.values() for leaf in t.values())
-        if self.peers is not None and self.graph is not None:
-            one = sum(leaf[0].numel() * leaf.element_size() for t in self.peers.values() for leaf in t.values())
-            others = self.graph[position].clone()
-            others[self.first + position] = False  # what a client sent it need not be sent back
-            down += one * int(others.sum())
-        return down
-
     def merge(self, results: Iterable[Outcome]) -> Outcome:
         results = list(results)
+        if not results:
+            return Outcome()
         total = PairwiseSum()
         for outcome in results:
             total.extend(outcome.sums)
-        return Outcome(
-            total.nodes,
-            _join([outcome.stack for outcome in results]),
-            {g: torch.cat([o.weights[g] for o in results]) for g in results[0].weights} if results else {},
-            {name: torch.cat([o.public[name] for o in results]) for name in results[0].public} if results else {},
-            _join([outcome.own for outcome in results]),
-            tuple(report for outcome in results for report in outcome.reports),
-            results[0].whole if results else {},
+        return replace(
+            results[0],
+            sums=total.nodes,
+            stack=_join([outcome.stack for outcome in results]),
+            weights=tree.concat([outcome.weights for outcome in results]),
+            public=tree.concat([outcome.public for outcome in results]),
+            own=_join([outcome.own for outcome in results]),
+            reports=tuple(report for outcome in results for report in outcome.reports),
         )
 
 
-def _sound(update: Update, task: Task, clients: int) -> list[bool]:
-    """Whether each client's answer is made of finite numbers; one look at the stack, if there is nothing to find."""
+def _finite(update: Update, task: Task, clients: int) -> list[bool]:
+    """Return whether each client's answer is finite. One look at the whole stack is enough if all of it is."""
     sent = [*update.groups.values(), {group: update.weights(group) for group in update.groups}]
     if all(tree.is_sound(stacked, task.trainable) for stacked in sent):
         return [True] * clients
     return [all(tree.is_sound(tree.row(part, n), task.trainable) for part in sent) for n in range(clients)]
 
 
+def _bytes_of_one(groups: Groups) -> int:
+    """Return how many bytes one client's rows of stacked groups have."""
+    return sum(leaf[0].numel() * leaf.element_size() for stacked in groups.values() for leaf in stacked.values())
+
+
 def on_device(device: str, groups: Groups) -> Groups:
-    """Groups on a device; on the CPU this copies nothing."""
+    """Return groups on a device; on the CPU this copies nothing."""
     return {name: tree.to(group, device) for name, group in groups.items()}
 
 
 def _join(stacks: list[Groups]) -> Groups:
-    return {group: tree.concat([stack[group] for stack in stacks]) for group in stacks[0]} if stacks else {}
+    return {group: tree.concat([stack[group] for stack in stacks]) for group in stacks[0]}
 
 
-SEPARATOR = "\0"  # stands in no name
+SEPARATOR = "\0"  # no name contains it
 
 
 def _path(group: str, name: str) -> str:
-    """A leaf's name in a sum over all groups; the weights are in a group without a name."""
+    """Name a leaf in a sum over all groups; the weights are in the group without a name."""
     return f"{group}{SEPARATOR}{name}"
 
 
-def aggregate(outcome: Outcome) -> tuple[Groups, dict[str, Tensor]]:
-    """Means of all groups, and the sums of their weights."""
+def means_of(outcome: Outcome) -> tuple[Groups, dict[str, Tensor]]:
+    """Return the weighted means of all groups, and the sums of their weights."""
     total = PairwiseSum()
     total.extend(outcome.sums)
     summed = total.total() if total.nodes else {}  # clients may send nothing at all
@@ -271,7 +276,4 @@ def aggregate(outcome: Outcome) -> tuple[Groups, dict[str, Tensor]]:
         group, _, name = path.partition(SEPARATOR)
         groups.setdefault(group, {})[name] = leaf
     weights = groups.pop("", {})
-    averages = {
-        group: means.finalise(groups.get(group, {}), weight, outcome.whole[group]) for group, weight in weights.items()
-    }
-    return averages, weights
+    return {g: means.finalise(groups.get(g, {}), w, outcome.dtypes[g]) for g, w in weights.items()}, weights

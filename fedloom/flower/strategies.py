@@ -21,7 +21,9 @@ from torch import Tensor, nn
 
 from fedloom.aggregation import weights
 from fedloom.algorithm import Algorithm, Update
-from fedloom.algorithms import ALGORITHMS, FedAvg, FedProx
+from fedloom.algorithms import ALGORITHMS
+from fedloom.algorithms.fedavg import FedAvg
+from fedloom.algorithms.fedprox import FedProx
 from fedloom.backends.protocol import Backend
 from fedloom.errors import InputError, RoundAbandoned
 from fedloom.federation.client_state import ClientStates
@@ -34,7 +36,7 @@ from fedloom.network.coordinator.update_checks import Limits, Rejected, check_up
 from fedloom.network.protocol.messages import Ask, ClientAnswer
 from fedloom.task import Task
 from fedloom.training.local import Groups
-from fedloom.tree import Tree, select, stack, sub
+from fedloom.tree import Tree, select, stack
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # names of the buffers of batch normalisation
 
@@ -58,10 +60,10 @@ def make(
     for name, bound in (("norm_bound", norm_bound), ("weight_cap", weight_cap)):
         if bound is not None and not bound > 0:
             raise InputError(f"{name} must be more than 0: nothing would be accepted. Got {bound!r} instead.")
-    if not fits(algorithm):
+    if not fits_class(type(algorithm)):
         known = sorted(name for name, kind in ALGORITHMS.items() if fits_class(kind))
         raise InputError(
-            f"{type(algorithm).__name__}{_why(algorithm)} needs its own client half, not only trained weights: "
+            f"{type(algorithm).__name__} needs its own client half, not only trained weights: "
             "`fedloom flower app` writes an app whose ClientApp has it. Strategies for your own ClientApps: "
             f"{', '.join(known)}."
         )
@@ -73,15 +75,6 @@ def fits_class(kind: type[Algorithm]) -> bool:
     """Return whether clients only train and send weights. FedProx sends them mu, as Flower's own strategy does."""
     same = {"client", "answer", "fit", "average", "correct"} - ({"correct"} if issubclass(kind, FedProx) else set())
     return issubclass(kind, FedAvg) and all(getattr(kind, name) is getattr(FedAvg, name) for name in same)
-
-
-def fits(algorithm: Algorithm) -> bool:
-    """Return the same for an algorithm with its settings: weights by score need clients that send scores."""
-    return fits_class(type(algorithm)) and getattr(algorithm, "weights", "") in ("examples", "uniform")
-
-
-def _why(algorithm: Algorithm) -> str:
-    return f' with weights = "{algorithm.weights}"' if isinstance(algorithm, FedAvg) and not fits(algorithm) else ""
 
 
 @dataclass(frozen=True)
@@ -177,10 +170,8 @@ class Strategy(FlowerFedAvg):
 
     def _round(self, number: int, trees: Sequence[Tree], examples: Tensor) -> Groups:
         stacked = stack(list(trees))
-        if getattr(self.algorithm, "share", "") == "deltas":
-            stacked = sub(stacked, self.state["model"])
         weigh = weights.by_size(cast(FedAvg, self.algorithm).weights, examples)
-        backend = _Replies(Update({"model": stacked}, {"model": weigh}), len(trees))
+        backend = _Replies(Update({"model": stacked}, weigh, positions={"model": "model"}), len(trees))
         assert self.task is not None
         ids = tuple(range(len(trees)))
         cohort = Cohort(backend, self.algorithm, self.task, ids, len(trees), number, 0, ClientStates({}))
@@ -192,7 +183,8 @@ class Strategy(FlowerFedAvg):
         """Return the valid replies in the order of their nodes, and log the others."""
         self.rejected = []
         accepted, trees, examples = [], [], []
-        form = Template({"model": {n: (tuple(leaf.shape), leaf.dtype) for n, leaf in self.state["model"].items()}}, {})
+        shapes = {name: (tuple(leaf.shape), leaf.dtype) for name, leaf in self.state["model"].items()}
+        form = Template({"model": shapes}, {}, {"model": "model"})
         for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
             try:
                 tree, weight = self._read(reply)

@@ -250,10 +250,9 @@ class Result:
         self, run: CellResult, made: Algorithm, task: Task, state: Groups, kept: dict[int, Groups]
     ) -> dict[int, Groups]:
         """What clients keep, after they looked at their data where their algorithm has them choose a model."""
-        from fedloom.algorithm import Algorithm, chosen
-
-        if type(made).choose is Algorithm.choose:
+        if not made.chooses:
             return kept  # most need no data
+        from fedloom.federation.evaluation import chosen
         from fedloom.training.clients import Clients
         from fedloom.training.probe import probe
 

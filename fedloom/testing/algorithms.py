@@ -73,7 +73,8 @@ def check_algorithm(
     seen: set[str] = set()
     try:
         for name, build, loss in _LINEAR if getattr(checked, "needs", "") == "linear" else _NETS:
-            task = Task(build, loss=loss, metrics=[], dtype="float64")
+            metrics = ["accuracy"] if loss == "cross_entropy" else []
+            task = Task(build, loss=loss, metrics=metrics, dtype="float64")
             seen |= _Trial(checked, name, _federation(loss), task).check(crew)
     finally:
         if crew is not None:

@@ -40,6 +40,6 @@ class InAgents(Backend):
             if not isinstance(work, ClientWork):
                 return work.merge(work.part(unit, unit + 1).perform(self.place) for unit in range(units))
             parts = [replace(work.part(unit, unit + 1), keep="stack").perform(self.place) for unit in range(units)]
-        updates = [Update(part.stack, part.weights, part.public) for part in parts]
+        updates = [Update(part.stack, part.weights, part.public, positions=part.positions or {}) for part in parts]
         kept = work.merge(parts)
         return work.outcome_of(updates, kept.own, kept.reports)

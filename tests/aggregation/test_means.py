@@ -137,19 +137,6 @@ def test_a_mean_keeps_the_type_of_every_leaf(dtype: torch.dtype) -> None:
     assert mean["mask"].tolist() == stacked["mask"][0].tolist()
 
 
-def test_one_row_of_a_mixing_matrix_is_a_weighted_mean() -> None:
-    stacked = {"w": torch.tensor([[1.0], [2.0], [6.0]], dtype=torch.float64), "n": torch.tensor([1, 2, 6])}
-    ring = torch.tensor([[0.5, 0.25, 0.25], [0.0, 0.5, 0.5], [1.0, 0.0, 0.0]], dtype=torch.float64)
-    mixed = means.mix(stacked, ring)
-    assert mixed["w"].flatten().tolist() == [2.5, 4.0, 1.0]
-    assert mixed["n"].tolist() == [2, 4, 1]  # 2.5 is rounded to the even number
-
-
-def test_mixing_with_the_identity_is_local_training() -> None:
-    stacked = {"w": torch.stack([value(position)["w"] for position in range(4)])}
-    assert torch.equal(means.mix(stacked, torch.eye(4))["w"], stacked["w"])
-
-
 @given(st.lists(st.tuples(st.integers(1, 1000), st.integers(-1000, 1000)), min_size=1, max_size=20))
 def test_a_mean_is_the_exact_fraction_to_the_last_digits(clients: list[tuple[int, int]]) -> None:
     counts, numbers = zip(*clients, strict=True)

@@ -34,10 +34,10 @@ WAYS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in ALGORITHMS if name not in ("cocoa",)),
     *(("peer", {"weights": weights, "metric": "loss"}) for weights in ("score", "within_std", "metropolis")),
     ("peer", {"topology": "ring", "weights": "metropolis"}),
-    ("staged", {"groups": 3, "share": "deltas"}),
-    ("fedavg", {"share": "deltas", "rule": "geometric_median"}),
+    ("staged", {"groups": 3}),
+    ("fedavg", {"rule": "geometric_median"}),
     ("fedavg", {"rule": "centred_clipping"}),
-    ("fedavg", {"weights": "score", "metric": "loss"}),
+    ("evaluation_weighted", {"metric": "loss"}),
 ]
 
 

@@ -9,8 +9,9 @@ from fedloom.testing import check_algorithm
 
 # settings that make an algorithm take another way than its defaults do
 OTHER_WAYS: list[tuple[str, dict[str, Any]]] = [
-    ("fedavg", {"weights": "score", "metric": "loss", "share": "deltas"}),
-    ("fedavg", {"weights": "within_std", "metric": "loss", "scores": "pre"}),
+    ("evaluation_weighted", {"metric": "loss"}),
+    ("selective", {"metric": "loss", "scores": "pre"}),
+    ("selective", {"metric": "loss", "rule": "median"}),
     ("fedavg", {"optimizer": "adam", "lr": 0.01, "optimizer_state": "keep"}),
     ("fedavg", {"patience": 1, "epochs": 3.0, "clip": 0.5}),
     ("fedavg", {"rule": "median"}),

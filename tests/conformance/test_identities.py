@@ -143,15 +143,6 @@ def test_fedsgd_is_fedavg_with_one_full_batch() -> None:
     )
 
 
-@pytest.mark.parametrize("weights", ["examples", "uniform", "score", "within_std"])
-@pytest.mark.parametrize("net", [Dense, Normed, Pictures])
-def test_sharing_deltas_gives_what_sharing_weights_gives(net: type[nn.Module], weights: str) -> None:
-    task = Task(net, dtype="float64")
-    settings = {**SMALL, "weights": weights, "metric": "loss"}
-    one, two = (model_after(make("fedavg", **settings, share=share), task) for share in ("deltas", "weights"))
-    assert_close(one, two)
-
-
 @pytest.mark.parametrize("groups", [1, 2, 3, 5])
 @pytest.mark.parametrize("weights", ["examples", "uniform"])
 def test_staged_averages_are_flat_averages(weights: str, groups: int) -> None:
@@ -576,9 +567,6 @@ def test_cocoa_approaches_the_optimum_of_logistic_regression_as_fast_as_it_must(
     assert bound < 0.1 * begin, f"more rounds are needed for a bound that says something: {bound} of {begin}"
 
 
-def test_staged_averaging_of_deltas_equals_flat_averaging() -> None:
-    task = Task(Dense, dtype="float64")
-    staged = model_after(make("staged", lr=0.1, batch_size=4, share="deltas"), task, sampling=Sampling())
-    assert_close(staged, model_after(make("fedavg", lr=0.1, batch_size=4), task, sampling=Sampling()))
+def test_staged_averaging_takes_no_rule() -> None:
     with pytest.raises(InputError, match="sums of sums"):
         make("staged", rule="median")

@@ -25,7 +25,7 @@ from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import RunData
 from fedloom.task import Task
 from fedloom.training.clients import Clients
-from fedloom.tree import is_finite, sha256, where
+from fedloom.tree import is_finite, map_leaves, per_client, sha256
 from tests.conformance import test_robust as brute
 from tests.conformance.transcriptions import Attendance
 from tests.conftest import ALL_TRAIN, Dense, Logit, Pictures, federation, two_classes
@@ -152,7 +152,7 @@ def test_a_client_that_was_left_out_in_the_first_call_of_a_round_still_counts_in
             update, kept = ALGORITHMS["fsvrg"].client(self, task, shared, own, data)
             bad = torch.tensor([client == 1 for client in data.ids])
             nan = {name: torch.full_like(leaf, torch.nan) for name, leaf in update.groups["change"].items()}
-            change = where(bad, nan, update.groups["change"])
+            change = map_leaves(lambda x, y: torch.where(per_client(bad, x) > 0, x, y), nan, update.groups["change"])
             return replace(update, groups={**update.groups, "change": change}), kept
 
     data, task = federation([8] * 5), Task(Dense)
@@ -264,23 +264,23 @@ def test_scores_that_are_not_defined_count_for_nothing_beside_others_and_the_sam
     assert weights.within_one_std(torch.full((3,), nan)).tolist() == [1, 1, 1]
 
 
-@pytest.mark.parametrize("weigh", ["score", "within_std"])
-def test_a_client_without_a_score_has_no_say_in_the_mean(weigh: str) -> None:
+@pytest.mark.parametrize("kind", [fl.EvaluationWeighted, fl.Selective])
+def test_a_client_without_a_score_has_no_say_in_the_mean(kind: type[Algorithm]) -> None:
     data = one_class_at(1)
-    record = last(fit(data, LOGIT, fl.FedAvg(**AUROC, weights=weigh), 1, evaluation=QUIET))
+    record = last(fit(data, LOGIT, kind(**AUROC), 1, evaluation=QUIET))
     # the others by themselves; of two, both are within one deviation of their mean
     without = Attendance(rounds=((0, 2),))
-    expected = last(fit(data, LOGIT, fl.FedAvg(**AUROC, weights=weigh), 1, sampling=without, evaluation=QUIET))
+    expected = last(fit(data, LOGIT, kind(**AUROC), 1, sampling=without, evaluation=QUIET))
     for name, leaf in expected.state["model"].items():
         torch.testing.assert_close(record.state["model"][name], leaf, rtol=1e-10, atol=1e-10)
     assert {row[0] for row in record.public} == {0, 2}  # what is not defined is not in the record
 
 
-@pytest.mark.parametrize("weigh", ["score", "within_std"])
-def test_where_no_score_is_defined_all_count_the_same(weigh: str) -> None:
+@pytest.mark.parametrize("kind", [fl.EvaluationWeighted, fl.Selective])
+def test_where_no_score_is_defined_all_count_the_same(kind: type[Algorithm]) -> None:
     data = two_classes(federation((40, 30, 50), split=Split(train=0.5, validation=0.5, test=0.0)))
     data.y[:] = 1
-    found = last(fit(data, LOGIT, fl.FedAvg(**AUROC, weights=weigh), 1, evaluation=QUIET))
+    found = last(fit(data, LOGIT, kind(**AUROC), 1, evaluation=QUIET))
     plain = last(fit(data, LOGIT, fl.FedAvg(lr=0.1, batch_size=8, weights="uniform"), 1, evaluation=QUIET))
     for name, leaf in plain.state["model"].items():
         torch.testing.assert_close(found.state["model"][name], leaf, rtol=1e-12, atol=1e-12)

@@ -453,6 +453,14 @@ def with_buffers(world: World, w: Vector, trained: Sequence[Vector], shares: Vec
     return whole(world, np.where(world.model.trainable, w, mean(trained, shares)))
 
 
+def evaluation_weighted(world: World, **settings: Any) -> Expected:
+    return fedavg(world, weights="score", **settings)
+
+
+def selective(world: World, **settings: Any) -> Expected:
+    return fedavg(world, weights="within_std", **settings)
+
+
 def fedavg_keeping_momentum(world: World, momentum: float, **_: Any) -> Expected:
     """Clients whose optimiser is never reset: an absent client's velocity waits for it."""
     w = world.start()
@@ -883,17 +891,14 @@ CASES = [
     Case("fedavg", fedavg, world=on(TwoLayers)),
     Case("fedavg", fedavg, world=NORMED),
     Case("fedavg", fedavg, {"weights": "uniform"}),
-    Case("fedavg", fedavg, {"share": "deltas"}),
-    Case("fedavg", fedavg, {"share": "deltas"}, NORMED),
     *(
-        Case("fedavg", fedavg, {"weights": weights, "scores": scores, **metric})
-        for weights in ("score", "within_std")
+        Case(name, by_score, {"scores": scores, **metric})
+        for name, by_score in (("evaluation_weighted", evaluation_weighted), ("selective", selective))
         for scores in ("post", "pre")
         for metric in ({}, LOSS)
     ),
-    Case("fedavg", fedavg, {"weights": "score"}, hopeless),
-    Case("fedavg", fedavg, {"weights": "score", "metric": "mse"}, perfect),
-    Case("fedavg", fedavg, {"weights": "score", **LOSS, "share": "deltas"}),
+    Case("evaluation_weighted", evaluation_weighted, {}, hopeless),
+    Case("evaluation_weighted", evaluation_weighted, {"metric": "mse"}, perfect),
     Case("fedavg", fedavg_keeping_momentum, {"momentum": 0.5, "optimizer_state": "keep"}),
     Case("fedsgd", fedsgd),
     Case("local", local_only),

@@ -45,7 +45,7 @@ def parse(text: str, base: Path = Path()) -> experiment_file.Experiment:
         ("[algorithm]\nfedavg = { lr = 0 }", ["[algorithm.fedavg] lr", "more than 0"]),
         (
             '[algorithm]\nfedavg = { weights = "example" }',
-            ["[algorithm.fedavg] weights", "'examples', 'uniform', 'score' or 'within_std'"],
+            ["[algorithm.fedavg] weights", "'examples' or 'uniform'"],
         ),
         ("[algorithm]\nfedavg = 3", ["[algorithm.fedavg]", "must be a table"]),
         ("[algorithm]\nfedsgd = { momentum = 0.5 }", ["[algorithm.fedsgd]", "'momentum' has no meaning"]),

@@ -236,7 +236,7 @@ class Median(FedAvg):
     linear: ClassVar[bool] = False
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
-        middle = cohort.reduce(self.client, state, lambda stacked, weights: tree.map_leaves(coordinate_median, stacked))
+        middle = cohort.reduce(self.client, state, rule=lambda changes, *_: tree.map_leaves(coordinate_median, changes))
         return {**state, "model": middle["model"]}
 
 
@@ -328,7 +328,7 @@ def test_a_client_of_an_exchange_receives_from_its_neighbours_alone_and_pays_for
     assert [report.bytes_down for report in record.reports] == [0] * 5 + [2 * size] * 5  # its own it has already
 
 
-def test_a_rule_may_be_any_function_of_the_stacked_answers(backend: Backends) -> None:
+def test_a_rule_may_be_any_function_of_the_stacked_changes(backend: Backends) -> None:
     task, data = Task(Dense, dtype="float64"), federation(SIZES)
     record = last(fit(data, task, Median(batch_size=8), 1, backend=backend(data, task)))
     everyone = Clients(data, tuple(range(5)), seed=0, round=1, call=0)

@@ -163,7 +163,7 @@ def test_a_round_with_too_few_valid_replies_changes_nothing() -> None:
         fedloom.Peer(),
         fedloom.Staged(groups=2),
         fedloom.FedNova(),
-        fedloom.FedAvg(weights="score"),
+        fedloom.EvaluationWeighted(),
     ],
 )
 def test_an_algorithm_that_needs_its_client_half_says_so(algorithm: fedloom.Algorithm) -> None:

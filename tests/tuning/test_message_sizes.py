@@ -19,7 +19,7 @@ CLIENTS = 7
 SETTINGS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in ALGORITHMS),
     ("fedavg", {"rule": {"name": "krum", "byzantine": 2}}),
-    ("fedavg", {"weights": "score"}),
+    ("evaluation_weighted", {"scores": "pre"}),
     ("fedavg", {"optimizer": "adam", "optimizer_state": "keep", "epochs": 7.0}),
     ("peer", {"weights": "score", "scores": "pre"}),
     *(("peer", {"topology": topology, "weights": "metropolis"}) for topology in ("ring", "star", "erdos_renyi")),
@@ -64,4 +64,4 @@ def test_what_algorithms_send() -> None:
 
 
 def test_what_a_few_examples_cannot_tell_is_left_open() -> None:
-    assert told("fedavg", Dense, weights="score", metric="auroc")[0] is None
+    assert told("evaluation_weighted", Dense, metric="auroc")[0] is None

@@ -13,17 +13,23 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
-from fedloom import keys
-from fedloom.algorithm import Algorithm, Update
-from fedloom.errors import InputError
-from fedloom.federation.cohort import Cohort
-from fedloom.task import Task
+from fedloom.algorithm import (
+    Algorithm,
+    Clients,
+    Cohort,
+    Groups,
+    InputError,
+    Task,
+    Tree,
+    Update,
+    clone,
+    keys,
+    row,
+)
 from fedloom.training import evaluation, generators
-from fedloom.training.clients import Clients, Setup
-from fedloom.training.local import Groups
+from fedloom.training.clients import Setup
 from fedloom.training.masking import Masked
 from fedloom.training.schedule import blame
-from fedloom.tree import Tree, clone, row
 
 FitnessName = Literal["mse", "cross_entropy", "accuracy", "loss"]
 HOPELESS = -100_000.0  # stands in for a fitness that cannot be computed

@@ -10,7 +10,22 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from fedloom import keys
+from fedloom.algorithm import (
+    AtLeastOne,
+    Cohort,
+    Count,
+    Groups,
+    InputError,
+    NonNegative,
+    Share,
+    Task,
+    Tree,
+    clone,
+    keys,
+    row,
+    select,
+    stack,
+)
 from fedloom.algorithms.evolution.fitness import Search
 from fedloom.algorithms.evolution.operators import (
     CROSSOVERS,
@@ -20,12 +35,6 @@ from fedloom.algorithms.evolution.operators import (
     mutate,
     next_generation,
 )
-from fedloom.errors import InputError
-from fedloom.federation.cohort import Cohort
-from fedloom.record import AtLeastOne, Count, NonNegative, Share
-from fedloom.task import Task
-from fedloom.training.local import Groups
-from fedloom.tree import Tree, clone, row, select, stack
 
 NEVER = float("inf")  # a value that no generation ever had
 
@@ -124,6 +133,7 @@ class RandomSearch(Search):
     The best of all rounds is judged again beside the newcomers, so that a round costs `population` evaluations.
     """
 
+    name: ClassVar[str] = "random_search"
     reference: ClassVar[str] = "Brooks, A Discussion of Random Methods for Seeking Maxima, Operations Research 1958"
 
     population: Count = 50

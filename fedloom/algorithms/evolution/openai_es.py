@@ -9,17 +9,23 @@ from pydantic import model_validator
 from torch import Tensor
 
 from fedloom import tree
-from fedloom.algorithm import Update
+from fedloom.algorithm import (
+    Clients,
+    Cohort,
+    Count,
+    Decay,
+    Groups,
+    InputError,
+    NonNegative,
+    Positive,
+    Task,
+    Tree,
+    Update,
+    select,
+)
 from fedloom.algorithms.evolution.fitness import FitnessName, Search
 from fedloom.algorithms.evolution.operators import flatten, unflatten
 from fedloom.algorithms.evolution.perturbations import around, centred_ranks, directions, weighted_sum
-from fedloom.errors import InputError
-from fedloom.federation.cohort import Cohort
-from fedloom.record import Count, Decay, NonNegative, Positive
-from fedloom.task import Task
-from fedloom.training.clients import Clients
-from fedloom.training.local import Groups
-from fedloom.tree import Tree, select
 
 EPSILON = 1e-8
 
@@ -34,6 +40,7 @@ class OpenAIES(Search):
     For models whose gradients must not be seen or do not exist; better than breeding on all but the smallest of them.
     """
 
+    name: ClassVar[str] = "openai_es"
     reference: ClassVar[str] = "Salimans et al., Evolution Strategies as a Scalable Alternative, 2017"
 
     fitness: FitnessName = "cross_entropy"

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom import keys
+from fedloom.algorithm import Tree, keys
 from fedloom.algorithms.evolution.operators import flatten, unflatten
-from fedloom.tree import Tree
 
 
 @lru_cache(maxsize=1)  # every client of a round asks for the same directions

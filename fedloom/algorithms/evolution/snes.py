@@ -8,17 +8,24 @@ from typing import ClassVar
 import torch
 from pydantic import model_validator
 
-from fedloom.algorithm import Update
+from fedloom.algorithm import (
+    Clients,
+    Cohort,
+    Count,
+    Groups,
+    InputError,
+    Positive,
+    Task,
+    Tree,
+    Update,
+    clone,
+    map_leaves,
+    row,
+    select,
+)
 from fedloom.algorithms.evolution.fitness import FitnessName, Search
 from fedloom.algorithms.evolution.operators import flatten, unflatten
 from fedloom.algorithms.evolution.perturbations import around, directions, natural_utilities, weighted_sum
-from fedloom.errors import InputError
-from fedloom.federation.cohort import Cohort
-from fedloom.record import Count, Positive
-from fedloom.task import Task
-from fedloom.training.clients import Clients
-from fedloom.training.local import Groups
-from fedloom.tree import Tree, clone, map_leaves, row, select
 
 
 class SNES(Search):

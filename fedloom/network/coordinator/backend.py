@@ -141,9 +141,7 @@ class Network(Backend):
             enough=self._enough(work.round),
         )
         form = self._template(work)
-        limits = Limits(
-            self.sampling.norm_bound, self.sampling.weight_cap, getattr(work.algorithm, "share", "") == "deltas"
-        )
+        limits = Limits(self.sampling.norm_bound, self.sampling.weight_cap)
 
         def check(ask: Ask, answer: ClientAnswer) -> None:
             check_update(answer, ask, form, work.shared, limits, bool(work.own))
@@ -165,7 +163,7 @@ class Network(Backend):
             self._abandon(work, call, len(answered), needed)
         self.hub.stage = f"{cell.label}: adding up round {work.round}"
         faults.point("coordinator.aggregate")
-        outcome = self._add_up(work, call, answered)
+        outcome = replace(self._add_up(work, call, answered), positions=form.positions if form else None)
         faults.point("coordinator.aggregated")
         return outcome
 
@@ -362,7 +360,13 @@ class Network(Backend):
             try:
                 made = template(work, self._kept, self.made.place(replace(self.task), self.setup))
             except Exception as error:  # made-up examples need not suit every model: then the first checks do
-                self.hub.log("note", f"answers are not compared with a template: {type(error).__name__}: {error}")
+                why = f"{type(error).__name__}: {error}"
+                if self.sampling.norm_bound is not None:
+                    raise TrainingError(
+                        "cohort.norm_bound needs to know what clients send, and their method could not be tried on "
+                        f"made-up examples: {why}. Leave norm_bound out."
+                    ) from error
+                self.hub.log("note", f"answers are not compared with a template: {why}")
                 made = None
             self._templates[about] = made
             if made is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ class Template:
 
     groups: dict[str, dict[str, Shape]]
     public: dict[str, Shape]
+    positions: dict[str, str] = field(default_factory=dict)  # as in `Update`
 
     @property
     def bytes(self) -> int:
@@ -78,6 +79,7 @@ def template(work: ClientWork, own: Groups, place: Place) -> Template:
     return Template(
         {group: _shapes(leaves) for group, leaves in outcome.stack.items()},
         _shapes(outcome.public),
+        outcome.positions or {},
     )
 
 

@@ -46,7 +46,6 @@ class Limits:
 
     norm_bound: float | None = None
     weight_cap: float = 1e9
-    changes: bool = False  # clients send what changed, not what they have
 
 
 def check_update(
@@ -63,10 +62,12 @@ def check_update(
         _same_names("public number", update.public, template.public)
         for name, shape in template.public.items():
             _same_shape(name, update.public[name], shape)
+    positions = template.positions if template is not None else {}
+    bases = {group: shared[positions[group]] if group in positions else {} for group in update.groups}
     for group, sent_leaves in update.groups.items():
         for name, leaf in sent_leaves.items():
             if not _finite(leaf):
-                before = shared.get(group, {}).get(name)
+                before = bases[group].get(name)
                 # a buffer may hold infinities, as masks do, if it was sent with some
                 if before is None or _finite(before) or bool(leaf.isnan().any()):
                     raise Rejected("not-finite", f"{group}/{name} has values that are not finite numbers")
@@ -76,7 +77,7 @@ def check_update(
             raise Rejected("not-finite", f"the public number '{name}' is not finite")
     _check_weights(update.weight if isinstance(update.weight, dict) else {}, limits)
     if limits.norm_bound is not None:
-        _check_norm(update.groups, shared, limits)
+        _check_norm(update.groups, bases, limits.norm_bound)
     expected = (ask.round, ask.attempt, ask.call) if keeps else None
     if answer.ticket != expected:
         raise Rejected("ticket", f"the client's state should have the version {expected}, and has {answer.ticket}")
@@ -116,18 +117,17 @@ def _check_weights(weights: Mapping[str, Tensor], limits: Limits) -> None:
         raise Rejected("weight", "the weight must be more than 0")
 
 
-def _check_norm(groups: Groups, shared: Groups, limits: Limits) -> None:
+def _check_norm(groups: Groups, bases: Groups, bound: float) -> None:
+    """Bound the norm of each group's change: a position minus its base, or the change that was sent."""
     for group, leaves in groups.items():
         square = 0.0
         for name, leaf in leaves.items():
             if not is_whole(leaf):
-                sent = None if limits.changes else shared.get(group, {}).get(name)
-                change = leaf if sent is None else leaf - sent
+                change = leaf - bases[group][name] if name in bases[group] else leaf
                 square += float(change.abs().to(torch.float64).square().sum())
-        if limits.norm_bound is not None and not square**0.5 <= limits.norm_bound:
+        if not square**0.5 <= bound:
             raise Rejected(
-                "norm",
-                f"the change of {group} has the norm {square**0.5:.4g}, and at most {limits.norm_bound:g} is allowed",
+                "norm", f"the change of {group} has the norm {square**0.5:.4g}, and at most {bound:g} is allowed"
             )
 
 

@@ -1,0 +1,68 @@
+"""Averaging by how well clients do on their own validation data, and averaging of those that do well enough."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+
+from fedloom.algorithm import (
+    Central,
+    Clients,
+    Cohort,
+    Groups,
+    InputError,
+    Task,
+    Tree,
+    Update,
+    by_score,
+    evaluate,
+    expand,
+    row,
+)
+
+
+class EvaluationWeighted(Central):
+    """Clients count by how well they do on their own validation data: w ← Σ (s_k / Σ s_j) w_k.
+
+    s_k is the score of client k by `metric`; a loss counts by its inverse. A score that is not defined, such as the
+    AUROC of a single class, counts for nothing beside defined scores. Where none is defined, all clients count the
+    same. Each client computes its own weight, so the server needs only sums.
+    """
+
+    name: ClassVar[str] = "evaluation_weighted"
+    reference: ClassVar[str] = "Samani, Federated Machine Learning, UCC 2020"
+
+    metric: str = "accuracy"
+    """The metric of the clients' scores."""
+    scores: Literal["post", "pre"] = "post"
+    """Whether clients are scored after (`post`) or before (`pre`) local training."""
+
+    def round(self, state: Groups, cohort: Cohort) -> Groups:
+        return {"model": cohort.reduce(self.client, state, rule=self.rule)["model"]}
+
+    def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        trained = self.fit(task, expand(shared["model"], len(data)), shared, own, data)
+        found = []
+        for position in range(len(data)):
+            model = row(trained.model, position) if self.scores == "post" else shared["model"]
+            found.append(validation_score(self.metric, task, model, data, position))
+        score = torch.tensor(found, dtype=torch.float64)
+        weight = by_score(score, higher_is_better(self.metric, task))
+        positions = {"model": "model"}
+        return Update({"model": trained.model}, weight, {"score": score}, trained, positions), trained.own
+
+
+def validation_score(metric: str, task: Task, model: Tree, data: Clients, position: int) -> float:
+    """Return how well a model does on one client's validation split."""
+    values = evaluate(task, model, data, position, "validation").values(task)
+    if metric not in values:
+        known = ", ".join(["loss", *(measure.name for measure in task.measures)])
+        why = f"the task measures {known}" if values else "there are no validation examples"
+        raise InputError(f"Client '{data.name(position)}' has no {metric} to be weighted by: {why}.")
+    return values[metric]
+
+
+def higher_is_better(metric: str, task: Task) -> bool:
+    """Return whether a higher score is the better one."""
+    return metric != "loss" and all(m.higher_is_better for m in task.measures if m.name == metric)

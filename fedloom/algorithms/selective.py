@@ -1,0 +1,28 @@
+"""Selective averaging."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedloom.algorithm import Cohort, Groups, mean, within_one_std
+from fedloom.algorithms.evaluation_weighted import EvaluationWeighted, higher_is_better
+
+
+class Selective(EvaluationWeighted):
+    """Averages only clients that do well enough on their own validation data.
+
+    w ← (1/m) Σ w_k over the m clients whose score by `metric` is at most one standard deviation worse than the mean of
+    the scores. A client whose score is not defined, such as the AUROC of a single class, is left out. Where no score is
+    defined, all clients count. The server sees each client's weights and score.
+    """
+
+    @property
+    def linear(self) -> bool:
+        return False
+
+    def round(self, state: Groups, cohort: Cohort) -> Groups:
+        answers = cohort.map(self.client, state)
+        chosen = within_one_std(answers.public["score"], higher_is_better(self.metric, cohort.task))
+        if self.rule is None:
+            return {"model": mean(answers["model"], chosen)}
+        return {"model": cohort.combine(replace(answers, weights={"model": chosen}), state, self.rule)["model"]}
