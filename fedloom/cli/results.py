@@ -71,9 +71,13 @@ def report(
     fill: Annotated[Fill, typer.Option(help="What is shaded around means over users.")] = Fill.min_max,
 ) -> None:
     """Write a run's report: one HTML file, with tables and figures as files beside it."""
+    from rich.console import Console
+
     from fedloom.results.result import Result
 
-    print(f"Report: {Result.read(folder).report(fill.value)}")
+    with Console(stderr=True).status("Reading the run") as status:  # shows nothing where there is no terminal
+        path = Result.read(folder).report(fill.value, progress=status.update)
+    print(f"Report: {path}")
     print(f"Tables: {folder / 'tables'}")
     print(f"Figures: {folder / 'figures'}")
 

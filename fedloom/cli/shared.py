@@ -125,6 +125,8 @@ def print_table(result: Any) -> None:
 
 def finish(result: Any, experiment: Experiment, folder: Path, again: str, as_json: bool, report: bool = True) -> None:
     """Say how a run ended: its numbers, its folder, its picture; `again` is the command to go on with."""
+    from rich.console import Console
+
     if result.status != "done":
         say(f"Stopped; everything up to here is in {folder}. Go on with: {again}")
         if as_json:
@@ -142,6 +144,8 @@ def finish(result: Any, experiment: Experiment, folder: Path, again: str, as_jso
         say(f"No picture: {error}")
     if report:
         try:
-            tell(f"Report: {result.report()}")
+            with Console(stderr=True).status("Writing the report") as status:  # shows nothing without a terminal
+                path = result.report(progress=status.update)
+            tell(f"Report: {path}")
         except Exception as error:  # nor does a report that cannot be written make a finished run a failure
             say(f"No report: {type(error).__name__}: {error}. Try again with: fedloom report {folder}")

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fedloom.record import Record
 from fedloom.results.curve_numbers import monotone
-from fedloom.results.figure_style import CaptionedFigure, finish_axes, new_figure
-from fedloom.results.learning_curves import line_style
+from fedloom.results.figure_style import CaptionedFigure, finish_axes, line_style, new_figure
 from fedloom.results.run_data import RunData
 
 if TYPE_CHECKING:

@@ -1,155 +1,128 @@
-"""A run's results client by client, and statistics over clients, as tables.
+"""The tables of a run that show single clients, or statistics over clients.
 
 `round_stats`, `user_stats`, `universal_test` and `summary` have the layout of Samani's experiments (average, standard
-deviation, lowest, highest over users); with several seeds each statistic is computed for every seed and then averaged.
+deviation, lowest, highest over users). With several seeds, each statistic is computed per seed and then averaged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
-from fedloom.results.run_data import RunData, Stats, grouped
+from fedloom.results.run_data import RunData, Stats
 from fedloom.results.statistics import known_mean
 from fedloom.results.table import STATISTICS, Table, Value
 
 PHASES = {"pre_fit": "before local training", "post_fit": "after local training"}
 
 
-def of_metric(view: RunData, metric: str) -> Iterator[Table]:
-    """Every table of this kind that the run has numbers for."""
-    for layout in (summary, universal_test, clients, round_stats, user_stats):
-        yield from layout(view, metric)
+def all_tables(run: RunData, metric: str) -> Iterator[Table]:
+    """Every table about clients that the run has numbers for."""
+    for maker in (summary, universal_test, clients, round_stats, user_stats):
+        yield from maker(run, metric)
 
 
-def summary(view: RunData, metric: str) -> Iterator[Table]:
+def summary(run: RunData, metric: str) -> Iterator[Table]:
     """The last measured round: average, standard deviation, lowest and highest over users."""
     for phase, words in PHASES.items():
-        all_stats = {label: _over_seeds(view, label, phase, metric, last=True) for label in view.labels}
-        stats = {label: found for label, found in all_stats.items() if found is not None}
+        found = {
+            label: average([values.by_round() for values in run.last_round(label, phase, metric).values()])
+            for label in run.labels
+        }
+        stats = {label: one for label, one in found.items() if one is not None}
         if stats:
-            shown = "percent" if view.metric(metric).percent else "number"
             rows: tuple[tuple[Value, ...], ...] = tuple(
-                (name, *(float(_part(found, name)[-1]) for found in stats.values())) for name in STATISTICS
+                (name, *(float(getattr(one, part)[-1]) for one in stats.values())) for name, part in STATISTICS.items()
             )
             title = f"{metric.capitalize()} over users at the end, {words}"
-            kinds = ("text", *[shown] * len(stats))
-            yield Table(f"summary_{metric}_{phase}", title, ("", *stats), rows, kinds, _averaged(view))
+            kinds = ("text", *[run.metric(metric).number_format] * len(stats))
+            yield Table(f"summary_{metric}_{phase}", title, ("", *stats), rows, kinds, _seeds_in_words(run))
 
 
-def universal_test(view: RunData, metric: str) -> Iterator[Table]:
-    """Every user's model on the union of all test splits; the non-federated model has one number."""
-    found = {label: view.last_round(label, "universal", metric) for label in view.labels}
-    found = {label: runs for label, runs in found.items() if runs}
+def universal_test(run: RunData, metric: str) -> Iterator[Table]:
+    """Every user's model on the union of all test splits; the pooled model has one number."""
+    found = {label: run.last_round(label, "universal", metric) for label in run.labels}
+    found = {label: values for label, values in found.items() if values}
     if not found:
         return
-    shown = "percent" if view.metric(metric).percent else "number"
-    pooled = {label for label in found if view.is_pooled(label)}
-    per_user: dict[str, dict[int, float]] = {}
-    for label, runs in found.items():
-        if label not in pooled:
-            clients = np.concatenate([run.clients for run in runs.values()])
-            means = grouped(clients, np.concatenate([run.values for run in runs.values()]))
-            per_user[label] = dict(zip(means.index.tolist(), means.mean.tolist(), strict=True))
+    per_user = {
+        label: {} if run.is_pooled(label) else run.last_means(label, "universal", metric) for label in found
+    }  # fmt: skip
     users = sorted({user for known in per_user.values() for user in known})
     rows: list[tuple[Value, ...]] = [
-        (view.client_name(user), *(per_user.get(label, {}).get(user) for label in found)) for user in users
+        (run.client_name(user), *(known.get(user) for known in per_user.values())) for user in users
     ]
-    per_seed = {label: [run.by_round() for run in runs.values()] for label, runs in found.items()}
-    for name in STATISTICS:
+    for name, part in STATISTICS.items():
         values: list[Value] = []
-        for label, seeds in per_seed.items():
-            several = label not in pooled  # one model has no spread over users
-            last = [float(_part(stats, name)[-1]) for stats in seeds]
-            values.append(known_mean(last) if several or name == "Average" else None)
+        for label, seeds in found.items():
+            per_seed = [float(getattr(one.by_round(), part)[-1]) for one in seeds.values()]
+            one_model = run.is_pooled(label)  # which has no spread over users
+            values.append(None if one_model and name != "Average" else known_mean(per_seed))
         rows.append((name, *values))
     note = (
-        "Each user's model after the local training of the last round, on the union of all users' test splits; users "
-        "that were not drawn then are left out. The last average is not distributed, so rows differ also where there "
-        "is one global model. " + _averaged(view)
+        "Each user's model after the local training of the last round, on the union of all users' test splits. Users "
+        "that were not drawn in that round are left out. The last average is not sent to users, so rows differ even if "
+        "there is one global model. " + _seeds_in_words(run)
     )
-    columns, kinds = ("user", *found), ("text", *[shown] * len(found))
-    yield Table(f"universal_test_{metric}", f"Universal test: {metric}", columns, tuple(rows), kinds, note)
+    kinds = ("text", *[run.metric(metric).number_format] * len(found))
+    yield Table(
+        f"universal_test_{metric}", f"Universal test: {metric}", ("user", *found), tuple(rows), kinds, note
+    )  # fmt: skip
 
 
-def clients(view: RunData, metric: str) -> Iterator[Table]:
-    """What every client holds, and how it fares with each algorithm at the end."""
-    found: dict[str, dict[int, float]] = {}
-    for label in view.labels:
-        runs = list(view.last_round(label, "post_fit", metric).values())
-        if runs:
-            means = grouped(np.concatenate([r.clients for r in runs]), np.concatenate([r.values for r in runs]))
-            found[label] = dict(zip(means.index.tolist(), means.mean.tolist(), strict=True))
-    if not found:
-        return
-    shown = "percent" if view.metric(metric).percent else "number"
-    rows: tuple[tuple[Value, ...], ...] = tuple(
-        (
-            client["name"],
-            client["train"],
-            client["validation"],
-            client["test"],
-            *(known.get(client["client"]) for known in found.values()),
+def clients(run: RunData, metric: str) -> Iterator[Table]:
+    """How many examples every client has, and how it fares with each algorithm at the end."""
+    means = {label: run.last_means(label, "post_fit", metric) for label in run.labels}
+    means = {label: known for label, known in means.items() if known}
+    rows = tuple(
+        (*(client[key] for key in ("name", "train", "validation", "test")),
+         *(known.get(client["client"]) for known in means.values()))
+        for client in run.clients
+        if any(client["client"] in known for known in means.values())
+    )  # fmt: skip
+    if means:
+        columns = ("client", "train", "validation", "test", *means)
+        kinds = ("text", "whole", "whole", "whole", *[run.metric(metric).number_format] * len(means))
+        note = (
+            "Examples in each split (with several partitions, those of the first seed), and each client's model after "
+            "the local training of the last measured round, on its own test split: the mean over the seeds in which "
+            "the client was drawn in that round."
         )
-        for client in view.clients
-        if any(client["client"] in known for known in found.values())
-    )
-    columns = ("client", "train", "validation", "test", *found)
-    kinds = ("text", "whole", "whole", "whole", *[shown] * len(found))
-    note = (
-        "Examples in each split (with several partitions, the first seed's), and each client's model after the local "
-        "training of the last measured round, on its own test split; mean of the seeds in which it was drawn then."
-    )
-    yield Table(f"clients_{metric}", f"Every client: {metric}", columns, rows, kinds, note)
+        yield Table(f"clients_{metric}", f"Every client: {metric}", columns, rows, kinds, note)
 
 
-def round_stats(view: RunData, metric: str) -> Iterator[Table]:
+def round_stats(run: RunData, metric: str) -> Iterator[Table]:
     """Statistics over users for every round."""
-    yield from _long(view, metric, "round_stats", "round", lambda at: int(at))
+    yield from _long_table(run, metric, "round", lambda round: round)
 
 
-def user_stats(view: RunData, metric: str) -> Iterator[Table]:
+def user_stats(run: RunData, metric: str) -> Iterator[Table]:
     """Statistics over rounds for every user."""
-    yield from _long(view, metric, "user_stats", "user", view.client_name)
+    yield from _long_table(run, metric, "user", run.client_name)
 
 
-def _long(view: RunData, metric: str, name: str, axis: str, naming: Callable[[int], Value]) -> Iterator[Table]:
+def _long_table(run: RunData, metric: str, axis: str, name_of: Callable[[int], Value]) -> Iterator[Table]:
+    """One row per algorithm, phase and round or user."""
     rows: list[tuple[Value, ...]] = []
-    for label in view.labels:
+    for label in run.labels:
         for phase in PHASES:
-            found = _over_seeds(view, label, phase, metric, users=axis == "user")
-            if found is None:
-                continue
-            for place, at in enumerate(found.index):
-                rows.append((label, phase, naming(int(at)), *(float(_part(found, s)[place]) for s in STATISTICS)))
+            values = run.client_values_by_seed(label, phase, metric).values()
+            stats = average([one.by_round() if axis == "round" else one.by_client() for one in values])
+            if stats is not None:
+                parts = zip(*(getattr(stats, part).tolist() for part in STATISTICS.values()), strict=True)
+                index = stats.index.tolist()
+                rows += [(label, phase, name_of(at), *part) for at, part in zip(index, parts, strict=True)]
     if rows:
-        shown = "percent" if view.metric(metric).percent else "number"
+        shown, deviation = run.metric(metric).number_format, run.metric(metric).deviation_format
         columns = ("algorithm", "phase", axis, *STATISTICS)
-        over = "users" if axis == "round" else "rounds"
-        kinds = ("text", "text", "whole" if axis == "round" else "text", *[shown] * 4)
-        if shown == "percent":
-            kinds = (*kinds[:4], "deviation", *kinds[5:])
-        title = f"{metric.capitalize()} on each user's test split, over {over}"
-        yield Table(f"{name}_{metric}", title, columns, tuple(rows), kinds, _averaged(view))
-
-
-def _over_seeds(
-    view: RunData, label: str, phase: str, metric: str, *, last: bool = False, users: bool = False
-) -> Stats | None:
-    """Statistics of each seed, averaged over seeds, where all seeds have them."""
-    found = []
-    for seed in view.seeds:
-        series = view.client_values(label, seed, phase, metric)
-        if len(series):
-            series = series.last() if last else series
-            found.append(series.by_client() if users else series.by_round())
-    return average(found)
+        kinds = ("text", "text", "whole" if axis == "round" else "text", shown, deviation, shown, shown)
+        title = f"{metric.capitalize()} on each user's test split, over {'users' if axis == 'round' else 'rounds'}"
+        yield Table(f"{axis}_stats_{metric}", title, columns, tuple(rows), kinds, _seeds_in_words(run))
 
 
 def average(found: Sequence[Stats]) -> Stats | None:
-    """The mean of several seeds' statistics where all of them have some."""
+    """The mean of several seeds' statistics, for the rounds or clients that all seeds have; None if there are none."""
     if not found:
         return None
     common = found[0].index
@@ -158,18 +131,14 @@ def average(found: Sequence[Stats]) -> Stats | None:
     if not len(common):
         return None
     kept = [np.isin(stats.index, common) for stats in found]
-
-    def mean(name: str) -> Any:
-        return np.mean([getattr(stats, name)[keep] for stats, keep in zip(found, kept, strict=True)], axis=0)
-
-    return Stats(common, mean("mean"), mean("std"), mean("low"), mean("high"))
-
-
-def _part(stats: Stats, name: str) -> Any:
-    return {"Average": stats.mean, "Standard deviation": stats.std, "Lowest": stats.low, "Highest": stats.high}[name]
+    means = (
+        np.mean([getattr(stats, part)[keep] for stats, keep in zip(found, kept, strict=True)], axis=0)
+        for part in STATISTICS.values()
+    )
+    return Stats(common, *means)
 
 
-def _averaged(view: RunData) -> str:
-    if len(view.seeds) > 1:
-        return f"Computed for each of {len(view.seeds)} seeds, then averaged over seeds."
+def _seeds_in_words(run: RunData) -> str:
+    if len(run.seeds) > 1:
+        return f"Computed for each of {len(run.seeds)} seeds, then averaged over seeds."
     return "One seed."

@@ -1,13 +1,13 @@
-"""The numbers that algorithms are compared by: one per algorithm and seed, for each way of measuring."""
+"""The numbers that algorithms are compared by: one for each algorithm and seed, for each way of measuring."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from fedloom.results import headline
-from fedloom.results.run_data import RunData
+from fedloom.results.run_data import MetricInfo, RunData
 
-# in the order in which one of them becomes what the comparison is about
+# the first of these that has values is the main comparison
 TITLES = {
     "server_test": "global model, server's test data",
     "post_fit_test": "after local training, own test",
@@ -18,8 +18,7 @@ TITLES = {
     "pooled_pre_fit_test": "before local training, all tests together",
     "server_validation": "global model, server's validation data",
 }
-
-
+# the phases of the keys that are about clients
 PHASES = {
     "post_fit_test": "post_fit",
     "pre_fit_test": "pre_fit",
@@ -27,64 +26,69 @@ PHASES = {
     "pooled_post_fit_test": "post_fit",
     "pooled_pre_fit_test": "pre_fit",
     "pooled_test": "final",
-}  # what the keys are about, where it is clients
+}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A metric, how it was taken, and its value for each algorithm and seed."""
+    """One way of measuring a metric, with its value for each algorithm and seed."""
 
-    key: str
-    metric: str
+    key: str  # of TITLES
+    metric: MetricInfo
     values: dict[str, dict[int, float]]
-    percent: bool
-    higher_is_better: bool
     rule: str = "final"
 
     @property
-    def title(self) -> str:
-        """In words."""
+    def way(self) -> str:
+        """How the metric was measured, in words."""
         words = {"final": "", "best": ", best round (chosen on the same data)"}
         when = words.get(self.rule, f", mean of the last {self.rule.removeprefix('last:')} rounds")
-        return f"{self.metric}, {TITLES[self.key]}" + ("" if self.key in ("universal", "test") else when)
+        return TITLES[self.key] + ("" if self.key in ("universal", "test") else when)
+
+    @property
+    def title(self) -> str:
+        """The metric and how it was measured, in words."""
+        return f"{self.metric.name}, {self.way}"
 
 
-def measures(view: RunData, metric: str) -> list[Comparison]:
-    """All ways in which a metric was measured at the end."""
-    result = view.result
-    kind = view.metric(metric)
-    found = []
+def comparisons(run: RunData, metric: str) -> list[Comparison]:
+    """All ways in which a metric was measured at the end. Cells that are not finished are left out."""
+    info, found = run.metric(metric), []
     for key in TITLES:
-        if key.startswith("pooled") and kind.is_mean:
-            continue  # means over clients say the same
+        if key.startswith("pooled") and info.is_mean:
+            continue  # the mean over clients says the same
         values: dict[str, dict[int, float]] = {}
-        for run in result.runs:
-            value = run.headline.get(f"{key}_{metric}")
-            if value is not None and key in PHASES and view.is_pooled(run.algorithm):
-                value = at_clients(view, run.algorithm, run.seed, key, metric, result.rule)
-            if value is not None and run.status == "done":
-                values.setdefault(run.algorithm, {})[run.seed] = value
+        for cell in run.result.runs:
+            value = cell.headline.get(f"{key}_{metric}")
+            if value is not None and key in PHASES and run.is_pooled(cell.algorithm):
+                value = at_clients(run, cell.algorithm, cell.seed, key, metric, run.result.rule)
+            if value is not None and cell.status == "done":
+                values.setdefault(cell.algorithm, {})[cell.seed] = value
         if values:
-            found.append(Comparison(key, metric, values, kind.percent, kind.higher_is_better, result.rule))
+            found.append(Comparison(key, info, values, run.result.rule))
     return found
 
 
-def at_clients(view: RunData, label: str, seed: int, key: str, metric: str, rule: str) -> float | None:
-    """The pooled model as clients see it, the same ones as for other algorithms, each of them counting once."""
+def at_clients(run: RunData, label: str, seed: int, key: str, metric: str, rule: str) -> float | None:
+    """The headline number of the pooled model at the clients that the other algorithms are measured at."""
     if key.startswith("pooled"):
-        at, values = view.pooled_values(label, seed, PHASES[key], metric)
+        rounds, values = run.pooled_values(label, seed, PHASES[key], metric)
     else:
-        stats = view.client_values(label, seed, PHASES[key], metric).by_round()
-        at, values = stats.index, stats.mean
-    if not len(at):
+        stats = run.client_values(label, seed, PHASES[key], metric).by_round()
+        rounds, values = stats.index, stats.mean
+    if not len(rounds):
         return None
-    return headline.of_rounds(values, rule, view.metric(metric).higher_is_better)
+    return headline.of_rounds(values, rule, run.metric(metric).higher_is_better)
 
 
-def primary(view: RunData) -> Comparison | None:
-    """What the comparison is about: the server's test data if it holds some, else clients after local training."""
-    for metric in view.metrics:
-        found = measures(view, metric)
-        if found:
-            return found[0]
-    return None
+def main_comparison(run: RunData) -> Comparison | None:
+    """The comparison that a report starts with: the global model on test data, else clients after local training."""
+    return next((found[0] for metric in run.metrics if (found := comparisons(run, metric))), None)
+
+
+def universal_comparison(run: RunData, metric: str) -> Comparison | None:
+    """The universal test of a metric; None if it is the main comparison already."""
+    main = main_comparison(run)
+    if main is None or main.key == "universal":
+        return None
+    return next((one for one in comparisons(run, metric) if one.key == "universal"), None)

@@ -1,4 +1,4 @@
-"""Numbers that are made from a curve, or from the clients of one round: targets, peaks, last rounds, fairness."""
+"""Numbers computed from a curve (targets, peaks, last rounds) or from the clients of one round (fairness)."""
 
 from __future__ import annotations
 
@@ -11,40 +11,39 @@ from numpy.typing import ArrayLike, NDArray
 Numbers = NDArray[np.float64]
 
 
-def monotone(values: ArrayLike, higher: bool = True) -> Numbers:
-    """The best value so far.
+def monotone(values: ArrayLike, higher_is_better: bool = True) -> Numbers:
+    """The best value so far, for each place of a curve.
 
     >>> monotone([0.1, 0.5, 0.3, 0.6]).tolist()
     [0.1, 0.5, 0.5, 0.6]
     """
-    best: Any = np.fmax if higher else np.fmin  # a round without a value leaves the best as it was
+    best: Any = np.fmax if higher_is_better else np.fmin  # which ignore rounds without a value
     return np.asarray(best.accumulate(np.asarray(values, dtype=np.float64)))
 
 
 @dataclass(frozen=True)
 class Reached:
-    """When a curve reached a target: the first measured round, and where the line to it crosses the target."""
+    """When a curve reached a target."""
 
-    round: int
-    crossing: float
-    position: int  # in the curve
+    round: int  # the first measured round at or beyond the target
+    crossing: float  # where the line from the round measured before crosses the target
 
 
-def reached(rounds: ArrayLike, values: ArrayLike, target: float, higher: bool = True) -> Reached | None:
-    """The first round of the monotone curve at or beyond the target, and the interpolated crossing; none if it is not.
+def reached(rounds: ArrayLike, values: ArrayLike, target: float, higher_is_better: bool = True) -> Reached | None:
+    """The first round in which the best value so far is at or beyond the target; None if it never is.
 
     >>> reached([10, 20, 30], [0.5, 0.4, 0.9], target=0.7)
-    Reached(round=30, crossing=25.0, position=2)
+    Reached(round=30, crossing=25.0)
     """
-    at, best = np.asarray(rounds), monotone(values, higher)
-    there = np.flatnonzero(best >= target if higher else best <= target)
+    at, best = np.asarray(rounds), monotone(values, higher_is_better)
+    there = np.flatnonzero(best >= target if higher_is_better else best <= target)
     if not len(there):
         return None
     place = int(there[0])
     if place == 0 or not np.isfinite(best[place - 1]):
-        return Reached(int(at[place]), float(at[place]), place)
+        return Reached(int(at[place]), float(at[place]))
     share = (target - best[place - 1]) / (best[place] - best[place - 1])
-    return Reached(int(at[place]), float(at[place - 1] + share * (at[place] - at[place - 1])), place)
+    return Reached(int(at[place]), float(at[place - 1] + share * (at[place] - at[place - 1])))
 
 
 def last_mean(values: ArrayLike, k: int) -> float:
@@ -53,8 +52,8 @@ def last_mean(values: ArrayLike, k: int) -> float:
     return float(np.nanmean(known)) if np.isfinite(known).any() else float("nan")
 
 
-def peak(rounds: ArrayLike, values: ArrayLike, higher: bool = True) -> tuple[float, int]:
-    """The best value and the first round that had it. Chosen on the very data it is measured on: optimistic.
+def peak(rounds: ArrayLike, values: ArrayLike, higher_is_better: bool = True) -> tuple[float, int]:
+    """The best value and the first round that had it: optimistic, because it is chosen on the data it is measured on.
 
     >>> peak([1, 2, 3], [0.1, 0.9, 0.9])
     (0.9, 2)
@@ -62,21 +61,21 @@ def peak(rounds: ArrayLike, values: ArrayLike, higher: bool = True) -> tuple[flo
     known = np.asarray(values, dtype=np.float64)
     if not np.isfinite(known).any():
         return float("nan"), 0
-    place = int(np.nanargmax(known) if higher else np.nanargmin(known))
+    place = int(np.nanargmax(known) if higher_is_better else np.nanargmin(known))
     return float(known[place]), int(np.asarray(rounds)[place])
 
 
 @dataclass(frozen=True)
 class Fairness:
-    """How evenly a metric is spread over clients."""
+    """How evenly clients fare."""
 
     worst: float  # the mean of the worst tenth of the clients, at least one
     std: float
     jain: float  # (Σx)² / (n Σx²): 1 when all are equal, 1/n when one has everything
 
 
-def fairness(values: ArrayLike, higher: bool = True) -> Fairness:
-    """The worst tenth, the standard deviation (of all clients: population) and Jain's index.
+def fairness(values: ArrayLike, higher_is_better: bool = True) -> Fairness:
+    """The mean of the worst tenth, the standard deviation (the population's) and Jain's index of clients' values.
 
     >>> fairness([1.0, 1.0, 0.0, 0.0])
     Fairness(worst=0.0, std=0.5, jain=0.5)
@@ -86,7 +85,7 @@ def fairness(values: ArrayLike, higher: bool = True) -> Fairness:
     if not len(known):
         return Fairness(float("nan"), float("nan"), float("nan"))
     tenth = max(1, round(len(known) / 10))
-    worst = known[:tenth] if higher else known[-tenth:]
+    worst = known[:tenth] if higher_is_better else known[-tenth:]
     squares = float((known**2).sum())
     jain = float(known.sum()) ** 2 / (len(known) * squares) if squares else 1.0
     return Fairness(float(worst.mean()), float(known.std()), jain)

@@ -1,8 +1,9 @@
-"""A run's tables and trained weights as files that other programs read."""
+"""A run's tables, curves and trained weights as files for other programs."""
 
 from __future__ import annotations
 
 import csv
+import importlib
 import re
 from collections.abc import Iterator
 from datetime import datetime
@@ -12,45 +13,49 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import save_file
 
+from fedloom.data.split import SPLITS
 from fedloom.errors import InputError, StoreError
 from fedloom.results.result import TABLES, Result
-from fedloom.results.run_data import RunData
+from fedloom.results.run_data import Curve, RunData
 
 
 def export_csv(result: Result, folder: Path) -> list[Path]:
-    """Every table that has rows, as one CSV file each."""
+    """Write every table that has rows as a CSV file, and return the paths."""
     written = []
-    for table in TABLES:
-        rows = result.rows(table)
-        if not rows:
-            continue
-        path = folder / f"{table}.csv"
-        with open(path, "w", newline="", encoding="utf-8") as out:
+    for table, rows in _tables(result):
+        written.append(folder / f"{table}.csv")
+        with open(written[-1], "w", newline="", encoding="utf-8") as out:
             writer = csv.DictWriter(out, fieldnames=list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
-        written.append(path)
     return written
 
 
 def export_parquet(result: Result, folder: Path) -> list[Path]:
-    """Every table that has rows, as one Parquet file each."""
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise InputError("Parquet files need pyarrow: pip install 'fedloom[parquet]'.") from error
+    """Write every table that has rows as a Parquet file, and return the paths."""
+    names = ("pyarrow", "pyarrow.parquet")
+    pyarrow, parquet = (_optional(name, "Parquet files need pyarrow", "parquet") for name in names)
     written = []
-    for table in TABLES:
-        rows = result.rows(table)
-        if rows:
-            parquet.write_table(pyarrow.Table.from_pylist(rows), folder / f"{table}.parquet")
-            written.append(folder / f"{table}.parquet")
+    for table, rows in _tables(result):
+        written.append(folder / f"{table}.parquet")
+        parquet.write_table(pyarrow.Table.from_pylist(rows), written[-1])
     return written
 
 
+def _tables(result: Result) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    return ((table, rows) for table in TABLES if (rows := result.rows(table)))
+
+
+def _optional(module: str, need: str, extra: str) -> Any:
+    """Import a module of an optional dependency, or say how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(f"{need}: pip install 'fedloom[{extra}]'.") from error
+
+
 class Scalar(NamedTuple):
-    """A number at a round, and when it was known, in seconds since 1970."""
+    """A value at a round, and when it was known, in seconds since 1970."""
 
     tag: str
     round: int
@@ -58,74 +63,67 @@ class Scalar(NamedTuple):
     moment: float
 
 
-def scalars(view: RunData, label: str, seed: int) -> Iterator[Scalar]:
-    """All curves of one cell: means over clients, the server's numbers, bytes and seconds."""
-    cell, traffic = view.cells[label, seed], view.costs(label, seed)
-    began = datetime.fromisoformat(cell["started"]).timestamp() if cell["started"] else 0.0
-    moments = dict(zip(traffic.rounds.tolist(), (began + traffic.seconds.cumsum()).tolist(), strict=True))
-    for place, round in enumerate(traffic.rounds.tolist()):
-        yield Scalar("bytes/up", round, float(traffic.bytes_up[place]), moments[round])
-        yield Scalar("bytes/down", round, float(traffic.bytes_down[place]), moments[round])
-        yield Scalar("seconds", round, float(traffic.seconds[place]), moments[round])
-    for metric, kind in view.metrics.items():
-        for split in ("train", "validation", "test"):
+def scalars(run: RunData, label: str, seed: int) -> Iterator[Scalar]:
+    """All curves of one cell: means over clients, the server's values, bytes and seconds."""
+    started, costs = run.cells[label, seed]["started"], run.costs(label, seed)
+    start = datetime.fromisoformat(started).timestamp() if started else 0.0
+    moments = dict(zip(costs.rounds.tolist(), (start + costs.seconds.cumsum()).tolist(), strict=True))
+    for tag, (rounds, values) in _curves(run, label, seed):
+        for round, value in zip(rounds.tolist(), values.tolist(), strict=True):
+            yield Scalar(tag, round, float(value), moments[round])
+
+
+def _curves(run: RunData, label: str, seed: int) -> Iterator[tuple[str, Curve]]:
+    costs = run.costs(label, seed)
+    yield "bytes/up", (costs.rounds, costs.bytes_up.astype(float))
+    yield "bytes/down", (costs.rounds, costs.bytes_down.astype(float))
+    yield "seconds", (costs.rounds, costs.seconds)
+    for name, metric in run.metrics.items():
+        for split in SPLITS:
             for phase in ("pre_fit", "post_fit", "final", "universal"):
-                stats = view.client_values(label, seed, phase, metric, split).by_round()
-                for round, value in zip(stats.index.tolist(), stats.mean.tolist(), strict=True) if kind.is_mean else ():
-                    yield Scalar(f"clients/{phase}/{split}/{metric}", round, value, moments[round])
-                rounds, values = view.pooled_values(label, seed, phase, metric, split)
-                for round, value in zip(rounds.tolist(), values.tolist(), strict=True):
-                    yield Scalar(f"pooled/{phase}/{split}/{metric}", round, value, moments[round])
-            rounds, values = view.server_values(label, seed, metric, split)
-            for round, value in zip(rounds.tolist(), values.tolist(), strict=True):
-                yield Scalar(f"server/{split}/{metric}", round, value, moments[round])
+                if metric.is_mean:
+                    stats = run.client_values(label, seed, phase, name, split).by_round()
+                    yield f"clients/{phase}/{split}/{name}", (stats.index, stats.mean)
+                yield f"pooled/{phase}/{split}/{name}", run.pooled_values(label, seed, phase, name, split)
+            yield f"server/{split}/{name}", run.server_values(label, seed, name, split)
 
 
 def export_tensorboard(result: Result, folder: Path) -> list[Path]:
-    """Event files, a folder for each cell: `tensorboard --logdir FOLDER/tensorboard`."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise InputError("Event files need tensorboard: pip install 'fedloom[tensorboard]'.") from error
-    view = RunData.read(result.folder)
-    written = []
-    for label, seed in view.cells:
-        path = folder / "tensorboard" / f"{label}-{seed}"
-        for old in path.glob("events.out.tfevents.*"):
-            old.unlink()  # exported again: the same points twice would be drawn as a zigzag
-        with SummaryWriter(str(path)) as writer:
-            for scalar in scalars(view, label, seed):
+    """Write event files, one folder per cell: `tensorboard --logdir FOLDER/tensorboard`."""
+    tensorboard = _optional("torch.utils.tensorboard", "Event files need tensorboard", "tensorboard")
+    run, written = RunData.read(result.folder), []
+    for label, seed in run.cells:
+        written.append(folder / "tensorboard" / f"{label}-{seed}")
+        for old in written[-1].glob("events.out.tfevents.*"):
+            old.unlink()  # the same points twice would be drawn as a zigzag
+        with tensorboard.SummaryWriter(str(written[-1])) as writer:
+            for scalar in scalars(run, label, seed):
                 writer.add_scalar(scalar.tag, scalar.value, scalar.round, walltime=scalar.moment)
-        written.append(path)
     return written
 
 
 def export_mlflow(result: Result, folder: Path) -> list[Path]:
-    """A local MLflow store with a run for each cell: `mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db`."""
-    try:
-        from mlflow.entities import Metric, Param, RunTag
-        from mlflow.tracking import MlflowClient
-    except ImportError as error:
-        raise InputError("An MLflow store needs mlflow: pip install 'fedloom[mlflow]'.") from error
-    view = RunData.read(result.folder)
-    path = folder / "mlflow.db"
+    """Write a local MLflow store, one run per cell: `mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db`."""
+    need = "An MLflow store needs mlflow"
+    entities, tracking = (_optional(f"mlflow.{part}", need, "mlflow") for part in ("entities", "tracking"))
+    run, path = RunData.read(result.folder), folder / "mlflow.db"
     if path.exists():
         raise StoreError(f"{path} exists already, and a second export would add every run again. Delete it first.")
-    client = MlflowClient(tracking_uri=f"sqlite:///{path.resolve()}")
-    experiment = client.create_experiment(view.name, artifact_location=(folder / "mlflow-artifacts").resolve().as_uri())
-    for (label, seed), cell in view.cells.items():
-        settings = {"algorithm": label, "seed": seed, **_flat(view.description)}
-        run = client.create_run(experiment, run_name=f"{label} (seed {seed})")
-        tags = [RunTag("weights_sha256", str(cell["weights_sha256"])), RunTag("status", cell["status"])]
-        params = [Param(key[:250], str(value)[:6000]) for key, value in settings.items()]
-        client.log_batch(run.info.run_id, params=params[:100], tags=tags)
+    client = tracking.MlflowClient(tracking_uri=f"sqlite:///{path.resolve()}")
+    experiment = client.create_experiment(run.name, artifact_location=(folder / "mlflow-artifacts").resolve().as_uri())
+    for (label, seed), cell in run.cells.items():
+        settings = {"algorithm": label, "seed": seed, **_flat(run.description)}
+        id = client.create_run(experiment, run_name=f"{label} (seed {seed})").info.run_id
+        tags = [entities.RunTag(key, str(cell[key])) for key in ("weights_sha256", "status")]
+        params = [entities.Param(key[:250], str(value)[:6000]) for key, value in settings.items()]
+        client.log_batch(id, params=params[:100], tags=tags)
         points = [
-            Metric(scalar.tag, scalar.value, int(scalar.moment * 1000), scalar.round)
-            for scalar in scalars(view, label, seed)
+            entities.Metric(scalar.tag, scalar.value, int(scalar.moment * 1000), scalar.round)
+            for scalar in scalars(run, label, seed)
         ]
-        for begin in range(0, len(points), 1000):  # as many as MLflow takes at once
-            client.log_batch(run.info.run_id, metrics=points[begin : begin + 1000])
-        client.set_terminated(run.info.run_id, "FINISHED" if cell["status"] == "done" else "FAILED")
+        for first in range(0, len(points), 1000):  # MLflow accepts 1,000 at once
+            client.log_batch(id, metrics=points[first : first + 1000])
+        client.set_terminated(id, "FINISHED" if cell["status"] == "done" else "FAILED")
     return [path]
 
 
@@ -137,17 +135,17 @@ def _flat(tables: Any, above: str = "") -> dict[str, Any]:
 
 
 def export_models(result: Result, folder: Path, client: str | None = None) -> list[Path]:
-    """The trained weights of every cell: `LABEL-SEED.safetensors`, and the same as a torch state_dict (`.pt`).
+    """Write the trained weights of every cell as `LABEL-SEED.safetensors` and as a torch state_dict (`.pt`).
 
-    With a `client`, the whole model that this client uses: `LABEL-SEED-CLIENT.safetensors`.
+    With a `client`, write the whole model that this client uses: `LABEL-SEED-CLIENT.safetensors`.
     """
     written = []
-    for run in result.runs:
-        if run.rounds == 0:
+    for cell in result.runs:
+        if cell.rounds == 0:
             continue
-        for name, weights in result.weights(run.algorithm, run.seed, client).items():
+        for name, weights in result.weights(cell.algorithm, cell.seed, client).items():
             last = re.sub(r"[^\w.-]", "_", client) if client is not None else name
-            stem = f"{run.algorithm}-{run.seed}" + ("" if last == "model" and client is None else f"-{last}")
+            stem = f"{cell.algorithm}-{cell.seed}" + ("" if last == "model" and client is None else f"-{last}")
             plain = {leaf: tensor.clone().contiguous() for leaf, tensor in weights.items()}
             save_file(plain, folder / f"{stem}.safetensors")
             torch.save(plain, folder / f"{stem}.pt")

@@ -1,4 +1,4 @@
-"""How figures are made: one style, real text in SVG, panels with common axes, numbers people can read."""
+"""The one style of all figures: colours, text as text in SVG, panels with common axes, readable numbers."""
 
 from __future__ import annotations
 
@@ -6,45 +6,47 @@ import io
 import math
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from fedloom.results.learning_curves import FAINT, INK
+from fedloom.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_PANELS = 12  # algorithms beyond these are in the tables
-STYLE = {
-    "svg.fonttype": "none",  # text stays text: it can be searched, copied and read aloud
-    "svg.hashsalt": "fedloom",
-    "font.family": "sans-serif",
-    "font.size": 8,
-    "axes.titlesize": 8.5,
-    "axes.labelsize": 8.5,
-    "xtick.labelsize": 7.5,
-    "ytick.labelsize": 7.5,
-    "legend.fontsize": 7.5,
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "xtick.color": FAINT,
-    "ytick.color": FAINT,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
+FORMATS = (".png", ".svg", ".pdf")
+MOST_PANELS = 12  # algorithms beyond these are only in the tables
+# Okabe and Ito's colours differ for all common kinds of colour vision; yellow, pale on white, comes last.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#F0E442")
+DASHES: tuple[Any, ...] = ("solid", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (9, 2.5)))
+INK, FAINT, GRID = "#222222", "#808080", "#e4e4e4"
+BEFORE_TRAINING = {"color": "#6b6b6b", "linestyle": (0, (4, 1.5))}
+STYLE_FILE = Path(__file__).parent / "templates" / "figures.mplstyle"
+
+
+def styled() -> AbstractContextManager[None]:
+    """A `with` block in which matplotlib draws in this style."""
+    import matplotlib
+
+    return matplotlib.rc_context(fname=STYLE_FILE)
+
+
+def line_style(number: int) -> dict[str, Any]:
+    """The colour and line style of the algorithm with this number; the first forty all differ."""
+    shift = number // len(COLOURS)
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[(number + shift) % len(DASHES)]}
 
 
 @dataclass(frozen=True)
 class CaptionedFigure:
-    """A figure with what it shows."""
+    """A figure with its file name, title and caption."""
 
     name: str
     title: str
@@ -53,40 +55,46 @@ class CaptionedFigure:
 
     @cached_property
     def svg(self) -> str:
-        """As the text of an `<svg>` element."""
-        import matplotlib
-
+        """The figure as an `<svg>` element."""
         out = io.StringIO()
-        with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]
+        with styled():
             self.figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
         text = out.getvalue()
         return re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
 
     def save(self, folder: Path) -> list[Path]:
-        """As PNG and SVG."""
-        picture, drawing = folder / f"{self.name}.png", folder / f"{self.name}.svg"
-        self.figure.savefig(picture, dpi=180)
-        drawing.write_text('<?xml version="1.0" encoding="utf-8"?>\n' + self.svg, encoding="utf-8")
-        return [picture, drawing]
+        """Write the figure as PNG and SVG, and return the paths."""
+        png, svg = folder / f"{self.name}.png", folder / f"{self.name}.svg"
+        self.figure.savefig(png, dpi=180)
+        svg.write_text('<?xml version="1.0" encoding="utf-8"?>\n' + self.svg, encoding="utf-8")
+        return [png, svg]
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure in the format that the path ends with: PNG, SVG or PDF."""
+    ending = path.suffix.lower()
+    if ending not in FORMATS:
+        raise InputError(f"The name of a picture must end in {', '.join(FORMATS)}. Got '{path.name}' instead.")
+    figure.savefig(path, dpi=200, metadata={"Date": None} if ending == ".svg" else None)
 
 
 def lay_out(drawn: CaptionedFigure) -> CaptionedFigure:
-    """Lay it out once: otherwise every format does so again, which takes longer than drawing."""
+    """Arrange the figure's parts once. Otherwise every format arranges them again, which takes longer than drawing."""
     if drawn.figure.get_layout_engine() is not None:
         drawn.figure.draw_without_rendering()
         drawn.figure.set_layout_engine("none")
     return drawn
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches."""
+def new_figure(width: float, height: float, *, arranged: bool = True) -> Figure:
+    """An empty figure, its size in inches. It is not one of pyplot's: no global state, no window."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     # room at the edges: text is a little wider in some formats than in others
-    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06)
-    figure = Figure(figsize=(width, height), layout=layout)  # not pyplot's: no global state, no window
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06) if arranged else None
+    figure = Figure(figsize=(width, height), layout=layout)
     FigureCanvasAgg(figure)
     return figure
 
@@ -101,20 +109,25 @@ def panel_grid(labels: Sequence[str], height: float) -> tuple[Figure, list[Axes]
     axes = list(grid.flat)
     for place, spare in enumerate(axes[len(shown) :], len(shown)):
         spare.set_visible(False)
-        above = axes[place - columns] if place >= columns else None
-        if above is not None:  # its column ends earlier: its own axis must be readable
-            above.tick_params(labelbottom=True)
+        if place >= columns:  # the panel above is the last one of its column: it needs the labels of the axis
+            axes[place - columns].tick_params(labelbottom=True)
     for row in grid[1:]:
         row[0].set_ylabel(" ")
     return figure, axes
 
 
+def plot_line(axes: Axes, x: Any, y: Any, **style: Any) -> None:
+    """Draw a line, with a marker at each point if there are few."""
+    few = {"marker": "o", "markersize": 2.6} if len(x) <= 10 else {}
+    axes.plot(x, y, **{"linewidth": 1.4, **few, **style})
+
+
 def finish_axes(axes: Axes, title: str, percent: bool, whole: bool = True) -> None:
-    """A title, a quiet grid, and ticks that suit the numbers."""
+    """Set the title, a quiet grid, and ticks that suit the numbers; `whole` keeps the x axis to whole numbers."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set_title(title, loc="left")
-    axes.grid(axis="y", color="#e4e4e4", linewidth=0.6)
+    axes.grid(axis="y", color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
     if whole:
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
@@ -122,7 +135,7 @@ def finish_axes(axes: Axes, title: str, percent: bool, whole: bool = True) -> No
 
 
 def show_percent(axis: Any, percent: bool) -> None:
-    """Shares as percentages."""
+    """Label the ticks of an axis in per cent, if its numbers are shares."""
     if percent:
         from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -130,25 +143,25 @@ def show_percent(axis: Any, percent: bool) -> None:
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g} %"))
 
 
-def share_legend(figure: Figure) -> None:
-    """Which line is before local training and which after."""
-    from matplotlib.lines import Line2D
-
-    handles = [
-        Line2D(
-            [], [], color="#6b6b6b", linestyle=(0, (4, 1.5)), linewidth=1.4, label="before local training (pre_fit)"
-        ),
-        Line2D([], [], color=INK, linewidth=1.4, label="after local training (post_fit), in the algorithm's colour"),
-    ]
-    figure.legend(handles=handles, loc="outside upper left", ncols=2, frameon=False)
+def add_legend(figure: Figure) -> None:
+    """Name every line once, to the right of all panels."""
+    lines = {label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(lines.values(), lines.keys(), loc="outside right center", frameon=False)
 
 
-def clip(values: Any, percent: bool) -> Any:
-    """Shares stay between 0 and 1."""
+def add_colour_bar(figure: Figure, image: Any, axes: Any, label: str, **settings: Any) -> Any:
+    """Explain the colours of an image in a bar beside it, and return the bar's axis."""
+    bar = figure.colorbar(image, ax=axes, **settings)
+    bar.set_label(label, color=INK)
+    return bar.ax.yaxis
+
+
+def clip_share(values: ArrayLike, percent: bool) -> Any:
+    """Keep shares between 0 and 1."""
     return np.clip(values, 0, 1) if percent else values
 
 
-def short(text: str, length: int) -> str:
-    """Names of many clients often differ at their end only, so the middle is left out; $ is no formula here."""
+def shorten(text: str, length: int) -> str:
+    """Leave out the middle of a long name: names of clients often differ only at the end. A $ starts no formula."""
     cut = text if len(text) <= length else f"{text[: length // 2]}…{text[-(length // 2 - 1) :]}"
     return cut.replace("$", r"\$")

@@ -5,382 +5,367 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedloom.errors import FedloomError
+from fedloom.errors import InputError
+from fedloom.results import figure_style as style
 from fedloom.results import headline, learning_curves
 from fedloom.results.client_tables import average
-from fedloom.results.comparisons import measures, primary
-from fedloom.results.figure_style import (
-    MOST_PANELS,
-    STYLE,
-    CaptionedFigure,
-    clip,
-    finish_axes,
-    lay_out,
-    new_figure,
-    panel_grid,
-    share_legend,
-    short,
-    show_percent,
-)
-from fedloom.results.learning_curves import FAINT, INK, line_style
-from fedloom.results.run_data import RunData, Stats
+from fedloom.results.comparisons import Comparison, main_comparison, universal_comparison
+from fedloom.results.figure_style import BEFORE_TRAINING, FAINT, GRID, INK, MOST_PANELS, CaptionedFigure
+from fedloom.results.run_data import Curve, Floats, RunData, Stats
 from fedloom.results.statistics import spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MOST_ROWS = 60  # clients in a heat map
 
 
-def draw_all(view: RunData, fill: str = "min-max", metric: str | None = None) -> list[CaptionedFigure]:
-    """Every figure that the run has numbers for; `fill` is min-max or std, what is shaded around means over users."""
-    import matplotlib
+def draw_all(
+    run: RunData, fill: str = "min-max", *, progress: Callable[[str], object] = lambda text: None
+) -> list[CaptionedFigure]:
+    """Every figure that the run has numbers for.
 
-    chosen = metric or view.main_metric
-    makers: tuple[Callable[[], CaptionedFigure | None], ...] = (
-        lambda: at_a_glance(view),
-        lambda: comparison(view, chosen),
-        lambda: global_model(view, chosen),
-        lambda: sausage(view, chosen, "rounds", fill),
-        lambda: sausage(view, chosen, "users", fill),
-        lambda: pooled_curve(view),
-        lambda: against_bytes(view, chosen),
-        lambda: heat_map(view, chosen),
-        lambda: label_distribution(view),
-    )
-    with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]
-        return [lay_out(drawn) for make in makers if (drawn := make()) is not None]
+    `fill` says what is shaded around means over users: "min-max" (lowest to highest) or "std" (one standard deviation).
+    """
+    metric = run.main_metric
+    makers: dict[str, Callable[[], CaptionedFigure | None]] = {
+        "the result": partial(at_a_glance, run),
+        "learning curves": partial(comparison, run, metric),
+        "the global model": partial(global_model, run, metric),
+        "rounds": partial(before_and_after, run, metric, "rounds", fill),
+        "users": partial(before_and_after, run, metric, "users", fill),
+        "the pooled model": partial(pooled_curve, run),
+        "bytes": partial(against_bytes, run, metric),
+        "clients": partial(heat_map, run, metric),
+        "labels": partial(label_distribution, run),
+    }
+    found = []
+    for number, (name, make) in enumerate(makers.items(), 1):
+        progress(f"Drawing figure {number} of {len(makers)}: {name}")
+        with style.styled():
+            drawn = make()
+            found += [style.lay_out(drawn)] if drawn is not None else []
+    return found
 
 
-def write(
-    view: RunData, folder: Path, fill: str = "min-max", drawn: Sequence[CaptionedFigure] | None = None
-) -> list[Path]:
-    """All figures as files."""
+def write(drawn: Sequence[CaptionedFigure], folder: Path) -> list[Path]:
+    """Write figures as PNG and SVG files, and return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = draw_all(view, fill) if drawn is None else drawn
-    return [path for each in found for path in each.save(folder)]
+    return [path for each in drawn for path in each.save(folder)]
 
 
-def looks(view: RunData) -> dict[str, dict[str, Any]]:
-    """The colour and line style of each algorithm."""
-    return {label: line_style(number) for number, label in enumerate(view.labels)}
+def line_styles(run: RunData) -> dict[str, dict[str, Any]]:
+    """Label → the colour and line style of this algorithm."""
+    return {label: style.line_style(number) for number, label in enumerate(run.labels)}
 
 
-def at_a_glance(view: RunData) -> CaptionedFigure | None:
-    """The result at a glance: every seed, their mean and its interval."""
-    first = primary(view)
-    if first is None:
+def at_a_glance(run: RunData) -> CaptionedFigure | None:
+    """The result at a glance: every seed, the mean and its interval."""
+    main = main_comparison(run)
+    if main is None:
         return None
-    shown = [first, *(m for m in measures(view, first.metric) if m.key == "universal" and m.key != first.key)]
-    labels = [label for label in view.labels if any(label in measure.values for measure in shown)]
-    figure = new_figure(0.7 + 0.09 * max(map(len, labels)) + 2.9 * len(shown), 0.95 + 0.24 * len(labels))
-    colours = looks(view)
-    axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
-    for here, measure in zip(axes, shown, strict=True):
+    shown = [one for one in (main, universal_comparison(run, main.metric.name)) if one is not None]
+    labels = [label for label in run.labels if any(label in one.values for one in shown)]
+    figure = style.new_figure(0.7 + 0.09 * max(map(len, labels)) + 2.9 * len(shown), 0.95 + 0.24 * len(labels))
+    panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
+    for axes, one in zip(panels, shown, strict=True):
         for place, label in enumerate(labels):
-            values = list(measure.values.get(label, {}).values())
-            if not values:
-                here.text(0.5, place, "no global model", color=FAINT, size=7, ha="center", va="center",
-                          transform=here.get_yaxis_transform())  # fmt: skip
-                continue
-            colour, over = colours[label]["color"], spread(values)
-            if over.count > 1:
-                ends = clip([over.low, over.high], measure.percent)
-                here.plot(ends, [place, place], color=colour, linewidth=5, alpha=0.25, solid_capstyle="butt")
-            here.scatter(values, [place] * len(values), s=9, color=colour, alpha=0.75, zorder=3, linewidths=0)
-            here.plot([over.mean], [place], marker="|", markersize=11, markeredgewidth=1.8, color=colour, zorder=4)
-        here.set_title("\n".join(textwrap.wrap(measure.title, 42)), loc="left")
-        here.set_ylim(len(labels) - 0.5, -0.5)
-        here.grid(axis="x", color="#e4e4e4", linewidth=0.6)
-        here.set_axisbelow(True)
-        here.tick_params(axis="y", length=0)
-        show_percent(here.xaxis, measure.percent)
-    axes[0].set_yticks(range(len(labels)), labels)
-    seeds = "Dots: seeds. Bars: 95 % t interval over seeds. " if len(view.seeds) > 1 else "One seed. "
-    better = "higher" if first.higher_is_better else "lower"
-    caption = f"{seeds}Strokes: mean. Axes do not begin at zero; {better} is better."
+            _draw_seeds(axes, place, one, label, line_styles(run)[label]["color"])
+        axes.set_title("\n".join(textwrap.wrap(one.title, 42)), loc="left")
+        axes.set_ylim(len(labels) - 0.5, -0.5)
+        axes.grid(axis="x", color=GRID, linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.tick_params(axis="y", length=0)
+        style.show_percent(axes.xaxis, one.metric.percent)
+    panels[0].set_yticks(range(len(labels)), labels)
+    seeds = "Dots: seeds. Bars: 95 % t interval over seeds. " if len(run.seeds) > 1 else "One seed. "
+    better = "higher" if main.metric.higher_is_better else "lower"
+    caption = f"{seeds}Strokes: mean. Axes do not start at zero; {better} is better."
     return CaptionedFigure("headline", "At a glance", caption, figure)
 
 
-def comparison(view: RunData, metric: str) -> CaptionedFigure | None:
-    """The metric against rounds, with the confidence band over seeds when there are several."""
-    clients, server = [], []
-    for label, seed in view.cells:
-        known = {"algorithm": label, "seed": seed, "split": "test", "metric": metric}
-        for phase in ("pre_fit", "post_fit"):
-            stats = view.client_values(label, seed, phase, metric).by_round()
-            # two clients with the mean and deviation of all: a million of them need not be listed
-            for side in (-1, 1):
-                values = zip(stats.index.tolist(), (stats.mean + side * stats.std).tolist(), strict=True)
-                clients += [{**known, "phase": phase, "round": round, "value": value} for round, value in values]
-        rounds, found = view.server_values(label, seed, metric)
-        pairs = zip(rounds.tolist(), found.tolist(), strict=True)
-        server += [{**known, "round": round, "value": value} for round, value in pairs]
-    order = [
-        {"algorithm": label, "seed": 0, "phase": "", "value": None, "metric": "", "split": ""} for label in view.labels
-    ]
+def _draw_seeds(axes: Axes, place: int, comparison: Comparison, label: str, colour: str) -> None:
+    values = list(comparison.values.get(label, {}).values())
+    if not values:
+        middle = {"ha": "center", "va": "center", "transform": axes.get_yaxis_transform()}
+        axes.text(0.5, place, "no global model", color=FAINT, size=7, **middle)  # type: ignore[arg-type]
+        return
+    over_seeds = spread(values)
+    if over_seeds.count > 1:
+        ends = over_seeds.interval(share=comparison.metric.percent)
+        axes.plot(ends, [place, place], color=colour, linewidth=5, alpha=0.25, solid_capstyle="butt")
+    axes.scatter(values, [place] * len(values), s=9, color=colour, alpha=0.75, zorder=3, linewidths=0)
+    axes.plot([over_seeds.mean], [place], marker="|", markersize=11, markeredgewidth=1.8, color=colour, zorder=4)
+
+
+def comparison(run: RunData, metric: str) -> CaptionedFigure | None:
+    """The metric against rounds, with the interval over seeds if there are several."""
     try:
-        figure = learning_curves.draw([*order, *clients], server, metric)
-    except FedloomError:
+        figure = learning_curves.draw_run(run, line_styles(run), metric, "test")
+    except InputError:  # nothing was measured
         return None
     caption = (
         "Mean over clients, then over seeds; bands are 95 % t intervals over seeds."
-        if len(view.seeds) > 1
+        if len(run.seeds) > 1
         else "Mean over clients; bands are ± one standard deviation over clients. One seed."
     )
     return CaptionedFigure("comparison", f"{metric.capitalize()} against rounds", caption, figure)
 
 
-def global_model(view: RunData, metric: str) -> CaptionedFigure | None:
+def global_model(run: RunData, metric: str) -> CaptionedFigure | None:
     """The server's model on training, validation and test data, against rounds."""
-    curves: dict[str, dict[str, tuple[Any, Any]]] = {}
+    curves: dict[str, dict[str, Curve]] = {}
     for split in ("train", "validation", "test"):
-        for label in view.labels:
-            runs = [view.server_values(label, seed, metric, split) for seed in view.seeds]
-            runs = [run for run in runs if len(run[0])]
-            if runs:
-                length = min(len(rounds) for rounds, _ in runs)
-                mean = np.mean([values[:length] for _, values in runs], axis=0)
-                curves.setdefault(split, {})[label] = (runs[0][0][:length], mean)
+        for label in run.labels:
+            found = [run.server_values(label, seed, metric, split) for seed in run.seeds]
+            found = [curve for curve in found if len(curve[0])]
+            if found:
+                mean = _mean_of_shortest([values for _, values in found])
+                curves.setdefault(split, {})[label] = (found[0][0][: len(mean)], mean)
     if not curves:
         return None
-    figure = new_figure(1.9 + 2.5 * len(curves), 2.5)
-    axes = figure.subplots(1, len(curves), sharey=True, squeeze=False)[0]
-    colours = looks(view)
-    for here, (split, lines) in zip(axes, curves.items(), strict=True):
-        for label, (rounds, mean) in lines.items():
-            marker = "o" if len(rounds) <= 10 else ""
-            here.plot(rounds, mean, **colours[label], linewidth=1.4, marker=marker, markersize=2.6, label=label)
-        finish_axes(here, split.capitalize(), view.metric(metric).percent)
-        here.set_xlabel("Round")
-    axes[0].set_ylabel(metric.capitalize())
-    named = {label: line for here in axes for line, label in zip(*here.get_legend_handles_labels(), strict=True)}
-    figure.legend(named.values(), named.keys(), loc="outside right center", frameon=False)
-    caption = "The global model after each round, on data of the server's or on the union of the clients' splits."
-    return CaptionedFigure("global_model", f"The global model: {metric} against rounds", caption + _means(view), figure)
+    figure = style.new_figure(1.9 + 2.5 * len(curves), 2.5)
+    panels = figure.subplots(1, len(curves), sharey=True, squeeze=False)[0]
+    for axes, (split, lines) in zip(panels, curves.items(), strict=True):
+        for label, line in lines.items():
+            style.plot_line(axes, *line, **line_styles(run)[label], label=label)
+        style.finish_axes(axes, split.capitalize(), run.metric(metric).percent)
+        axes.set_xlabel("Round")
+    panels[0].set_ylabel(metric.capitalize())
+    style.add_legend(figure)
+    caption = "The global model after each round, on the server's own data or on the union of the clients' splits."
+    title = f"The global model: {metric} against rounds"
+    return CaptionedFigure("global_model", title, caption + _seeds_in_words(run), figure)
 
 
-def sausage(view: RunData, metric: str, against: str, fill: str) -> CaptionedFigure | None:
-    """Before and after local training: mean over users against rounds, or over rounds against users, with a fill."""
+def before_and_after(run: RunData, metric: str, against: str, fill: str) -> CaptionedFigure | None:
+    """Before and after local training: the mean over users against rounds, or the mean over rounds against users.
+
+    The source document calls these sausage graphs, and so do the names of the files.
+    """
     panels: dict[str, dict[str, Stats]] = {}
-    for label in view.labels:
-        found = {}
+    for label in run.labels:
         for phase in ("pre_fit", "post_fit"):
-            series = [view.client_values(label, seed, phase, metric) for seed in view.seeds]
+            found = list(run.client_values_by_seed(label, phase, metric).values())
             if against == "users" and phase == "pre_fit":
-                series = [one.after(1) for one in series]
-            stats = average([s.by_round() if against == "rounds" else s.by_client() for s in series if len(s)])
+                found = [one.keep(one.rounds > 1) for one in found]
+            stats = average([one.by_round() if against == "rounds" else one.by_client() for one in found if len(one)])
             if stats is not None:
-                found[phase] = stats
-        if found:
-            panels[label] = found
-    if not panels or (against == "users" and len(view.clients) < 2):
+                panels.setdefault(label, {})[phase] = stats
+    if not panels or (against == "users" and len(run.clients) < 2):
         return None
-    figure, axes = panel_grid(list(panels), 1.75)
-    colours, percent = looks(view), view.metric(metric).percent
-    for here, (label, found) in zip(axes, panels.items(), strict=False):
-        styles = {
-            "pre_fit": {"color": "#6b6b6b", "linestyle": (0, (4, 1.5))},
-            "post_fit": {"color": colours[label]["color"], "linestyle": "solid"},
-        }
-        for phase, stats in found.items():
-            low, high = (
-                (stats.low, stats.high) if fill == "min-max" else (stats.mean - stats.std, stats.mean + stats.std)
-            )
-            at = np.arange(len(stats.index)) if against == "users" else stats.index
-            low, high = clip(low, percent), clip(high, percent)
-            here.fill_between(at, low, high, color=styles[phase]["color"], alpha=0.16, linewidth=0)
-            marker = "o" if len(at) <= 12 else ""
-            here.plot(at, stats.mean, **styles[phase], linewidth=1.4, marker=marker, markersize=2.4)
+    figure, grid = style.panel_grid(list(panels), 1.75)
+    percent = run.metric(metric).percent
+    for axes, (label, phases) in zip(grid, panels.items(), strict=False):
+        for phase, stats in phases.items():
+            look = BEFORE_TRAINING if phase == "pre_fit" else {"color": line_styles(run)[label]["color"]}
+            low, high = stats.low, stats.high
+            if fill == "std":
+                low, high = stats.mean - stats.std, stats.mean + stats.std
+            x = np.arange(len(stats.index)) if against == "users" else stats.index
+            low, high = style.clip_share(low, percent), style.clip_share(high, percent)
+            axes.fill_between(x, low, high, color=look["color"], alpha=0.16, linewidth=0)
+            style.plot_line(axes, x, stats.mean, **look)
         if against == "users":
-            _user_ticks(here, view, next(iter(found.values())).index)
-        finish_axes(here, label, percent, whole=against == "rounds")
-    axes[0].set_ylabel(f"Test {metric}")
-    share_legend(figure)
+            names = [style.shorten(run.client_name(int(user)), 8) for user in next(iter(phases.values())).index]
+            step = max(1, math.ceil(sum(len(name) + 1 for name in names) / 24))
+            axes.set_xticks(range(0, len(names), step), names[::step])
+        style.finish_axes(axes, label, percent, whole=against == "rounds")
+    grid[0].set_ylabel(f"Test {metric}")
+    _before_and_after_legend(figure)
+    figure.supxlabel("Round" if against == "rounds" else "User", size=8.5, color=INK)
     over = "users" if against == "rounds" else "rounds"
     shade = f"lowest to highest over {over}" if fill == "min-max" else f"± one standard deviation over {over}"
-    caption = f"Lines: mean over {over}. Fill: {shade}" + (", averaged over seeds." if len(view.seeds) > 1 else ".")
+    caption = f"Lines: mean over {over}. Fill: {shade}" + (", averaged over seeds." if len(run.seeds) > 1 else ".")
     if against == "users":
-        caption += " Without what was measured before the first round, when the model is untrained."
+        caption += " Measurements before the first round, of the untrained model, are left out."
     if len(panels) > MOST_PANELS:
         caption += f" The first {MOST_PANELS} algorithms."
-    figure.supxlabel("Round" if against == "rounds" else "User", size=8.5, color=INK)
     title = f"{metric.capitalize()} against {against}, before and after local training"
     return CaptionedFigure(f"sausage_{against}", title, caption, figure)
 
 
-def pooled_curve(view: RunData) -> CaptionedFigure | None:
+def _before_and_after_legend(figure: Figure) -> None:
+    from matplotlib.lines import Line2D
+
+    before, after = "before local training (pre_fit)", "after local training (post_fit), in the algorithm's colour"
+    handles = [
+        Line2D([], [], **BEFORE_TRAINING, linewidth=1.4, label=before),  # type: ignore[arg-type]
+        Line2D([], [], color=INK, linewidth=1.4, label=after),
+    ]
+    figure.legend(handles=handles, loc="outside upper left", ncols=2, frameon=False)
+
+
+def pooled_curve(run: RunData) -> CaptionedFigure | None:
     """The learning curve of the model that saw everybody's data, against epochs."""
-    label = next((label for label in view.labels if view.is_pooled(label)), None)
-    if label is None:
-        return None
-    runs = [view.history(label, seed) for seed in view.seeds]
-    runs = [run for run in runs if run]
-    if not runs:
+    label = next((label for label in run.labels if run.is_pooled(label)), "")
+    found = [history for seed in run.seeds if (history := run.history(label, seed))]
+    if not found:
         return None
     names = {
-        metric: [name for name in (metric, f"validation_{metric}") if all(name in run for run in runs)]
-        for metric in ("loss", *(kind for kind in view.metrics if kind != "loss"))
+        metric: [name for name in (metric, f"validation_{metric}") if all(name in history for history in found)]
+        for metric in ("loss", *(metric for metric in run.metrics if metric != "loss"))
     }
-    names = {metric: found for metric, found in names.items() if found}
-    figure = new_figure(0.5 + 3.0 * len(names), 2.3)
-    axes = figure.subplots(1, len(names), squeeze=False)[0]
-    colour = looks(view)[label]["color"]
-    for here, (metric, found) in zip(axes, names.items(), strict=True):
-        for name in found:
-            length = min(len(run[name]) for run in runs)
-            values = np.mean([run[name][:length] for run in runs], axis=0)
+    names = {metric: shown for metric, shown in names.items() if shown}
+    figure = style.new_figure(0.5 + 3.0 * len(names), 2.3)
+    panels = figure.subplots(1, len(names), squeeze=False)[0]
+    for axes, (metric, shown) in zip(panels, names.items(), strict=True):
+        for name in shown:
+            values = _mean_of_shortest([history[name] for history in found])
             held_out = name.startswith("validation")
-            style = {"color": colour if held_out else "#6b6b6b", "linestyle": "solid" if held_out else (0, (4, 1.5))}
-            here.plot(np.arange(1, length + 1), values, **style, linewidth=1.4,
-                      label="validation" if held_out else "training")  # fmt: skip
-        finish_axes(here, metric.capitalize(), view.metric(metric).percent)
-        here.set_xlabel("Epoch")
-        here.legend(frameon=False)
-    over = f" Mean of {len(runs)} seeds." if len(runs) > 1 else ""
+            look = {"color": line_styles(run)[label]["color"]} if held_out else BEFORE_TRAINING
+            word = "validation" if held_out else "training"
+            axes.plot(np.arange(1, len(values) + 1), values, **look, linewidth=1.4, label=word)
+        style.finish_axes(axes, metric.capitalize(), run.metric(metric).percent)
+        axes.set_xlabel("Epoch")
+        axes.legend(frameon=False)
+    over = f" Mean of {len(found)} seeds." if len(found) > 1 else ""
     caption = f"{label} is trained on everybody's data. The training loss is the running mean of an epoch.{over}"
     return CaptionedFigure("pooled_curve", "Learning curve of the pooled model", caption, figure)
 
 
-def against_bytes(view: RunData, metric: str) -> CaptionedFigure | None:
+def against_bytes(run: RunData, metric: str) -> CaptionedFigure | None:
     """The metric against all bytes that clients have sent and received so far."""
-    lines: dict[str, tuple[Any, Any]] = {}
+    lines: dict[str, tuple[Floats, Floats]] = {}
     silent: dict[str, float] = {}
-    for label in view.labels:
+    for label in run.labels:
         curves, sent = [], []
-        for seed in view.seeds:
-            rounds, values = headline.curve(view, label, seed, metric)
-            traffic = view.costs(label, seed)
-            if len(rounds):
-                place = np.searchsorted(traffic.rounds, rounds)
-                curves.append(values)
-                sent.append(traffic.bytes_so_far[place])
-        if not curves:
-            continue
-        length = min(map(len, curves))
-        mean = np.mean([curve[:length] for curve in curves], axis=0)
-        total = np.mean([one[:length] for one in sent], axis=0)
-        if view.is_pooled(label) or not total[-1]:
-            silent[label] = float(mean[-1])
-        else:
-            lines[label] = (total / 1e6, mean)
+        for seed, (rounds, values) in headline.curves(run, label, metric).items():
+            costs = run.costs(label, seed)
+            curves.append(values)
+            sent.append(costs.bytes_so_far[np.searchsorted(costs.rounds, rounds)])
+        if curves:
+            mean, total = _mean_of_shortest(curves), _mean_of_shortest(sent)
+            if run.is_pooled(label) or not total[-1]:
+                silent[label] = float(mean[-1])
+            else:
+                lines[label] = (total / 1e6, mean)
     if not lines:
         return None
-    figure = new_figure(6.4, 2.9)
+    figure = style.new_figure(6.4, 2.9)
     axes = figure.add_subplot()
-    colours, percent = looks(view), view.metric(metric).percent
-    for label, (total, mean) in lines.items():
-        marker = "o" if len(total) <= 10 else ""
-        axes.plot(total, mean, **colours[label], linewidth=1.4, marker=marker, markersize=2.6, label=label)
+    styles = line_styles(run)
+    for label, line in lines.items():
+        style.plot_line(axes, *line, **styles[label], label=label)
     for label, value in silent.items():
-        axes.axhline(value, color=colours[label]["color"], linewidth=0.9, linestyle=(0, (1, 2)),
-                     label=f"{label} (sends no weights), end")  # fmt: skip
+        dotted = {"color": styles[label]["color"], "linewidth": 0.9, "linestyle": (0, (1, 2))}
+        axes.axhline(value, **dotted, label=f"{label} (sends no weights), end")
     ends = [total[-1] for total, _ in lines.values()]
     if max(ends) > 4 * min(ends):
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    finish_axes(axes, "", percent, whole=False)
+    style.finish_axes(axes, "", run.metric(metric).percent, whole=False)
     axes.set_xlabel("Megabytes sent and received by all clients")
     axes.set_ylabel(f"Test {metric}")
-    figure.legend(loc="outside right center", frameon=False)
-    caption = f"The curve is {headline.curve_in_words(view)}; bytes are those of weights and numbers, uncompressed."
-    return CaptionedFigure("bytes", f"{metric.capitalize()} against bytes", caption + _means(view), figure)
+    style.add_legend(figure)
+    caption = f"The curve is {headline.curve_in_words(run)}; bytes are those of weights and numbers, uncompressed."
+    return CaptionedFigure("bytes", f"{metric.capitalize()} against bytes", caption + _seeds_in_words(run), figure)
 
 
-def heat_map(view: RunData, metric: str) -> CaptionedFigure | None:
-    """Each client in each round, after local training: who is left behind."""
-    grids: dict[str, Any] = {}
-    for label in view.labels[:MOST_PANELS]:
-        found = [view.client_values(label, seed, "post_fit", metric) for seed in view.seeds]
-        found = [series for series in found if len(series)]
-        if not found:
-            continue
-        clients = np.unique(np.concatenate([series.clients for series in found]))
-        rounds = np.unique(np.concatenate([series.rounds for series in found]))
-        clients = clients[np.linspace(0, len(clients) - 1, min(len(clients), MOST_ROWS)).astype(int)]
-        total, count = np.zeros((len(clients), len(rounds))), np.zeros((len(clients), len(rounds)))
-        for series in found:
-            kept = np.isin(series.clients, clients)
-            at = np.searchsorted(clients, series.clients[kept]), np.searchsorted(rounds, series.rounds[kept])
-            np.add.at(total, at, series.values[kept])
-            np.add.at(count, at, 1)
-        grids[label] = (clients, rounds, np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0))
-    if not grids or len(view.clients) < 2:
+def heat_map(run: RunData, metric: str) -> CaptionedFigure | None:
+    """Each client in each round, after local training: shows clients that are left behind."""
+    grids = {label: grid for label in run.labels[:MOST_PANELS] if (grid := _mean_grid(run, label, metric))}
+    if not grids or len(run.clients) < 2:
         return None
-    every = np.concatenate([grid[np.isfinite(grid)] for _, _, grid in grids.values()])
-    low, high = np.quantile(every, [0.02, 0.98])
-    kind = view.metric(metric)
-    low, high = (float(low), 1.0) if kind.percent else (float(low), float(high))
-    high = high if high > low else low + 1e-9
-    figure, axes = panel_grid(list(grids), 1.75)
-    for here, (label, (clients, rounds, grid)) in zip(axes, grids.items(), strict=False):
-        image = here.imshow(grid, cmap="cividis" if kind.higher_is_better else "cividis_r", vmin=low, vmax=high,
-                            aspect="auto", interpolation="nearest",
-                            extent=(rounds[0] - 0.5, rounds[-1] + 0.5, len(clients) - 0.5, -0.5))  # fmt: skip
-        here.set_title(label, loc="left")
-        step = max(1, math.ceil(len(clients) / 10))
-        shown = range(0, len(clients), step)
-        here.set_yticks(list(shown), [short(view.client_name(int(clients[row])), 10) for row in shown])
-        here.spines[:].set_visible(False)
-    bar = figure.colorbar(image, ax=axes, pad=0.01, fraction=0.025, extend="min" if kind.percent else "both")
-    bar.set_label(f"Test {metric}", color=INK)
-    show_percent(bar.ax.yaxis, kind.percent)
+    info = run.metric(metric)
+    low, high = np.quantile(
+        np.concatenate([values[np.isfinite(values)] for *_, values in grids.values()]), [0.02, 0.98]
+    )
+    high = 1.0 if info.percent else float(high)
+    figure, panels = style.panel_grid(list(grids), 1.75)
+    for axes, (label, (clients, rounds, values)) in zip(panels, grids.items(), strict=False):
+        colours = {"cmap": "cividis" if info.higher_is_better else "cividis_r", "vmin": low}
+        extent = (rounds[0] - 0.5, rounds[-1] + 0.5, len(clients) - 0.5, -0.5)
+        image = _draw_grid(axes, values, vmax=max(high, low + 1e-9), extent=extent, **colours)
+        axes.set_title(label, loc="left")
+        _name_clients(axes, run, clients, most=10, length=10)
+    settings = {"pad": 0.01, "fraction": 0.025, "extend": "min" if info.percent else "both"}
+    style.show_percent(style.add_colour_bar(figure, image, panels, f"Test {metric}", **settings), info.percent)
     figure.supxlabel("Round", size=8.5, color=INK)
-    axes[0].set_ylabel("Client")
-    caption = "After local training, on each client's own test split; a white cell was not measured." + _means(view)
-    if len(view.clients) > MOST_ROWS:
-        caption += f" {MOST_ROWS} of {len(view.clients):,} clients."
+    panels[0].set_ylabel("Client")
+    caption = "After local training, on each client's own test split; a white cell was not measured."
+    caption += _seeds_in_words(run)
+    if len(run.clients) > MOST_ROWS:
+        caption += f" {MOST_ROWS} of {len(run.clients):,} clients."
     return CaptionedFigure("clients", "Every client in every round", caption, figure)
 
 
-def label_distribution(view: RunData) -> CaptionedFigure | None:
-    """How many examples of each label each client holds."""
-    known = view.facts.get("labels")
+def _mean_grid(run: RunData, label: str, metric: str) -> tuple[Any, Any, Any] | None:
+    """Clients, rounds, and the mean over seeds for each pair of them (NaN if it was not measured)."""
+    found = list(run.client_values_by_seed(label, "post_fit", metric).values())
+    if not found:
+        return None
+    clients, rounds, values = (
+        np.concatenate([getattr(one, part) for one in found]) for part in ("clients", "rounds", "values")
+    )
+    shown, columns = _evenly(np.unique(clients)), np.unique(rounds)
+    kept = np.isin(clients, shown)
+    at = np.searchsorted(shown, clients[kept]), np.searchsorted(columns, rounds[kept])
+    total, count = np.zeros((len(shown), len(columns))), np.zeros((len(shown), len(columns)))
+    np.add.at(total, at, values[kept])
+    np.add.at(count, at, 1)
+    return shown, columns, np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+
+
+def label_distribution(run: RunData) -> CaptionedFigure | None:
+    """How many examples of each label each client has."""
+    known = run.facts.get("labels")
     if not known:
         return None
-    counts, classes = np.array(known["counts"]), known["classes"]
-    clients = np.linspace(0, len(counts) - 1, min(len(counts), MOST_ROWS)).astype(int)
-    shares = counts[clients] / np.maximum(counts[clients].sum(1, keepdims=True), 1)
-    figure = new_figure(min(7.2, 1.9 + 0.42 * len(classes)), float(np.clip(1.0 + 0.2 * len(clients), 2.2, 7.0)))
+    clients, classes = _evenly(np.arange(len(known["counts"]))), known["classes"]
+    counts = np.array(known["counts"])[clients]
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    figure = style.new_figure(min(7.2, 1.9 + 0.42 * len(classes)), float(np.clip(1.0 + 0.2 * len(clients), 2.2, 7.0)))
     axes = figure.add_subplot()
-    top = max(float(shares.max()), min(1.0, 3 / len(classes)))
-    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=top, aspect="auto", interpolation="nearest")
+    darkest = max(float(shares.max()), min(1.0, 3 / len(classes)))  # equal shares everywhere are light, not dark
+    image = _draw_grid(axes, shares, cmap="Blues", vmin=0, vmax=darkest)
     if len(clients) <= 25 and len(classes) <= 12:
-        for row, column in zip(*np.nonzero(counts[clients]), strict=True):
-            ink = "white" if shares[row, column] > 0.6 * top else INK
-            axes.text(column, row, f"{counts[clients][row, column]:,}", ha="center", va="center", size=6.5, color=ink)
+        for row, column in zip(*np.nonzero(counts), strict=True):
+            ink = "white" if shares[row, column] > 0.6 * darkest else INK
+            axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", size=6.5, color=ink)
     step = max(1, math.ceil(len(classes) / 20))
-    names = [short(str(name), 12) for name in classes[::step]]
-    slanted = sum(map(len, names)) > 60
-    axes.set_xticks(
-        range(0, len(classes), step), names, rotation=40 if slanted else 0, ha="right" if slanted else "center"
-    )
-    step = max(1, math.ceil(len(clients) / 25))
-    axes.set_yticks(range(0, len(clients), step), [short(view.client_name(int(c)), 14) for c in clients[::step]])
+    names = [style.shorten(str(name), 12) for name in classes[::step]]
+    slanted: dict[str, Any] = {"rotation": 40, "ha": "right"} if sum(map(len, names)) > 60 else {}
+    axes.set_xticks(range(0, len(classes), step), names, **slanted)
+    _name_clients(axes, run, clients, most=25, length=14)
     axes.set_xlabel("Label")
     axes.set_ylabel("Client")
+    share = "Share of the client's examples"
+    style.add_colour_bar(figure, image, axes, share, pad=0.02, format=lambda value, _: f"{value:.0%}")
+    caption = "Examples of each label at each client, all splits."
+    if len(set(run.data_fingerprints.values())) > 1:
+        caption += " Every seed draws its own; these are those of the first seed."
+    return CaptionedFigure("labels", "Who holds what", caption, figure)
+
+
+def _evenly(clients: Any) -> Any:
+    """As many clients as a heat map has rows for, evenly chosen."""
+    return clients[np.linspace(0, len(clients) - 1, min(len(clients), MOST_ROWS)).astype(int)]
+
+
+def _draw_grid(axes: Axes, values: Any, **settings: Any) -> Any:
     axes.spines[:].set_visible(False)
-    figure.colorbar(image, ax=axes, pad=0.02, format=lambda share, _: f"{share:.0%}").set_label(
-        "Share of the client's examples", color=INK
-    )
-    several = (
-        " CaptionedFigure anew for every seed; this is the first one's." if len(view.data_fingerprints) > 1 else ""
-    )
-    return CaptionedFigure(
-        "labels", "Who holds what", f"Examples of each label at each client, all splits.{several}", figure
-    )
+    return axes.imshow(values, aspect="auto", interpolation="nearest", **settings)
 
 
-def _user_ticks(axes: Axes, view: RunData, users: Any) -> None:
-    names = [short(view.client_name(int(user)), 8) for user in users]
-    step = max(1, math.ceil(sum(len(name) + 1 for name in names) / 24))
-    axes.set_xticks(range(0, len(names), step), names[::step])
+def _name_clients(axes: Axes, run: RunData, clients: Any, most: int, length: int) -> None:
+    step = max(1, math.ceil(len(clients) / most))
+    names = [style.shorten(run.client_name(int(client)), length) for client in clients[::step]]
+    axes.set_yticks(range(0, len(clients), step), names)
 
 
-def _means(view: RunData) -> str:
-    return f" Mean of {len(view.seeds)} seeds." if len(view.seeds) > 1 else ""
+def _mean_of_shortest(curves: Sequence[Any]) -> Any:
+    """The mean of several curves, as far as all of them reach."""
+    length = min(map(len, curves))
+    return np.mean([curve[:length] for curve in curves], axis=0)
+
+
+def _seeds_in_words(run: RunData) -> str:
+    return f" Mean of {len(run.seeds)} seeds." if len(run.seeds) > 1 else ""

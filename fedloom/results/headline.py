@@ -84,8 +84,14 @@ def curve(run: RunData, label: str, seed: int, metric: str) -> tuple[Ints, Float
     return stats.index, stats.mean
 
 
+def curves(run: RunData, label: str, metric: str) -> dict[int, tuple[Ints, Floats]]:
+    """Return the headline's curve of each seed that has one."""
+    found = {seed: curve(run, label, seed, metric) for seed in run.seeds}
+    return {seed: one for seed, one in found.items() if len(one[0])}
+
+
 def curve_in_words(run: RunData) -> str:
     """Say what `curve` is in this run."""
     if run.has_server_test:
         return "the global model on test data (the server's own, or the union of the clients')"
-    return "the mean over clients of each one's model after local training, on its own test split"
+    return "the mean over clients of each client's model after local training, on its own test split"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 
 Made = TypeVar("Made")
 TABLES = ("clients", "server", "rounds", "participants", "history", "pooled", "public")
+
+
+def open_store(folder: Path) -> Store:
+    """Open the database of a run folder for reading."""
+    if not (folder / "run.db").is_file():
+        raise StoreError(f"{folder} is not a run folder: there is no run.db in it.")
+    return Store(folder, read_only=True)
 
 
 @dataclass(frozen=True)
@@ -67,9 +74,7 @@ class Result:
     ) -> Result:
         """The results in a run folder, finished or not."""
         folder = Path(folder)
-        if not (folder / "run.db").is_file():
-            raise StoreError(f"{folder} is not a run folder: there is no run.db in it.")
-        with Store(folder, read_only=True) as store:
+        with open_store(folder) as store:
             cells = store.cells()
             described = store.fact("description") or {}
             rule = (described.get("evaluate") or {}).get("headline", "final")
@@ -101,6 +106,7 @@ class Result:
 
     def json(self) -> dict[str, Any]:
         """What `--json` prints."""
+        hidden = {"headline"} if self.rule == "final" else set()  # it would repeat `final`
         return {
             "name": self.name,
             "folder": str(self.folder),
@@ -108,17 +114,8 @@ class Result:
             "status": self.status,
             "weights_sha256": self.weights_sha256,
             "runs": [
-                {
-                    "algorithm": run.algorithm,
-                    "seed": run.seed,
-                    "status": run.status,
-                    "rounds": run.rounds,
-                    "final": run.final,
-                    **({"headline": run.headline} if self.rule != "final" else {}),
-                    "weights_sha256": run.weights_sha256,
-                    **({"error": run.error} if run.error else {}),
-                }
-                for run in self.runs
+                {key: value for key, value in asdict(cell).items() if key not in hidden and (key != "error" or value)}
+                for cell in self.runs
             ],
         }
 
@@ -138,32 +135,32 @@ class Result:
         return pandas.DataFrame(self.rows(table))
 
     def plot(self, metric: str = "accuracy", path: str | Path | None = None) -> Path:
-        """Draw a metric against rounds for all algorithms; the picture's path."""
-        from fedloom.results.learning_curves import curves
+        """Draw a metric against rounds for all algorithms, and return the path of the picture."""
+        from fedloom.results import figure_style, figures, learning_curves
+        from fedloom.results.run_data import RunData
 
-        target = Path(path) if path is not None else self.folder / f"{metric}.png"
-        clients, server = self.rows("clients"), self.rows("server")
-        with Store(self.folder, read_only=True) as store:
-            no_mean = {row["metric"] for row in store.rows("metrics") if not row["is_mean"]}
-        if metric in no_mean:  # one value from everybody's scores, instead of a mean that means nothing
-            clients = [{**row, "client": "all"} for row in self.rows("pooled")]
-        splits = dict.fromkeys(row["split"] for row in (*server, *clients) if row["metric"] == metric)
-        curves(clients, server, target, metric, "test" if "test" in splits or not splits else next(iter(splits)))
+        run, target = RunData.read(self.folder), Path(path or self.folder / f"{metric}.png")
+        figure_style.save_figure(learning_curves.draw_run(run, figures.line_styles(run), metric), target)
         return target
 
     def plot_generations(self, path: str | Path | None = None) -> Path:
-        """Draw fitness, validation, diversity and traffic of evolutions against generations; the picture's path."""
-        from fedloom.results.evolution_figure import picture
+        """Draw fitness, validation, diversity and bytes of evolutions by generation; return the picture's path."""
+        from fedloom.results import evolution_figure, figure_style
+        from fedloom.results.run_data import RunData
 
-        target = Path(path) if path is not None else self.folder / "generations.png"
-        picture(self.rows("server"), self.rows("rounds"), target)
+        target = Path(path or self.folder / "generations.png")
+        figure_style.save_figure(evolution_figure.draw(RunData.read(self.folder)), target)
         return target
 
-    def report(self, fill: str = "min-max") -> Path:
-        """Write `report.html` into the run's folder, with `tables` and `figures` beside it; the report's path."""
+    def report(self, fill: str = "min-max", *, progress: Callable[[str], object] = lambda text: None) -> Path:
+        """Write `report.html` with the folders `tables` and `figures` beside it, and return its path.
+
+        `fill` says what figures shade around means over users: "min-max" or "std". `progress` is called with a line of
+        text before each step.
+        """
         from fedloom.results.report import write
 
-        return write(self.folder, fill=fill)
+        return write(self.folder, fill=fill, progress=progress)
 
     def weights(
         self, algorithm: str | None = None, seed: int | None = None, client: str | int | None = None

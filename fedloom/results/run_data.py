@@ -1,9 +1,9 @@
-"""A run folder as arrays: what tables, figures and the report are made of."""
+"""A run folder as arrays: tables, figures and the report are made from them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,20 +12,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.errors import InputError, StoreError
+from fedloom.errors import InputError
 from fedloom.experiment.round_rows import LEFT_OUT
 from fedloom.experiment.store import Store
 from fedloom.federation.sampling import Sampling
-from fedloom.results.result import Result
+from fedloom.results.result import Result, open_store
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Key = tuple[str, int]  # label and seed
+Cell = tuple[str, int]  # the label of an algorithm, and a seed
+Curve = tuple[Ints, Floats]  # rounds, and a value for each
 
 
 @dataclass(frozen=True)
 class Stats:
-    """Average, standard deviation (population, as the clients are all there are), lowest and highest, along an axis."""
+    """Statistics of values that share an index: a round (over its clients) or a client (over its rounds).
+
+    The standard deviation is the population's, because these clients are all there are.
+    """
 
     index: Ints
     mean: Floats
@@ -36,64 +40,55 @@ class Stats:
 
 @dataclass(frozen=True)
 class ClientValues:
-    """One number for some rounds and clients."""
+    """One metric of one cell: a value for each pair of round and client that was measured."""
 
     rounds: Ints
     clients: Ints
     values: Floats
+    undefined: int = 0  # how many values are left out because they are not finite
 
     def __len__(self) -> int:
         return len(self.values)
 
     def by_round(self) -> Stats:
-        """Over clients, for each round."""
+        """Statistics over clients, for each round."""
         return grouped(self.rounds, self.values)
 
     def by_client(self) -> Stats:
-        """Over rounds, for each client."""
+        """Statistics over rounds, for each client."""
         return grouped(self.clients, self.values)
 
-    def last(self) -> ClientValues:
-        """The last round that was measured."""
-        return self._kept(self.rounds == (self.rounds.max() if len(self) else 0))
+    def last_round(self) -> ClientValues:
+        """The values of the last measured round."""
+        return self.keep(self.rounds == (self.rounds.max() if len(self) else 0))
 
-    def after(self, round: int) -> ClientValues:
-        """The rounds after this one."""
-        return self._kept(self.rounds > round)
-
-    def only(self, cohorts: Mapping[int, Sequence[int]]) -> ClientValues:
-        """In each round the clients of its cohort."""
-        here = np.zeros(len(self), dtype=np.bool_)
-        for round, cohort in cohorts.items():
-            here |= (self.rounds == round) & np.isin(self.clients, np.asarray(cohort))
-        return self._kept(here)
-
-    def _kept(self, here: NDArray[np.bool_]) -> ClientValues:
-        return ClientValues(self.rounds[here], self.clients[here], self.values[here])
+    def keep(self, here: NDArray[np.bool_]) -> ClientValues:
+        """The values where a mask is true."""
+        return ClientValues(self.rounds[here], self.clients[here], self.values[here], self.undefined)
 
 
-def grouped(of: Ints, values: Floats) -> Stats:
-    """Statistics of the values that share a number.
+def grouped(index: Ints, values: Floats) -> Stats:
+    """Statistics of the values that have the same index.
 
     >>> found = grouped(np.array([1, 1, 2]), np.array([0.0, 1.0, 5.0]))
     >>> found.index.tolist(), found.mean.tolist(), found.std.tolist(), found.high.tolist()
     ([1, 2], [0.5, 5.0], [0.5, 0.0], [1.0, 5.0])
     """
-    order = np.argsort(of, kind="stable")
-    at, starts, counts = np.unique(of[order], return_index=True, return_counts=True)
-    if not len(at):
+    order = np.argsort(index, kind="stable")
+    unique, starts, counts = np.unique(index[order], return_index=True, return_counts=True)
+    if not len(unique):
         empty = np.empty(0)
-        return Stats(at, empty, empty, empty, empty)
+        return Stats(unique, empty, empty, empty, empty)
     ordered = values[order]
     mean = np.add.reduceat(ordered, starts) / counts
     deviations = (ordered - np.repeat(mean, counts)) ** 2
     std = np.sqrt(np.add.reduceat(deviations, starts) / counts)
-    return Stats(at, mean, std, np.minimum.reduceat(ordered, starts), np.maximum.reduceat(ordered, starts))
+    return Stats(unique, mean, std, np.minimum.reduceat(ordered, starts), np.maximum.reduceat(ordered, starts))
 
 
 @dataclass(frozen=True)
 class RoundCosts:
-    """What each round took."""
+    """Seconds, bytes and participants of each round."""
 
     rounds: Ints
     seconds: Floats
@@ -103,7 +98,7 @@ class RoundCosts:
 
     @property
     def bytes_so_far(self) -> Ints:
-        """Bytes up and down so far."""
+        """All bytes up and down until the end of each round."""
         return np.cumsum(self.bytes_up + self.bytes_down)
 
 
@@ -112,44 +107,51 @@ class MetricInfo:
     """What is known about a metric."""
 
     name: str
-    is_mean: bool
+    is_mean: bool  # over examples; AUROC, for example, is not
     higher_is_better: bool
 
     @property
     def percent(self) -> bool:
-        """Whether it is a share, shown as a percentage."""
+        """Whether the metric is a share, shown as a percentage."""
         return self.name == "accuracy" or self.name.startswith("top_")
+
+    @property
+    def number_format(self) -> str:
+        """How a table shows a value of this metric: see `table.show`."""
+        return "percent" if self.percent else "number"
+
+    @property
+    def deviation_format(self) -> str:
+        """How a table shows a standard deviation of this metric: see `table.show`."""
+        return "deviation" if self.percent else "number"
 
 
 @dataclass(frozen=True)
 class RunData:
-    """Everything in a run folder that can be shown, read when it is asked for."""
+    """Everything in a run folder that can be shown. Values are read from the database when they are first used."""
 
     folder: Path
-    cells: dict[Key, dict[str, Any]]
-    metrics: dict[str, MetricInfo]  # those that were asked for come first, the loss last
+    cells: dict[Cell, dict[str, Any]]
+    metrics: dict[str, MetricInfo]  # in the order of the experiment file; the loss comes last
     clients: tuple[dict[str, Any], ...]
     facts: Mapping[str, Any]
     _read: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def read(folder: Path) -> RunData:
-        """A run folder, finished or not."""
-        if not (folder / "run.db").is_file():
-            raise StoreError(f"{folder} is not a run folder: there is no run.db in it.")
-        with Store(folder, read_only=True) as store:
+        """Read a run folder, finished or not."""
+        with open_store(folder) as store:
             cells = {(cell["label"], cell["seed"]): cell for cell in store.cells()}
-            found = [
-                MetricInfo(row["metric"], bool(row["is_mean"]), bool(row["higher_is_better"]))
-                for row in store.rows("metrics")
-            ]
-            clients, facts = store.rows("clients"), store.facts()
-        described = facts.get("description") or {}
-        asked = list(described.get("metrics") or (described.get("task") or {}).get("metrics") or ())
-        kinds = sorted(
-            found, key=lambda kind: (kind.name == "loss", *([asked.index(kind.name)] if kind.name in asked else [99]))
-        )
-        return RunData(folder, cells, {kind.name: kind for kind in kinds}, tuple(clients), facts)
+            rows, clients, facts = store.rows("metrics"), store.rows("clients"), store.facts()
+        description = facts.get("description") or {}
+        wanted = list(description.get("metrics") or (description.get("task") or {}).get("metrics") or ())
+        places = {name: place for place, name in enumerate(wanted)}
+        rows.sort(key=lambda row: (row["metric"] == "loss", places.get(row["metric"], len(wanted))))
+        metrics = {
+            row["metric"]: MetricInfo(row["metric"], bool(row["is_mean"]), bool(row["higher_is_better"]))
+            for row in rows
+        }
+        return RunData(folder, cells, metrics, tuple(clients), facts)
 
     @property
     def name(self) -> str:
@@ -158,17 +160,22 @@ class RunData:
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """What the experiment is."""
+        """The experiment file as nested tables, or the arguments of the Python call."""
         return self.facts.get("description") or {}
+
+    @property
+    def evaluation(self) -> Mapping[str, Any]:
+        """The table `[evaluate]` of the description."""
+        return self.description.get("evaluate") or {}
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """The algorithms, in the file's order."""
+        """The algorithms' labels, in the order of the experiment file."""
         return tuple(dict.fromkeys(label for label, _ in self.cells))
 
     @cached_property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds, in the file's order."""
+        """The seeds, in the order of the experiment file."""
         return tuple(dict.fromkeys(seed for _, seed in self.cells))
 
     @cached_property
@@ -177,116 +184,136 @@ class RunData:
         return Result.read(self.folder)
 
     @property
-    def data_fingerprints(self) -> set[str]:
-        """Fingerprints of the data that the seeds used: one, or one for each seed that drew its own."""
-        return {str(value) for fact, value in self.facts.items() if fact.startswith("data of seed")}
+    def data_fingerprints(self) -> dict[str, str]:
+        """Seed → SHA-256 of the data it used: all equal, unless every seed draws its own data."""
+        beginning = "data of seed "
+        return {key.removeprefix(beginning): str(self.facts[key]) for key in self.facts if key.startswith(beginning)}
 
     @property
     def done(self) -> bool:
-        """Whether every cell is."""
+        """Whether every cell is finished."""
         return bool(self.cells) and all(cell["status"] == "done" for cell in self.cells.values())
 
-    def metric(self, metric: str) -> MetricInfo:
-        """What is known about a metric; one that was never stored is a mean where higher is better."""
-        return self.metrics.get(metric, MetricInfo(metric, True, metric != "loss"))
+    @property
+    def finished_at(self) -> str | None:
+        """When the last finished cell ended, in ISO format; None if no cell has ended."""
+        return max((cell["finished"] for cell in self.cells.values() if cell["finished"]), default=None)
+
+    def metric(self, name: str) -> MetricInfo:
+        """What is known about a metric; one that was never stored counts as a mean where higher is better."""
+        return self.metrics.get(name, MetricInfo(name, True, name != "loss"))
 
     @property
     def main_metric(self) -> str:
-        """What the comparison is about: the first metric asked for that is a mean and has numbers, else the loss."""
-        means = [kind.name for kind in self.metrics.values() if kind.is_mean]
-        return means[0] if means else "loss"
+        """The metric that figures and cautions are about: the first that is a mean and has values, or the loss."""
+        return next((metric.name for metric in self.metrics.values() if metric.is_mean), "loss")
 
     def client_name(self, client: int) -> str:
-        """As the data calls it."""
+        """A client's name in the data."""
         if 0 <= client < len(self.clients):
             return str(self.clients[client]["name"])
         return "everyone" if client == len(self.clients) else str(client)
 
     def is_pooled(self, label: str) -> bool:
-        """Whether it trained on everybody's examples in one place."""
-        ids = [self.cells[key]["id"] for key in self.cells if key[0] == label]
-        who: set[int] = self._cached(
+        """Whether the algorithm trained on everybody's examples in one place."""
+        ids = [cell["id"] for (known, _), cell in self.cells.items() if known == label]
+        participants: set[int] = self._cached(
             ("participants", label), lambda store: {client for cell in ids for client in store.participating(cell)}
         )
-        return bool(self.clients) and who == {len(self.clients)}
+        return bool(self.clients) and participants == {len(self.clients)}
 
     def client_values(self, label: str, seed: int, phase: str, metric: str, split: str = "test") -> ClientValues:
-        """A client metric of one cell. Values that are not finite are left out.
+        """A metric of one cell at its clients. Values that are not finite are left out.
 
-        The pooled model trains at no client: what each client has after a round is what it has before the next one. It
-        is measured at all clients, and shown for those that the other algorithms are measured at: after local training
-        for the clients that were drawn, as everywhere if `evaluate.clients` is "cohort".
+        The pooled model does not train at clients: what a client has after a round is what it has before the next one.
+        The pooled model is measured at all clients, but shown only for the clients at which the other algorithms are
+        measured: after local training, and everywhere if `evaluate.clients` is "cohort", those that were drawn.
         """
-        series = self._series(label, seed, phase, metric, split)
-        if not self.is_pooled(label) or not self.shows_drawn(phase):
-            return series
+        found = self._stored_values(label, seed, phase, metric, split)
+        if not self.is_pooled(label) or not self.about_drawn_clients(phase):
+            return found
         if phase == "post_fit":
-            before, final = (self._series(label, seed, one, metric, split) for one in ("pre_fit", "final"))
-            later = before.rounds > 1
-            series = ClientValues(
-                np.append(before.rounds[later] - 1, final.rounds),
-                np.append(before.clients[later], final.clients),
-                np.append(before.values[later], final.values),
+            before, final = (self._stored_values(label, seed, one, metric, split) for one in ("pre_fit", "final"))
+            later = before.keep(before.rounds > 1)
+            found = ClientValues(
+                np.append(later.rounds - 1, final.rounds),
+                np.append(later.clients, final.clients),
+                np.append(later.values, final.values),
             )
         if self.sampling is None:
-            return series
-        cohorts = {
-            round: self.sampling.draw(len(self.clients), round, seed) for round in np.unique(series.rounds).tolist()
-        }
-        return series.only(cohorts)
+            return found
+        drawn = np.zeros(len(found), dtype=np.bool_)
+        for round in np.unique(found.rounds).tolist():
+            cohort = np.asarray(self.sampling.draw(len(self.clients), round, seed))
+            drawn |= (found.rounds == round) & np.isin(found.clients, cohort)
+        return found.keep(drawn)
 
-    def shows_drawn(self, phase: str) -> bool:
-        """Whether a phase is about the clients that were drawn, and not about all."""
-        only_cohort = (self.description.get("evaluate") or {}).get("clients") == "cohort"
+    def client_values_by_seed(self, label: str, phase: str, metric: str) -> dict[int, ClientValues]:
+        """Seed → the values of one algorithm at its clients, for the seeds that have some."""
+        found = {seed: self.client_values(label, seed, phase, metric) for seed in self.seeds}
+        return {seed: values for seed, values in found.items() if len(values)}
+
+    def last_round(self, label: str, phase: str, metric: str) -> dict[int, ClientValues]:
+        """Seed → the values of its last measured round."""
+        found = self.client_values_by_seed(label, phase, metric)
+        return {seed: values.last_round() for seed, values in found.items()}
+
+    def last_means(self, label: str, phase: str, metric: str) -> dict[int, float]:
+        """Client → its value in the last measured round, averaged over the seeds that measured it then."""
+        runs = self.last_round(label, phase, metric).values()
+        if not runs:
+            return {}
+        means = grouped(np.concatenate([one.clients for one in runs]), np.concatenate([one.values for one in runs]))
+        return dict(zip(means.index.tolist(), means.mean.tolist(), strict=True))
+
+    def about_drawn_clients(self, phase: str) -> bool:
+        """Whether a phase is measured only at the clients that were drawn."""
+        only_cohort = self.evaluation.get("clients") == "cohort"
         return phase == "post_fit" or (only_cohort and phase in ("pre_fit", "final"))
 
     @cached_property
     def sampling(self) -> Sampling | None:
-        """Who is drawn, with one seed the same clients whatever the algorithm; none where that is everybody."""
+        """How clients are drawn (with one seed, the same ones for every algorithm); None if all are, or if unknown."""
         try:
             found = Sampling(**(self.description.get("cohort") or {}))
-        except InputError:  # somebody's own way of drawing clients, which only a program knows
+        except InputError:  # a program's own way of drawing clients is not in the description
             return None
         everybody = found.sampling == "fixed" and found.size(len(self.clients)) == len(self.clients)
         return None if everybody else found
 
-    def _series(self, label: str, seed: int, phase: str, metric: str, split: str) -> ClientValues:
+    def _stored_values(self, label: str, seed: int, phase: str, metric: str, split: str) -> ClientValues:
         def read(store: Store) -> ClientValues:
             cell = self.cells.get((label, seed))
             rows = store.client_values(cell["id"], phase, split, metric) if cell else []
             kept = [row for row in rows if row[2] is not None and math.isfinite(row[2])]
             table = np.array(kept, dtype=np.float64).reshape(-1, 3)
-            return ClientValues(table[:, 0].astype(np.int64), table[:, 1].astype(np.int64), table[:, 2])
+            rounds, clients = table[:, 0].astype(np.int64), table[:, 1].astype(np.int64)
+            return ClientValues(rounds, clients, table[:, 2], len(rows) - len(kept))
 
-        series: ClientValues = self._cached(("series", label, seed, phase, metric, split), read)
-        return series
+        values: ClientValues = self._cached((label, seed, phase, metric, split), read)
+        return values
 
-    def server_values(self, label: str, seed: int, metric: str, split: str = "test") -> tuple[Ints, Floats]:
-        """The global model on data of the server's: rounds and values."""
-        rows = [
-            row
-            for row in self._rows("server_metrics", label, seed)
-            if row["metric"] == metric and row["split"] == split and row["value"] is not None
-        ]
-        return _column(rows, "round", np.int64), _column(rows, "value", np.float64)
+    def server_values(self, label: str, seed: int, metric: str, split: str = "test") -> Curve:
+        """The global model on the server's data: rounds and values."""
+        return self._curve("server_metrics", label, seed, metric=metric, split=split)
 
-    def pooled_values(self, label: str, seed: int, phase: str, metric: str, split: str = "test") -> tuple[Ints, Floats]:
-        """A metric from everybody's examples together: rounds and values.
+    def pooled_values(self, label: str, seed: int, phase: str, metric: str, split: str = "test") -> Curve:
+        """A metric over the examples of all measured clients together: rounds and values.
 
-        The pooled model's is about all clients. Where others' is about those that were drawn, it has none beside them.
+        For the pooled model these are all clients, so it has no value where the others' values are about drawn clients.
         """
-        if self.sampling is not None and self.shows_drawn(phase) and self.is_pooled(label):
+        if self.sampling is not None and self.about_drawn_clients(phase) and self.is_pooled(label):
             return np.empty(0, np.int64), np.empty(0)
-        rows = [
-            row
-            for row in self._rows("pooled_metrics", label, seed)
-            if (row["metric"], row["split"], row["phase"]) == (metric, split, phase) and row["value"] is not None
-        ]
-        return _column(rows, "round", np.int64), _column(rows, "value", np.float64)
+        return self._curve("pooled_metrics", label, seed, metric=metric, split=split, phase=phase)
+
+    @cached_property
+    def has_server_test(self) -> bool:
+        """Whether the global model itself was measured on test data."""
+        return any(len(self.server_values(*cell, metric)[0]) for cell in self.cells for metric in self.metrics)
 
     def costs(self, label: str, seed: int) -> RoundCosts:
-        """Bytes and seconds of every round."""
-        rows = self._rows("rounds", label, seed)
+        """Seconds and bytes of every round."""
+        rows = self.rows("rounds", label, seed)
         return RoundCosts(
             _column(rows, "round", np.int64),
             _column(rows, "seconds", np.float64),
@@ -296,45 +323,38 @@ class RunData:
         )
 
     def left_out(self, label: str, seed: int) -> list[str]:
-        """Names of the clients whose updates were not finite, one for every such round."""
-        return [row["client"] for row in self._rows("public_numbers", label, seed) if row["name"] == LEFT_OUT]
+        """The names of clients whose updates were not finite, once for every such round."""
+        return [row["client"] for row in self.rows("public_numbers", label, seed) if row["name"] == LEFT_OUT]
 
     def abandoned(self, label: str, seed: int) -> tuple[int, int]:
-        """How many rounds did not count, and of how many."""
-        rows = self._rows("rounds", label, seed)
+        """How many rounds did not count, and how many there were."""
+        rows = self.rows("rounds", label, seed)
         return sum(not row["complete"] for row in rows), len(rows)
 
     def history(self, label: str, seed: int) -> dict[str, Floats]:
-        """Metric → value after every local epoch of the pooled model, rounds one after another."""
+        """Metric → its value after every local epoch of the pooled model, one round after the other."""
         found: dict[str, list[float]] = {}
-        for row in self._rows("history", label, seed):
+        for row in self.rows("history", label, seed):
             found.setdefault(row["metric"], []).append(math.nan if row["value"] is None else row["value"])
         return {metric: np.array(values) for metric, values in found.items()}
 
-    @cached_property
-    def has_server_test(self) -> bool:
-        """Whether the global model was measured on test data by itself."""
-        return any(
-            len(self.server_values(label, seed, metric)[0]) for label, seed in self.cells for metric in self.metrics
-        )
+    def _curve(self, table: str, label: str, seed: int, **wanted: str) -> Curve:
+        rows = [
+            row
+            for row in self.rows(table, label, seed)
+            if row["value"] is not None and all(row[key] == value for key, value in wanted.items())
+        ]
+        return _column(rows, "round", np.int64), _column(rows, "value", np.float64)
 
-    def last_round(self, label: str, phase: str, metric: str) -> dict[int, ClientValues]:
-        """The last measured round of each seed."""
-        found = {
-            seed: self.client_values(label, seed, phase, metric).last()
-            for seed in self.seeds
-            if (label, seed) in self.cells
-        }
-        return {seed: series for seed, series in found.items() if len(series)}
-
-    def _rows(self, table: str, label: str, seed: int) -> Sequence[dict[str, Any]]:
+    def rows(self, table: str, label: str, seed: int) -> Sequence[dict[str, Any]]:
+        """The rows that one cell has in a table of the database."""
         cell = self.cells.get((label, seed))
         if cell is None:
             return ()
         rows: list[dict[str, Any]] = self._cached((table, label, seed), lambda store: store.rows(table, cell["id"]))
         return rows
 
-    def _cached(self, key: Any, read: Any) -> Any:
+    def _cached(self, key: Any, read: Callable[[Store], Any]) -> Any:
         if key not in self._read:
             with Store(self.folder, read_only=True) as store:
                 self._read[key] = read(store)

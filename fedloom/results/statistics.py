@@ -1,7 +1,7 @@
-"""What several seeds allow one to say. The seed is the unit: the clients of one run are not independent.
+"""Intervals and tests over seeds. The seed is the unit of analysis, because the clients of one run are not independent.
 
-A difference is called clear only from six seeds on, when its interval excludes zero and its p-value, corrected for the
-number of comparisons, is at most 5 %. With fewer seeds there is an interval and no verdict.
+A difference is called clear only if there are at least six seeds, its interval excludes zero, and its p-value,
+corrected for the number of comparisons, is at most 5 %. With fewer seeds there is an interval and no verdict.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 
 LEVEL = 0.95
 SEEDS_FOR_A_TEST = 6  # with five, the smallest p-value of a two-sided signed-rank test is 6.25 %
-EXACT = 12  # up to so many seeds, all 2^n signs are tried
+EXACT = 12  # with up to this many seeds, the test tries all 2^n signs
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean, standard deviation and t interval of some seeds; with one seed there is only the mean."""
+    """Mean, sample standard deviation and t interval over seeds; one seed has only a mean."""
 
     count: int
     mean: float
@@ -28,9 +28,13 @@ class Spread:
     low: float = math.nan
     high: float = math.nan
 
+    def interval(self, *, share: bool) -> tuple[float, float]:
+        """The t interval, cut to what is possible: a share is between 0 and 1."""
+        return (max(self.low, 0.0), min(self.high, 1.0)) if share else (self.low, self.high)
+
 
 def known_mean(values: Sequence[float]) -> float | None:
-    """The mean of the values that are defined.
+    """The mean of the values that are not NaN, or None if there are none.
 
     >>> known_mean([1.0, math.nan, 3.0]), known_mean([math.nan])
     (2.0, None)
@@ -62,15 +66,15 @@ def spread(values: Sequence[float], level: float = LEVEL) -> Spread:
 
 @dataclass(frozen=True)
 class Difference:
-    """First minus second, over the seeds that both were run with."""
+    """First minus second, over the seeds that both have."""
 
     first: str
     second: str
     spread: Spread
-    wins: int  # seeds in which the first is higher
+    wins: int  # the number of seeds in which the first is higher
     effect: float  # the mean difference in standard deviations of the difference (Cohen's d_z)
-    p: float | None = None  # Wilcoxon's signed-rank test; none below six seeds
-    corrected: float | None = None  # Holm's correction for the number of comparisons
+    p: float | None = None  # of Wilcoxon's signed-rank test; None with fewer than six seeds
+    corrected: float | None = None  # p after Holm's correction for the number of comparisons
 
     @property
     def excludes_zero(self) -> bool:
@@ -79,12 +83,12 @@ class Difference:
 
     @property
     def clear(self) -> bool:
-        """Whether it may be called a difference."""
+        """Whether this may be called a difference: the interval excludes zero, and the corrected p is at most 5 %."""
         return self.excludes_zero and self.corrected is not None and self.corrected <= 1 - LEVEL
 
 
 def difference(first: str, second: str, one: Mapping[int, float], other: Mapping[int, float]) -> Difference:
-    """The paired difference of two algorithms, given their values by seed."""
+    """The paired difference of two algorithms, from their values by seed."""
     seeds = sorted(one.keys() & other.keys())
     gaps = np.array([one[seed] - other[seed] for seed in seeds], dtype=np.float64)
     gaps = gaps[np.isfinite(gaps)]
@@ -98,7 +102,7 @@ def difference(first: str, second: str, one: Mapping[int, float], other: Mapping
 
 
 def signed_rank(gaps: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
-    """The two-sided p-value of Wilcoxon's signed-rank test: exact for few seeds, also with ties."""
+    """The two-sided p-value of Wilcoxon's signed-rank test: exact if there are few seeds, also with ties."""
     from scipy.stats import PermutationMethod, wilcoxon
 
     nonzero = gaps[gaps != 0]
@@ -109,7 +113,7 @@ def signed_rank(gaps: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
 
 
 def differences(values: Mapping[str, Mapping[int, float]], reference: str | None = None) -> list[Difference]:
-    """All pairs, or each one against a reference, with p-values corrected for how many there are."""
+    """All pairs, or each algorithm against a reference, with p-values corrected for the number of pairs."""
     labels = list(values)
     pairs = (
         [(label, reference) for label in labels if label != reference]
@@ -122,7 +126,7 @@ def differences(values: Mapping[str, Mapping[int, float]], reference: str | None
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction.
+    """P-values after Holm's step-down correction.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
@@ -135,8 +139,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def in_words(difference: Difference, *, metric: str = "accuracy", percent: bool = True, higher: bool = True) -> str:
-    """One sentence; never "no difference" without the interval that says how large it may still be."""
+def in_words(
+    difference: Difference, *, metric: str = "accuracy", percent: bool = True, higher_is_better: bool = True
+) -> str:
+    """One sentence about a difference. It never says "no difference" without the interval of possible differences."""
     scale, unit = (100.0, " points") if percent else (1.0, "")
     found = difference.spread
     first, second = difference.first, difference.second
@@ -157,7 +163,7 @@ def in_words(difference: Difference, *, metric: str = "accuracy", percent: bool 
         )
     test = f"corrected p = {difference.corrected:.3g}, effect size {difference.effect:.2g}"
     if difference.clear:
-        better = "better" if (found.mean > 0) == higher else "worse"
+        better = "better" if (found.mean > 0) == higher_is_better else "worse"
         return f"{first} is clearly {better} than {second}: its {metric} is {gap} {side} ({span}; {test})."
     return (
         f"No clear difference between {first} and {second} was found: {first}'s {metric} was {gap} {side}, "

@@ -1,15 +1,15 @@
-"""The table that a run ends with on screen."""
+"""The table that a run ends with on the screen."""
 
 from __future__ import annotations
 
 import statistics
-from typing import Any
 
 from rich.table import Table
 
 from fedloom.results.comparisons import PHASES, at_clients
-from fedloom.results.result import Result
-from fedloom.results.run_data import RunData
+from fedloom.results.result import CellResult, Result
+from fedloom.results.run_data import MetricInfo, RunData
+from fedloom.results.table import show
 
 COLUMNS = {
     "server_test": "server test",
@@ -22,56 +22,43 @@ COLUMNS = {
 
 
 def table(result: Result) -> Table:
-    """One row per algorithm, one column per way of measuring; mean over seeds."""
-    metric = _metric(result)
-    labels = list(dict.fromkeys(run.algorithm for run in result.runs))
-    shown = {
-        key: title for key, title in COLUMNS.items() if any(f"{key}_{metric}" in run.headline for run in result.runs)
-    }
-    if "test" in shown:
-        shown.pop("pooled_test", None)  # for metrics that have no mean over clients
-    seeds = len({run.seed for run in result.runs})
+    """One row per algorithm, one column per way of measuring: means over seeds."""
+    known = {name for cell in result.runs for name in cell.headline}
+    metrics = (*result.metrics, "loss")  # the first that has numbers to show
+    metric = next((name for name in metrics if any(f"{key}_{name}" in known for key in COLUMNS)), "loss")
+    columns = {key: title for key, title in COLUMNS.items() if f"{key}_{metric}" in known}
+    if "test" in columns:
+        columns.pop("pooled_test", None)  # only for metrics that have no mean over clients
+    seeds = len({cell.seed for cell in result.runs})
     title = f"{result.name}: {metric}" + (f", mean of {seeds} seeds" if seeds > 1 else "")
-    made = Table(title=title, caption=_caption(shown, result.rule))
-    made.add_column("algorithm")
-    made.add_column("rounds", justify="right")
-    for column in shown.values():
+    made = Table("algorithm", title=title, caption=_caption(set(columns), result.rule))
+    for column in ("rounds", *columns.values()):
         made.add_column(column, justify="right")
-    view = RunData.read(result.folder)
-    for label in labels:
-        runs = [run for run in result.runs if run.algorithm == label]
-        values = {key: [run.headline.get(f"{key}_{metric}") for run in runs] for key in shown}
-        for key in values.keys() & PHASES.keys() if view.is_pooled(label) else ():  # for the clients of the others
-            values[key] = [at_clients(view, label, run.seed, key, metric, result.rule) for run in runs]
-        cells = [_number(metric, values[key]) for key in shown]
-        rounds = sorted({run.rounds for run in runs})
-        text = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]}–{rounds[-1]}"
-        unfinished = {run.status for run in runs} - {"done"}
-        made.add_row(label, text + (f" ({', '.join(sorted(unfinished))})" if unfinished else ""), *cells)
+    run = RunData.read(result.folder)
+    for label in run.labels:
+        cells = [cell for cell in result.runs if cell.algorithm == label]
+        means = [_mean(run, cells, key, metric, result.rule) for key in columns]
+        made.add_row(label, _rounds(cells), *means)
     return made
 
 
-def _metric(result: Result) -> str:
-    """The first metric that was asked for and has numbers to show."""
-    shown = {name for run in result.runs for name in run.headline}
-    for metric in (*result.metrics, "loss"):
-        if any(f"{column}_{metric}" in shown for column in COLUMNS):
-            return metric
-    return "loss"
-
-
-def _number(metric: str, values: list[Any]) -> str:
+def _mean(run: RunData, cells: list[CellResult], key: str, metric: str, rule: str) -> str:
+    values = [cell.headline.get(f"{key}_{metric}") for cell in cells]
+    if key in PHASES and run.is_pooled(cells[0].algorithm):
+        values = [at_clients(run, cell.algorithm, cell.seed, key, metric, rule) for cell in cells]
     known = [value for value in values if value is not None]
-    if not known:
-        return "–"
-    mean = statistics.fmean(known)
-    return f"{100 * mean:.2f} %" if metric == "accuracy" or metric.startswith("top_") else f"{mean:.4g}"
+    return show(statistics.fmean(known) if known else None, MetricInfo(metric, True, True).number_format)
 
 
-def _caption(shown: dict[str, str], rule: str) -> str:
-    words = {"final": "", "best": " Best round of each column, chosen on the very data shown."}
+def _rounds(cells: list[CellResult]) -> str:
+    rounds = sorted({cell.rounds for cell in cells})
+    text = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]}–{rounds[-1]}"
+    unfinished = sorted({cell.status for cell in cells} - {"done"})
+    return text + (f" ({', '.join(unfinished)})" if unfinished else "")
+
+
+def _caption(columns: set[str], rule: str) -> str:
+    words = {"final": "", "best": " Best round of each column, chosen on the data that is shown."}
     when = words.get(rule, f" Mean of the last {rule.removeprefix('last:')} measured rounds.")
-    means = (
-        "Clients' columns are means over clients, each on its own test split." if set(shown) - {"server_test"} else ""
-    )
+    means = "Clients' columns are means over clients, each on its own test split." if columns - {"server_test"} else ""
     return (means + when).strip()

@@ -1,4 +1,4 @@
-"""A table: rows of values, how they are shown, and a sentence; as CSV, Markdown and LaTeX."""
+"""A table with a note under it, as CSV, Markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -10,23 +10,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Value = str | int | float | None
-STATISTICS = ("Average", "Standard deviation", "Lowest", "Highest")
-MOST_PRINTED = 2000  # rows of a table that is also written for people
+STATISTICS = {
+    "Average": "mean",
+    "Standard deviation": "std",
+    "Lowest": "low",
+    "Highest": "high",
+}  # row → field of Stats
+MOST_PRINTED = 2000  # a table with more rows is written only as CSV
+
+LATEX = Path(__file__).parent / "templates" / "table.tex"
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of values, how each column is shown, and what they say."""
+    """Rows of values, how to show each column, and a note that explains them."""
 
     name: str
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Value, ...], ...]
-    kinds: tuple[str, ...]  # of each column: text, percent, points, number, whole, bytes, seconds
+    kinds: tuple[str, ...]  # how to show each column: text, or one of the kinds that `show` knows
     note: str = ""
 
     def csv(self) -> str:
-        """Numbers in full."""
+        """The table as CSV, with all digits of every number."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(self.columns)
@@ -34,7 +41,7 @@ class Table:
         return out.getvalue()
 
     def markdown(self) -> str:
-        """For a README or an issue."""
+        """The table as Markdown, for a README or an issue."""
 
         def line(cells: Sequence[str]) -> str:
             return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
@@ -44,29 +51,16 @@ class Table:
         return "\n".join([f"**{self.title}**", "", line(self.columns), line(marks), *body, "", self.note, ""])
 
     def latex(self) -> str:
-        """A table environment for the booktabs package."""
+        """The table as a LaTeX table environment that uses the booktabs package."""
         align = "".join("l" if kind == "text" else "r" for kind in self.kinds)
-        body = [" & ".join(map(_tex, self.shown(row))) + r" \\" for row in self.rows]
-        return "\n".join(
-            [
-                r"\begin{table}",
-                r"  \centering",
-                f"  \\caption{{{_tex(self.title)}. {_tex(self.note)}}}",
-                f"  \\begin{{tabular}}{{{align}}}",
-                r"    \toprule",
-                "    " + " & ".join(map(_tex, self.columns)) + r" \\",
-                r"    \midrule",
-                *(f"    {row}" for row in body),
-                r"    \bottomrule",
-                r"  \end{tabular}",
-                r"\end{table}",
-                "",
-            ]
+        head, *body = (" & ".join(map(_tex, row)) + r" \\" for row in (self.columns, *map(self.shown, self.rows)))
+        return LATEX.read_text(encoding="utf-8").format(
+            caption=f"{_tex(self.title)}. {_tex(self.note)}", align=align, head=head, body="\n    ".join(body)
         )
 
     def shown(self, row: Sequence[Value]) -> list[str]:
-        """A row as people read it."""
-        spread = bool(row) and row[0] == STATISTICS[1]  # a standard deviation of percentages is in points
+        """A row as text, rounded for people."""
+        spread = bool(row) and row[0] == "Standard deviation"  # which is in points if values are in per cent
         return [
             show(value, "deviation" if spread and kind == "percent" else kind)
             for value, kind in zip(row, self.kinds, strict=True)
@@ -74,12 +68,12 @@ class Table:
 
 
 def missing(value: Value) -> bool:
-    """Whether there is nothing to show."""
+    """Whether a value is None or NaN."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def show(value: Value, kind: str) -> str:
-    """A value as people read it.
+    """A value as text, rounded for people.
 
     >>> show(0.9731, "percent"), show(0.0123, "points"), show(1234567, "bytes"), show(None, "number")
     ('97.31 %', '+1.23', '1.23 MB', '–')
@@ -109,7 +103,7 @@ def show(value: Value, kind: str) -> str:
 
 
 def write(found: Sequence[Table], folder: Path) -> list[Path]:
-    """Tables as CSV, Markdown and LaTeX files."""
+    """Write tables as CSV, Markdown and LaTeX files, and return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for table in found:
@@ -122,17 +116,24 @@ def write(found: Sequence[Table], folder: Path) -> list[Path]:
     return written
 
 
+TEX = str.maketrans(
+    {
+        "−": "$-$",
+        "×": r"$\times$",
+        "≤": r"$\leq$",
+        "²": "$^2$",
+        "Σ": r"$\Sigma$",
+        "–": "--",
+        "“": "``",
+        "”": "''",
+        "’": "'",
+    }
+)
+
+
 def _tex(text: str) -> str:
-    """Text that LaTeX shows as it is."""
+    """Escape text for LaTeX."""
     for sign in "&%$#_{}":
         text = text.replace(sign, f"\\{sign}")
-    for sign, tex in (
-        ("−", "$-$"),
-        ("×", r"$\times$"),
-        ("≤", r"$\leq$"),
-        ("²", "$^2$"),
-        ("Σ", r"$\Sigma$"),
-        ("–", "--"),
-    ):
-        text = text.replace(sign, tex)
-    return text.replace("“", "``").replace("”", "''").replace("’", "'").replace(" \\%", r"\,\%")
+    text = text.replace(" \\%", r"\,\%")
+    return text.translate(TEX)

@@ -1,4 +1,4 @@
-"""A picture of who hears whom."""
+"""The figure of a peer-to-peer graph: which clients exchange models."""
 
 from __future__ import annotations
 
@@ -6,37 +6,33 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from torch import Tensor
+
+from fedloom.results.figure_style import COLOURS, new_figure
 
 
 def draw(graphs: Mapping[str, Tensor], path: Path) -> None:
-    """One panel for each graph: clients on a circle, a line between those who hear each other."""
+    """Draw one panel per graph: clients on a circle, and a line between clients that exchange models."""
     columns = min(len(graphs), 3)
     rows = math.ceil(len(graphs) / columns)
-    figure = Figure(figsize=(3.4 * columns, 3.7 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(3.4 * columns, 3.7 * rows)
     for number, (label, graph) in enumerate(graphs.items(), 1):
         axes = figure.add_subplot(rows, columns, number, aspect="equal")
         clients = len(graph)
-        places = [(math.sin(2 * math.pi * i / clients), math.cos(2 * math.pi * i / clients)) for i in range(clients)]
+        angles = [2 * math.pi * client / clients for client in range(clients)]
+        x, y = [math.sin(angle) for angle in angles], [math.cos(angle) for angle in angles]
         edges = [(i, j) for i in range(clients) for j in range(i) if graph[i, j]]
         for i, j in edges:
-            ends = zip(places[i], places[j], strict=True)
-            axes.plot(*ends, color="#0072B2", linewidth=0.8, alpha=max(0.15, min(1.0, 60 / len(edges))), zorder=1)
+            alpha = max(0.15, min(1.0, 60 / len(edges)))
+            axes.plot((x[i], x[j]), (y[i], y[j]), color=COLOURS[0], linewidth=0.8, alpha=alpha, zorder=1)
         size = max(10.0, min(260.0, 4000 / clients))
-        across, up = zip(*places, strict=True)
-        axes.scatter(across, up, s=size, color="white", edgecolor="#0072B2", zorder=2)
-        if clients <= 40:
-            for i, (x, y) in enumerate(places):
-                axes.text(x, y, str(i), ha="center", va="center", fontsize=7, zorder=3)
+        axes.scatter(x, y, s=size, color="white", edgecolor=COLOURS[0], zorder=2)
+        for i in range(clients) if clients <= 40 else ():
+            axes.text(x[i], y[i], str(i), ha="center", va="center", fontsize=7, zorder=3)
         degree = graph.sum(1) - 1
-        spread = (
-            f"{int(degree.min())}" if degree.min() == degree.max() else f"{int(degree.min())} to {int(degree.max())}"
-        )
-        axes.set_title(f"{label}: {clients} clients, {spread} neighbours", fontsize=9)
-        axes.set_xlim(-1.2, 1.2)
-        axes.set_ylim(-1.2, 1.2)
+        fewest, most = int(degree.min()), int(degree.max())
+        neighbours = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+        axes.set_title(f"{label}: {clients} clients, {neighbours} neighbours", fontsize=9)
+        axes.set(xlim=(-1.2, 1.2), ylim=(-1.2, 1.2))
         axes.axis("off")
     figure.savefig(path, dpi=150)

@@ -24,7 +24,15 @@ from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.run import run_plan
 from fedloom.files import write_atomically
-from fedloom.results.figure_style import STYLE, CaptionedFigure, clip, lay_out, new_figure, show_percent
+from fedloom.results.figure_style import (
+    CaptionedFigure,
+    clip_share,
+    lay_out,
+    line_style,
+    new_figure,
+    show_percent,
+    styled,
+)
 from fedloom.results.result import Result
 from fedloom.results.statistics import Spread, spread
 from fedloom.results.table import Table, Value, show
@@ -84,8 +92,8 @@ class SweepResult:
             *((key, "text", lambda one, key=key: short(one.setting[key])) for key in keys),
             ("mean", shown, lambda one: one.spread.mean if one.values else None),
             ("std over seeds", deviation, lambda one: one.spread.std),
-            ("95 % low", shown, lambda one: float(clip(one.spread.low, self.percent))),
-            ("95 % high", shown, lambda one: float(clip(one.spread.high, self.percent))),
+            ("95 % low", shown, lambda one: float(clip_share(one.spread.low, self.percent))),
+            ("95 % high", shown, lambda one: float(clip_share(one.spread.high, self.percent))),
             ("seeds", "whole", lambda one: one.spread.count),
             ("remark", "text", lambda one: one.error),
         ]
@@ -107,12 +115,10 @@ class SweepResult:
 
     def figure(self) -> CaptionedFigure | None:
         """Draw a heat map over two keys, or a line over one, for each algorithm."""
-        import matplotlib
-
         keys = [key for key in self.trials[0].setting if len({short(trial.setting[key]) for trial in self.trials}) > 1]
         if not keys:
             return None
-        with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]
+        with styled():
             return lay_out(self._heat_map(keys) if len(keys) > 1 else self._line(keys[0]))
 
     def _heat_map(self, keys: list[str]) -> CaptionedFigure:
@@ -151,8 +157,6 @@ class SweepResult:
         return CaptionedFigure("sweep", f"{self.metric.capitalize()} over {down} and {across}", caption, figure)
 
     def _line(self, key: str) -> CaptionedFigure:
-        from fedloom.results.learning_curves import line_style
-
         figure = new_figure(5.6, 2.7)
         axes = figure.add_subplot()
         labels = sorted({trial.label for trial in self.trials})

@@ -30,17 +30,17 @@ def test_tensorboard_reads_the_curves_and_a_second_export_replaces_them(result: 
     export.export_tensorboard(result, tmp_path)
     folders = export.export_tensorboard(result, tmp_path)
     assert [folder.name for folder in folders] == ["fedavg-1", "local-1", "pooled-1", "fedavg-2", "local-2", "pooled-2"]
-    view = RunData.read(result.folder)
-    for folder, (label, seed) in zip(folders, view.cells, strict=True):
+    run = RunData.read(result.folder)
+    for folder, (label, seed) in zip(folders, run.cells, strict=True):
         events = reader.EventAccumulator(str(folder), size_guidance={reader.SCALARS: 0})
         events.Reload()
         read = {(tag, event.step): event.value for tag in events.Tags()["scalars"] for event in events.Scalars(tag)}
-        expected = {(scalar.tag, scalar.round): scalar.value for scalar in export.scalars(view, label, seed)}
+        expected = {(scalar.tag, scalar.round): scalar.value for scalar in export.scalars(run, label, seed)}
         assert read.keys() == expected.keys()
         assert list(read.values()) == pytest.approx([expected[key] for key in read], rel=1e-6)
         assert sum(len(events.Scalars(tag)) for tag in events.Tags()["scalars"]) == len(expected)
-    stats = view.client_values("fedavg", 1, "post_fit", "accuracy").by_round()
-    found = {s.round: s.value for s in export.scalars(view, "fedavg", 1) if s.tag == "clients/post_fit/test/accuracy"}
+    stats = run.client_values("fedavg", 1, "post_fit", "accuracy").by_round()
+    found = {s.round: s.value for s in export.scalars(run, "fedavg", 1) if s.tag == "clients/post_fit/test/accuracy"}
     assert found == dict(zip(stats.index.tolist(), stats.mean.tolist(), strict=True))
 
 

@@ -107,7 +107,7 @@ def test_sentences_say_which_side_is_better() -> None:
     (accuracy,) = differences({"a": gaps, "b": dict.fromkeys(SEEDS, 0.0)})
     assert "a is clearly better than b: its accuracy is 2.55 points higher" in in_words(accuracy)
     assert "a is clearly worse than b: its loss is 0.0255 higher" in in_words(
-        accuracy, metric="loss", percent=False, higher=False
+        accuracy, metric="loss", percent=False, higher_is_better=False
     )
     assert "says nothing about chance" in in_words(difference("a", "b", {1: 0.5}, {1: 0.4}))
     assert "no seed in common" in in_words(difference("a", "b", {1: 0.5}, {2: 0.4}))

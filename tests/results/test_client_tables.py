@@ -1,0 +1,74 @@
+"""Tables of single clients hold what the database holds."""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+import pytest
+
+from fedloom.results.client_tables import average
+from fedloom.results.result import Result
+from fedloom.results.run_data import RunData, grouped
+from fedloom.results.table import STATISTICS
+from tests.results.helpers import named
+
+
+def test_statistics_are_averaged_over_the_rounds_that_all_seeds_have() -> None:
+    one = grouped(np.array([1, 1, 2]), np.array([0.0, 1.0, 5.0]))
+    other = grouped(np.array([1, 3]), np.array([2.0, 7.0]))
+    found = average([one, other])
+    assert found is not None
+    assert (found.index.tolist(), found.mean.tolist(), found.high.tolist()) == ([1], [1.25], [1.5])
+    assert average([one, grouped(np.array([9]), np.array([1.0]))]) is None
+    assert average([]) is None
+
+
+def test_round_and_user_statistics_are_those_of_the_clients(run: RunData) -> None:
+    rows = Result.read(run.folder).rows("clients")
+
+    def values(**wanted: object) -> list[float]:
+        return [row["value"] for row in rows if all(row[key] == value for key, value in wanted.items())]
+
+    common = {"algorithm": "fedavg", "phase": "pre_fit", "split": "test", "metric": "accuracy"}
+    per_seed = [values(round=3, seed=seed, **common) for seed in (1, 2)]
+    expected = [
+        statistics.fmean(map(statistics.fmean, per_seed)),
+        statistics.fmean(map(statistics.pstdev, per_seed)),
+        statistics.fmean(map(min, per_seed)),
+        statistics.fmean(map(max, per_seed)),
+    ]
+    (row,) = (r for r in named(run, "round_stats_accuracy").rows if r[:3] == ("fedavg", "pre_fit", 3))
+    assert row[3:] == pytest.approx(expected)
+    per_seed = [values(client="client-2", seed=seed, **common) for seed in (1, 2)]
+    (row,) = (r for r in named(run, "user_stats_accuracy").rows if r[:3] == ("fedavg", "pre_fit", "client-2"))
+    assert row[3] == pytest.approx(statistics.fmean(map(statistics.fmean, per_seed)))
+    assert row[6] == pytest.approx(statistics.fmean(map(max, per_seed)))
+
+
+def test_the_universal_test_has_a_row_for_every_user_and_one_number_for_the_pooled_model(run: RunData) -> None:
+    table = named(run, "universal_test_accuracy")
+    assert table.columns == ("user", "fedavg", "local", "pooled")
+    names = [row[0] for row in table.rows]
+    assert names == [f"client-{n}" for n in range(4)] + list(STATISTICS)
+    assert all(row[3] is None for row in table.rows if row[0] != "Average")
+    (average,) = (row for row in table.rows if row[0] == "Average")
+    finals = [cell.final["universal_accuracy"] for cell in run.result.runs if cell.algorithm == "pooled"]
+    assert average[3] == pytest.approx(statistics.fmean(finals))
+    local = [cell.final["universal_accuracy"] for cell in run.result.runs if cell.algorithm == "local"]
+    assert average[2] == pytest.approx(statistics.fmean(local))
+    alone = run.client_values("local", 1, "universal", "accuracy")
+    assert len(alone) == 3  # those who took part in the last round
+
+
+def test_every_client_has_a_row_with_what_it_holds_and_how_it_fares(run: RunData) -> None:
+    table = named(run, "clients_accuracy")
+    assert table.columns == ("client", "train", "validation", "test", "fedavg", "local", "pooled")
+    assert [row[:4] for row in table.rows] == [
+        ("client-0", 12, 4, 4),
+        ("client-1", 9, 3, 3),
+        ("client-2", 18, 6, 6),
+        ("client-3", 15, 5, 5),
+    ]
+    finals = [run.client_values("pooled", seed, "final", "accuracy").values[2] for seed in (1, 2)]
+    assert table.rows[2][6] == pytest.approx(statistics.fmean(finals))

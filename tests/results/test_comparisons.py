@@ -1,0 +1,56 @@
+"""The numbers that algorithms are compared by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import fedloom as fl
+from fedloom.results.comparisons import Comparison, at_clients, comparisons, main_comparison, universal_comparison
+from fedloom.results.run_data import MetricInfo, RunData
+from tests.conftest import Logit, federation, two_classes
+
+
+def test_titles_say_how_the_number_was_chosen() -> None:
+    accuracy = MetricInfo("accuracy", True, True)
+    assert Comparison("test", accuracy, {}).title == "accuracy, final model, own test"
+    assert Comparison("post_fit_test", accuracy, {}, "best").way.endswith("best round (chosen on the same data)")
+    assert Comparison("server_test", accuracy, {}, "last:3").way.endswith("mean of the last 3 rounds")
+
+
+def test_the_main_comparison_is_the_global_model_on_test_data(run: RunData) -> None:
+    main, universal = main_comparison(run), universal_comparison(run, "accuracy")
+    assert main is not None
+    assert universal is not None
+    assert (main.key, main.metric.name, universal.key) == ("server_test", "accuracy", "universal")
+    assert set(main.values) == {"fedavg", "pooled"}  # what has no global model is not on the server
+    finals = {cell.seed: cell.final["universal_accuracy"] for cell in run.result.runs if cell.algorithm == "local"}
+    assert universal.values["local"] == finals
+
+
+def test_the_best_round_and_the_last_rounds_of_the_pooled_model_are_at_clients(run: RunData) -> None:
+    stats = run.client_values("pooled", 1, "post_fit", "accuracy").by_round()
+    found = [at_clients(run, "pooled", 1, "post_fit_test", "accuracy", rule) for rule in ("final", "best", "last:2")]
+    assert found == pytest.approx([stats.mean[-1], stats.mean.max(), stats.mean[-2:].mean()])
+
+
+def test_where_only_the_cohort_is_measured_the_pooled_model_is_shown_for_it_too(tmp_path: Path) -> None:
+    data = two_classes(federation([30, 40, 25, 35], seed=2))
+    task = fl.Task(Logit, loss="bce", metrics=["accuracy", "auroc"])
+    algorithms = {"fedavg": fl.FedAvg(lr=0.1), "pooled": fl.Pooled(lr=0.1)}
+    cohort, evaluate = fl.Sampling(count=2), fl.Evaluation(clients="cohort")
+    fl.run(data, task, algorithms, 3, cohort=cohort, evaluate=evaluate, out=tmp_path, backend="serial")
+    run = RunData.read(tmp_path)
+    for phase in ("pre_fit", "post_fit", "final"):
+        ours, theirs = (run.client_values(label, 1, phase, "accuracy") for label in ("pooled", "fedavg"))
+        assert len(ours) == len(theirs) > 0
+        assert ours.clients.tolist() == theirs.clients.tolist(), phase
+    # scores of the drawn clients alone are not known of the pooled model: it has no column where others are about them
+    assert {m.key: set(m.values) for m in comparisons(run, "auroc")} == {
+        "pooled_post_fit_test": {"fedavg"},
+        "pooled_pre_fit_test": {"fedavg"},
+    }
+    for cell in run.result.runs:
+        assert "pooled_test_auroc" in cell.final
+    assert at_clients(run, "pooled", 1, "pooled_test", "auroc", "final") is None

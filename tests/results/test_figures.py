@@ -1,0 +1,97 @@
+"""The figures of a run show what its tables hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from fedloom.results import figures
+from fedloom.results.run_data import RunData
+
+
+def test_progress_names_every_figure_before_it_is_drawn(run: RunData) -> None:
+    lines: list[str] = []
+    drawn = figures.draw_all(run, progress=lines.append)
+    assert len(lines) == len(drawn) == 9
+    assert lines[0] == "Drawing figure 1 of 9: the result"
+
+
+def test_the_headline_shows_every_seed_and_the_mean(run: RunData) -> None:
+    drawn = figures.at_a_glance(run)
+    assert drawn is not None
+    axes = drawn.figure.axes[0]
+    dots = [np.asarray(dots.get_offsets())[:, 0].tolist() for dots in axes.collections]
+    finals = [
+        [cell.final["server_test_accuracy"] for cell in run.result.runs if cell.algorithm == label]
+        for label in ("fedavg", "pooled")
+    ]
+    assert dots == finals
+    assert [text.get_text() for text in axes.texts] == ["no global model"]
+    assert "higher is better" in drawn.caption
+
+
+def test_bytes_are_megabytes_so_far(run: RunData) -> None:
+    drawn = figures.against_bytes(run, "accuracy")
+    assert drawn is not None
+    (line,) = (line for line in drawn.figure.axes[0].lines if line.get_label() == "fedavg")
+    expected = np.mean([run.costs("fedavg", seed).bytes_so_far for seed in (1, 2)], axis=0) / 1e6
+    assert np.asarray(line.get_xdata()) == pytest.approx(expected)
+
+
+def test_a_heat_map_has_the_mean_over_seeds_and_gaps_where_nothing_was_measured(run: RunData) -> None:
+    clients, rounds, values = figures._mean_grid(run, "fedavg", "accuracy") or (None, None, None)
+    assert values is not None
+    assert (clients.tolist(), rounds.tolist()) == ([0, 1, 2, 3], [1, 2, 3, 4, 5])
+    for client in range(4):
+        for round in range(1, 6):
+            found = [run.client_values("fedavg", seed, "post_fit", "accuracy") for seed in (1, 2)]
+            known = [one.values[(one.clients == client) & (one.rounds == round)] for one in found]
+            mean = np.mean(np.concatenate(known)) if len(np.concatenate(known)) else np.nan
+            assert values[client, round - 1] == pytest.approx(mean, nan_ok=True)
+
+
+def test_many_clients_are_thinned_out_evenly() -> None:
+    shown = figures._evenly(np.arange(1000))
+    assert len(shown) == figures.MOST_ROWS
+    assert (shown[0], shown[-1]) == (0, 999)
+
+
+@pytest.mark.parametrize("make", [figures.pooled_curve, figures.label_distribution], ids=["pooled", "labels"])
+def test_a_figure_without_numbers_is_left_out(make: Callable[[RunData], object], run: RunData) -> None:
+    assert make(run) is not None
+    assert make(RunData(run.folder, {}, run.metrics, run.clients, {})) is None
+
+
+def test_an_algorithm_has_one_colour_in_all_figures(run: RunData) -> None:
+    drawn = {each.name: each.figure for each in figures.draw_all(run)}
+    colours = {label: style["color"] for label, style in figures.line_styles(run).items()}
+    assert len(set(colours.values())) == len(run.labels)
+    for axes, label in zip(drawn["sausage_rounds"].axes, run.labels, strict=False):
+        assert axes.get_title(loc="left") == label
+        assert colours[label] in {line.get_color() for line in axes.lines}
+    lines = {str(line.get_label()).split()[0]: line.get_color() for line in drawn["bytes"].axes[0].lines}
+    assert lines.items() <= colours.items()
+
+
+def test_before_and_after_is_filled_from_the_lowest_to_the_highest_or_by_the_deviation(run: RunData) -> None:
+    stats = [run.client_values("fedavg", seed, "post_fit", "accuracy").by_round() for seed in (1, 2)]
+    for fill, low in (("min-max", [s.low for s in stats]), ("std", [s.mean - s.std for s in stats])):
+        drawn = figures.before_and_after(run, "accuracy", "rounds", fill)
+        assert drawn is not None
+        band = drawn.figure.axes[0].collections[1].get_paths()[0].vertices  # the second: after local training
+        for round in range(1, 6):
+            lowest = min(y for x, y in np.asarray(band) if x == round)
+            assert lowest == pytest.approx(np.clip(np.mean(low, axis=0)[round - 1], 0, 1))
+
+
+def test_page_and_paper_have_the_same_numbers(run: RunData) -> None:
+    """What is drawn and what is tabulated comes from the same series."""
+    drawn = figures.comparison(run, "accuracy")
+    assert drawn is not None
+    (line,) = (
+        line for line in drawn.figure.axes[1].lines if line.get_color() == figures.line_styles(run)["local"]["color"]
+    )
+    stats = [run.client_values("local", seed, "post_fit", "accuracy").by_round().mean for seed in (1, 2)]
+    assert np.asarray(line.get_ydata()) == pytest.approx(np.mean(stats, axis=0))

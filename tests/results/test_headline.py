@@ -1,0 +1,34 @@
+"""The headline's curve and the rounds that count."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedloom.results import headline
+from fedloom.results.run_data import RunData
+
+
+@pytest.mark.parametrize(
+    ("rule", "higher_is_better", "number"),
+    [("final", True, 0.5), ("best", True, 0.9), ("best", False, 0.1), ("last:2", True, 0.7), ("last:9", True, 0.5)],
+)
+def test_the_rule_says_which_rounds_count(rule: str, higher_is_better: bool, number: float) -> None:
+    assert headline.of_rounds([0.1, 0.9, 0.5], rule, higher_is_better) == pytest.approx(number)
+
+
+def test_the_curve_is_the_global_model_if_it_was_measured(run: RunData) -> None:
+    rounds, values = headline.curve(run, "fedavg", 1, "accuracy")
+    assert rounds.tolist() == [1, 2, 3, 4, 5]
+    assert values.tolist() == run.server_values("fedavg", 1, "accuracy")[1].tolist()
+    assert list(headline.curves(run, "fedavg", "accuracy")) == [1, 2]
+    assert headline.curves(run, "local", "accuracy") == {}  # it has no global model
+    assert headline.curve_in_words(run).startswith("the global model on test data")
+
+
+def test_otherwise_the_curve_is_the_mean_over_clients_after_training(run: RunData) -> None:
+    unserved = RunData(run.folder, run.cells, run.metrics, run.clients, run.facts)
+    unserved.__dict__["has_server_test"] = False
+    rounds, values = headline.curve(unserved, "local", 2, "loss")
+    stats = run.client_values("local", 2, "post_fit", "loss").by_round()
+    assert (rounds.tolist(), values.tolist()) == (stats.index.tolist(), stats.mean.tolist())
+    assert headline.curve_in_words(unserved).startswith("the mean over clients")

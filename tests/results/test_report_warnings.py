@@ -1,0 +1,109 @@
+"""Cautions are about what really happened."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedloom.experiment.store import Store
+from fedloom.results.report_warnings import cautions
+from fedloom.results.run_data import RunData
+
+
+def with_cells(run: RunData, **changes: Any) -> RunData:
+    """The same run with the first cell changed."""
+    first = next(iter(run.cells))
+    return replace(run, cells={**run.cells, first: {**run.cells[first], **changes}})
+
+
+def with_description(run: RunData, **changes: Any) -> RunData:
+    return replace(run, facts={**run.facts, "description": {**run.description, **changes}})
+
+
+def test_the_small_comparison_has_few_seeds_one_partition_and_small_test_splits(run: RunData) -> None:
+    found = cautions(run)
+    assert "2 seeds: intervals are wide, and tests need at least 6." in found
+    assert any(text.startswith("All seeds share one partition and one split: ") for text in found)
+    assert "4 of 4 clients have fewer than 10 test examples: their own numbers are coarse." in found
+    assert not any("not finished" in text.lower() or "secure aggregation" in text for text in found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "caution"),
+    [
+        ({"status": "failed", "error": "Boom."}, "fedavg (seed 1) failed after 5 rounds: Boom."),
+        ({"status": "stopped"}, "Not finished, and left out of comparisons: fedavg (seed 1)."),
+    ],
+)
+def test_cells_that_are_not_finished_come_first(run: RunData, changes: dict[str, str], caution: str) -> None:
+    assert cautions(with_cells(run, **changes))[0] == caution
+
+
+def test_one_seed_says_nothing_about_chance(run: RunData) -> None:
+    one = replace(run, cells={cell: row for cell, row in run.cells.items() if cell[1] == 1})
+    assert any(text.startswith("One seed: ") for text in cautions(one))
+
+
+def test_a_run_that_stops_at_a_target_and_one_over_a_network_say_so(run: RunData) -> None:
+    assert any("Runs end when" in text for text in cautions(with_description(run, evaluate={"stop": "target"})))
+    networked = replace(run, facts={**run.facts, "network": {"agents": 4}})
+    assert cautions(networked)[-1].startswith("The run was federated without secure aggregation")
+
+
+def test_rounds_that_did_not_count_and_updates_that_were_not_finite_are_counted(
+    comparison: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "made"
+    shutil.copytree(comparison, folder)
+    with Store(folder) as store, store._transaction() as database:
+        (cell,) = database.execute("SELECT id FROM cells WHERE label = 'local' AND seed = 2").fetchone()
+        database.execute("UPDATE rounds SET complete = 0 WHERE cell = ? AND round = 2", (cell,))
+        for round, client in ((1, 0), (2, 0), (2, 3)):
+            row = (cell, round, client, "left_out", client, 1.0)
+            database.execute("INSERT INTO public_numbers VALUES (?, ?, ?, ?, ?, ?)", row)
+    found = cautions(RunData.read(folder))
+    assert "local (seed 2) left out updates that were not finite: client-0 (2 rounds), client-3 (1 round)." in found
+    assert any(text.startswith("local (seed 2): 1 of 5 rounds did not count") for text in found)
+
+
+def test_a_loss_that_rises_far_above_its_lowest_value_is_named(comparison: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    shutil.copytree(comparison, folder)
+    with Store(folder) as store, store._transaction() as database:
+        database.execute("UPDATE server_metrics SET value = 1 + (round = 5) * 2 WHERE metric = 'loss'")
+    found = cautions(RunData.read(folder))
+    assert any(
+        text.startswith("fedavg may diverge or overfit: its test loss ended 3.0 times as high") for text in found
+    )
+
+
+def test_cautions_find_overfitting_and_clients_left_behind(comparison: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    shutil.copytree(comparison, folder)
+    with Store(folder) as store, store._transaction() as database:
+        last = "round = 5 AND metric = 'accuracy' AND cell IN (SELECT id FROM cells WHERE label = 'fedavg')"
+        for phase, split, value in (
+            ("pre_fit", "train", 0.5), ("post_fit", "train", 0.9), ("pre_fit", "test", 0.8), ("post_fit", "test", 0.7)
+        ):  # fmt: skip
+            database.execute(
+                f"UPDATE client_metrics SET value = ? WHERE {last} AND phase = ? AND split = ?", (value, phase, split)
+            )
+        database.execute(
+            "UPDATE client_metrics SET value = client * 1e-3 + 0.9 WHERE phase = 'final' AND metric = 'accuracy'"
+        )
+    found = " ".join(cautions(RunData.read(folder)))
+    assert "fedavg overfits at its clients: in the last round, local training improved accuracy by 40 points" in found
+    assert "Left behind" not in found
+    with Store(folder) as store, store._transaction() as database:
+        for client in range(4, 24):  # many more that fare as well as the rest, and one that does not
+            database.execute("INSERT INTO clients VALUES (?, ?, 5, 5, 50)", (client, f"client-{client}"))
+            rows = "SELECT cell, round, ?, phase, split, metric, ?, examples FROM client_metrics WHERE client = 0"
+            value = 0.1 if client == 7 else 0.7
+            database.execute(f"INSERT INTO client_metrics {rows} AND {last} AND phase = 'post_fit'", (client, value))
+    text = " ".join(cautions(RunData.read(folder)))
+    assert re.search(r"Left behind with fedavg[^:]*: client-7 \(10.00 %\)\.", text)

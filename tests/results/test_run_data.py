@@ -1,0 +1,92 @@
+"""A run folder as arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedloom as fl
+from fedloom.errors import StoreError
+from fedloom.results.run_data import ClientValues, MetricInfo, RoundCosts, RunData, grouped
+from tests.conftest import Dense, federation
+
+VALUES = ClientValues(np.array([1, 1, 3]), np.array([0, 2, 0]), np.array([0.5, 0.7, 0.9]), undefined=1)
+
+
+def test_values_are_grouped_by_round_or_by_client() -> None:
+    assert VALUES.by_round().index.tolist() == [1, 3]
+    assert VALUES.by_round().mean.tolist() == pytest.approx([0.6, 0.9])
+    assert VALUES.by_round().std.tolist() == pytest.approx([0.1, 0.0])  # of the population: these are all clients
+    assert VALUES.by_client().low.tolist() == [0.5, 0.7]
+    assert VALUES.by_client().high.tolist() == [0.9, 0.7]
+    nothing = grouped(np.empty(0, np.int64), np.empty(0))
+    assert len(nothing.index) == len(nothing.mean) == 0
+
+
+def test_the_last_round_is_the_last_measured_one() -> None:
+    last = VALUES.last_round()
+    assert (last.rounds.tolist(), last.clients.tolist(), last.values.tolist()) == ([3], [0], [0.9])
+    assert len(VALUES.keep(VALUES.rounds > 3).last_round()) == 0
+
+
+def test_bytes_add_up_over_rounds() -> None:
+    costs = RoundCosts(np.array([1, 2]), np.array([0.5, 0.5]), np.array([3, 4]), np.array([10, 20]), np.array([2, 2]))
+    assert costs.bytes_so_far.tolist() == [13, 37]
+
+
+def test_shares_are_shown_in_per_cent() -> None:
+    assert (
+        MetricInfo("accuracy", True, True).number_format == MetricInfo("top_5", True, True).number_format == "percent"
+    )
+    assert MetricInfo("loss", True, False).number_format == MetricInfo("loss", True, False).deviation_format == "number"
+
+
+def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="is not a run folder"):
+        RunData.read(tmp_path)
+
+
+def test_labels_seeds_metrics_and_clients_come_from_the_folder(run: RunData) -> None:
+    assert run.labels == ("fedavg", "local", "pooled")
+    assert run.seeds == (1, 2)
+    assert list(run.metrics) == ["accuracy", "loss"]  # the loss comes last
+    assert run.main_metric == "accuracy"
+    assert [run.client_name(client) for client in (0, 3, 4, 9)] == ["client-0", "client-3", "everyone", "9"]
+    assert [run.is_pooled(label) for label in run.labels] == [False, False, True]
+    assert list(run.data_fingerprints) == ["1"]  # both seeds use the same data
+    assert run.done
+    assert run.finished_at == max(cell["finished"] for cell in run.cells.values())
+
+
+def test_means_of_the_last_round_are_over_the_seeds_that_measured_a_client(run: RunData) -> None:
+    found = run.last_round("fedavg", "post_fit", "accuracy")
+    means = run.last_means("fedavg", "post_fit", "accuracy")
+    for client in range(4):
+        known = [dict(zip(one.clients.tolist(), one.values, strict=True)).get(client) for one in found.values()]
+        known = [value for value in known if value is not None]
+        assert means.get(client) == (pytest.approx(np.mean(known)) if known else None)
+    assert run.last_means("fedavg", "universal", "no such metric") == {}
+
+
+def test_an_unknown_way_of_drawing_clients_is_not_guessed(tmp_path: Path) -> None:
+    fl.run(federation([9, 8]), fl.Task(Dense), {"a": fl.FedAvg()}, rounds=1, out=tmp_path, backend="serial")
+    read = RunData.read(tmp_path)
+    assert read.sampling is None  # all clients take part
+    other = RunData(tmp_path, read.cells, read.metrics, read.clients, {"description": {"cohort": {"unknown": 1}}})
+    assert other.sampling is None
+
+
+def test_the_pooled_model_is_measured_at_clients_like_the_others(run: RunData) -> None:
+    """After round r it is what clients have before round r + 1; after the last one it is the final model."""
+    after = run.client_values("pooled", 1, "post_fit", "accuracy")
+    before = run.client_values("pooled", 1, "pre_fit", "accuracy")
+    drawn = run.client_values("fedavg", 1, "post_fit", "accuracy")
+    assert (after.rounds.tolist(), after.clients.tolist()) == (drawn.rounds.tolist(), drawn.clients.tolist())
+    assert len(after) < len(before), "not everybody is drawn"
+    known = dict(zip(zip(before.rounds.tolist(), before.clients.tolist(), strict=True), before.values, strict=True))
+    for round, client, value in zip(after.rounds.tolist(), after.clients.tolist(), after.values, strict=True):
+        assert round == 5 or value == known[round + 1, client]
+    final = run.client_values("pooled", 1, "final", "accuracy")
+    assert after.last_round().values.tolist() == final.values[after.last_round().clients].tolist()

@@ -1,0 +1,53 @@
+"""The table on the screen."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+import pytest
+
+from fedloom.results.result import CellResult, Result
+from fedloom.results.run_data import RunData
+from fedloom.results.summary import table as on_screen
+from tests.results.helpers import named
+
+
+def headers(result: Result) -> list[object]:
+    return [column.header for column in on_screen(result).columns]
+
+
+def test_columns_are_what_was_measured(run: RunData) -> None:
+    made = on_screen(run.result)
+    common = ["algorithm", "rounds", "server test", "before training", "after training", "final model"]
+    assert headers(run.result) == [*common, "on all clients' tests"]
+    assert list(made.columns[0].cells) == ["fedavg", "local", "pooled"]
+    assert list(made.columns[2].cells)[1] == "–"  # no global model
+    assert str(made.title).endswith("accuracy, mean of 2 seeds")
+
+
+def test_unfinished_cells_and_the_rule_are_named(run: RunData) -> None:
+    def stop(cell: CellResult) -> CellResult:
+        return replace(cell, status="stopped", rounds=3) if (cell.algorithm, cell.seed) == ("local", 2) else cell
+
+    made = on_screen(replace(run.result, runs=tuple(map(stop, run.result.runs)), rule="last:2"))
+    assert list(made.columns[1].cells)[1] == "3–5 (stopped)"
+    assert str(made.caption).endswith("Mean of the last 2 measured rounds.")
+
+
+def test_all_columns_of_a_table_are_about_the_same_clients(run: RunData) -> None:
+    """After local training: those that were drawn in the last round, the pooled model's column included."""
+    expected = []
+    for seed in (1, 2):
+        drawn = run.client_values("fedavg", seed, "post_fit", "accuracy").last_round().clients
+        assert drawn.tolist() == run.client_values("local", seed, "post_fit", "accuracy").last_round().clients.tolist()
+        expected.append(run.client_values("pooled", seed, "final", "accuracy").values[drawn].mean())
+    mean = statistics.fmean(expected)
+    summary = named(run, "summary_accuracy_post_fit")
+    assert summary.rows[0][summary.columns.index("pooled")] == pytest.approx(mean)
+    rows = named(run, "comparison_accuracy").rows
+    (row,) = (r for r in rows if r[:2] == ("after local training, own test", "pooled"))
+    assert row[2] == pytest.approx(mean)
+    screen = on_screen(run.result)
+    (column,) = (column for column in screen.columns if column.header == "after training")
+    assert list(column.cells)[2] == f"{100 * mean:.2f} %"
