@@ -10,7 +10,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -339,8 +339,9 @@ class _Absent(Sampling):
 class _Watching(Backend):
     """Looks at what a backend is given, before and after, and at what the server gets to see."""
 
-    def __init__(self, backend: Backend, who: str) -> None:
+    def __init__(self, backend: Serial, who: str) -> None:
         self.backend, self.who = backend, who
+        self.checked: set[str] = set()  # methods whose declarations were checked
         self.seen: set[str] = set()  # methods whose answers the server sees one by one
 
     def run(self, work: Work) -> Any:
@@ -350,9 +351,29 @@ class _Watching(Backend):
         method = f"'{work.method}'" if isinstance(work, ClientWork) else "'model'"
         for what, groups in given.items():
             assert _bits(groups) == before[what], f"{self.who}: {method} changes {what} in place: return a new tree."
-        if isinstance(work, ClientWork) and work.keep == "stack":
-            self.seen.add(method)
+        if isinstance(work, ClientWork):
+            if work.keep == "stack":
+                self.seen.add(method)
+            if method not in self.checked:
+                self.checked.add(method)
+                self._check_positions(work, method)
         return outcome
+
+    def _check_positions(self, work: ClientWork, method: str) -> None:
+        """A position starts from a group that was shared, leaf by leaf."""
+        answer = replace(work.part(0, 1), keep="stack").perform(self.backend.place)
+        for group, base in (answer.positions or {}).items():
+            assert group in answer.stack, f"{self.who}: {method} declares '{group}' a position, but does not send it."
+            assert base in work.shared, (
+                f"{self.who}: {method} declares that '{group}' starts from '{base}', which is not in what was shared: "
+                f"{', '.join(work.shared)}."
+            )
+            shapes = {name: leaf.shape for name, leaf in work.shared[base].items()}
+            for name, leaf in answer.stack[group].items():
+                assert shapes.get(name) == leaf.shape[1:], (
+                    f"{self.who}: {method} declares that '{group}' starts from '{base}', but '{base}' does not have "
+                    f"the leaf '{name}' in that shape."
+                )
 
     def close(self) -> None:
         self.backend.close()
