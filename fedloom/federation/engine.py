@@ -12,11 +12,11 @@ from fedloom import tree
 from fedloom.algorithm import Algorithm
 from fedloom.backends.protocol import Backend
 from fedloom.data.federation import Federation
-from fedloom.data.split import SPLITS, SplitName
+from fedloom.data.split import SplitName
 from fedloom.errors import InputError, RoundAbandoned, TrainingError
 from fedloom.federation.client_state import ClientStates
 from fedloom.federation.cohort import Cohort
-from fedloom.federation.evaluation import EvaluationWork, evaluate_server, validate
+from fedloom.federation.evaluation import ByClient, evaluate_clients, evaluate_server, validate
 from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import Report
 from fedloom.machine import computing
@@ -27,7 +27,6 @@ from fedloom.training.local import Groups
 
 Public = tuple[int, str, int, float]  # client, name, about (another client, or the number's place), value
 Phase = Literal["pre_fit", "post_fit", "final"]
-ByClient = dict[int, dict[str, Measured]]  # client → split
 
 
 class Evaluation(Record):
@@ -115,7 +114,7 @@ def fit(
             everyone = evaluation.splits and (algorithm.pooled or evaluation.clients == "all")
             measured = tuple(range(federation.clients)) if everyone else ids
             clients: dict[Phase, ByClient] = {}
-            clients["pre_fit"] = _evaluate(backend, algorithm, state, own, measured, splits, round)
+            clients["pre_fit"] = evaluate_clients(backend, algorithm, state, own, measured, splits, round)
             cohort = Cohort(
                 backend,
                 algorithm,
@@ -145,7 +144,7 @@ def fit(
                 cohort.ids,
                 tuple(cohort.reports),
                 clients,
-                _evaluate_server(backend, federation, task, algorithm, state, evaluation) if measuring else {},
+                evaluate_server(backend, federation, algorithm, task, state, evaluation.server) if measuring else {},
                 own.take_changed(),
                 tuple(_public(cohort)),
                 notes=cohort.notes,
@@ -154,46 +153,11 @@ def fit(
             )
             reached = until is not None and until(record)
             if round == rounds or reached:
-                clients["final"] = _evaluate(backend, algorithm, state, own, measured, evaluation.splits, round)
+                clients["final"] = evaluate_clients(backend, algorithm, state, own, measured, evaluation.splits, round)
         record = replace(record, clients={phase: found for phase, found in clients.items() if found})
         yield replace(record, seconds=time.perf_counter() - began, reached=reached)
         if reached:
             return
-
-
-def _evaluate(
-    backend: Backend,
-    algorithm: Algorithm,
-    state: Groups,
-    own: ClientStates,
-    ids: tuple[int, ...],
-    splits: tuple[SplitName, ...],
-    round: int,
-) -> ByClient:
-    """Evaluate the models that clients use on their own splits."""
-    if not splits or not ids:
-        return {}
-    found: ByClient = backend.run(EvaluationWork.of(algorithm, state, own.gather(ids), ids, splits, round))
-    return found
-
-
-def _evaluate_server(
-    backend: Backend, federation: Federation, task: Task, algorithm: Algorithm, state: Groups, evaluation: Evaluation
-) -> dict[str, Measured]:
-    """Evaluate the global model on the server's data, or if asked for, on a split that only the clients have."""
-    model = algorithm.server_model(task, state)
-    if model is None:
-        return {}
-    measured: dict[str, Measured] = {}
-    for split in SPLITS if evaluation.server is None else evaluation.server:
-        if split in federation.server:
-            measured[split] = evaluate_server(backend, federation, model, split)
-        elif evaluation.server is not None:
-            everyone = tuple(range(federation.clients))
-            found: ByClient = backend.run(EvaluationWork.of(algorithm, {}, {}, everyone, (split,), model=model))
-            answered = [found[client] for client in everyone if client in found]  # a network may lose some
-            measured[split] = sum((splits[split] for splits in answered if split in splits), Measured())
-    return measured
 
 
 def _checked(state: Groups, before: Groups, cohort: Cohort, federation: Federation) -> Groups:

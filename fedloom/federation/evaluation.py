@@ -10,7 +10,8 @@ import numpy as np
 
 from fedloom import tree
 from fedloom.data.federation import Federation
-from fedloom.data.split import SplitName
+from fedloom.data.split import SPLITS, SplitName
+from fedloom.federation.client_state import ClientStates
 from fedloom.federation.work import Place, on_device
 from fedloom.task import Task
 from fedloom.training import evaluation, generators
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm
     from fedloom.backends.protocol import Backend
 
+ByClient = dict[int, dict[str, Measured]]  # client → split
 MANY, TOGETHER = 32, 4  # with at least MANY clients, TOGETHER of them are evaluated in one pass
 
 
@@ -68,13 +70,13 @@ class EvaluationWork:
         own = {group: {name: leaf[begin:end] for name, leaf in t.items()} for group, t in self.own.items()}
         return replace(self, ids=self.ids[begin:end], own=own)
 
-    def perform(self, place: Place) -> dict[int, dict[str, Measured]]:
+    def perform(self, place: Place) -> ByClient:
         with generators.lent():
             return self._perform(place)
 
-    def _perform(self, place: Place) -> dict[int, dict[str, Measured]]:
+    def _perform(self, place: Place) -> ByClient:
         data = Clients(place.federation, self.ids, setup=place.setup, round=self.round)
-        graded: dict[int, dict[str, Measured]] = {}
+        graded: ByClient = {}
         for begin in range(0, len(self.ids), self.together):
             positions = range(begin, min(begin + self.together, len(self.ids)))
             own = {group: tree.row(stacked, begin) for group, stacked in self.own.items()}
@@ -92,7 +94,7 @@ class EvaluationWork:
                 raise blame(error, "evaluation", data, begin) from error
         return graded
 
-    def merge(self, results: Iterable[dict[int, dict[str, Measured]]]) -> dict[int, dict[str, Measured]]:
+    def merge(self, results: Iterable[ByClient]) -> ByClient:
         return {client: graded for part in results for client, graded in part.items()}
 
 
@@ -129,19 +131,62 @@ class ServerEvaluation:
         return [measured for part in results for measured in part]
 
 
-def evaluate_server(backend: Backend, federation: Federation, model: Tree, split: str) -> Measured:
-    """Evaluate a model on one split that the server holds."""
-    examples = len(federation.server[split][1])
-    work = ServerEvaluation(model, split, range(-(-examples // ServerEvaluation.piece)))
-    return sum(backend.run(work), Measured())
+def evaluate_clients(
+    backend: Backend,
+    algorithm: Algorithm,
+    state: Groups,
+    own: ClientStates,
+    ids: tuple[int, ...],
+    splits: tuple[SplitName, ...],
+    round: int,
+) -> ByClient:
+    """Evaluate the models that clients use on their own splits."""
+    if not splits or not ids:
+        return {}
+    found: ByClient = backend.run(EvaluationWork.of(algorithm, state, own.gather(ids), ids, splits, round))
+    return found
+
+
+def evaluate_server(
+    backend: Backend,
+    federation: Federation,
+    algorithm: Algorithm,
+    task: Task,
+    state: Groups,
+    splits: tuple[SplitName, ...] | None,
+) -> dict[str, Measured]:
+    """Evaluate the global model, if there is one: on whatever the server holds, or on these splits.
+
+    A split that the server does not hold is the union of the clients' splits.
+    """
+    model = algorithm.server_model(task, state)
+    if model is None:
+        return {}
+    measured: dict[str, Measured] = {}
+    for split in SPLITS if splits is None else splits:
+        if split in federation.server:
+            measured[split] = _evaluate_held(backend, federation, model, split)
+        elif splits is not None:
+            everyone = tuple(range(federation.clients))
+            found: ByClient = backend.run(EvaluationWork.of(algorithm, {}, {}, everyone, (split,), model=model))
+            answered = [found[client] for client in everyone if client in found]  # a network may lose some
+            measured[split] = sum((one[split] for one in answered if split in one), Measured())
+    return measured
 
 
 def validate(backend: Backend, federation: Federation, task: Task, model: Tree) -> float | None:
     """Return the accuracy (or else the loss) on the server's own validation data; None if it holds none."""
     if "validation" not in federation.server or not len(federation.server["validation"][1]):
         return None
-    values = evaluate_server(backend, federation, model, "validation").values(task)
+    values = _evaluate_held(backend, federation, model, "validation").values(task)
     return values.get("accuracy", values["loss"])
+
+
+def _evaluate_held(backend: Backend, federation: Federation, model: Tree, split: str) -> Measured:
+    """Evaluate a model on one split that the server holds."""
+    examples = len(federation.server[split][1])
+    work = ServerEvaluation(model, split, range(-(-examples // ServerEvaluation.piece)))
+    return sum(backend.run(work), Measured())
 
 
 def chosen(algorithm: Algorithm, task: Task, shared: Groups, own: Groups, data: Clients) -> Groups:
