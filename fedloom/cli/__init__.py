@@ -14,7 +14,7 @@ from fedloom.errors import FedloomError
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Federated learning: one experiment file in, trained models, tables and a picture out.",
+    help="Federated learning: run an experiment file, and get trained models, tables and a report.",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

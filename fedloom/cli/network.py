@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from fedloom.cli.shared import AsJson, Changes, File, Quiet, finish, load, say, showing, stop_on_interrupt
+from fedloom.cli.shared import AsJson, Changes, File, Fresh, Out, Quiet, finish, load, say, showing, stop_on_interrupt
 from fedloom.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,10 +45,8 @@ def serve(
     changes: Changes = None,
     listen: Annotated[str, typer.Option(help="Address and port.", metavar="HOST:PORT")] = "127.0.0.1:8443",
     local: Annotated[int, typer.Option(help="A rehearsal: so many agents on this machine.", min=0)] = 0,
-    out: Annotated[Optional[Path], typer.Option(help="The run's folder (default: runs/NAME).")] = None,  # noqa: UP045
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start anew; an old folder is kept beside the new one.")
-    ] = False,
+    out: Out = None,
+    fresh: Fresh = False,
     certificate: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="Your own TLS certificate (PEM, with its chain), instead of one that is made."),

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
-from fedloom.cli.shared import (
-    AsJson,
-    Changes,
-    File,
-    load,
-)
+from fedloom.cli.shared import AsJson, Changes, File, load, print_json
 from fedloom.errors import InputError
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command()(init)
-    app.command()(check)
-    app.command()(graph)
-    app.command()(algorithms)
-    app.command()(models)
+    for command in (init, check, graph, algorithms, models):
+        app.command()(command)
 
 
 def init(
-    file: Annotated[Path, typer.Argument(help="Where to write it.", metavar="FILE")] = Path("experiment.toml"),
+    file: Annotated[Path, typer.Argument(help="The file to write.", metavar="FILE")] = Path("experiment.toml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a commented experiment file to start from."""
@@ -40,7 +31,7 @@ def init(
 
 
 def check(file: File, changes: Changes = None, as_json: AsJson = False) -> None:
-    """Show what a file means and what it would cost; nothing is run."""
+    """Show every key of a file with its value, and estimate what it costs; nothing runs."""
     import tomli_w
 
     from fedloom.tuning.estimate import estimate
@@ -48,7 +39,7 @@ def check(file: File, changes: Changes = None, as_json: AsJson = False) -> None:
     experiment = load(file, changes)
     costs = estimate(experiment)
     if as_json:
-        print(json.dumps({"experiment": experiment.resolved(), "estimate": costs.json()}, indent=2))
+        print_json({"experiment": experiment.resolved(), "estimate": costs.json()})
         return
     print(tomli_w.dumps(experiment.resolved()))
     for line in costs.lines():
@@ -58,9 +49,11 @@ def check(file: File, changes: Changes = None, as_json: AsJson = False) -> None:
 def graph(
     file: File,
     changes: Changes = None,
-    picture: Annotated[Path | None, typer.Option(help="Where to draw it (default: FILE's name + -graph.png).")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="The picture's file (default: FILE's name + -graph.png).")
+    ] = None,
 ) -> None:
-    """Draw who hears whom in the peer-to-peer algorithms of a file."""
+    """Draw which clients are neighbours in the peer-to-peer algorithms of a file."""
     from fedloom.algorithms import Peer
     from fedloom.experiment.plan import Plan
     from fedloom.results.topology_figure import draw
@@ -79,10 +72,10 @@ def graph(
 
 
 def algorithms(
-    name: Annotated[Optional[str], typer.Argument(help="One algorithm.", metavar="NAME")] = None,  # noqa: UP045
+    name: Annotated[Optional[str], typer.Argument(help="The algorithm to describe.", metavar="NAME")] = None,  # noqa: UP045
     as_json: AsJson = False,
 ) -> None:
-    """List the algorithms, or show all about one."""
+    """List the algorithms, or describe one."""
     from dataclasses import asdict
 
     from fedloom import catalogue
@@ -90,13 +83,13 @@ def algorithms(
     if name is None:
         found = catalogue.entries()
         if as_json:
-            print(json.dumps([asdict(entry) for entry in found], indent=2))
+            print_json([asdict(entry) for entry in found])
         for entry in found if not as_json else ():
             print(f"{entry.name:<12} {entry.summary}")
         return
     entry = catalogue.entry(name)
     if as_json:
-        print(json.dumps(asdict(entry), indent=2))
+        print_json(asdict(entry))
         return
     print(f"{entry.name}: {entry.summary}\n")
     if entry.details:
@@ -109,12 +102,12 @@ def algorithms(
 
 
 def models(as_json: AsJson = False) -> None:
-    """List the models: parameters, the shape of an example, and a line about each."""
+    """List the models: number of parameters, shape of an example, and a short description."""
     from fedloom.models import describe
 
     found = describe()
     if as_json:
-        print(json.dumps([model._asdict() for model in found], indent=2))
+        print_json([model._asdict() for model in found])
         return
     for model in found:
         count = "by args" if model.parameters is None else f"{model.parameters:,}"

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
 
-from fedloom.cli.shared import (
-    AsJson,
-    Folder,
-    print_table,
-    say,
-)
+from fedloom.cli.shared import AsJson, Folder, print_json, print_table, say
 from fedloom.errors import FedloomError, InputError
 
 
@@ -27,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 
 class Fill(str, Enum):
-    """What is shaded in sausage graphs."""
+    """What the shaded area around a mean shows."""
 
     min_max = "min-max"
     std = "std"
@@ -39,13 +33,13 @@ def show(folder: Folder, as_json: AsJson = False) -> None:
 
     result = Result.read(folder)
     if as_json:
-        print(json.dumps(result.json(), indent=2))
+        print_json(result.json())
     else:
         print_table(result)
 
 
 def list_runs(
-    folder: Annotated[Path, typer.Argument(help="Where runs are.", metavar="DIR")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(help="The folder with the runs.", metavar="DIR")] = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
     """List the runs in a folder."""
@@ -58,7 +52,7 @@ def list_runs(
         except FedloomError as error:
             say(f"{path.parent}: {error}")
     if as_json:
-        print(json.dumps([result.json() for result in found], indent=2))
+        print_json([result.json() for result in found])
     elif not found:
         print(f"No runs in {folder}.")
     for result in found if not as_json else ():
@@ -68,9 +62,9 @@ def list_runs(
 
 def report(
     folder: Folder,
-    fill: Annotated[Fill, typer.Option(help="What is shaded around means over users.")] = Fill.min_max,
+    fill: Annotated[Fill, typer.Option(help="What the shaded area around means over clients shows.")] = Fill.min_max,
 ) -> None:
-    """Write a run's report: one HTML file, with tables and figures as files beside it."""
+    """Write a run's report: one HTML file, with tables and figures in files beside it."""
     from rich.console import Console
 
     from fedloom.results.result import Result
@@ -93,9 +87,9 @@ def export(
         Optional[str],  # noqa: UP045
         typer.Option(metavar="NAME", help="With --model: the whole model that this client uses."),
     ] = None,
-    to: Annotated[Optional[Path], typer.Option(help="Where to (default: DIR/export).")] = None,  # noqa: UP045
+    to: Annotated[Optional[Path], typer.Option(help="The folder to write to (default: DIR/export).")] = None,  # noqa: UP045
 ) -> None:
-    """Write tables, curves or trained weights out of a run's folder, for other programs."""
+    """Export tables, curves or trained weights from a run's folder for other programs."""
     from fedloom.results import export as exporting
     from fedloom.results.result import Result
 
@@ -112,7 +106,7 @@ def export(
     if not wanted and not model:
         raise InputError("Say what to export: --csv, --parquet, --tensorboard, --mlflow or --model; several are fine.")
     if client is not None and not model:
-        raise InputError("--client says whose model to export: use it with --model.")
+        raise InputError("--client names the client whose model to export: use it with --model.")
     result = Result.read(folder)
     target = to or folder / "export"
     target.mkdir(parents=True, exist_ok=True)
@@ -128,10 +122,10 @@ def export(
 def _say_what_is_missing(result: Any) -> None:
     try:
         personal = result.personal()
-    except FedloomError:  # the weights are written, whether or not more can be said about them
+    except FedloomError:  # the weights are written; this would only have been a remark
         return
     if personal:
         say(
-            f"Of {', '.join(personal)} only the server's model was written, which is not what clients use: each has a "
-            "part of its own. `--client NAME` writes the whole model of one of them."
+            f"For {', '.join(personal)}, only the server's model was written. Clients use another one: each has its "
+            "own part. `--client NAME` writes the whole model of one client."
         )

@@ -1,11 +1,11 @@
-"""What the commands have in common: their arguments, messages, progress and how a run's end is told."""
+"""What the commands share: arguments, messages, progress, and what they print at the end of a run."""
 
 from __future__ import annotations
 
 import json
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -21,28 +21,28 @@ File = Annotated[Path, typer.Argument(help="The experiment file (TOML).", metava
 Folder = Annotated[Path, typer.Argument(help="A run's folder.", metavar="DIR")]
 Changes = Annotated[
     Optional[list[str]],  # noqa: UP045 (typer reads this at run time, also on Python 3.10)
-    typer.Option(
-        "--set", metavar="TABLE.KEY=VALUE", help="Change a key of the file; the value is TOML. May be repeated."
-    ),
+    typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change a key of the file. The value is TOML. Repeatable."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress.")]
+Out = Annotated[Optional[Path], typer.Option(help="The run's folder (default: runs/NAME).")]  # noqa: UP045
+Fresh = Annotated[bool, typer.Option("--fresh", help="Start over; an old folder is kept beside the new one.")]
 
 
 def say(text: str) -> None:
-    """A message, on stderr."""
+    """Print a message on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def load(file: Path, changes: list[str] | None) -> Experiment:
-    """The experiment in a file, with what the command line changes."""
+    """Load the experiment in a file, with the changes from the command line."""
     from fedloom.experiment import experiment_file
 
     return experiment_file.load(file, parse_changes(changes or []))
 
 
 def parse_changes(changes: list[str]) -> dict[str, Any]:
-    """`table.key=value` with a TOML value; a bare word is taken as a string.
+    """Read `table.key=value` with a TOML value; a bare word is a string.
 
     >>> parse_changes(["train.lr=0.1", "data.source=digits"])
     {'train.lr': 0.1, 'data.source': 'digits'}
@@ -65,7 +65,7 @@ def parse_changes(changes: list[str]) -> dict[str, Any]:
 
 @contextmanager
 def stop_on_interrupt() -> Iterator[Any]:
-    """The first Ctrl-C asks the run to stop after this round; the second one stops at once."""
+    """Let the first Ctrl-C stop the run after this round, and the second one at once."""
     asked = False
 
     def ask(*_: object) -> None:
@@ -84,7 +84,7 @@ def stop_on_interrupt() -> Iterator[Any]:
 
 @contextmanager
 def showing(quiet: bool) -> Iterator[Any]:
-    """Progress as suits where it is shown."""
+    """Show a bar in a terminal, lines elsewhere, or nothing."""
     from rich.console import Console
 
     from fedloom.experiment.progress import Bar, Lines, Silent
@@ -98,8 +98,14 @@ def showing(quiet: bool) -> Iterator[Any]:
             progress.close()
 
 
-def print_rows(table: Any, most: int = 30) -> None:
-    """A table on screen."""
+def print_json(content: Any, indent: int | None = 2) -> Callable[[str], None]:
+    """Print a result as JSON on stdout; return how to print what follows it: on stderr."""
+    print(json.dumps(content, indent=indent))
+    return say
+
+
+def print_rows(table: Any, most: int = 30) -> Callable[[str], None]:
+    """Print a table; return how to print what follows it."""
     from rich.console import Console
     from rich.table import Table
 
@@ -111,41 +117,39 @@ def print_rows(table: Any, most: int = 30) -> None:
     if len(table.rows) > most:
         made.add_row("…")
     Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False).print(made)
+    return print
 
 
-def print_table(result: Any) -> None:
-    """A run's numbers on screen."""
+def print_table(result: Any) -> Callable[[str], None]:
+    """Print a run's numbers; return how to print what follows them."""
     from rich.console import Console
 
     from fedloom.results.summary import table
 
     width = Console().width if sys.stdout.isatty() else 100
     Console(width=width).print(table(result))
+    return print
 
 
 def finish(result: Any, experiment: Experiment, folder: Path, again: str, as_json: bool, report: bool = True) -> None:
-    """Say how a run ended: its numbers, its folder, its picture; `again` is the command to go on with."""
+    """Print how a run ended: its numbers, folder and picture; `again` is the command that continues it."""
     from rich.console import Console
 
     if result.status != "done":
-        say(f"Stopped; everything up to here is in {folder}. Go on with: {again}")
+        say(f"Stopped; everything up to here is in {folder}. Continue with: {again}")
         if as_json:
-            print(json.dumps(result.json(), indent=2))
+            print_json(result.json())
         raise typer.Exit(130)
-    if as_json:
-        print(json.dumps(result.json(), indent=2))
-    else:
-        print_table(result)
-    tell = say if as_json else print
-    tell(f"Results: {folder}")
+    write = print_json(result.json()) if as_json else print_table(result)
+    write(f"Results: {folder}")
     try:
-        tell(f"Picture: {result.plot(experiment.task.metrics[0] if experiment.task.metrics else 'loss')}")
-    except FedloomError as error:  # the results are there, whether or not they can be drawn
+        write(f"Picture: {result.plot(experiment.task.metrics[0] if experiment.task.metrics else 'loss')}")
+    except FedloomError as error:  # the results are there even if they cannot be drawn
         say(f"No picture: {error}")
     if report:
         try:
             with Console(stderr=True).status("Writing the report") as status:  # shows nothing without a terminal
                 path = result.report(progress=status.update)
-            tell(f"Report: {path}")
-        except Exception as error:  # nor does a report that cannot be written make a finished run a failure
+            write(f"Report: {path}")
+        except Exception as error:  # a finished run is a success even without its report
             say(f"No report: {type(error).__name__}: {error}. Try again with: fedloom report {folder}")

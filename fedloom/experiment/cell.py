@@ -1,4 +1,4 @@
-"""One cell of an experiment: an algorithm with a seed, round by round, stored, checkpointed, and gone on with."""
+"""One cell of an experiment: an algorithm with a seed, trained round by round, stored, checkpointed and resumed."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ class Cell:
         return checkpoint.of_cell(self.folder, self.label, self.seed)
 
     def is_done(self, store: Store) -> bool:
-        """Whether there is nothing left to do; the store is told, if it was not."""
+        """Whether the cell has ended; if so, make sure that the store says so."""
         loaded = checkpoint.load(self.checkpoints)
         if loaded is None or not loaded.ends(self.plan.rounds):
             return False
-        # a kill may have come after the last checkpoint and before the store was told
+        # the process may have been killed between the last checkpoint and the store's update
         store.set_status(self.number, "done", weights_sha256=loaded.extra.get("weights_sha256"))
         self.progress.begin(self.title, self.plan.rounds, self.plan.rounds)
         self.progress.end(self.title)
         return True
 
     def train(self, group: WorkerGroup, should_stop: Callable[[], bool]) -> bool:
-        """Run to the end, or from the last checkpoint to the end; false when asked to stop before that."""
+        """Run from the last checkpoint to the end; false if it was asked to stop before."""
         store = group.store
         loaded = checkpoint.load(self.checkpoints)
         for note in loaded.notes if loaded else ():
@@ -70,7 +70,7 @@ class Cell:
         try:
             finished = self._rounds(group, begun, should_stop)
         except FedloomError as error:
-            if not should_stop():  # otherwise its workers were taken away
+            if not should_stop():  # otherwise the error is that its workers were stopped
                 store.set_status(self.number, "failed", error=str(error))
             raise
         finally:
@@ -131,7 +131,7 @@ class Cell:
         return True
 
     def _target(self, task: Task) -> Callable[[RoundRecord], bool] | None:
-        """Whether a round reaches what the run should stop at."""
+        """Return a function that says whether a round reaches the target, if the cell stops there."""
         if self.plan.evaluate.stop != "target":
             return None
         (metric, target), *_ = self.plan.evaluate.target.items()
@@ -150,9 +150,9 @@ class Cell:
 def final_sha256(
     backend: Backend, algorithm: Algorithm, task: Task, state: Groups, own: Mapping[int, Groups]
 ) -> str | None:
-    """The fingerprint of what a run ends with: the global model, or every client's where there is none.
+    """Return the fingerprint of what a cell ends with: the global model, or every client's if there is none.
 
-    Clients' models that are elsewhere are fingerprinted there; without all of them there is no fingerprint.
+    Models on other machines are fingerprinted there. If one is missing, there is no fingerprint.
     """
     model = algorithm.server_model(task, state)
     if model is not None:

@@ -38,23 +38,23 @@ _OURS = re.compile(r"round-\d+\.json|(state|own|versions)-\d+\.safetensors|.+\.p
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run after some round, what was saved along with it, and why newer checkpoints were passed over."""
+    """A run after some round, what was saved with it, and why newer checkpoints were skipped."""
 
     snapshot: Snapshot
     extra: dict[str, Any]
     notes: list[str]
 
     def ends(self, rounds: int) -> bool:
-        """Whether nothing is left to do: all rounds, or the target at which the cell should stop."""
+        """Whether the cell has ended: all rounds are done, or its target is reached."""
         return self.snapshot.round >= rounds or bool(self.extra.get("reached"))
 
 
 class _Damaged(Exception):
-    """Why a checkpoint must not be used."""
+    """The reason why a checkpoint cannot be used."""
 
 
 def of_cell(run: Path, label: str, seed: int) -> Path:
-    """Where a run keeps the checkpoints of one of its cells."""
+    """Return the folder with the checkpoints of a cell."""
     return run / "cells" / f"{label}-{seed}"
 
 
@@ -71,7 +71,7 @@ def save(
     """Write a checkpoint, then delete what the newest `keep` of them do not need.
 
     `own` holds the clients that changed since the checkpoint of round `since` (0: since the beginning; without it, the
-    newest one before this round). Checkpoints after `since` belong to a past that was given up, and are replaced.
+    newest one before this round). Checkpoints after `since` were abandoned, and are replaced.
     `extra` is anything that JSON can hold.
 
     >>> import tempfile
@@ -84,7 +84,7 @@ def save(
     if keep < 1:
         raise InputError(f"At least one checkpoint must be kept. Got keep = {keep} instead.")
     content = {"format": FORMAT, "round": round, "files": {}, "extra": dict(extra or {})}
-    json.dumps(content)  # what cannot be written must fail before anything is changed
+    json.dumps(content)  # fail before anything is changed
     try:
         folder.mkdir(parents=True, exist_ok=True)
         existing = _rounds(folder)
@@ -109,14 +109,14 @@ def save(
     except _Damaged as why:
         raise StoreError(
             f"The checkpoint of round {since} in {folder} is damaged ({why}), and that of round {round} builds on it. "
-            "Run again to go on from an earlier one."
+            "Run again to continue from an earlier one."
         ) from why
     except (OSError, SafetensorError) as error:
         raise StoreError(f"The checkpoint of round {round} cannot be written to {folder}: {error}.") from error
 
 
 def keep_model(folder: str | Path, round: int, model: Tree | None) -> None:
-    """Write the global model of a round to `models/round-….safetensors`, where it stays; no global model, no file."""
+    """Write the global model of a round, if there is one, to `models/round-….safetensors`, where it stays."""
     if model is None:
         return
     models = Path(folder) / "models"
@@ -128,7 +128,7 @@ def keep_model(folder: str | Path, round: int, model: Tree | None) -> None:
 
 
 def load(folder: str | Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole, with a note about each newer one that is not; None if there is none."""
+    """Load the newest whole checkpoint, with a note about each newer one that is damaged; None if there is none."""
     folder = Path(folder)
     notes: list[str] = []
     try:
@@ -137,7 +137,7 @@ def load(folder: str | Path) -> Checkpoint | None:
                 manifest = _manifest(folder, round)
                 return Checkpoint(_snapshot(folder, manifest), manifest["extra"], notes)
             except _Damaged as why:
-                notes.append(f"The checkpoint of round {round} is damaged and was passed over: {why}.")
+                notes.append(f"The checkpoint of round {round} is damaged and was skipped: {why}.")
     except OSError as error:
         raise StoreError(f"The checkpoints in {folder} cannot be read: {error}.") from error
     if notes:
@@ -148,7 +148,7 @@ def load(folder: str | Path) -> Checkpoint | None:
 
 
 def kept(folder: str | Path) -> tuple[int, int]:
-    """The rounds of the oldest and the newest checkpoint, 0 if there is none; they are not read."""
+    """Return the rounds of the oldest and the newest checkpoint without reading them; 0 if there is none."""
     rounds = _rounds(Path(folder)) or [0]
     return min(rounds), max(rounds)
 
@@ -167,7 +167,7 @@ def _seal(content: Mapping[str, Any]) -> str:
 
 
 def _manifest(folder: Path, round: int) -> dict[str, Any]:
-    """The manifest of a round, if it is as it was written."""
+    """Read the manifest of a round, and check that it is unchanged."""
     name = _name("round", round)
     try:
         content = json.loads((folder / name).read_bytes())
@@ -187,7 +187,7 @@ def _manifest(folder: Path, round: int) -> dict[str, Any]:
 
 
 def _snapshot(folder: Path, manifest: Mapping[str, Any]) -> Snapshot:
-    """What a manifest describes, if every file is as it was written."""
+    """Read what a manifest describes, and check that every file is unchanged."""
     for name in manifest["files"]:
         _verify(folder, manifest, name)
     own: dict[int, Groups] = {}
@@ -201,7 +201,7 @@ def _snapshot(folder: Path, manifest: Mapping[str, Any]) -> Snapshot:
 
 
 def _versions(folder: Path, manifest: Mapping[str, Any] | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The clients that keep something, and the round in which each one's state was saved."""
+    """Return the clients that keep a state, and the round in which each one's was saved."""
     name = _name("versions", manifest["round"]) if manifest else ""
     if manifest is None or name not in manifest["files"]:
         return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -213,14 +213,14 @@ def _versions(folder: Path, manifest: Mapping[str, Any] | None) -> tuple[NDArray
 def _advance(
     table: tuple[NDArray[np.int64], NDArray[np.int64]], own: Collection[int], round: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The table of versions after a checkpoint in which some clients changed."""
+    """Return the table of versions after a checkpoint in which some clients changed."""
     changed = np.fromiter(own, np.int64, len(own))
     same = ~np.isin(table[0], changed)
     return np.append(table[0][same], changed), np.append(table[1][same], np.full(len(changed), round, np.int64))
 
 
 def _tidy(folder: Path, keep: int) -> None:
-    """Delete what no kept checkpoint needs, and what killed processes left behind."""
+    """Delete the files that no kept checkpoint needs, and those that killed processes left."""
     needed: set[str] = set()
     for round in sorted(_rounds(folder), reverse=True):
         try:
@@ -232,7 +232,7 @@ def _tidy(folder: Path, keep: int) -> None:
         if not keep:
             break
     surplus = [name for name in os.listdir(folder) if _OURS.fullmatch(name) and name not in needed]
-    for name in sorted(surplus, key=lambda name: not _MANIFEST.fullmatch(name)):  # no manifest may outlive its files
+    for name in sorted(surplus, key=lambda name: not _MANIFEST.fullmatch(name)):  # manifests before their files
         (folder / name).unlink()
 
 
@@ -254,7 +254,7 @@ def _write(path: Path, branches: Mapping[str, Any]) -> str:
             leaf = leaf.detach().cpu()
             if leaf.dtype == torch.complex128:
                 raise InputError(f"'{name}' is complex in double precision, which cannot be stored: use dtype float32.")
-            # safetensors takes no two tensors from one piece of memory, such as rows of a stack
+            # safetensors refuses two tensors that share memory, such as rows of a stack
             if leaf.untyped_storage().data_ptr() in storages or not leaf.is_contiguous():
                 leaf = leaf.clone(memory_format=torch.contiguous_format)
             storages.add(leaf.untyped_storage().data_ptr())
@@ -265,7 +265,7 @@ def _write(path: Path, branches: Mapping[str, Any]) -> str:
 
 
 def _flatten(branches: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Tensor | None]]:
-    """Paths of all leaves; that of a branch without leaves ends in a slash."""
+    """Yield the paths of all leaves; the path of a branch without leaves ends in a slash."""
     for name, value in branches.items():
         if isinstance(value, Tensor):
             yield above + name, value
@@ -278,7 +278,7 @@ def _flatten(branches: Mapping[str, Any], above: str = "") -> Iterator[tuple[str
 
 
 def _read(path: Path, depth: int, branches: Collection[str] | None = None) -> dict[str, Any]:
-    """Nested trees as they were written; only some of the outermost branches, if asked."""
+    """Read nested trees, or only some of the outermost branches."""
     found: dict[str, Any] = {}
     with safe_open(path, framework="pt") as file:
         for name in json.loads(file.metadata()["order"]):
@@ -289,6 +289,6 @@ def _read(path: Path, depth: int, branches: Collection[str] | None = None) -> di
             for part in above:
                 branch = branch.setdefault(part, {})
             if leaf:
-                # a copy of its own: mapped memory is aligned otherwise, which may change the bits of later arithmetic
+                # copied, because mapped memory is aligned differently, which may change the bits of later arithmetic
                 branch[leaf] = file.get_tensor(name).clone()
     return found

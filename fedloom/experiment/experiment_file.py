@@ -1,4 +1,4 @@
-"""The experiment file: what each table may hold, its defaults (they stand here and nowhere else), and its identity."""
+"""The experiment file: the keys of each table, their defaults (only here), and the experiment's identity."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Seed = Whole | Literal["run"]  # a number, or the seed of each run
 
 
 class DataTable(Record):
-    """[data] without the keys of its source."""
+    """[data]: the examples and how they are divided. The source has further keys."""
 
     source: str = "digits"
     """Where the examples come from: a source's name, or `my_file.py:loader`."""
@@ -64,7 +64,7 @@ class DataTable(Record):
 
 
 class TaskTable(Record):
-    """[task]: what is learnt."""
+    """[task]: the model, its loss and its metrics."""
 
     model: str = "digits_mlp"
     """A shipped model, or `my_file.py:Net`."""
@@ -83,7 +83,7 @@ class TaskTable(Record):
 
 
 class EvaluateTable(Evaluation):
-    """[evaluate]: what is measured, what counts in the end, and when that is enough."""
+    """[evaluate]: what is measured, which numbers count, and when to stop."""
 
     headline: str = "final"
     """Which rounds the reported numbers are about: the `final` one, the `best` one, or the mean of the last k
@@ -113,7 +113,7 @@ class EvaluateTable(Evaluation):
 
 
 class RunTable(Record):
-    """[run]: how, never what."""
+    """[run]: how the experiment is computed. These keys never change what it is."""
 
     backend: Literal["vector", "serial", "ray"] = "vector"
     """What computes: `vector` uses worker processes, `serial` this process, and `ray` a cluster."""
@@ -194,7 +194,7 @@ class Experiment(Record):
     """The folder that relative paths start at."""
 
     def resolved(self) -> dict[str, Any]:
-        """Every key with its value, defaults included, as a file could say it."""
+        """Return every key with its value, defaults included, as in a file."""
         source = self.source.model_dump(mode="json", exclude_none=True)
         data = self.data.model_dump(mode="json", exclude_none=True)
         algorithms = {}
@@ -219,7 +219,7 @@ class Experiment(Record):
         }
 
     def description(self) -> dict[str, Any]:
-        """What decides the result: all but `rounds` and `[run]`, with fingerprints of the user's own code files."""
+        """Return what decides the result: all but `rounds` and `[run]`, with fingerprints of your own code files."""
         described = {key: value for key, value in self.resolved().items() if key not in ("rounds", "run")}
         described["cohort"] = self.cohort.identity()
         names = [self.data.source, self.task.model, self.task.loss, *self.names.values()]
@@ -229,12 +229,12 @@ class Experiment(Record):
 
 
 def identity(description: Mapping[str, Any]) -> str:
-    """The fingerprint of an experiment's description."""
+    """Return the fingerprint of an experiment's description."""
     return hashlib.sha256(json.dumps(description, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def differences(old: Any, new: Any, place: str = "") -> list[str]:
-    """What changed between two descriptions, a line each.
+    """List what changed between two descriptions, a line each.
 
     >>> differences({"train": {"lr": 0.1}}, {"train": {"lr": 0.2}})
     ['train.lr: 0.1 → 0.2']
@@ -291,7 +291,7 @@ def change(values: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 def parse(values: Mapping[str, Any], base: Path = Path(), default_name: str = "experiment") -> Experiment:
-    """An experiment from the tables of a file."""
+    """Make an experiment from the tables of a file."""
     for key, value in values.items():
         if key not in _TOP:
             raise InputError(
@@ -317,7 +317,7 @@ def parse(values: Mapping[str, Any], base: Path = Path(), default_name: str = "e
 
 
 def check_top(top: Mapping[str, Any]) -> None:
-    """The keys that stand above all tables."""
+    """Check the keys above all tables."""
     if top.get("format", 1) != 1:
         raise InputError(f"format = {top['format']} is not known: this fedloom reads format = 1.")
     seeds = top.get("seeds", [1])
@@ -326,14 +326,14 @@ def check_top(top: Mapping[str, Any]) -> None:
     if any(abs(seed) >= 2**62 for seed in seeds):
         raise InputError(f"seeds must be smaller than 2^62. Got {_short(seeds)} instead.")
     if len(set(seeds)) != len(seeds):
-        raise InputError(f"seeds has a number twice: {list(seeds)}. Every seed is a run of its own.")
+        raise InputError(f"seeds has a number twice: {list(seeds)}. Every seed is a separate run.")
     name = top.get("name", "")
     if not isinstance(name, str) or "/" in name or "\0" in name or name.startswith("."):
         raise InputError(f"name must be a word that can be a folder's name. Got {_short(name)} instead.")
 
 
 def read(record: type[R], table: str, values: Mapping[str, Any]) -> R:
-    """A table as a record; what is wrong is said in terms of the table."""
+    """Read a table as a record; errors name the table."""
     try:
         return record(**values)
     except ParameterError as error:
@@ -361,7 +361,7 @@ def _data(values: Mapping[str, Any]) -> tuple[DataTable, Source]:
 
 
 def algorithm_class(name: str, base: Path) -> type[Algorithm]:
-    """An algorithm by its name here, by an installed package's entry point, or as somebody's own code."""
+    """Find an algorithm by its name, by an installed package's entry point, or in your own code."""
     if user_code.is_code(name):
         found = user_code.code(name, base)
         if not (isinstance(found, type) and issubclass(found, Algorithm)):
@@ -381,7 +381,7 @@ def algorithm_class(name: str, base: Path) -> type[Algorithm]:
 
 
 def check_label(label: object) -> None:
-    """Labels name folders and columns."""
+    """Check a label, which names folders and columns."""
     if not isinstance(label, str) or not re.fullmatch(r"[^\W_][\w.+-]*( [\w.+-]+)*", label):
         raise InputError(
             f"An algorithm's label must be made of letters, digits, and . _ + - between them. Got {label!r} instead."

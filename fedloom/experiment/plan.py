@@ -30,7 +30,7 @@ class Plan:
     evaluate: EvaluateTable
     settings: RunTable
     name: str | None
-    description: Mapping[str, Any]  # what decides the result
+    description: Callable[[], Mapping[str, Any]]  # what decides the result; reads your code files
     resolved: Mapping[str, Any] | None = None  # the experiment file with all its defaults, if there is a file
 
     @staticmethod
@@ -50,7 +50,7 @@ class Plan:
             evaluate=experiment.evaluate,
             settings=experiment.run,
             name=experiment.name,
-            description=experiment.description(),
+            description=experiment.description,
             resolved=experiment.resolved(),
         )
 

@@ -1,4 +1,4 @@
-"""What a user sees while a run goes on: a bar in a terminal, a line every ten seconds elsewhere, or nothing."""
+"""What a user sees during a run: a bar in a terminal, a line every ten seconds elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress(Protocol):
-    """Told about a run as it happens; several cells may be under way at once."""
+    """Receives what happens in a run; several cells may run at once."""
 
     def expect(self, cells: int, rounds: int) -> None:
-        """How much there is in all, before anything begins."""
+        """Announce how many cells and rounds there are, before the first one starts."""
 
     def begin(self, cell: str, done: int, rounds: int) -> None:
-        """A cell starts, or goes on after `done` rounds."""
+        """Announce that a cell starts, or continues after `done` rounds."""
 
     def step(self, cell: str, round: int, values: dict[str, float], seconds: float) -> None:
-        """A round is over."""
+        """Report a finished round."""
 
     def note(self, text: str) -> None:
-        """Something the user should know."""
+        """Show something that the user should know."""
 
     def end(self, cell: str) -> None:
-        """The cell is over."""
+        """Announce that a cell has ended."""
 
 
 class Silent:
-    """No progress; what the user should know goes to the log."""
+    """Shows no progress; notes go to the log."""
 
     def expect(self, cells: int, rounds: int) -> None: ...
     def begin(self, cell: str, done: int, rounds: int) -> None: ...
@@ -42,7 +42,7 @@ class Silent:
 
 
 class Lines:
-    """One line every ten seconds, and one for every cell that is over: for logs."""
+    """Prints a line every ten seconds and one for every cell that has ended: for logs."""
 
     def __init__(self, stream: Any = None) -> None:
         self.stream = stream or sys.stderr
@@ -74,9 +74,9 @@ class Lines:
 
 
 class Bar:
-    """A bar for all cells together, and one for each that is under way, with loss, accuracy and seconds a round."""
+    """Shows a bar for all cells together, and one for each running cell with loss, metrics and seconds per round."""
 
-    MOST = 8  # so many finished cells stay on screen
+    MOST = 8  # how many finished cells stay on screen
 
     def __init__(self, console: Any) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -117,7 +117,7 @@ class Bar:
             self.progress.update(self.all, advance=rounds)
 
     def note(self, text: str) -> None:
-        self.progress.console.print(text, highlight=False, markup=False)  # others' words may have brackets in them
+        self.progress.console.print(text, highlight=False, markup=False)  # a note may contain brackets
 
     def end(self, cell: str) -> None:
         self.over += 1
@@ -128,12 +128,12 @@ class Bar:
         self.progress.refresh()
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         self.progress.stop()
 
 
 def describe(values: dict[str, float]) -> str:
-    """Loss and metrics in a few words.
+    """Write loss and metrics in a few words.
 
     >>> describe({"loss": 0.51234, "accuracy": 0.98765})
     'loss 0.512 accuracy 98.8 %'

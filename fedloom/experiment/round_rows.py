@@ -1,4 +1,4 @@
-"""What happened in a round, as rows of the run's database."""
+"""Turn a round into rows of the run's database."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from fedloom.federation.engine import RoundRecord
 from fedloom.task import Task
 from fedloom.training.evaluation import Measured, pool
 
-LEFT_OUT = "left_out"  # stands among public numbers for a client whose update was not finite
+LEFT_OUT = "left_out"  # a public number for a client whose update was not finite
 
 
 def tabulate(record: RoundRecord, task: Task) -> dict[str, list[tuple[Any, ...]]]:
-    """A round as rows of the tables that the store has for one, without the cell."""
+    """Return the rows of a round for each table, without the cell."""
     traffic: dict[int, tuple[int, int]] = {}
     epochs: dict[int, int] = {}
     history: list[tuple[Any, ...]] = []
-    for report in record.reports:  # one per client and call: bytes add up, epochs go on
+    for report in record.reports:  # one per client and call: add up bytes, and number the epochs through
         up, down = traffic.get(report.client, (0, 0))
         traffic[report.client] = up + report.bytes_up, down + report.bytes_down
         for values in report.history:
@@ -30,7 +30,7 @@ def tabulate(record: RoundRecord, task: Task) -> dict[str, list[tuple[Any, ...]]
         parts: dict[str, list[Measured]] = {}
         for client, splits in measured.items():
             for split, part in splits.items():
-                # everybody's test data again for each client: a phase of its own, never pooled
+                # every client is measured on all test data: a separate phase, never pooled
                 universal = split == "universal"
                 place = ("universal", "test") if universal else (phase, split)
                 if not universal:

@@ -66,6 +66,7 @@ def run(
     _check_numbers(rounds, seed_list, name)
     federations = federation if callable(federation) else lambda seed: federation
     tasks = task if callable(task) and not isinstance(task, Task) else lambda seed: task
+    described = description or _describe(federations, tasks, labelled, seed_list, cohort, evaluation)
     plan = Plan(
         federation=federations,
         task=tasks,
@@ -76,7 +77,7 @@ def run(
         evaluate=evaluation,
         settings=table,
         name=name,
-        description=description or _describe(federations, tasks, labelled, seed_list, cohort, evaluation),
+        description=lambda: described,
     )
     return run_plan(
         plan, out, fresh=fresh, progress=progress, verbose=verbose, should_stop=should_stop, connect=connect
@@ -94,7 +95,7 @@ def run_plan(
     connect: Connect | None = None,
 ) -> Result:
     """Run a plan in its folder. `connect` makes a backend whose clients are elsewhere, such as on other machines."""
-    folder = Path(out or Path("runs") / (plan.name or f"run-{identity(plan.description)[:8]}"))
+    folder = Path(out or Path("runs") / (plan.name or f"run-{identity(plan.description())[:8]}"))
     progress = progress or Silent()
     with claimed(folder, fresh), Store(folder) as store:
         same_experiment(store, folder, plan)

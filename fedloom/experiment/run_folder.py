@@ -53,7 +53,7 @@ def same_experiment(store: Store, folder: Path, plan: Plan) -> None:
             )
         store.forget_all()  # an attempt that failed before its first round does not claim the folder
     known = store.fact("description")
-    described = json.loads(json.dumps(plan.description, default=str))
+    described = json.loads(json.dumps(plan.description(), default=str))
     if known is not None and known != described:
         changed = "\n  ".join(differences(known, described))
         raise InputError(

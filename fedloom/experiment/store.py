@@ -1,6 +1,6 @@
 """The database of a run folder: what every cell (one algorithm label × one seed) measured, round by round.
 
-One process writes, any number may read meanwhile. A value that is not defined (the AUROC of a single class) is None.
+One process writes while any number of others read. An undefined value (the AUROC of a single class) is None.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedloom.task import Task
 Row = dict[str, Any]
 Status = Literal["waiting", "running", "done", "stopped", "failed"]
 
-APPLICATION = 0x666C6F6D  # tells a run's database from other people's
+APPLICATION = 0x666C6F6D  # marks a database as fedloom's
 # One tuple of statements per schema version, never changed once released: a new version is a new tuple at the end.
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -121,24 +121,24 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._database.close()
 
     def cell(self, label: str, seed: int) -> int:
-        """The number of a cell, which is made if it is new."""
+        """Return the number of a cell; a new one is added."""
         with self._transaction() as database:
             database.execute("INSERT OR IGNORE INTO cells (label, seed) VALUES (?, ?)", (label, seed))
             found = database.execute("SELECT id FROM cells WHERE label = ? AND seed = ?", (label, seed))
             return int(found.fetchone()[0])
 
     def cells(self) -> list[Row]:
-        """All cells, in the order they were made."""
+        """Return all cells in the order in which they were added."""
         return self.rows("cells")
 
     def set_status(
         self, cell: int, status: Status, *, weights_sha256: str | None = None, error: str | None = None
     ) -> None:
-        """Where a cell stands, and since when. A cell that runs on forgets what it ended with."""
+        """Record the status of a cell, and since when. A cell that continues loses its earlier end."""
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         with self._transaction() as database:
             if status in ("waiting", "running"):
@@ -151,7 +151,7 @@ class Store:
             _update(database, cell, "status = ?, weights_sha256 = coalesce(?, weights_sha256), error = ?", *values)
 
     def set_clients(self, federation: Federation) -> None:
-        """Who the clients are and how much they hold."""
+        """Record the clients' names and numbers of examples."""
         sizes = zip(*(federation.sizes(split).tolist() for split in SPLITS), strict=True)
         rows = ((client, federation.name(client), *parts) for client, parts in enumerate(sizes))
         with self._transaction() as database:
@@ -159,7 +159,7 @@ class Store:
             database.executemany("INSERT INTO clients VALUES (?, ?, ?, ?, ?)", rows)
 
     def save(self, cell: int, record: RoundRecord, task: Task, *, durable: bool = False) -> None:
-        """One round, all or nothing; a round that is saved again is replaced.
+        """Save one round, all or nothing; saving a round again replaces it.
 
         `durable` waits for the disk, so that a checkpoint made afterwards is not ahead of the store after a power cut.
         """
@@ -170,7 +170,7 @@ class Store:
             if database.execute("SELECT 1 FROM rounds WHERE cell = ? AND round = ?", here).fetchone():
                 for table in PER_ROUND:
                     database.execute(f"DELETE FROM {table} WHERE cell = ? AND round = ?", here)
-            # a run that goes on has another end: what was final until now is so no longer
+            # the run continues, so what was final until now no longer is
             (before,) = database.execute("SELECT max(round) FROM rounds WHERE cell = ? AND round < ?", here).fetchone()
             for table in ("client_metrics", "pooled_metrics"):
                 stale = f"DELETE FROM {table} WHERE cell = ? AND round = ? AND phase IN ('final', 'universal')"
@@ -182,24 +182,24 @@ class Store:
             database.executemany("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?)", kinds)
 
     def forget_after(self, cell: int, round: int) -> None:
-        """Forget the rounds after this one: a run that goes on from a checkpoint makes them again."""
+        """Delete the rounds after this one: a run that continues from a checkpoint computes them again."""
         with self._transaction() as database:
             _update(database, cell, "rounds_done = min(rounds_done, ?)", round)
             for table in PER_ROUND:
                 database.execute(f"DELETE FROM {table} WHERE cell = ? AND round > ?", (cell, round))
 
     def forget_all(self) -> None:
-        """Begin anew, as if nothing had been noted: for a run that never got to its first round."""
+        """Delete everything: for a run that never reached its first round."""
         with self._transaction() as database:
             for table in (*PER_ROUND, "cells", "clients", "metrics", "facts"):
                 database.execute(f"DELETE FROM {table}")
 
     def rounds(self, cell: int) -> list[Row]:
-        """The rounds of one cell, in order."""
+        """Return the rounds of one cell, in order."""
         return self.rows("rounds", cell)
 
     def rows(self, table: str, cell: int | None = None) -> list[Row]:
-        """Tidy rows of a table, in order; of what rounds wrote, those of one cell if asked, with clients by name."""
+        """Return the rows of a table, in order, with clients by name; for tables of rounds, optionally of one cell."""
         if table not in TABLES:
             known = ", ".join(TABLES)
             raise InputError(f"There is no table '{table}' in a run. Known: {known}.{nearest(table, TABLES)}")
@@ -212,26 +212,26 @@ class Store:
             return [dict(zip(names, row, strict=True)) for row in cursor]
 
     def client_values(self, cell: int, phase: str, split: str, metric: str) -> list[tuple[int, int, float | None]]:
-        """Round, client's number and value, in this order: one metric of one cell, without names, for many clients."""
+        """Return round, client number and value of one metric of one cell: faster than `rows` for many clients."""
         query = """SELECT round, client, value FROM client_metrics WHERE cell = ? AND phase = ? AND split = ? AND
             metric = ? ORDER BY round, client"""
         with self._transaction("BEGIN") as database:
             return database.execute(query, (cell, phase, split, metric)).fetchall()
 
     def participating(self, cell: int) -> list[int]:
-        """The numbers of the clients that took part at least once."""
+        """Return the numbers of the clients that took part at least once."""
         with self._transaction("BEGIN") as database:
             query = "SELECT DISTINCT client FROM participants WHERE cell = ? ORDER BY client"
             return [client for (client,) in database.execute(query, (cell,))]
 
     def summary(self, cell: int) -> dict[str, float]:
-        """The final numbers of a cell, as far as they are defined.
+        """Return the final numbers of a cell that are defined.
 
         `test_accuracy` is the mean over clients at the end of the run, where each client counts once; in
         `pooled_test_accuracy` each example counts once. `post_fit_…` and `pre_fit_…` are the same for the last measured
         round, `universal_accuracy` is the mean over the clients' models on all test data, `server_test_accuracy` is
-        the global model on the server's data. A metric that is no mean over examples (AUROC) has no mean over clients
-        that were measured on different examples: there is only the pooled value.
+        the global model on the server's data. A metric that is not a mean over examples (AUROC) has no mean over
+        clients that were measured on different examples, only the pooled value.
         """
         found: dict[str, float] = {}
         with self._transaction("BEGIN") as database:
@@ -246,27 +246,29 @@ class Store:
         return found
 
     def set_fact(self, key: str, value: Any) -> None:
-        """Keep something about the run: versions, the machine, the experiment's hash; anything that JSON can hold."""
+        """Record a fact about the run, such as versions or the machine; any JSON value."""
         with self._transaction() as database:
             database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (key, json.dumps(value)))
 
     def fact(self, key: str) -> Any:
-        """What is kept under a key, or None."""
+        """Return a fact, or None."""
         return self.facts().get(key)
 
     def facts(self) -> dict[str, Any]:
-        """All that is kept about the run."""
+        """Return all facts about the run."""
         return {row["key"]: json.loads(row["value"]) for row in self.rows("facts")}
 
     def _prepare(self) -> None:
-        """Bring the file to this version's schema, or say why it cannot be."""
+        """Bring the file to this version's schema, or raise an error that says why it cannot be."""
         latest = len(MIGRATIONS)
         with self._transaction("BEGIN") as database:
             (application,) = database.execute("PRAGMA application_id").fetchone()
             (version,) = database.execute("PRAGMA user_version").fetchone()
             (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if tables and application != APPLICATION:
-            raise StoreError(f"{self.path} is a database, but not one of fedloom. Choose another folder for the run.")
+            raise StoreError(
+                f"{self.path} is a database that fedloom did not write. Choose another folder for the run."
+            )
         if version > latest:
             raise StoreError(
                 f"{self.path} has version {version} of the schema, and this fedloom knows versions up to {latest}. "
@@ -284,7 +286,7 @@ class Store:
                 self._database.execute(f"PRAGMA {pragma}")
         if version < latest:
             with self._transaction() as database:
-                (version,) = database.execute("PRAGMA user_version").fetchone()  # another process may have been faster
+                (version,) = database.execute("PRAGMA user_version").fetchone()  # another process may be done already
                 for statement in (statement for migration in MIGRATIONS[version:] for statement in migration):
                     database.execute(statement)
                 database.execute(f"PRAGMA application_id = {APPLICATION}")
@@ -292,7 +294,7 @@ class Store:
 
     @contextmanager
     def _transaction(self, begin: str = "BEGIN IMMEDIATE", *, durable: bool = False) -> Iterator[sqlite3.Connection]:
-        """All or nothing, with errors in words."""
+        """Do all or nothing, with errors in words."""
         with _in_words(self.path):
             try:
                 if durable:
@@ -321,7 +323,7 @@ def _update(database: sqlite3.Connection, cell: int, change: str, *values: str |
 
 
 def _uri(path: Path, read_only: bool) -> str:
-    # who reads a WAL database writes beside it: where that is forbidden and nobody writes, the file is all there is
+    # reading a WAL database writes beside it; if that is forbidden and no process writes, read the file alone
     alone = read_only and not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
     return f"{path.resolve().as_uri()}?mode={'ro' if read_only else 'rwc'}{'&immutable=1' if alone else ''}"
 
@@ -335,7 +337,7 @@ def _in_words(path: Path) -> Iterator[None]:
         if "locked" in said:
             message = f"The run's database {path} is locked: another process writes to it. Wait for it, or stop it."
         elif "not a database" in said or "malformed" in said:
-            message = f"{path} is damaged or no database at all ({said}). Restore it, or choose another folder."
+            message = f"{path} is damaged or not a database ({said}). Restore it, or choose another folder."
         else:
             message = f"The run's database {path} cannot be used: {said}."
         raise StoreError(message) from error

@@ -1,4 +1,4 @@
-"""Our results beside those that were published, as a table."""
+"""Compare our results with published ones in a table."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fedloom.results.table import Table, Value
 
 @dataclass
 class Planned:
-    """A row, ready to run."""
+    """A row that is ready to run."""
 
     row: Row
     experiment: Experiment
     seconds: float  # a rough guess
-    ours: dict[str, list[float | None]] = field(default_factory=dict)  # measure → one a seed; none: not reached
-    sha256: str | None = None  # of all weights that its run ended with
+    ours: dict[str, list[float | None]] = field(default_factory=dict)  # measure → a number per seed; None: not reached
+    sha256: str | None = None  # of all final weights of its run
 
 
 def table(
@@ -31,7 +31,7 @@ def table(
     quick: bool = False,
     changed: Mapping[str, str] | None = None,
 ) -> Table:
-    """Ours and what was published: side by side if a row states one number, one above the other if several."""
+    """Put ours beside a published number, or above it if a row has several numbers."""
     title = reproduction.title + (" (quick)" if quick else "")
     plain = any(not isinstance(told, dict) for one in planned for told in one.row.published.values())
     layout = _long if plain or len(reproduction.measure) == 1 else _wide
@@ -43,7 +43,7 @@ Parts = tuple[tuple[str, ...], list[tuple[Value, ...]], tuple[str, ...]]  # colu
 
 
 def _long(reproduction: Reproduction, planned: Sequence[Planned]) -> Parts:
-    """A line for every row: the first measure with its difference to the first source, then our further measures."""
+    """Make one line per row: the first measure with its difference to the first source, then our other measures."""
     (measure, *more), (first, *others) = reproduction.measure, reproduction.sources
     rows: list[tuple[Value, ...]] = []
     for one in planned:
@@ -62,7 +62,7 @@ def _long(reproduction: Reproduction, planned: Sequence[Planned]) -> Parts:
 
 
 def _wide(reproduction: Reproduction, planned: Sequence[Planned]) -> Parts:
-    """A column for every measure; under ours the range over seeds, and what each source states."""
+    """Make one column per measure; below ours are the range over seeds and the numbers of each source."""
     rows: list[tuple[Value, ...]] = []
     for one in planned:
         found = [one.ours.get(measure.name, []) for measure in reproduction.measure]
@@ -77,13 +77,13 @@ def _wide(reproduction: Reproduction, planned: Sequence[Planned]) -> Parts:
 
 
 def _mean(found: Sequence[float | None]) -> float | None:
-    """Over seeds; none unless all of them got there."""
+    """Average over seeds; None unless all of them have a number."""
     known = [value for value in found if value is not None]
     return float(np.mean(known)) if known and len(known) == len(found) else None
 
 
 def _shown(found: Sequence[float | None], measure: Measure, experiment: Experiment) -> Value:
-    """Ours, or in words why there is no number."""
+    """Return our number, or say why there is none."""
     if not found:
         return "not run yet"
     ours = _mean(found)
@@ -91,7 +91,7 @@ def _shown(found: Sequence[float | None], measure: Measure, experiment: Experime
 
 
 def _range(found: Sequence[float | None]) -> str | None:
-    """The lowest and the highest seed."""
+    """Return the lowest and the highest seed."""
     known = sorted(value for value in found if value is not None)
     if len(found) < 2 or not known:
         return None
@@ -104,7 +104,7 @@ def _note(reproduction: Reproduction, planned: Sequence[Planned], quick: bool, c
     counts = sorted({len(one.experiment.seeds) for one in planned})
     most = "one seed" if counts[-1] == 1 else f"mean of {' or '.join(map(str, counts))} seeds"
     note = f"{' '.join(reproduction.about.split())} Sources: {sources}. Ours: {most}."
-    # what the text says of rounds or epochs may no longer be so; where the data lies is no change
+    # the text may be wrong about rounds or epochs that were changed; the data's folder does not matter
     others = ", ".join(f"{key} = {value}" for key, value in changed.items() if key != "data.path")
     if others:
         note = f"CHANGED: {others}. {note}"

@@ -1,4 +1,4 @@
-"""The curves of a reproduction's rows in one picture: the global model against rounds."""
+"""Draw the curves of a reproduction's rows in one picture: the global model against rounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Line = tuple[RunData, str]  # a run and a split
 
 
 class Curves(Record):
-    """What is drawn of every row. With one split, rows whose names begin alike ("iid, …") share a panel."""
+    """What to draw for every row. With one split, rows whose names begin alike ("iid, …") share a panel."""
 
     splits: tuple[Literal["train", "validation", "test"], ...] = ("test",)
     """The splits to draw."""
@@ -28,7 +28,7 @@ class Curves(Record):
     """Draw the best value so far instead of each round's."""
 
     def panels(self, rows: Mapping[str, RunData]) -> dict[str, dict[str, Line]]:
-        """Panel → name of a line → where it comes from."""
+        """Return panel → name of a line → where its values come from."""
         if len(self.splits) > 1:
             return {name: {split: (view, split) for split in self.splits} for name, view in rows.items()}
         found: dict[str, dict[str, Line]] = {}
@@ -39,7 +39,7 @@ class Curves(Record):
 
 
 def draw(curves: Curves, rows: Mapping[str, RunData], title: str, target: float | None = None) -> CaptionedFigure:
-    """A column for every panel, a line of panels for every metric; of several seeds the first."""
+    """Draw a column of panels per group and a row of panels per metric; of several seeds, the first."""
     panels = curves.panels(rows)
     figure = new_figure(1.6 + 2.7 * len(panels), 0.6 + 2.1 * len(curves.metrics))
     grid = figure.subplots(len(curves.metrics), len(panels), sharex="col", sharey="row", squeeze=False)

@@ -1,4 +1,4 @@
-"""One number of a finished run: what was measured, over which clients, in which rounds."""
+"""Take one number from a finished run: what was measured, over which clients, in which rounds."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class Measure(Record):
 
     @property
     def counts_rounds(self) -> bool:
-        """Whether the number is one of rounds."""
+        """Whether the number counts rounds."""
         return self.kind in ("rounds_to", "crossing", "peak_round")
 
     def value(self, view: RunData, label: str, seed: int) -> float | None:
-        """The number of one cell; none where it was never measured or the target never reached."""
+        """Return the number of one cell; None if it was never measured or never reached the target."""
         found = self._value(view, label, seed)
         if found is None or not np.isfinite(found):
             return None
@@ -87,14 +87,14 @@ class Measure(Record):
 
 
 def over_clients(series: ClientValues, statistic: Statistic) -> tuple[Ints, Floats]:
-    """One value a round."""
+    """Take one value per round over clients."""
     stats = series.by_round()
     return stats.index, {"mean": stats.mean, "std": stats.std, "lowest": stats.low, "highest": stats.high}[statistic]
 
 
 def named(measures: tuple[Measure, ...]) -> tuple[Measure, ...]:
-    """The same measures, once it is sure that they can be told apart."""
+    """Check that every measure has its own name."""
     names = [one.name for one in measures]
     if len(names) > 1 and ("" in names or len(set(names)) < len(names)):
-        raise InputError('Several measures each need a name of their own, such as name = "lowest client".')
+        raise InputError('Several measures each need their own name, such as name = "lowest client".')
     return measures

@@ -1,4 +1,4 @@
-"""Files of published results: what was found, by whom, and how each row is made again."""
+"""Files of published results: the numbers, their sources, and how to reproduce each row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedloom.papers.measurement import Measure, named
 from fedloom.record import Count, Record
 
 FOLDER = Path(__file__).parent / "reproductions"
-Published = float | str  # in words where no number was reached
+Published = float | str  # in words if no number was reached
 
 
 class Row(Record):
@@ -35,11 +35,11 @@ class Row(Record):
 
     @property
     def folder(self) -> str:
-        """Where its run is, beside those of other rows."""
+        """The name of its run's folder."""
         return "".join(sign if sign.isalnum() or sign in ".-" else "_" for sign in self.run or self.name)
 
     def numbers(self, measure: Measure) -> dict[str, Published]:
-        """What each source says about one measure."""
+        """Return what each source says about one measure."""
         found = {
             name: told.get(measure.name) if isinstance(told, dict) else told for name, told in self.published.items()
         }
@@ -47,7 +47,7 @@ class Row(Record):
 
 
 class Quick(Record):
-    """What the shortened version runs."""
+    """The shortened version that `--quick` runs."""
 
     rows: tuple[str, ...] = ()
     """The rows to run."""
@@ -91,7 +91,7 @@ class Reproduction(Record):
 
     @model_validator(mode="after")
     def _sound(self) -> Reproduction:
-        """What would otherwise be left out of the table without a word."""
+        """Refuse rows that the table could not show."""
         for what in ("sources", "measure", "row"):
             if not getattr(self, what):
                 raise InputError(f"A reproduction needs at least one '{what}'.")
@@ -100,15 +100,15 @@ class Reproduction(Record):
             run = row.run or row.name
             if row.name in names or runs.setdefault(row.folder, run) != run or not row.folder.strip("._"):
                 raise InputError(
-                    f"The row '{row.name}' cannot be told from another by its name: rows, and what they 'run', must "
-                    "differ in letters or digits."
+                    f"The row '{row.name}' needs another name: rows, and what they 'run', must differ in letters or "
+                    "digits."
                 )
             names.add(row.name)
             self._known(row)
         return self
 
     def _known(self, row: Row) -> None:
-        """The row is about sources and measures that there are."""
+        """Check that a row names known sources and measures."""
         told = row.published
         measures = [name for numbers in told.values() if isinstance(numbers, dict) for name in numbers]
         for what, given, known in (
@@ -118,18 +118,18 @@ class Reproduction(Record):
             for name in given:
                 if name not in known:
                     raise InputError(
-                        f"The row '{row.name}' has published numbers for a {what} '{name}' that there is not. Known: "
+                        f"The row '{row.name}' has published numbers for an unknown {what} '{name}'. Known: "
                         f"{', '.join(known)}.{nearest(name, known)}"
                     )
 
 
 def names() -> list[str]:
-    """The reproductions that come with fedloom."""
+    """List the reproductions that come with fedloom."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def load(name: str) -> Reproduction:
-    """One of them, or a file of one's own."""
+    """Load one of them, or your own file."""
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not path.is_file():
         raise InputError(f"There is no reproduction '{name}'. Known: {', '.join(names())}.{nearest(name, names())}")

@@ -1,4 +1,4 @@
-"""Published results, run again: ours, theirs and the difference side by side."""
+"""Run published experiments again, and put our results beside the published ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def plan(
     changes: Mapping[str, Any] | None = None,
     base: Path | None = None,
 ) -> list[Planned]:
-    """The rows that are to be run, with a guess of the time each will take; relative paths start at `base`."""
+    """Choose the rows to run and estimate how long each takes; relative paths start at `base`."""
     wanted = reproduction.quick.rows if quick and not only else only
     rows = [row for row in reproduction.row if not wanted or any(fnmatch(row.name, one) for one in wanted)]
     nowhere = [one for one in wanted if not any(fnmatch(row.name, one) for row in rows)]
@@ -48,7 +48,7 @@ def plan(
     found, speeds, shared = [], dict[str, float](), set[str]()
     for row in rows:
         experiment = experiment_of(reproduction, row, quick=quick, changes=changes, base=base)
-        # rows differ in batches and cohorts: what a step costs is timed once for each
+        # the cost of a step depends on batches and cohort: time it once for each kind
         kind = f"{experiment.train} {experiment.cohort}"
         if kind not in speeds:
             speeds[kind] = estimate(experiment).seconds_a_round
@@ -68,7 +68,7 @@ def experiment_of(
     changes: Mapping[str, Any] | None = None,
     base: Path | None = None,
 ) -> Experiment:
-    """What a row runs."""
+    """Make the experiment of a row."""
     settings = {**row.set, **(reproduction.quick.set if quick else {}), **(changes or {})}
     values = copy.deepcopy(reproduction.experiment)
     for key, value in settings.items():
@@ -81,7 +81,7 @@ def experiment_of(
 
 
 def _expected(reproduction: Reproduction, row: Row, most: int) -> float:
-    """How many rounds it took others."""
+    """Return how many rounds the published runs took."""
     told = [
         told
         for measure in reproduction.measure
@@ -103,13 +103,13 @@ def reproduce(
     progress: Progress | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Table | None:
-    """Run the rows that are not done, then the table; None when asked to stop before the end.
+    """Run the rows that are not done, and write the table; None if it was asked to stop before the end.
 
-    Rows that were run in this folder before, with the same `quick`, `base` and `changes` (but those of `[run]`), are in
-    the table too.
+    The table also has the rows of earlier runs in this folder with the same `quick`, `base` and `changes` (those of
+    `[run]` may differ).
     """
-    told = progress or Silent()
-    # [run] says how it is computed, not what
+    progress = progress or Silent()
+    # [run] does not change the results
     changed = {key: str(value) for key, value in (changes or {}).items() if key.split(".")[0] != "run"}
     how = {"quick": quick, "changes": changed}
     known = {one.row.name: one for one in planned}
@@ -123,7 +123,7 @@ def reproduce(
     for one in planned:
         out = folder / "rows" / one.row.folder
         again = fresh and out not in ran
-        result = run_plan(Plan.of(one.experiment), out, fresh=again, progress=told, should_stop=should_stop)
+        result = run_plan(Plan.of(one.experiment), out, fresh=again, progress=progress, should_stop=should_stop)
         if result.status != "done":
             return None
         if out not in ran:
@@ -133,7 +133,7 @@ def reproduce(
         one.sha256 = result.weights_sha256
         one.ours = {measure.name: measured(measure, ran[out], one.row.label) for measure in reproduction.measure}
         made = table(reproduction, shown, quick=quick, changed=changed)
-        write_tables([made], folder)  # after every row: a long reproduction can be looked at while it runs
+        write_tables([made], folder)  # after every row, so that you can watch a long reproduction
         write_atomically(folder / RECORD, json.dumps(_record(shown, how), indent=1).encode())
         if reproduction.curves is not None:
             places = {done.row.name: folder / "rows" / done.row.folder for done in shown if done.ours}
@@ -144,7 +144,7 @@ def reproduce(
 
 
 def _record(planned: Sequence[Planned], how: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What came out, in full, and how it was run."""
+    """Return all results, and how they were run."""
     return [
         {"row": one.row.name, "seeds": one.experiment.seeds, "ours": one.ours, "weights_sha256": one.sha256, **how}
         for one in planned
@@ -153,20 +153,20 @@ def _record(planned: Sequence[Planned], how: Mapping[str, Any]) -> list[dict[str
 
 
 def _recorded(path: Path, how: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The rows of an earlier record that were run in the same way."""
+    """Return the rows of an earlier record that were run in the same way."""
     rows = json.loads(path.read_text()) if path.is_file() else []
     return {one["row"]: one for one in rows if all(one.get(key) == value for key, value in how.items())}
 
 
 def measured(measure: Measure, view: RunData, label: str | None = None) -> list[float | None]:
-    """What came out, for each seed."""
+    """Take the measure of each seed."""
     if label is not None and label not in view.labels:
         raise InputError(f"There is no algorithm '{label}' in {view.folder}. Known: {', '.join(view.labels)}.")
     return [measure.value(view, *cell) for cell in view.cells if label in (None, cell[0])]
 
 
 def duration(seconds: float) -> str:
-    """A rough time in words.
+    """Write a rough time in words.
 
     >>> duration(50), duration(4000), duration(200000)
     ('1 minute', '1.1 hours', '2.3 days')

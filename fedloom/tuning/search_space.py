@@ -1,4 +1,4 @@
-"""Which settings a sweep tries: lists of values and all their combinations, or draws from lists and ranges."""
+"""The settings that a sweep tries: all combinations of lists of values, or random draws from lists and ranges."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Range:
     log: bool
 
     def draw(self, share: float) -> float | int:
-        """The number at this share of the way."""
+        """Return the number at this share of the way from low to high."""
         if self.log:
             return float(f"{self.low * (self.high / self.low) ** share:.4g}")
         if isinstance(self.low, int) and isinstance(self.high, int):
@@ -40,7 +40,7 @@ Choices = dict[str, "list[Any] | Range"]
 
 
 def parse_over(texts: Sequence[str]) -> Choices:
-    """`key=a,b,c` or, for random search, `key=low:high` or `key=low:high:log`.
+    """Read `key=a,b,c` or, for random search, `key=low:high` or `key=low:high:log`.
 
     >>> parse_over(["train.optimizer=sgd,adam", "train.lr=0.1:1:log"])
     {'train.optimizer': ['sgd', 'adam'], 'train.lr': Range(low=0.1, high=1, log=True)}
@@ -78,7 +78,7 @@ def _values(text: str, values: str) -> list[Any]:
             raise InputError(f"--over {text}: '{values}' is not a list of TOML values.") from None
         found = [_word(part.strip()) for part in values.split(",")]
     if len({json.dumps(value, default=str) for value in found}) != len(found):
-        raise InputError(f"--over {text}: a value stands there twice.")
+        raise InputError(f"--over {text}: a value is repeated.")
     return found
 
 
@@ -90,7 +90,7 @@ def _word(text: str) -> Any:
 
 
 def settings(choices: Choices, random: int | None = None, seed: int = 0) -> list[Setting]:
-    """All combinations, or so many that are drawn at random and differ.
+    """Return all combinations, or this many distinct random draws.
 
     >>> settings({"a": [1, 2], "b": ["x", "y"]})
     [{'a': 1, 'b': 'x'}, {'a': 1, 'b': 'y'}, {'a': 2, 'b': 'x'}, {'a': 2, 'b': 'y'}]
@@ -119,7 +119,7 @@ def settings(choices: Choices, random: int | None = None, seed: int = 0) -> list
 
 
 def name(setting: Setting) -> str:
-    """A setting in words.
+    """Write a setting in words.
 
     >>> name({"train.lr": 0.1, "train.optimizer": "adam"})
     'train.lr=0.1 train.optimizer=adam'
@@ -128,5 +128,5 @@ def name(setting: Setting) -> str:
 
 
 def short(value: Any) -> str:
-    """A value as one would type it."""
+    """Write a value as you would type it."""
     return value if isinstance(value, str) else json.dumps(value, default=str)

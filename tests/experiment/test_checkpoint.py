@@ -178,7 +178,7 @@ def test_a_damaged_checkpoint_is_passed_over_in_words(tmp_path: Path, harm: Call
         assert loaded.notes == []  # without its manifest it was never finished
     else:
         (note,) = loaded.notes
-        assert note.startswith("The checkpoint of round 12 is damaged and was passed over: ")
+        assert note.startswith("The checkpoint of round 12 is damaged and was skipped: ")
         assert path.name in note
 
 

@@ -287,7 +287,7 @@ def test_the_quick_version_may_change_settings_too(tmp_path: Path) -> None:
 
 def test_measures_must_be_told_apart(tmp_path: Path) -> None:
     (tmp_path / "several.toml").write_text(SEVERAL.replace('"peak round"', '"lowest before"'))
-    with pytest.raises(InputError, match="each need a name of their own"):
+    with pytest.raises(InputError, match="each need their own name"):
         published.load(str(tmp_path / "several.toml"))
 
 
@@ -312,12 +312,16 @@ def test_an_unknown_name_says_what_is_known() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("paper = 4", "papr = 4", r"row 'fast' has published numbers for a source 'papr' .*Did you mean 'paper'"),
-        ("paper = 4", 'paper = { "rounds" = 4 }', "published numbers for a measure 'rounds' that there is not"),
-        ('name = "slow"', 'name = "fast"', "row 'fast' cannot be told from another"),
-        ('name = "slow"', 'name = "fa st"\n[[row]]\nname = "fa_st"', "row 'fa_st' cannot be told from another"),
-        ('name = "slow"', 'name = ".."', r"row '\.\.' cannot be told from another"),
-        ('name = "slow"', 'name = ""', "row '' cannot be told from another"),
+        (
+            "paper = 4",
+            "papr = 4",
+            r"row 'fast' has published numbers for an unknown source 'papr'.*Did you mean 'paper'",
+        ),
+        ("paper = 4", 'paper = { "rounds" = 4 }', "published numbers for an unknown measure 'rounds'"),
+        ('name = "slow"', 'name = "fast"', "row 'fast' needs another name"),
+        ('name = "slow"', 'name = "fa st"\n[[row]]\nname = "fa_st"', "row 'fa_st' needs another name"),
+        ('name = "slow"', 'name = ".."', r"row '\.\.' needs another name"),
+        ('name = "slow"', 'name = ""', "row '' needs another name"),
         ("target = 0.5\n[quick]", "[quick]", "kind 'rounds_to' needs a 'target'"),
         ('"rounds_to"', '"final"', "kind 'final' needs a 'key'"),
         ('{ paper = "nobody", other = "nobody else" }', "{}", "at least one 'sources'"),

@@ -1,0 +1,76 @@
+"""The commands before a run."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import fedloom, in_this_process
+
+
+def test_algorithms_are_listed_and_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from fedloom.algorithms import ALGORITHMS
+
+    in_this_process("algorithms", monkeypatch=monkeypatch)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(ALGORITHMS)
+    in_this_process("algorithms", "scaffold", monkeypatch=monkeypatch)
+    shown = capsys.readouterr().out
+    assert re.search(r"server_lr +number, more than 0 \(default 1.0\)", shown)
+    assert "c_k ← c_k − c + (w − w_k) / (steps · lr)" in shown
+    assert "Secure aggregation: yes: the server needs only sums (not with a rule). On a network: yes." in shown
+    assert "Reference: Karimireddy et al." in shown
+    in_this_process("algorithms", "scafold", monkeypatch=monkeypatch, code=2)
+    assert "Did you mean 'scaffold'?" in capsys.readouterr().err
+
+
+def test_the_graph_of_peers_is_drawn(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from PIL import Image
+
+    monkeypatch.chdir(folder)
+    ring = 'algorithm={ring={name="peer", topology="ring"}, gnp={name="peer", topology="erdos_renyi"}}'
+    in_this_process("graph", "small.toml", "--set", ring, monkeypatch=monkeypatch)
+    assert "Picture: small-graph.png" in capsys.readouterr().out
+    with Image.open(folder / "small-graph.png") as picture:
+        assert min(picture.size) > 100
+        assert len(set(picture.convert("L").resize((64, 64)).tobytes())) > 2, "the picture is empty"
+    in_this_process("graph", "small.toml", monkeypatch=monkeypatch, code=2)
+    assert "has no peer-to-peer algorithm" in capsys.readouterr().err
+
+
+def test_check_shows_the_resolved_file_and_the_cost_and_runs_nothing(folder: Path) -> None:
+    done = fedloom("check", "small.toml", folder=folder)
+    assert "optimizer_state" in done.stdout
+    assert "# 10 clients with 1,797 examples" in done.stdout
+    assert "# local sends nothing" in done.stdout
+    assert re.search(r"# fedavg sends [\d.]+ kB up and [\d.]+ kB down a round", done.stdout)
+    assert not (folder / "runs").exists()
+    (folder / "resolved.toml").write_text(done.stdout)
+    again = fedloom("check", "resolved.toml", "--json", folder=folder)
+    assert json.loads(again.stdout)["experiment"]["train"]["lr"] == 0.3
+
+
+def test_init_writes_a_file_that_checks_and_does_not_overwrite(folder: Path) -> None:
+    fedloom("init", "mine.toml", folder=folder)
+    fedloom("check", "mine.toml", folder=folder)
+    assert "--force" in fedloom("init", "mine.toml", folder=folder, code=2).stderr
+
+
+def test_the_template_shows_the_true_defaults() -> None:
+    import fedloom
+    from fedloom.experiment import experiment_file
+
+    text = (Path(fedloom.__file__).parent / "experiment/templates/experiment.toml").read_text()
+    shown = experiment_file.parse(experiment_file.tomllib.loads(text)).resolved()
+    plain = experiment_file.parse(
+        {"data": {"partition": shown["data"]["partition"]}, "algorithm": {"fedavg": {}, "local": {}, "pooled": {}}}
+    )
+    defaults = plain.resolved()
+    assert {k: v for k, v in shown.items() if k not in ("name", "rounds")} == {
+        k: v for k, v in defaults.items() if k not in ("name", "rounds")
+    }

@@ -1,0 +1,102 @@
+"""The commands that train."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedloom import cli
+from tests.cli.commands import fedloom, shas, wait_for
+
+
+def test_the_same_bits_with_other_workers_and_after_kill_9(folder: Path) -> None:
+    expected = shas(fedloom("run", "small.toml", "--json", "-q", "--out", "one", folder=folder).stdout)
+    assert (
+        shas(fedloom("run", "small.toml", "--json", "-q", "--workers", "2", "--out", "two", folder=folder).stdout)
+        == expected
+    )
+    serial = fedloom(
+        "run", "small.toml", "--json", "-q", "--set", "run.backend=serial", "--out", "three", folder=folder
+    )
+    assert shas(serial.stdout) == expected
+    command = [sys.executable, "-m", "fedloom.cli", "run", "small.toml", "--json", "-q", "--out", "killed"]
+    killed = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: list((folder / "killed").glob("cells/fedavg-1/round-000002.json")), killed)
+    killed.kill()
+    killed.wait()
+    assert shas(fedloom("run", "small.toml", "--json", "-q", "--out", "killed", folder=folder).stdout) == expected
+
+
+def test_interrupting_stops_after_a_checkpoint_and_says_how_to_go_on(folder: Path) -> None:
+    expected = shas(
+        fedloom("run", "small.toml", "--json", "-q", "--out", "whole", "--set", "rounds=15", folder=folder).stdout
+    )
+    command = [sys.executable, "-m", "fedloom.cli", "run", "small.toml", "--out", "parts", "--set", "rounds=15"]
+    running = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: list((folder / "parts").glob("cells/fedavg-1/round-*.json")), running)
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "Continue with: fedloom run small.toml --out parts" in err
+    again = fedloom("run", "small.toml", "--json", "-q", "--out", "parts", "--set", "rounds=15", folder=folder)
+    assert shas(again.stdout) == expected
+
+
+def test_a_changed_experiment_is_refused_and_fresh_keeps_the_old_one(folder: Path) -> None:
+    serial = ("--set", "run.backend=serial", "--set", "rounds=1")
+    fedloom("run", "small.toml", "-q", *serial, folder=folder)
+    refused = fedloom("run", "small.toml", "-q", *serial, "--set", "train.lr=0.2", folder=folder, code=2)
+    assert "train.lr: 0.3 → 0.2" in refused.stderr
+    assert refused.stdout == ""
+    fedloom("run", "small.toml", "-q", *serial, "--set", "train.lr=0.2", "--fresh", folder=folder)
+    assert len(list((folder / "runs").iterdir())) == 2
+
+
+def test_a_diverging_run_fails_with_exit_code_1(folder: Path) -> None:
+    done = fedloom("run", "small.toml", "-q", "--set", "train.lr=1e30", folder=folder, code=1)
+    assert re.search(r"Round \d+, client '\d+'.*the loss is (nan|inf)", done.stderr)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_run_without_anything_to_draw_is_still_a_success(folder: Path) -> None:
+    done = fedloom("run", "small.toml", "--set", "data.split=[1.0,0.0,0.0]", "--set", "rounds=1", folder=folder)
+    assert "No picture" in done.stderr
+    assert "Results: runs/small" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "nothing.toml"], "no experiment file nothing.toml"),
+        (["run", "small.toml", "--set", "train.lrr=1"], "Did you mean 'lr'?"),
+        (["run", "small.toml", "--set", "train.lr"], "table.key=value"),
+        (["run", "small.toml", "--set", "train.lr=[1"], "not a valid TOML value"),
+        (["run", "small.toml", "--set", "cohort.count=11"], "only 10 clients"),
+        (["run", "small.toml", "--set", "cohort.quorum=50"], "can never be met"),
+        (["run", "small.toml", "--set", "task.model=digit_mlp"], "digits_mlp"),
+        (["run", "small.toml", "--set", "task.loss=mse"], "mse"),
+        (["run", "small.toml", "--set", "task.args={classes=5}"], "classes"),
+        (["run", "small.toml", "--set", "data.server=test"], "test"),
+        (["export", "small.toml"], "--csv"),
+        (["export", "small.toml", "--csv", "--client", "a"], "--model"),
+        (["frobnicate"], "frobnicate"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(
+    arguments: list[str], words: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # in this process: a dozen fresh ones would spend a minute on loading torch
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["fedloom", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    said = capsys.readouterr()
+    assert stopped.value.code == 2, said.err
+    assert words in said.err
+    assert "Traceback" not in said.err
+    assert said.out == ""

@@ -1,0 +1,154 @@
+"""One cell: its rounds, checkpoints, target and end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+import fedloom as fl
+from fedloom import tree
+from fedloom.errors import InputError, QuorumError, TrainingError
+from fedloom.experiment.experiment_file import EvaluateTable
+from fedloom.experiment.store import Store
+from fedloom.results.result import Result
+from tests.experiment.small_run import ALGORITHMS, StopAfter, run
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    whole = run(federation, task, tmp_path / "whole", cohort=fl.Sampling(count=2))
+    for stop in (1, 3, 6, 3):
+        again = run(federation, task, tmp_path / "parts", cohort=fl.Sampling(count=2), should_stop=StopAfter(stop))
+    assert again.status == "stopped"
+    again = run(federation, task, tmp_path / "parts", cohort=fl.Sampling(count=2))
+    assert again.status == whole.status == "done"
+    assert [r.weights_sha256 for r in again.runs] == [r.weights_sha256 for r in whole.runs]
+    columns = ("algorithm", "seed", "round", "client", "phase", "split", "metric", "value")
+    assert [[row[c] for c in columns] for row in again.rows("clients")] == [
+        [row[c] for c in columns] for row in whole.rows("clients")
+    ]
+
+
+def test_checkpoints_need_not_be_made_every_round(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
+    whole = run(federation, task, tmp_path / "whole", rounds=5)
+    run(federation, task, tmp_path / "parts", rounds=5, checkpoint_every=3, should_stop=StopAfter(2))
+    again = run(federation, task, tmp_path / "parts", rounds=5, checkpoint_every=3)
+    assert again.weights_sha256 == whole.weights_sha256
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(
+    task: fl.Task, tmp_path: Path
+) -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(40, 3)).astype("float32") * 100
+    federation = fl.Federation.from_arrays(x, random.normal(size=40).astype("float32"), clients=2)
+    linear = fl.Task(nn.Linear, args={"in_features": 3, "out_features": 1}, loss="mse", metrics=())
+    with pytest.raises(
+        TrainingError, match=r"Round \d+, client '\d', local training, step \d+ of \d+: the loss is (inf|nan)"
+    ):
+        run(federation, linear, tmp_path, rounds=50, algorithms=fl.FedAvg(lr=0.001, batch_size="full"))
+    result = Result.read(tmp_path)
+    assert result.status == "failed"
+    assert "the loss is" in str(result.runs[0].error)
+    weights = result.weights()["model"]
+    assert result.runs[0].rounds >= 1
+    assert tree.is_finite(weights)
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    notes: list[str] = []
+
+    class Listening:
+        def expect(self, cells: int, rounds: int) -> None: ...
+        def begin(self, cell: str, done: int, rounds: int) -> None: ...
+        def step(self, cell: str, round: int, values: dict[str, float], seconds: float) -> None: ...
+        def end(self, cell: str) -> None: ...
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    only = {"algorithms": {"kept": ALGORITHMS["kept"]}}
+    whole = run(federation, task, tmp_path / "whole", **only)
+    run(federation, task, tmp_path / "parts", should_stop=StopAfter(3), **only)
+    newest = sorted((tmp_path / "parts" / "cells" / "kept-1").glob("state-*"))[-1]
+    newest.write_bytes(newest.read_bytes()[:-10])
+    again = run(federation, task, tmp_path / "parts", progress=Listening(), **only)
+    assert again.weights_sha256 == whole.weights_sha256
+    assert notes
+    assert "kept, seed 1" in notes[0]
+
+
+def test_stop_at_a_target(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "algorithms": {"fedavg": fl.FedAvg(lr=0.5, batch_size=4)},
+        "evaluate": EvaluateTable(target={"accuracy": 0.8}, stop="target"),
+    }
+    result = run(federation, task, tmp_path, rounds=60, **settings)
+    done = result.runs[0].rounds
+    assert result.status == "done"
+    assert 0 < done < 60
+    again = run(federation, task, tmp_path, rounds=60, **settings)
+    assert again.runs[0].rounds == done
+
+
+def test_what_peers_think_of_each_other_is_kept(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
+    peer, alone = fl.Peer(lr=0.2, weights="score", metric="loss"), fl.LocalOnly(lr=0.2)
+    result = run(federation, task, tmp_path, rounds=1, algorithms={"peer": peer, "local": alone})
+    rows = [row for row in result.rows("public") if row["algorithm"] == "peer"]
+    found = {(row["client"], row["about"]): row["value"] for row in rows if row["name"] == "scores"}
+    names = ("a", "b", "c")
+    assert len(found) == 9
+    for i, judge in enumerate(names):
+        held = federation.indices(i, "validation")
+        for author in range(3):
+            model = result.model("local", client=author)  # in round 1 peers train as everybody alone does
+            loss = nn.functional.cross_entropy(model(federation.x[held]), federation.y[held]).item()
+            assert found[judge, author] == pytest.approx(loss, rel=1e-5), f"E[{judge}, {author}]"
+
+
+def test_a_kill_after_the_last_checkpoint_loses_nothing(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    whole = run(federation, task, tmp_path)
+    with Store(tmp_path) as store:  # as if the process had died before it could note that it was done
+        for cell in store.cells():
+            store.set_status(cell["id"], "running")
+    assert Result.read(tmp_path).weights_sha256 is None
+    assert run(federation, task, tmp_path).json() == whole.json()
+
+
+def test_the_validation_split_can_be_watched_after_every_epoch(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    two = {"algorithms": fl.FedAvg(lr=0.2, epochs=2)}
+    plain = run(federation, task, tmp_path / "plain", rounds=1, **two)
+    watched = run(federation, task, tmp_path / "watched", rounds=1, evaluate=fl.Evaluation(epochs=True), **two)
+    assert {row["metric"] for row in plain.rows("history")} == {"loss"}
+    assert {row["metric"] for row in watched.rows("history")} == {"loss", "validation_loss", "validation_accuracy"}
+    assert {row["epoch"] for row in watched.rows("history")} == {1, 2}
+    assert watched.weights_sha256 == plain.weights_sha256
+
+
+def test_a_run_that_stops_at_its_target_has_final_numbers(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    at_once = EvaluateTable(target={"accuracy": 0.01}, stop="target", universal=True)
+    result = run(federation, task, tmp_path, rounds=9, algorithms=ALGORITHMS["fedavg"], evaluate=at_once)
+    assert result.runs[0].rounds == 1
+    assert {"test_accuracy", "universal_accuracy"} <= result.runs[0].final.keys()
+    with pytest.raises(InputError, match="target must be about one of loss, accuracy"):
+        run(federation, task, tmp_path / "x", evaluate=EvaluateTable(target={"auroc": 0.5}, stop="target"))
+
+
+def test_a_round_that_never_has_enough_clients_is_an_error(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    nobody = fl.Sampling(sampling="poisson", fraction=1e-9)
+    with pytest.raises(QuorumError, match="nothing was learnt"):
+        run(federation, task, tmp_path, cohort=nobody, algorithms=ALGORITHMS["fedavg"])

@@ -1,0 +1,63 @@
+"""A run's folder: for one process, and for one experiment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import fedloom as fl
+from fedloom.errors import InputError, StoreError
+from tests.experiment.small_run import run
+
+
+def test_another_experiment_is_refused_with_the_difference(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    run(federation, task, tmp_path / "r", algorithms={"fedavg": fl.FedAvg(lr=0.2)})
+    with pytest.raises(InputError, match=r"algorithm.fedavg.train.lr: 0.2 → 0.3"):
+        run(federation, task, tmp_path / "r", algorithms={"fedavg": fl.FedAvg(lr=0.3)})
+    with pytest.raises(InputError, match="more than the 2 asked for"):
+        run(federation, task, tmp_path / "r", rounds=2, algorithms={"fedavg": fl.FedAvg(lr=0.2)})
+    changed = run(federation, task, tmp_path / "r", algorithms={"fedavg": fl.FedAvg(lr=0.3)}, fresh=True)
+    assert changed.status == "done"
+    assert len(list(tmp_path.iterdir())) == 2  # the old results are beside the new ones
+
+
+def test_one_folder_is_for_one_process(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
+    def nested() -> bool:
+        with pytest.raises(StoreError, match="Another process"):
+            run(federation, task, tmp_path)
+        return True
+
+    assert run(federation, task, tmp_path, should_stop=nested).status == "stopped"
+
+
+def test_checkpoints_without_a_database_are_not_mistaken_for_this_run(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    run(federation, task, tmp_path)
+    for file in tmp_path.glob("run.db*"):
+        file.unlink()
+    with pytest.raises(StoreError, match="has no record of them"):
+        run(federation, task, tmp_path)
+
+
+def test_an_attempt_that_never_trained_does_not_claim_the_folder(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="only 3 clients"):
+        run(federation, task, tmp_path, cohort=fl.Sampling(count=9))
+    assert run(federation, task, tmp_path, cohort=fl.Sampling(count=2)).status == "done"
+
+
+def test_starting_anew_does_not_take_the_folder_from_a_running_process(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    def nested() -> bool:
+        with pytest.raises(StoreError, match="Another process"):
+            run(federation, task, tmp_path / "r", fresh=True)
+        return True
+
+    assert run(federation, task, tmp_path / "r", should_stop=nested).status == "stopped"
+    assert len(list(tmp_path.iterdir())) == 1
