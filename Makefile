@@ -21,7 +21,7 @@ slow: $(VENV)/.tests
 
 # the documentation site, in site/: a broken link or anchor is an error; nothing is fetched while it is built or read
 docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "Open site/index.html"
 
 # against independent implementations, which are installed only for this; pfl-research has no release for Python 3.13
