@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,25 +16,14 @@ from fedloom.data.split import SPLITS
 Numbers = NDArray[np.int64]
 
 
-class Client(NamedTuple):
-    """One client: its examples in each split, its number of labels, and the share of its most common label."""
-
-    name: str
-    train: int
-    validation: int
-    test: int
-    labels: int  # 0 for a regression
-    largest: float  # nan for a regression
-
-
 @dataclass(frozen=True, eq=False)
 class Description:
     """All clients, with one array per column so that a million clients cost little, and warnings."""
 
-    names: Sequence[str] | None
+    names: Sequence[object]
     sizes: Numbers  # splits × clients
-    labels: Numbers
-    largest: NDArray[np.float64]
+    labels: Numbers  # the number of labels of each client; 0 for a regression
+    largest: NDArray[np.float64]  # the share of each client's most common label; nan for a regression
     classes: tuple[str, ...]
     server: dict[str, int]
     warnings: tuple[str, ...]
@@ -50,27 +38,21 @@ class Description:
         """The number of all clients' examples in all splits, without those of the server."""
         return int(self.sizes.sum())
 
-    def client(self, number: int) -> Client:
-        """Return one row."""
-        name = str(number) if self.names is None else self.names[number]
-        train, validation, test = self.sizes[:, number].tolist()
-        return Client(name, train, validation, test, int(self.labels[number]), float(self.largest[number]))
-
 
 def describe(federation: Federation) -> Description:
     """Count the examples of every client.
 
     >>> federation = Federation.from_arrays(np.zeros((6, 1)), [0, 0, 0, 0, 1, 1], client=["a"] * 3 + ["b"] * 3)
     >>> description = describe(federation)
-    >>> description.client(1)
-    Client(name='b', train=1, validation=1, test=1, labels=2, largest=0.6666666666666666)
+    >>> description.sizes.tolist(), description.labels.tolist()
+    ([[1, 1], [1, 1], [1, 1]], [1, 2])
     >>> description.warnings[0]
     '1 of 2 clients has only one label: a.'
     """
     sizes = np.stack(federation.split.sizes(np.diff(federation.offsets)))
     labels, largest = _labels(federation)
     return Description(
-        names=federation.names,
+        names=range(federation.clients) if federation.names is None else federation.names,
         sizes=sizes,
         labels=labels,
         largest=largest,
@@ -115,11 +97,11 @@ def table(description: Description, limit: int = 20) -> Table:
     for name in ("labels", "largest") if description.classes else ():
         result.add_column(name, justify="right", no_wrap=True)
     for number in range(min(limit, description.clients)):
-        client = description.client(number)
         cells = [f"{counts[number]:,}" for counts in columns.values()]
         if description.classes:
-            cells += [f"{client.labels:,}", f"{client.largest:.0%}"]
-        result.add_row(Text(client.name), *cells)  # as Text, so that a name like [red] is not taken for markup
+            cells += [f"{description.labels[number]:,}", f"{description.largest[number]:.0%}"]
+        name = Text(str(description.names[number]))  # as Text, so that a name like [red] is not taken for markup
+        result.add_row(name, *cells)
     if description.clients > limit:
         result.add_row(f"… {description.clients - limit:,} more")
     return result

@@ -17,8 +17,7 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
@@ -269,12 +268,10 @@ def _is_archive(path: Path, known: str | None) -> bool:
     return zipfile.is_zipfile(path) or tarfile.is_tarfile(path)
 
 
-@contextmanager
-def _content(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
+def _content(path: Path) -> IO[bytes] | gzip.GzipFile:
     with path.open("rb") as raw:
         gzipped = raw.read(2) == b"\x1f\x8b"
-        raw.seek(0)
-        yield gzip.GzipFile(fileobj=raw) if gzipped else raw
+    return gzip.open(path) if gzipped else path.open("rb")
 
 
 def _sum(stream: IO[bytes] | gzip.GzipFile) -> str:

@@ -1,4 +1,4 @@
-"""A picture of who holds what: clients × labels, and how many examples each has."""
+"""Draw a federation: a map of clients × labels, and the number of examples of each client."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Numbers = NDArray[np.int64]
-COLOURS = ("#0072B2", "#E69F00", "#009E73")  # Okabe and Ito's: told apart by all common kinds of colour vision
-EVERY_CLIENT = 200  # up to so many clients, each has a row; beyond, a sample of them
+COLOURS = ("#0072B2", "#E69F00", "#009E73")  # Okabe and Ito's, distinct for all common kinds of colour vision
+EVERY_CLIENT = 200  # up to this number, each client has a row; beyond it, a sample is shown
 SAMPLE = 100
-EVERY_LABEL = 40  # up to so many labels, each has a column; beyond, bins of them
+EVERY_LABEL = 40  # up to this number, each label has a column; beyond it, labels are grouped in bins
 BINS = 20
 
 
 class Columns(NamedTuple):
-    """The columns of the map: the one of every example, how many there are, and what is written below them."""
+    """The columns of the map: the column of every example, the number of columns, ticks and title."""
 
     of: Numbers
     many: int
@@ -34,8 +34,8 @@ class Columns(NamedTuple):
 
 
 def plot(federation: Federation, path: str | Path) -> None:
-    """Write a picture of the federation; the ending of the path says in which format (png, svg, pdf)."""
-    from matplotlib.figure import Figure  # a figure of its own instead of pyplot: no global state, no window
+    """Write a picture of the federation. The suffix of the path gives the format: png, svg or pdf."""
+    from matplotlib.figure import Figure  # not pyplot: it has global state and may open windows
 
     clients = _shown(federation)
     everybody = len(clients) == federation.clients
@@ -49,7 +49,7 @@ def plot(federation: Federation, path: str | Path) -> None:
         _bars(figure, right, federation)
     else:
         _histogram(right, np.diff(federation.offsets))
-    right.set_title("How many examples")
+    right.set_title("Number of examples", fontsize=11)
     figure.savefig(path, dpi=150)
 
 
@@ -77,12 +77,12 @@ def _columns(federation: Federation) -> Columns:
 
 
 def _map(figure: Figure, axes: Axes, federation: Federation, clients: Numbers) -> None:
-    """One row a client: the darker a cell, the larger a share of its examples it is."""
+    """Draw one row per client. A darker cell is a larger share of its examples."""
     columns = _columns(federation)
     ranges = [slice(federation.offsets[client], federation.offsets[client + 1]) for client in clients]
     counts = np.array([np.bincount(columns.of[examples], minlength=columns.many) for examples in ranges])
     shares = counts / counts.sum(axis=1, keepdims=True)
-    darkest = max(float(shares.max()), min(1.0, 3 / columns.many))  # equal shares everywhere are light, not dark
+    darkest = max(float(shares.max()), min(1.0, 3 / columns.many))  # so that equal shares look light
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=darkest, aspect="auto", interpolation="nearest")
     figure.colorbar(image, ax=axes, pad=0.02, format=lambda share, _: f"{share:.0%}")
     if len(clients) <= 30 and columns.many <= 12:
@@ -96,11 +96,11 @@ def _map(figure: Figure, axes: Axes, federation: Federation, clients: Numbers) -
     step = _step(len(clients), 25)
     rows = range(0, len(clients), step)
     axes.set_yticks(rows, [_short(federation.name(int(clients[row])), 18) for row in rows])
-    axes.set_title("What each client holds (shares of its examples)", fontsize=11)
+    axes.set_title("Labels of each client (shares of its examples)", fontsize=11)
 
 
 def _bars(figure: Figure, axes: Axes, federation: Federation) -> None:
-    """Examples of every client, one split after another."""
+    """Draw the examples of every client, one split after another."""
     start, rows = np.zeros(federation.clients), np.arange(federation.clients)
     for split, colour in zip(SPLITS, COLOURS, strict=True):
         sizes = federation.sizes(split)
@@ -114,11 +114,11 @@ def _bars(figure: Figure, axes: Axes, federation: Federation) -> None:
 
 
 def _histogram(axes: Axes, sizes: Numbers) -> None:
-    """How many clients have how many examples."""
+    """Draw the number of clients by their number of examples."""
     low, high = int(sizes.min()), int(sizes.max())
     wide = high > 50 * low
     edges = _doubling(low, high) if wide else np.linspace(low, high + 1, min(30, high - low + 1) + 1).round()
-    axes.hist(sizes, bins=list(edges - 0.5), color=COLOURS[0])  # a bar is around its whole numbers
+    axes.hist(sizes, bins=list(edges - 0.5), color=COLOURS[0])  # bars are centred on whole numbers
     median = float(np.median(sizes))
     axes.axvline(median, color=COLOURS[1], label=f"median {median:,.0f}")
     if wide:
@@ -131,17 +131,17 @@ def _histogram(axes: Axes, sizes: Numbers) -> None:
 
 
 def _doubling(low: int, high: int) -> NDArray[np.float64]:
-    """Edges 1, 2, 3, 4, 6, 8, 12 … from the last at most `low` to the first above `high`."""
+    """Return the edges among 1, 2, 3, 4, 6, 8, 12 … that enclose `low` to `high`."""
     edges = np.unique([factor * 2**power // 2 for power in range(high.bit_length() + 1) for factor in (2, 3)])
     return edges[np.searchsorted(edges, low, "right") - 1 : np.searchsorted(edges, high, "right") + 1].astype(float)
 
 
 def _step(count: int, most: int) -> int:
-    """The smallest of 1, 2, 5, 10, 20 … that leaves at most so many of `count`."""
+    """Return the smallest step of 1, 2, 5, 10, 20 … that leaves at most `most` of `count`."""
     steps: list[int] = [digit * 10**power for power in range(9) for digit in (1, 2, 5)]
     return next(step for step in steps if count <= most * step)
 
 
 def _short(text: str, length: int) -> str:
-    """Names of many clients often differ at their end only, so the middle is left out."""
+    """Shorten a text in the middle: names of many clients often differ only at their end."""
     return text if len(text) <= length else f"{text[: length // 2]}…{text[-(length // 2 - 1) :]}"

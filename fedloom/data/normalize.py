@@ -1,7 +1,7 @@
-"""Features with mean 0 and standard deviation 1, by statistics of the training splits only.
+"""Scale features to mean 0 and standard deviation 1, with statistics of the training splits only.
 
-A statistic belongs to one position of the features: for images that is one pixel of one channel, not a channel. Where
-values are missing (NaN), statistics are those of the others, and a missing value becomes 0, which is then the mean.
+Statistics are per position of the features: for images that is one pixel of one channel, not a channel. Missing values
+(NaN) do not count for the statistics and become 0, which is then the mean.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedloom.data.federation import Federation
 
-ROWS = 512  # examples converted to float64 in one go: small enough for the cache, ten times as fast as 8192
+ROWS = 512  # examples converted to float64 at a time: this fits the CPU's cache and is ten times as fast as 8192
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Statistics:
     missing: bool = field(default=False, repr=False)
 
     def apply(self, x: Tensor, scale: float) -> Tensor:
-        """Normalised features in float32."""
+        """Return normalised features in float32."""
         result = torch.empty(x.shape, dtype=torch.float32)
         for start in range(0, len(x), ROWS):
             result[start : start + ROWS] = (x[start : start + ROWS].double() * scale - self.mean) / self.std
@@ -33,9 +33,9 @@ class Statistics:
 
 
 def statistics(x: Tensor, rows: Tensor, scale: float = 1.0, missing: bool = False) -> Statistics:
-    """Statistics of some rows; a feature that never varies keeps its unit, so its standard deviation counts as 1.
+    """Return the statistics of some rows. A feature that never varies is only centred: its standard deviation is 1.
 
-    Of a feature that is missing in all of them nothing is known: it counts as infinite, and all values become 0.
+    A feature that is missing in all rows gets an infinite standard deviation, so that all its values become 0.
 
     >>> statistics(torch.tensor([[1.0, 5.0], [3.0, 5.0], [9.0, 9.0]]), torch.tensor([0, 1]))
     Statistics(mean=tensor([2., 5.], dtype=torch.float64), std=tensor([1., 1.], dtype=torch.float64))
@@ -50,7 +50,7 @@ def statistics(x: Tensor, rows: Tensor, scale: float = 1.0, missing: bool = Fals
         return values.nan_to_num_(nan=0.0) if missing else values
 
     for block in blocks:
-        # relative to the first row: a constant feature is then exactly 0, and large offsets lose no digits
+        # relative to the first row, so that a constant feature is exactly 0 and large offsets lose no digits
         total += known(x[block].double() * scale - first).sum(dim=0)
     mean = total / seen.clamp(min=1)
     for block in blocks:
@@ -63,7 +63,7 @@ def statistics(x: Tensor, rows: Tensor, scale: float = 1.0, missing: bool = Fals
 
 
 def _first(x: Tensor, rows: Tensor, missing: bool) -> Tensor:
-    """The first value of every feature that is not missing."""
+    """Return the first value of every feature that is not missing."""
     if not missing:
         return x[rows[0]].double()
     values = x[rows].double()
@@ -72,17 +72,17 @@ def _first(x: Tensor, rows: Tensor, missing: bool) -> Tensor:
 
 
 def _seen(x: Tensor, rows: Tensor) -> Tensor:
-    """How many values of every feature are not missing."""
+    """Return how many values of every feature are not missing."""
     return (~x[rows].isnan()).sum(dim=0)
 
 
 def normalized(federation: Federation, by: str, missing: bool = False) -> Federation:
-    """Every client by its own statistics (`client`), or all, and the server, by everybody's (`federated`)."""
+    """Normalise each client by its own statistics (`client`), or clients and server by those of all (`federated`)."""
     x = federation.x
     scale = 1.0 if x.is_floating_point() else federation.scale
     train = [federation.indices(client, "train") for client in range(federation.clients)]
     if by == "federated":
-        # sums over the clients' sums: what a server would learn from n, Σx and Σx² of each client
+        # a server would learn the same from n, Σx and Σx² of each client
         everybody = statistics(x, torch.cat(train), scale, missing)
         server = {name: (everybody.apply(data, scale), y) for name, (data, y) in federation.server.items()}
         return replace(federation, x=everybody.apply(x, scale), server=server, scale=1.0)

@@ -1,4 +1,4 @@
-"""Which words there are, and their numbers."""
+"""The vocabulary: words and their numbers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 from fedloom.errors import InputError
 
-PADDING, UNKNOWN = "<PAD>", "<UNK>"  # capitals: what people write is made lower case, so nobody can write these
+PADDING, UNKNOWN = "<PAD>", "<UNK>"  # in capitals, because cleaned texts are in lower case and cannot contain them
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words by their numbers. Padding and the unknown word are among them.
+    """Words by their numbers, including padding and the unknown word.
 
     >>> vocabulary = Vocabulary.of([["to", "be"], ["to", "go"]], 4)
     >>> vocabulary.words, vocabulary.numbers(["go", "to", "be"])
@@ -26,26 +26,26 @@ class Vocabulary:
 
     @staticmethod
     def of(texts: Iterable[Iterable[str]], size: int) -> Vocabulary:
-        """Padding, the unknown word and the most frequent words: `size` in all, alphabetical where equally frequent."""
+        """Take padding, the unknown word and the most frequent words, `size` in all. Ties are in alphabetical order."""
         counted = Counter(word for text in texts for word in text)
         order = sorted(counted, key=lambda word: (-counted[word], word))
         return Vocabulary((PADDING, UNKNOWN, *order[: max(size - 2, 0)]))
 
     @staticmethod
     def load(path: Path) -> Vocabulary:
-        """One word a line, its number is the line's, counted from 0: as LEAF's vocabulary, written as text."""
+        """Read a text file with one word per line. Lines are numbered from 0, as in LEAF's vocabulary."""
         try:
             words = tuple(path.read_text(encoding="utf-8").splitlines())
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(
-                f"The vocabulary {path} cannot be read as text ({error}): it must have one word a line. "
+                f"The vocabulary {path} cannot be read as text ({error}): it must have one word per line. "
                 "Pickles are never loaded."
             ) from None
         seen: dict[str, int] = {}
         for line, word in enumerate(words, 1):
             if not word.strip() or word in seen:
                 what = f"has '{word}' again, after line {seen[word]}" if word in seen else "is blank"
-                raise InputError(f"Line {line} of the vocabulary {path} {what}: every line must be a word of its own.")
+                raise InputError(f"Line {line} of the vocabulary {path} {what}: every line must be another word.")
             seen[word] = line
         for needed in (PADDING, UNKNOWN):
             if needed not in seen:
@@ -53,7 +53,7 @@ class Vocabulary:
         return Vocabulary(words)
 
     def write(self, path: Path) -> None:
-        """As `load` reads it, for others who must number words in the same way."""
+        """Write the file that `load` reads, so that other sites number words in the same way."""
         path.write_text("".join(f"{word}\n" for word in self.words), encoding="utf-8")
 
     @cached_property
@@ -65,6 +65,6 @@ class Vocabulary:
         return self._numbers[PADDING]
 
     def numbers(self, words: Sequence[str]) -> list[int]:
-        """The words' numbers; those that are not in the vocabulary share that of the unknown word."""
+        """Return the numbers of words. Words outside the vocabulary get the number of the unknown word."""
         unknown = self._numbers[UNKNOWN]
         return [self._numbers.get(word, unknown) for word in words]

@@ -1,4 +1,4 @@
-"""From what people write to next-word examples: pure functions, after Goultiaev Tolstokorov 2023 and LEAF."""
+"""Turn texts into next-word examples: pure functions, after Goultiaev Tolstokorov 2023 and LEAF."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ URL, EMAIL, USER, SUBREDDIT = SPECIAL = ("<url>", "<email>", "<user>", "<subredd
 
 _UNPRINTABLE = re.compile(r"[^ -~]+")
 _URL = re.compile(r"(?<!\w)(?:https?://|www\.)\S+")
-_CLOSING = ".,;:!?)]}>'\"*"  # belongs to the sentence around an address, not to the address
-# an address is looked for where a run of its letters begins: trying every letter would take quadratic time
+_CLOSING = ".,;:!?)]}>'\"*"  # part of the sentence around an address, not of the address
+# the search starts where a run of letters begins: starting at every letter would take quadratic time
 _EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
 _USER = re.compile(r"(?<![\w/])/?u/[\w-]+")
 _SUBREDDIT = re.compile(r"(?<![\w/])/?r/\w+")
@@ -29,12 +29,12 @@ _WORD = re.compile(
 
 
 def clean(text: str) -> str:
-    r"""Printable ASCII in lower case with single spaces; addresses, users and subreddits become special tokens.
+    r"""Return printable ASCII in lower case with single spaces; addresses, users and subreddits become special tokens.
 
     >>> clean("See  HTTP://a.b/c, na\u00efve /u/Bob\nor me@x.org!")
     'see <url>, nave <user> or <email>!'
     """
-    text = " ".join(html.unescape(text).split())  # before letters are dropped: a space may be outside of ASCII
+    text = " ".join(html.unescape(text).split())  # first, because a space may be outside ASCII
     text = _UNPRINTABLE.sub("", text).lower()
     text = _URL.sub(lambda found: URL + found[0][len(found[0].rstrip(_CLOSING)) :], text)
     for pattern, token in ((_EMAIL, EMAIL), (_USER, USER), (_SUBREDDIT, SUBREDDIT)):
@@ -43,7 +43,7 @@ def clean(text: str) -> str:
 
 
 def words(text: str, symbols: bool = True) -> list[str]:
-    """The words of a cleaned text, and its symbols unless they are unwanted.
+    """Return the words of a cleaned text, and with `symbols` its symbols.
 
     >>> words("don't pay $3.50... <url> :)")
     ["don't", 'pay', '$', '3.50', '...', '<url>', ':)']
@@ -53,7 +53,7 @@ def words(text: str, symbols: bool = True) -> list[str]:
 
 
 def lines(values: Sequence[int], length: int) -> list[Sequence[int]]:
-    """Cut into pieces of so many; the last one may be shorter.
+    """Cut values into pieces of `length`; the last one may be shorter.
 
     >>> lines([1, 2, 3, 4, 5], 2)
     [[1, 2], [3, 4], [5]]
@@ -62,7 +62,7 @@ def lines(values: Sequence[int], length: int) -> list[Sequence[int]]:
 
 
 def windows(of: Sequence[Sequence[int]], length: int, padding: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Every beginning of two and more of every line: its last token is the label, what precedes it the example.
+    """Make an example of every beginning of a line with two or more tokens: the last token is the label.
 
     Examples have `length` tokens, with padding in front.
 
@@ -75,7 +75,7 @@ def windows(of: Sequence[Sequence[int]], length: int, padding: int) -> tuple[NDA
         row[: len(line)] = line
     counts = np.array([max(len(line) - 1, 0) for line in of], dtype=np.int64)
     owner = np.repeat(np.arange(len(of)), counts)
-    label = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts) + 1  # its place in the line
+    label = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts) + 1  # its position in the line
     place = np.arange(length) - length + label[:, None]
     x = np.where(place >= 0, table[owner[:, None], np.maximum(place, 0)], np.int32(padding))
     return x, table[owner, label].astype(np.int64)

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from fedloom.data.build import federate
-from fedloom.data.describe import Client, describe, table
+from fedloom.data.describe import describe, table
 from fedloom.data.federation import Dataset, Federation
 
 
@@ -27,12 +27,9 @@ def rendered(federation: Federation, **arguments: int) -> str:
 
 def test_every_client_is_counted() -> None:
     description = describe(small())
-    assert [description.client(number) for number in range(3)] == [
-        Client("a", train=3, validation=1, test=1, labels=1, largest=1.0),
-        Client("b", train=6, validation=2, test=2, labels=2, largest=0.7),
-        Client("c", train=1, validation=0, test=0, labels=1, largest=1.0),
-    ]
-    assert description.sizes.sum(axis=0).tolist() == [5, 10, 1]
+    assert description.names == ["a", "b", "c"]
+    assert description.sizes.tolist() == [[3, 6, 1], [1, 2, 0], [1, 2, 0]]  # train, validation, test
+    assert (description.labels.tolist(), description.largest.tolist()) == ([1, 2, 1], [1.0, 0.7, 1.0])
     assert (description.clients, description.examples, description.classes) == (3, 16, ("no", "yes", "maybe"))
 
 
@@ -53,8 +50,8 @@ def test_nothing_to_warn_about() -> None:
 
 def test_a_regression_has_no_labels() -> None:
     description = describe(federate(Dataset(torch.zeros(10, 1), torch.rand(10)), clients=2, server=2))
-    assert description.client(0).labels == 0
-    assert math.isnan(description.client(0).largest)
+    assert description.labels.tolist() == [0, 0]
+    assert all(math.isnan(share) for share in description.largest)
     assert description.server == {"test": 2}
     assert "largest" not in rendered(federate(Dataset(torch.zeros(10, 1), torch.rand(10)), clients=2))
 

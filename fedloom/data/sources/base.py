@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -41,6 +41,13 @@ def locate(base: Path, path: Path) -> Path:
         hint = nearest(found.name, beside)
         raise InputError(f"There is no file or folder {found}. Relative paths start at {base.resolve()}.{hint}")
     return found
+
+
+def require(name: str, known: Sequence[str], where: str, what: str) -> None:
+    """Raise an error that lists the known names if a name is not among them."""
+    if name not in known:
+        listed = ", ".join(known[:12]) + (", …" if len(known) > 12 else "")
+        raise InputError(f"{where} has no {what} '{name}'. It has: {listed}.{nearest(name, known)}")
 
 
 def cache_folder(name: str) -> Path:

@@ -17,8 +17,8 @@ from pydantic import Field, NonNegativeInt
 
 from fedloom.data.federation import Dataset
 from fedloom.data.sources.archive import NOT_TEXT, open_text
-from fedloom.data.sources.base import Source, Task, locate, targets
-from fedloom.errors import InputError, nearest
+from fedloom.data.sources.base import Source, Task, locate, require, targets
+from fedloom.errors import InputError
 
 ROWS = 8192  # lines converted to numbers at a time: their text takes ten times the memory
 
@@ -114,11 +114,7 @@ class Csv(Source):
             raise InputError(f"The file {self.path} has two columns '{twice[0]}': every column needs its own name.")
         special = [self.label, *self.drop, *([] if self.client is None else [self.client])]
         for name in special:
-            if name not in header:
-                shown = ", ".join(header[:12]) + (", …" if len(header) > 12 else "")
-                raise InputError(
-                    f"The file {self.path} has no column '{name}'. It has: {shown}.{nearest(name, header)}"
-                )
+            require(name, header, f"The file {self.path}", "column")
         features = [name for name in header if name not in special]
         if not features:
             raise InputError(f"The file {self.path} has no feature columns besides {', '.join(special)}.")

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.data.federation import Dataset
-from fedloom.data.sources.base import locate
+from fedloom.data.sources.base import locate, require
 from fedloom.data.sources.by_client import ByClient, Client
-from fedloom.errors import InputError, nearest
+from fedloom.errors import InputError
 
 GROUP = "examples"
 
@@ -63,8 +63,7 @@ def import_h5py() -> Any:
 
 def _features_name(x: str | None, y: str, known: Sequence[str], where: str) -> str:
     for name in (y, *([] if x is None else [x])):
-        if name not in known:
-            raise InputError(f"{where} has no '{name}'. It has: {', '.join(known)}.{nearest(name, known)}")
+        require(name, known, where, "dataset")
     others = [name for name in known if name != y]
     if x is None and len(others) != 1:
         raise InputError(f"{where} has {', '.join(others) or 'nothing'} besides '{y}': say which are the features (x).")

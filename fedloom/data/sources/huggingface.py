@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from pydantic import PositiveInt, model_validator
 
 from fedloom.data.federation import Dataset
-from fedloom.data.sources.base import Source, Task, dataset_with_test, locate
+from fedloom.data.sources.base import Source, Task, dataset_with_test, locate, require
 from fedloom.data.sources.images import pixels
-from fedloom.errors import InputError, nearest
+from fedloom.errors import InputError
 
 FORMS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 SAVED = ("dataset_dict.json", "state.json")  # files that save_to_disk writes into its folder
@@ -60,9 +60,7 @@ class Huggingface(Source):
     def load(self, base: Path) -> Dataset:
         """Read the dataset. Labels of both splits are numbered together; names of class labels are kept."""
         splits = self._splits(base)
-        if self.train not in splits:
-            known = ", ".join(splits)
-            raise InputError(f"The dataset has no split '{self.train}'. It has: {known}.{nearest(self.train, splits)}")
+        require(self.train, list(splits), "The dataset", "split")
         train, test = splits[self.train], splits.get(self.test) if self.test != self.train else None
         if not len(train):
             raise InputError(f"The split '{self.train}' of the dataset has no examples.")
@@ -114,10 +112,7 @@ class Huggingface(Source):
         known = list(split.features)
         wanted = (self.x,) if isinstance(self.x, str) else self.x
         for name in (self.y, *wanted, *([] if self.client is None else [self.client])):
-            if name not in known:
-                raise InputError(
-                    f"The dataset has no column '{name}'. It has: {', '.join(known)}.{nearest(name, known)}"
-                )
+            require(name, known, "The dataset", "column")
         if wanted:
             return wanted
         others = [name for name in known if name not in (self.y, self.client)]

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from pydantic import PositiveInt
 
 from fedloom.data.federation import Dataset
-from fedloom.data.sources.base import Source, Task, dataset_with_test, locate
-from fedloom.errors import InputError, nearest
+from fedloom.data.sources.base import Source, Task, dataset_with_test, locate, require
+from fedloom.errors import InputError
 
 
 class Npz(Source):
@@ -80,8 +80,6 @@ class Npz(Source):
         """Return the names of the arrays to read. Those besides x and y must exist only if you name them."""
         names = {field: getattr(self, field) for field in ("x", "y", "client", "x_test", "y_test")}
         for field, name in names.items():
-            needed = field in ("x", "y") or name != type(self).model_fields[field].default
-            if needed and name not in known:
-                has = ", ".join(known)
-                raise InputError(f"The file {self.path} has no array '{name}'. It has: {has}.{nearest(name, known)}")
+            if field in ("x", "y") or name != type(self).model_fields[field].default:
+                require(name, known, f"The file {self.path}", "array")
         return {field: name for field, name in names.items() if name in known}

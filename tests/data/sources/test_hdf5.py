@@ -29,7 +29,7 @@ def test_what_is_wrong_in_hdf5_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"'ann' in .* has a, b besides 'label': say which are the features"):
         load("hdf5", two)
     assert load("hdf5", two, x="b").x.tolist() == [2.0]
-    with pytest.raises(InputError, match=r"has no 'labels'\. It has: a, b, label\. Did you mean 'label'"):
+    with pytest.raises(InputError, match=r"has no dataset 'labels'\. It has: a, b, label\. Did you mean 'label'"):
         load("hdf5", two, x="a", y="labels")
     text = tff(tmp_path / "text.h5", ann={"tokens": [b"hello"], "label": [0]})
     with pytest.raises(InputError, match="examples of client 'ann' must be numbers"):
