@@ -1,4 +1,4 @@
-"""What a run leaves behind, for people and for programs: numbers, tables, a picture, the trained models."""
+"""The result of a run: its numbers, tables, figures and trained models, read from its folder."""
 
 from __future__ import annotations
 
@@ -24,8 +24,16 @@ if TYPE_CHECKING:
     from fedloom.training.local import Groups
     from fedloom.tree import Tree
 
-Made = TypeVar("Made")
-TABLES = ("clients", "server", "rounds", "participants", "history", "pooled", "public")
+Restored = TypeVar("Restored")
+TABLES = {  # the name that users see → the table of the database
+    "clients": "client_metrics",
+    "server": "server_metrics",
+    "rounds": "rounds",
+    "participants": "participants",
+    "history": "history",
+    "pooled": "pooled_metrics",
+    "public": "public_numbers",
+}
 
 
 def open_store(folder: Path) -> Store:
@@ -37,30 +45,28 @@ def open_store(folder: Path) -> Store:
 
 @dataclass(frozen=True)
 class CellResult:
-    """One algorithm with one seed."""
+    """The result of a cell: one algorithm with one seed."""
 
     algorithm: str
     seed: int
     status: str
     rounds: int
     final: dict[str, float]
-    headline: dict[
-        str, float
-    ]  # the same as `final`, or the best round, or the mean of the last rounds, as was asked for
+    headline: dict[str, float]  # `final`, the best round, or the mean of the last rounds: see `Result.rule`
     weights_sha256: str | None
     error: str | None = None
 
 
 @dataclass(frozen=True)
 class Result:
-    """A run folder, read."""
+    """What a run folder holds."""
 
     folder: Path
     name: str
     status: str
     runs: tuple[CellResult, ...]
     rule: str = "final"  # what the headline numbers are: final, best, or last:k
-    metrics: tuple[str, ...] = ()  # in the order in which they were asked for
+    metrics: tuple[str, ...] = ()  # in the order of the experiment file
     tasks: Callable[[int], Task] | None = None
     algorithms: Mapping[str, Algorithm] | None = None
     federations: Callable[[int], Federation] | None = None
@@ -72,7 +78,7 @@ class Result:
         algorithms: Mapping[str, Algorithm] | None = None,
         federations: Callable[[int], Federation] | None = None,
     ) -> Result:
-        """The results in a run folder, finished or not."""
+        """Read a run folder, finished or not."""
         folder = Path(folder)
         with open_store(folder) as store:
             cells = store.cells()
@@ -120,14 +126,14 @@ class Result:
         }
 
     def rows(self, table: str = "clients") -> list[dict[str, Any]]:
-        """One of the run's tables as plain rows."""
+        """Return one of the run's tables as a list of rows."""
         if table not in TABLES:
             raise InputError(f"There is no table '{table}'. Known: {', '.join(TABLES)}.")
         with Store(self.folder, read_only=True) as store:
-            return store.rows(_STORED[table])
+            return store.rows(TABLES[table])
 
     def frame(self, table: str = "clients") -> pandas.DataFrame:
-        """One of the run's tables (clients, server, rounds, participants, history, pooled, public) as pandas has it."""
+        """Return a table (clients, server, rounds, participants, history, pooled, public) as a pandas data frame."""
         try:
             import pandas
         except ImportError as error:
@@ -165,103 +171,104 @@ class Result:
     def weights(
         self, algorithm: str | None = None, seed: int | None = None, client: str | int | None = None
     ) -> dict[str, Tree]:
-        """Trained weights of one cell: `{"model": …}`, or one entry per client where there is no global model.
+        """Return the trained weights of one cell: `{"model": …}`, or one entry per client if there is no global model.
 
-        With a `client` (its name, or its number), the whole model that this client uses: where clients keep a part of
-        the model or one of their own, this is not the global one.
+        With a `client` (its name or its number), return the whole model that this client uses. It differs from the
+        global model if clients keep a part of the model, or a model of their own.
         """
-        run = self._cell(algorithm, seed)
-        snapshot = self._snapshot(run)
+        cell = self._cell(algorithm, seed)
+        snapshot = self._snapshot(cell)
         if client is None and "model" in snapshot.state:
             return {"model": snapshot.state["model"]}
         if any("ticket" in own for own in snapshot.own.values()):
-            raise StoreError(f"What the clients of {run.algorithm} keep never left their sites.")
+            raise StoreError(f"The clients of {cell.algorithm} keep their models at their sites, not in the folder.")
         if client is None and all("model" in own for own in snapshot.own.values()):
             return {f"client-{number}": own["model"] for number, own in sorted(snapshot.own.items())}
-        made, task = self._made(run)
-        numbers = sorted(snapshot.own) if client is None else [self._number(client)]
+        made, task = self._algorithm_and_task(cell)
+        numbers = sorted(snapshot.own) if client is None else [self._client_number(client)]
         initial = made.init_own(task, task.initial())
         kept = {number: snapshot.own.get(number, initial) for number in numbers}
-        kept = self._chosen(run, made, task, snapshot.state, kept)
+        kept = self._with_choices(cell, made, task, snapshot.state, kept)
         return {f"client-{number}": made.model(task, snapshot.state, own) for number, own in kept.items()}
 
     def model(
         self, algorithm: str | None = None, seed: int | None = None, client: str | int | None = None
     ) -> nn.Module:
-        """A trained model, ready to use: of the first algorithm and seed unless others are named, or of one client."""
+        """Return a trained model, ready to use; by default that of the first algorithm and seed."""
         from fedloom.training.modules import load
 
-        run = self._cell(algorithm, seed)
-        weights = self.weights(run.algorithm, run.seed, client)
-        module = self._made(run)[1].build()
+        cell = self._cell(algorithm, seed)
+        weights = self.weights(cell.algorithm, cell.seed, client)
+        module = self._algorithm_and_task(cell)[1].build()
         load(module, next(iter(weights.values())))
         return module.eval()
 
     def personal(self) -> list[str]:
-        """Algorithms whose clients use another model than the global one that there is."""
+        """Return the labels of algorithms that have a global model, but whose clients use other models."""
         from fedloom.algorithm import Algorithm
 
         found = []
-        for label in dict.fromkeys(run.algorithm for run in self.runs if run.rounds):
-            run = self._cell(label, None)
-            if "model" in self._snapshot(run).state and type(self._made(run)[0]).model is not Algorithm.model:
+        for label in dict.fromkeys(cell.algorithm for cell in self.runs if cell.rounds):
+            cell = self._cell(label, None)
+            algorithm, _ = self._algorithm_and_task(cell)
+            if "model" in self._snapshot(cell).state and type(algorithm).model is not Algorithm.model:
                 found.append(label)
         return found
 
-    def _snapshot(self, run: CellResult) -> Snapshot:
+    def _snapshot(self, cell: CellResult) -> Snapshot:
         from fedloom.experiment import checkpoint
 
-        loaded = checkpoint.load(checkpoint.of_cell(self.folder, run.algorithm, run.seed))
+        loaded = checkpoint.load(checkpoint.of_cell(self.folder, cell.algorithm, cell.seed))
         if loaded is None:
-            raise StoreError(f"{run.algorithm} (seed {run.seed}) has no checkpoint in {self.folder}.")
+            raise StoreError(f"{cell.algorithm} (seed {cell.seed}) has no checkpoint in {self.folder}.")
         return loaded.snapshot
 
-    def _made(self, run: CellResult) -> tuple[Algorithm, Task]:
-        """The algorithm and the task of a cell: those that were run, or made again from the folder's file."""
+    def _algorithm_and_task(self, cell: CellResult) -> tuple[Algorithm, Task]:
+        """The algorithm and the task of a cell: those of this process, or rebuilt from the folder's experiment file."""
         if self.algorithms is not None and self.tasks is not None:
-            return self.algorithms[run.algorithm], self.tasks(run.seed)
-        return self._again(lambda plan: (plan.algorithms[run.algorithm], plan.task(run.seed)))
+            return self.algorithms[cell.algorithm], self.tasks(cell.seed)
+        return self._rebuild(lambda plan: (plan.algorithms[cell.algorithm], plan.task(cell.seed)))
 
-    def _again(self, make: Callable[[Plan], Made]) -> Made:
-        """Something that the run had, made again from the folder's file."""
+    def _rebuild(self, make: Callable[[Plan], Restored]) -> Restored:
+        """Rebuild a part of the run from the folder's experiment file."""
         from fedloom.experiment import experiment_file
         from fedloom.experiment.plan import Plan
 
         file = self.folder / "experiment.toml"
         if not file.is_file():
             raise InputError(
-                f"{self.folder} was run from Python, and only the code there knows its model: "
-                "use the result that `run` returns (running again what is finished only reads it)."
+                f"{self.folder} was run from Python, and only that code knows its model. Use the result that `run` "
+                "returns: if the run is finished, running it again only reads it."
             )
         try:
-            # code of one's own is named relative to the experiment file, which is usually where one is
+            # paths of your own code are relative to the experiment file, which is usually in the current folder
             values = experiment_file.tomllib.loads(file.read_text(encoding="utf-8"))
             values["run"].pop("compile", None)  # which folders of older versions have
             return make(Plan.of(experiment_file.parse(values, Path.cwd())))
         except InputError as error:
             raise InputError(
-                f"{error} (Models of clients are put together from {file}; be in the folder of the file that was run.)"
+                f"{error} (Clients' models are rebuilt from {file}: change to the folder of the file that was run.)"
             ) from error
 
-    def _chosen(
-        self, run: CellResult, made: Algorithm, task: Task, state: Groups, kept: dict[int, Groups]
+    def _with_choices(
+        self, cell: CellResult, made: Algorithm, task: Task, state: Groups, kept: dict[int, Groups]
     ) -> dict[int, Groups]:
-        """What clients keep, after they looked at their data where their algorithm has them choose a model."""
+        """What clients keep, after each has chosen a model by its own data, if its algorithm lets clients choose."""
         if not made.chooses:
-            return kept  # most need no data
+            return kept  # most algorithms: no data needed
         from fedloom.federation.evaluation import chosen
         from fedloom.training.clients import Clients
         from fedloom.training.probe import probe
 
         given = self.federations
-        federation = given(run.seed) if given is not None else self._again(lambda plan: plan.federation(run.seed))
+        federation = given(cell.seed) if given is not None else self._rebuild(lambda plan: plan.federation(cell.seed))
         setup = probe(federation, task).setup(group=1)
         return {
             number: chosen(made, task, state, own, Clients(federation, (number,), setup=setup))
             for number, own in kept.items()
         }
 
-    def _number(self, client: str | int) -> int:
+    def _client_number(self, client: str | int) -> int:
         with Store(self.folder, read_only=True) as store:
             names = {row["name"]: int(row["client"]) for row in store.rows("clients")}
         number = names.get(client) if isinstance(client, str) else client
@@ -272,25 +279,15 @@ class Result:
         return number
 
     def _cell(self, algorithm: str | None, seed: int | None) -> CellResult:
-        for run in self.runs:
-            if algorithm in (None, run.algorithm) and seed in (None, run.seed):
-                return run
-        known = ", ".join(f"{run.algorithm} (seed {run.seed})" for run in self.runs)
+        for cell in self.runs:
+            if algorithm in (None, cell.algorithm) and seed in (None, cell.seed):
+                return cell
+        known = ", ".join(f"{cell.algorithm} (seed {cell.seed})" for cell in self.runs)
         raise InputError(f"There is no run of {algorithm} with seed {seed}. Known: {known}.")
 
 
-_STORED = {
-    "clients": "client_metrics",
-    "server": "server_metrics",
-    "pooled": "pooled_metrics",
-    "rounds": "rounds",
-    "participants": "participants",
-    "history": "history",
-    "public": "public_numbers",
-}
-
-
 def _overall(statuses: list[str]) -> str:
+    """The status of the whole run: the worst of its cells'."""
     for worst in ("failed", "running", "stopped", "waiting"):
         if worst in statuses:
             return worst
