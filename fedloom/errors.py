@@ -1,4 +1,4 @@
-"""What can go wrong, as the user sees it: each error is one clear message and one exit code."""
+"""Errors that fedloom raises on purpose. Each has a clear message and an exit code."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class FedloomError(Exception):
 
 
 class InputError(FedloomError, ValueError):
-    """The experiment, the data or a parameter is not what it must be."""
+    """The experiment, the data or a parameter is not valid."""
 
     exit_code = 2
 
 
 class ParameterError(InputError):
-    """One parameter of one record is wrong. It knows where, so that a file's reader can name the table instead."""
+    """A parameter of a record is not valid. The parts are kept, so that the reader of a file can name the table."""
 
     def __init__(self, owner: str, parameter: str, problem: str, advice: str = "") -> None:
         super().__init__(owner, parameter, problem, advice)
@@ -33,7 +33,7 @@ class ParameterError(InputError):
         return f"The '{self.parameter}' parameter of {self.owner} {self.problem}.{self.advice}"
 
     def at(self, table: str) -> str:
-        """The same about a table of an experiment file."""
+        """Return the message for a table of an experiment file."""
         if self.problem == UNKNOWN:
             return f"[{table}] has no key '{self.parameter}'.{self.advice}"
         return f"[{table}] {self.parameter} {self.problem}.{self.advice}"
@@ -54,11 +54,11 @@ class RoundAbandoned(QuorumError):
 
 
 class StoreError(FedloomError):
-    """A run folder that cannot be used as asked."""
+    """A run folder cannot be used as requested."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for a misspelt name, or an empty string.
+    """Return a hint for a misspelt name, or an empty string.
 
     >>> nearest("momentun", ["lr", "momentum"])
     " Did you mean 'momentum'?"

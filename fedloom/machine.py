@@ -1,4 +1,4 @@
-"""Facts about this machine, and settings that must be made before a process multiplies its first matrices."""
+"""Facts about this machine, and settings that a process needs before it multiplies its first matrices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def prepare_environment() -> None:
     """Fix MKL's code path: otherwise a client's bits depend on the lane it is in and on how its memory is aligned.
 
     MKL reads this once, at its first product, so it is set when fedloom is imported. It costs nothing measurable. A
-    value that the user has set stays.
+    value that you have set stays.
     """
     flags = ""
     if platform.machine() in ("x86_64", "AMD64") and Path("/proc/cpuinfo").exists():
@@ -25,7 +25,7 @@ def prepare_environment() -> None:
 
 
 def prepare_process() -> None:
-    """One torch thread and no denormal numbers, for a process that does nothing but compute clients."""
+    """Use one torch thread and no denormal numbers, in a process that only computes clients."""
     import torch
 
     torch.set_num_threads(1)
@@ -37,7 +37,7 @@ _before: list[int] = []  # torch's threads before the outermost `computing`
 
 @contextmanager
 def computing() -> Iterator[None]:
-    """The same for a while, in a process that has other things to do."""
+    """Do the same for a while, in a process that also does other things."""
     import torch
 
     _before.append(torch.get_num_threads())
@@ -52,12 +52,12 @@ def computing() -> Iterator[None]:
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
+    """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def device(wanted: str) -> str:
-    """`auto` is a GPU where there is one."""
+    """Return the device to use. `auto` is a GPU if there is one."""
     import torch
 
     if wanted == "auto":
@@ -70,7 +70,7 @@ def device(wanted: str) -> str:
 
 
 def facts() -> dict[str, Any]:
-    """What a result's bits depend on: recorded with every run."""
+    """Return what the bits of a result depend on. It is recorded with every run."""
     import numpy
     import torch
 

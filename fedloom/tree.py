@@ -16,7 +16,7 @@ Tree = dict[str, Tensor]
 
 
 def map_leaves(fn: Callable[..., Tensor], *trees: Tree) -> Tree:
-    """`fn` applied to every leaf, leaf by leaf across the given trees."""
+    """Apply `fn` to every leaf, across the given trees."""
     return {name: fn(*(tree[name] for tree in trees)) for name in trees[0]}
 
 
@@ -51,7 +51,7 @@ def scale(tree: Tree, factor: float | Tensor) -> Tree:
 
 
 def per_client(values: Tensor, leaf: Tensor) -> Tensor:
-    """One number per client, shaped to broadcast over a stacked leaf."""
+    """Reshape one number per client so that it broadcasts over a stacked leaf."""
     return values.to(leaf.dtype).reshape(values.shape + (1,) * (leaf.dim() - values.dim()))
 
 
@@ -61,12 +61,12 @@ def is_whole(leaf: Tensor) -> bool:
 
 
 def zeros_like(tree: Tree) -> Tree:
-    """A tree of zeros of the same shapes."""
+    """Return zeros of the same shapes."""
     return map_leaves(torch.zeros_like, tree)
 
 
 def norm(tree: Tree) -> Tensor:
-    """The Euclidean norm over all floating leaves.
+    """Return the Euclidean norm of all floating leaves.
 
     >>> norm({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])})
     tensor(5.)
@@ -76,60 +76,55 @@ def norm(tree: Tree) -> Tensor:
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
-    """Several trees as one, with a leading client dimension."""
+    """Stack several trees into one with a leading client dimension."""
     return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
 
 
 def concat(stacks: Sequence[Tree]) -> Tree:
-    """Several stacked trees as one longer stack; a single one is not copied."""
+    """Join stacked trees into one longer stack. A single one is not copied."""
     if len(stacks) == 1:
         return dict(stacks[0])
     return {name: torch.cat([tree[name] for tree in stacks]) for name in stacks[0]}
 
 
 def expand(tree: Tree, clients: int) -> Tree:
-    """The same tree for every client: a stacked view that copies nothing."""
+    """Repeat a tree for every client, as a stacked view that copies nothing."""
     return map_leaves(lambda leaf: leaf.expand(clients, *leaf.shape), tree)
 
 
 def row(stacked: Tree, index: int) -> Tree:
-    """One client's tree out of a stack, as a view."""
+    """Return one client's tree of a stack, as a view."""
     return map_leaves(lambda leaf: leaf[index], stacked)
 
 
 def rows(stacked: Tree, index: Tensor) -> Tree:
-    """Some clients' trees out of a stack, as a copy."""
+    """Return some clients' trees of a stack, as a copy."""
     return map_leaves(lambda leaf: leaf[index], stacked)
 
 
 def select(tree: Tree, names: Iterable[str]) -> Tree:
-    """The named leaves, in the tree's own order."""
+    """Return the named leaves, in the tree's own order."""
     wanted = set(names)
     return {name: leaf for name, leaf in tree.items() if name in wanted}
 
 
 def clone(tree: Tree) -> Tree:
-    """A copy that shares no memory."""
+    """Return a copy that shares no memory."""
     return map_leaves(lambda leaf: leaf.detach().clone(memory_format=torch.contiguous_format), tree)
 
 
 def to(tree: Tree, device: str) -> Tree:
-    """The same tree on another device."""
+    """Move a tree to a device."""
     return map_leaves(lambda leaf: leaf.to(device), tree)
 
 
 def size(tree: Tree) -> int:
-    """Bytes of all leaves."""
+    """Return the bytes of all leaves."""
     return sum(leaf.numel() * leaf.element_size() for leaf in tree.values())
 
 
-def is_finite(tree: Tree) -> bool:
-    """Whether no leaf has a NaN or an infinity."""
-    return all(bool(torch.isfinite(leaf).all()) for leaf in tree.values() if not is_whole(leaf))
-
-
 def is_sound(tree: Tree, learnt: Iterable[str]) -> bool:
-    """Whether what is learnt is finite and nothing else is NaN: a buffer may hold infinities, as masks do."""
+    """Whether the `learnt` leaves are finite and no other leaf has a NaN. Buffers may hold infinities, as masks do."""
     for name, leaf in tree.items():
         if bool(torch.isfinite(leaf.sum())):  # the usual case, at a fraction of the cost
             continue
@@ -139,7 +134,7 @@ def is_sound(tree: Tree, learnt: Iterable[str]) -> bool:
 
 
 def sha256(tree: Tree) -> str:
-    """A fingerprint of names, shapes, dtypes and bits."""
+    """Return a fingerprint of names, shapes, dtypes and bits."""
     digest = hashlib.sha256()
     for name in sorted(tree):
         leaf = tree[name].detach().cpu().contiguous()

@@ -1,4 +1,4 @@
-"""Names in an experiment file that stand for somebody's own code: `net.py:Net` or `package.module:Net`."""
+"""Load code that an experiment file names: `net.py:Net` or `package.module:Net`."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from fedloom.errors import InputError, nearest
 
 
 def is_code(name: str) -> bool:
-    """Whether a name points at code instead of at something that fedloom ships."""
+    """Whether a name refers to your own code, not to something that fedloom ships."""
     return ":" in name
 
 
 def code_file(name: str, base: Path) -> Path | None:
-    """The file that a name points at, if it points at a file."""
+    """Return the file that a name refers to, or None if it refers to a module."""
     where = name.rpartition(":")[0]
     return (base / where).resolve() if where.endswith(".py") else None
 
 
 def code(name: str, base: Path) -> Any:
-    """The object that `file.py:Name` (relative to `base`) or `package.module:Name` stands for."""
+    """Return the object that `file.py:Name` (relative to `base`) or `package.module:Name` names."""
     where, _, what = name.rpartition(":")
     if not where or not what:
         raise InputError(f"'{name}' names no code: write file.py:Name or package.module:Name.")
@@ -39,12 +39,12 @@ def code(name: str, base: Path) -> Any:
 
 
 def fingerprint(file: Path) -> str:
-    """A hash of a file's content."""
+    """Return a hash of a file's content."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def code_fingerprint(thing: Any) -> str:
-    """A hash of the code of a class, function or object: edited code is another experiment.
+    """Return a hash of the code of a class, function or object: edited code is another experiment.
 
     Source text where Python has it, else the code itself, by value. Code that fedloom or torch ships has versions.
     """

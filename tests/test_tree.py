@@ -123,8 +123,8 @@ def test_the_size_is_in_bytes() -> None:
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_one_bad_number_makes_a_tree_not_finite(bad: float) -> None:
-    assert tree.is_finite({"a": leaf(1, 2), "n": torch.tensor(3)})
-    assert not tree.is_finite({"a": leaf(1, 2), "b": leaf(0, bad)})
+    assert tree.is_sound({"a": leaf(1, 2), "n": torch.tensor(3)}, ["a"])
+    assert not tree.is_sound({"a": leaf(1, 2), "b": leaf(0, bad)}, ["a", "b"])
 
 
 def test_the_fingerprint_depends_on_names_shapes_types_and_bits_alone() -> None:

@@ -1,9 +1,9 @@
-"""Clients on a cluster. Ray moves, schedules and retries; what is computed and how it is added up is fedloom's.
+"""Compute clients on a Ray cluster. Ray moves data, schedules tasks and retries them; fedloom computes and adds up.
 
-The examples are in every node's object store once, and all of its processes map them. What all clients of a round
+Every node's object store holds the examples once, and all of its processes map them. What all clients of a round
 need (algorithm, shared weights) is put there once a round. A range of clients is a task; the sums of a node's ranges
 are added up on that node, so that it sends one message with the sums of the fewest whole subtrees of the pairwise sum
-(`rules.PairwiseSum`). Tasks depend on nothing but what they are given, so Ray may repeat them anywhere.
+(`means.PairwiseSum`). Tasks depend only on their arguments, so Ray may repeat them anywhere.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from fedloom.backends import worker_messages
 from fedloom.backends.protocol import Backend
 from fedloom.backends.ray_cluster import Cluster, Node
 from fedloom.backends.shared_memory import assemble, dismantle
-from fedloom.backends.vector import shares
+from fedloom.backends.vector import shares, without_common
 from fedloom.data.federation import Federation
 from fedloom.errors import FedloomError, InputError, TrainingError
 from fedloom.federation.work import ClientWork, Place, Work
 from fedloom.task import Task
 from fedloom.training.clients import Setup
 
-FAN_IN = 8  # messages that one receiver adds up: from more nodes than this on, nodes add up for each other
-PROCESS_BYTES = 300_000_000  # of a worker before it has a model: Python, torch, Ray
-MUST_AGREE = ("fedloom", "torch", "numpy")  # versions: other ones may compute other bits
+FAN_IN = 8  # messages that one receiver adds up: with more nodes than this, nodes add up for each other
+PROCESS_BYTES = 300_000_000  # memory of a worker without a model: Python, torch, Ray
+MUST_AGREE = ("fedloom", "torch", "numpy")  # other versions may compute other bits
 
 Range = tuple[int, int]
 
 
 class Ray(Backend):
-    """Spreads work over a cluster; the results do not depend on how many nodes there are, nor on which of them die."""
+    """Spreads work over a cluster. The results do not depend on the number of nodes, or on which of them die."""
 
     def __init__(self, federation: Federation, task: Task, setup: Setup, cluster: Cluster) -> None:
         if setup.device != "cpu":
@@ -64,12 +64,12 @@ class Ray(Backend):
         """Give every node its range of clients, add up on the nodes, merge what comes back."""
         ray, nodes = self.cluster.ray, self._alive()
         common = ray.put(pack({name: getattr(work, name) for name in work.common}))
-        given = ([self._settled], [common])  # in lists: a process fetches them only if it does not have them
+        given = ([self._settled], [common])  # inside lists, a process fetches them only if it does not have them yet
         adds = isinstance(work, ClientWork) and work.keep == "sum"
-        empty = pack(_light(work, 0, 0))
+        empty = pack(without_common(work, 0, 0))
         answers: list[tuple[Node, Any, str]] = []
         for node, ranges in zip(nodes, spread(work.costs(self.place), nodes, self.setup.group > 1), strict=True):
-            parts = [self.cluster.on(node, perform)(*given, pack(_light(work, *part))) for part in ranges]
+            parts = [self.cluster.on(node, perform)(*given, pack(without_common(work, *part))) for part in ranges]
             if adds and len(parts) > 1:
                 parts = [self.cluster.on(node, merge)(empty, *parts)]
                 ranges = [(ranges[0][0], ranges[-1][1])]
@@ -94,7 +94,7 @@ class Ray(Backend):
         return nodes
 
     def _collect(self, awaited: dict[Any, str], what: str) -> dict[Any, Any]:
-        """Answers as they come; whoever waits long is told for what."""
+        """Collect answers as they arrive. After a long wait, report what is pending."""
         ray = self.cluster.ray
         pending, found, began = list(awaited), {}, time.monotonic()
         try:
@@ -115,7 +115,7 @@ class Ray(Backend):
 
         try:
             return self.cluster.ray.get(ref)
-        except UnserializableException as error:  # an exception of somebody's own; its text has the traceback
+        except UnserializableException as error:  # an exception class of the user; its text has the traceback
             raise TrainingError(f"A worker process failed: {error}") from None
         except RayError as error:
             cause: BaseException = error
@@ -141,14 +141,8 @@ class Ray(Backend):
         )
 
     def close(self) -> None:
-        """The examples leave the object store when nobody refers to them."""
+        """Release the examples: they leave the object store when nothing refers to them."""
         self._settled = None
-
-
-def _light(work: Work, begin: int, end: int) -> Work:
-    """A range of clients without what is common to all."""
-    light: Work = replace(work.part(begin, end), **dict.fromkeys(work.common))  # type: ignore[type-var]
-    return light
 
 
 def _describe(work: Work) -> str:
@@ -156,7 +150,7 @@ def _describe(work: Work) -> str:
 
 
 def check_memory(node: Node, data: int, model: int, group: int) -> None:
-    """Whether a node has room for a run, before anything is sent to it."""
+    """Raise if a node has too little memory for a run, before anything is sent to it."""
     workers, gb = node.workers, 1e9
     stored = data + model * (2 + 4 * workers)
     if stored > node.store_bytes:
@@ -175,10 +169,10 @@ def check_memory(node: Node, data: int, model: int, group: int) -> None:
 
 
 def spread(costs: Sequence[int], nodes: Sequence[Node], once: bool = False) -> list[list[Range]]:
-    """The ranges of clients of every node: one range after the other, about as much for each worker.
+    """Return every node's ranges of clients, with about equal work for each worker.
 
-    Where a node's clients begin is rounded to whole subtrees of the pairwise sum, by at most a sixteenth of a node's
-    share, so that there are fewer sums to send.
+    The first client of each node is rounded to whole subtrees of the pairwise sum, by at most a sixteenth of a node's
+    share, so that nodes send fewer sums.
     """
     total, slots = list(accumulate(costs)), list(accumulate(node.workers for node in nodes))
     block = 1
@@ -195,28 +189,28 @@ def spread(costs: Sequence[int], nodes: Sequence[Node], once: bool = False) -> l
 
 # --- what crosses the cluster, and what runs there
 
-_kept: dict[str, tuple[str, Any]] = {}  # what this process has fetched and unpacked, under the name of its object
+_kept: dict[str, tuple[str, Any]] = {}  # what this process has fetched and unpacked, by the object's name
 
 
 def pack(payload: Any) -> list[Any]:
-    """Anything that can be pickled; Ray moves the bytes of its tensors without looking at them."""
+    """Pack anything that can be pickled. Ray moves the bytes of its tensors without reading them."""
     head, *tensors = worker_messages.pack(payload)
     return [head, *(np.frombuffer(part, np.uint8) for part in tensors)]
 
 
 def unpack(message: list[Any]) -> Any:
-    """What was packed, in memory of its own: the object store's is read-only."""
+    """Unpack a message into new memory: the object store's is read-only."""
     return worker_messages.unpack([message[0], *(bytearray(part) for part in message[1:])])
 
 
 def arrive(settled: list[Any]) -> str:
-    """Load torch, data and model; which kind of processor this is."""
+    """Load torch, data and model. Return the kind of processor."""
     _once("place", settled[0], _settle)
     return str(machine.facts()["cpu_capability"])
 
 
 def perform(settled: list[Any], common: list[Any], part: list[Any]) -> list[Any]:
-    """The answers of a range of clients."""
+    """Compute a range of clients."""
     import torch
 
     place = _once("place", settled[0], _settle)
@@ -227,7 +221,7 @@ def perform(settled: list[Any], common: list[Any], part: list[Any]) -> list[Any]
 
 
 def merge(work: list[Any], *answers: list[Any]) -> list[Any]:
-    """Answers of neighbouring ranges as one."""
+    """Merge the answers of neighbouring ranges."""
     machine.prepare_process()
     return pack(unpack(work).merge(unpack(answer) for answer in answers))
 
@@ -251,10 +245,10 @@ def _settle(message: tuple[dict[str, Any], list[str], list[Any], dict[str, Any]]
                 f"Node {socket.gethostname()} has {name} {here[name]}, and the process that runs the experiment has "
                 f"{theirs[name]}: install the same version on all nodes."
             )
-    os.environ["MKL_CBWR"] = theirs["mkl_cbwr"]  # nothing was multiplied yet
+    os.environ["MKL_CBWR"] = theirs["mkl_cbwr"]  # no matrix was multiplied yet
     machine.prepare_process()
     sys.path += [folder for folder in path if folder not in sys.path]
     rest, task, setup = unpack(small)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the object store's memory is read-only, and nobody writes to it
+        warnings.simplefilter("ignore")  # the object store's memory is read-only, and nothing writes to it
         return Place(assemble(arrays, rest), task, setup)

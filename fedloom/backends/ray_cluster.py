@@ -1,4 +1,4 @@
-"""A connection to Ray, and the machines behind it. Nothing here knows what is computed on them."""
+"""Connect to a Ray cluster and list its machines. Nothing here depends on what they compute."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import Any, Literal
 from fedloom import machine
 from fedloom.errors import InputError, TrainingError
 
-LONGEST_WAIT = 600.0  # seconds for nodes to join
-SLOW_START = 15.0  # seconds for a cluster to answer, before it is asked whether it is one
+LONGEST_WAIT = 600.0  # seconds to wait for nodes to join
+SLOW_START = 15.0  # seconds to wait for a cluster before reporting that it does not answer
 
 Tell = Callable[[str], None]
 
@@ -30,15 +30,15 @@ class Node:
     id: str
     name: str
     workers: int
-    store_bytes: int  # of its object store
-    memory_bytes: int  # of what its processes may use
+    store_bytes: int  # size of its object store
+    memory_bytes: int  # memory that its processes may use
 
 
 class Cluster:
-    """A connection to Ray: to a cluster that runs, or to one on this machine that begins and ends with it."""
+    """A connection to a running Ray cluster, or to one on this machine that starts and ends with it."""
 
-    retries = 3  # of a task, after its process or node died
-    patience = 60.0  # seconds without an answer after which it is said what is awaited
+    retries = 3  # how often a task is repeated after its process or node died
+    patience = 60.0  # seconds without an answer before reporting what is pending
 
     def __init__(
         self,
@@ -48,13 +48,13 @@ class Cluster:
         tell: Tell = logging.getLogger("fedloom").warning,
     ) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of the tasks that nobody asks about any more
+        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # errors of tasks whose results are no longer needed
         self.ray = _import_ray()
         self.tell = tell
         self.workers = workers
         self._tasks: dict[Any, Any] = {}
         self._tidy: Callable[[], Any] = lambda: None
-        self._closes = not self.ray.is_initialized()  # what somebody else has started, somebody else ends
+        self._closes = not self.ray.is_initialized()  # do not end a Ray that was already running
         try:
             if self._closes:
                 self._start(address)
@@ -66,7 +66,7 @@ class Cluster:
     def _start(self, address: str) -> None:
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
         if address == "local":
-            # short, because the names of sockets may not be long
+            # a short path, because names of sockets must be short
             folder = tempfile.mkdtemp(prefix="fedloom-ray-", dir="/tmp")
             self._tidy = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)  # also when interrupted
             count = machine.cores() if self.workers == "auto" else self.workers
@@ -74,7 +74,7 @@ class Cluster:
             return
         _check_reachable(address)
         slow = f"Still waiting for Ray at {address}. Is a head node there, and not something else?"
-        reminder = threading.Timer(SLOW_START, self.tell, [slow])  # Ray itself tries for minutes before it gives up
+        reminder = threading.Timer(SLOW_START, self.tell, [slow])  # Ray tries for minutes before it gives up
         reminder.daemon = True
         reminder.start()
         try:
@@ -88,7 +88,7 @@ class Cluster:
             reminder.cancel()
 
     def nodes(self) -> list[Node]:
-        """Who can compute at the moment."""
+        """Return the nodes that can compute now, the largest first."""
         found = []
         for node in self.ray.nodes():
             has = node["Resources"]
@@ -112,11 +112,11 @@ class Cluster:
                 raise TrainingError(f"The Ray cluster has {len(found)} of {count} nodes after {now - began:.0f} s.")
             if now - told > self.patience / 6:
                 told = now
-                self.tell(f"Waiting for nodes of the Ray cluster: {len(found)} of {count} are there.")
+                self.tell(f"Waiting for nodes of the Ray cluster: {len(found)} of {count} have joined.")
             time.sleep(0.2)
 
     def on(self, node: Node, function: Any) -> Any:
-        """A function as a task of one worker of a node; if the node is gone, another one takes it."""
+        """Return a function that starts a task on a node. If the node is gone, another one runs it."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         if function not in self._tasks:
@@ -142,7 +142,7 @@ def _import_ray() -> Any:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself would try for minutes."""
+    """Raise if nothing listens at the address. Ray itself would try for minutes."""
     if address == "auto":
         return
     host, colon, port = address.rpartition(":")

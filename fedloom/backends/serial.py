@@ -1,4 +1,4 @@
-"""The readable reference: one client after another, in this process, so that errors point at the client."""
+"""The reference backend: compute one client after another in this process, so that errors name the client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedloom.training.clients import Setup
 
 
 class Serial(Backend):
-    """A loop over clients."""
+    """Loops over clients."""
 
     def __init__(self, federation: Federation, task: Task, setup: Setup | None = None) -> None:
         from fedloom.training.probe import probe

@@ -1,4 +1,4 @@
-"""A federation's arrays in one file that all processes map into memory: no worker ever copies the data."""
+"""Share a federation's arrays with other processes, which map one file into memory and never copy the data."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fedloom.data.federation import Federation
 from fedloom.data.split import Split
 
 Array = np.ndarray[Any, Any]
-MOST_NAMES = 100_000  # beyond this, workers call clients by their numbers
+MOST_NAMES = 100_000  # with more clients, workers name clients by their numbers
 
 
 @dataclass(frozen=True)
 class Rest:
-    """What a federation is besides its arrays."""
+    """Everything of a federation except its arrays."""
 
     split: Split
     seed: int
@@ -34,7 +34,7 @@ class Rest:
 
 @dataclass(frozen=True)
 class Handle:
-    """Where the arrays are, and the small things beside them."""
+    """Where the arrays are, and the rest of the federation."""
 
     path: str
     arrays: dict[str, tuple[int, str, tuple[int, ...]]]  # name → offset, dtype, shape
@@ -42,7 +42,7 @@ class Handle:
 
 
 def dismantle(federation: Federation) -> tuple[dict[str, Array], Rest]:
-    """A federation's arrays by name, and the rest of it."""
+    """Take a federation apart: its arrays by name, and the rest."""
     arrays = {"x": federation.x.numpy(), "y": federation.y.numpy(), "offsets": federation.offsets}
     for split, (x, y) in federation.server.items():
         arrays[f"server/{split}/x"], arrays[f"server/{split}/y"] = x.numpy(), y.numpy()
@@ -51,7 +51,7 @@ def dismantle(federation: Federation) -> tuple[dict[str, Array], Rest]:
 
 
 def assemble(arrays: Mapping[str, Array], rest: Rest) -> Federation:
-    """The federation again, on the memory that the arrays have."""
+    """Build a federation from its parts. It uses the memory of the arrays."""
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items() if name != "offsets"}
     held = sorted({name.split("/")[1] for name in arrays if name.startswith("server/")})
     return Federation(
@@ -68,7 +68,7 @@ def assemble(arrays: Mapping[str, Array], rest: Rest) -> Federation:
 
 
 def share(federation: Federation) -> Handle:
-    """Write the arrays to memory that other processes can map; it is given back when the handle is."""
+    """Write the arrays to memory that other processes can map. It is freed together with the handle."""
     arrays, rest = dismantle(federation)
     needed = sum(array.nbytes + 64 for array in arrays.values())
     file, path = tempfile.mkstemp(prefix="fedloom-", suffix=".data", dir=_folder(needed))
@@ -84,19 +84,19 @@ def share(federation: Federation) -> Handle:
 
 
 def attach(handle: Handle) -> Federation:
-    """The federation again, in another process."""
+    """Map a shared federation into this process."""
 
     def array(offset: int, dtype: str, shape: tuple[int, ...]) -> Array:
         if 0 in shape:
             return np.zeros(shape, dtype)
-        # copy-on-write: a stray write stays in the process that made it
+        # copy-on-write: a write by mistake stays in the process that made it
         return np.memmap(handle.path, dtype=dtype, mode="c", offset=offset, shape=shape).view(np.ndarray)
 
     return assemble({name: array(*where) for name, where in handle.arrays.items()}, handle.rest)
 
 
 def _folder(needed: int) -> str | None:
-    """Memory itself where the system offers it as a folder with enough room; otherwise wherever temporary files go."""
+    """Return the folder in memory if it has enough room; None means the folder for temporary files."""
     memory = Path("/dev/shm")
     if memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2 * needed:
         return str(memory)

@@ -1,4 +1,4 @@
-"""Clients as lanes of vmapped steps, spread over worker processes with one torch thread each."""
+"""Spread clients over worker processes with one torch thread each."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from fedloom.training.clients import Setup
 
 
 class Workers:
-    """Processes that wait for work. They start while this process is still loading, and end with it."""
+    """Processes that wait for work. They start while this process loads data, and end with it."""
 
     def __init__(self, count: int) -> None:
         if os.name != "posix":
             raise InputError('The vector backend needs Linux or macOS. Use run.backend = "serial".')
-        self.place: object = None  # whose data and task the workers have at the moment
+        self.place: object = None  # the backend whose data and task the workers have now
         self.tickets = 0
         self.processes: list[subprocess.Popen[bytes]] = []
         self.connections: list[socket.socket] = []
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         for _ in range(count):
             ours, theirs = socket.socketpair()
-            for end in (ours, theirs):  # a model should fit, so that nobody waits for the other to read
+            for end in (ours, theirs):  # a model should fit, so that neither side waits for the other to read
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
             command = [sys.executable, "-m", "fedloom.backends.worker_process", str(theirs.fileno())]
             self.processes.append(
@@ -61,7 +61,7 @@ class Workers:
                 raise self._dead(number) from None
 
     def answer(self, number: int, ticket: int) -> Any:
-        """A worker's answer to the part with this ticket; others are dropped, nobody waits for them."""
+        """Return a worker's answer to the part with this ticket. Drop older answers: nothing waits for them."""
         from fedloom.backends import worker_messages
 
         found = None
@@ -99,7 +99,7 @@ class Workers:
 
 
 class Vector(Backend):
-    """Spreads work over processes; the results do not depend on how many there are."""
+    """Spreads work over processes. The results do not depend on their number."""
 
     def __init__(self, federation: Federation, task: Task, setup: Setup, workers: Workers | int = 2) -> None:
         from fedloom.backends.shared_memory import share
@@ -108,18 +108,18 @@ class Vector(Backend):
         self._closes_workers = isinstance(workers, int)
         self.place = Place(federation, task, setup)
         self.setup = setup
-        self._handle = share(federation)  # kept: the memory is given back with it
+        self._handle = share(federation)  # kept, because the memory is freed with it
         self._settle()
 
     def _settle(self) -> None:
-        """Workers may be shared: they must have this backend's data and task before they get its work."""
+        """Send this backend's data and task to the workers, unless they have them: backends may share workers."""
         if self.workers.place is not self:
             self.workers.tell("path", sys.path)
             self.workers.tell("place", (self._handle, self.place.task, self.setup))
             self.workers.place = self
 
     def run(self, work: Work) -> Any:
-        """Hand out ranges of clients; whoever is free takes the next."""
+        """Hand out ranges of clients. A worker that is free takes the next."""
         self._settle()
         borders = shares(work.costs(self.place), len(self.workers), once=self.setup.group > 1)
         common = {name: getattr(work, name) for name in work.common}
@@ -134,10 +134,9 @@ class Vector(Backend):
                 if number not in told:
                     self.workers.tell("common", common, only=number)
                     told.add(number)
-                light = replace(work.part(begin, end), **dict.fromkeys(work.common))  # type: ignore[type-var]
                 self.workers.tickets += 1
                 busy[number] = (part, self.workers.tickets)
-                self.workers.tell("part", light, only=number, ticket=self.workers.tickets)
+                self.workers.tell("part", without_common(work, begin, end), only=number, ticket=self.workers.tickets)
             ready = {id(connection) for connection in wait([self.workers.connections[number] for number in busy])}
             for number in [n for n in busy if id(self.workers.connections[n]) in ready]:
                 part, ticket = busy.pop(number)
@@ -150,8 +149,14 @@ class Vector(Backend):
             self.workers.close()
 
 
+def without_common(work: Work, begin: int, end: int) -> Work:
+    """Return a range of clients without the fields that every worker has already."""
+    part: Work = replace(work.part(begin, end), **dict.fromkeys(work.common))  # type: ignore[type-var]
+    return part
+
+
 def shares(costs: Sequence[int], workers: int, once: bool = False) -> list[int]:
-    """Borders of one range for each worker if that is fair (or if they are to come only once); else of several.
+    """Return the borders of one range for each worker if that is fair or `once` is set; else of several ranges.
 
     >>> shares([5] * 10, 2)
     [0, 5, 10]
@@ -163,7 +168,7 @@ def shares(costs: Sequence[int], workers: int, once: bool = False) -> list[int]:
 
 
 def cut(costs: Sequence[int], pieces: int) -> list[int]:
-    """Borders of at most `pieces` ranges of about equal cost.
+    """Return the borders of at most `pieces` ranges of about equal cost.
 
     >>> cut([1, 1, 1, 3], 2)
     [0, 3, 4]

@@ -1,4 +1,4 @@
-"""Messages between a process and its workers: pickles whose tensors travel beside them, without being copied."""
+"""Messages between a process and its workers: pickles, with tensors beside them that are not copied."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUMPY.add(torch.bool)
 
 
 def pack(payload: Any) -> Message:
-    """Anything that can be pickled, functions and classes of a script included."""
+    """Pack anything that can be pickled, also functions and classes of a script."""
     file = io.BytesIO()
     beside: list[pickle.PickleBuffer] = []
     _Pickler(file, protocol=5, buffer_callback=beside.append).dump(payload)
@@ -29,12 +29,12 @@ def pack(payload: Any) -> Message:
 
 
 def unpack(message: Message) -> Any:
-    """What was packed."""
+    """Unpack a message."""
     return pickle.loads(message[0], buffers=message[1:])
 
 
 def send(to: socket.socket, message: Message) -> None:
-    """Send a message whole."""
+    """Send a whole message."""
     sizes = [memoryview(part).nbytes for part in message]
     to.sendall(struct.pack(f"<Q{len(sizes)}Q", len(sizes), *sizes))
     for part in message:
@@ -42,7 +42,7 @@ def send(to: socket.socket, message: Message) -> None:
 
 
 def receive(source: socket.socket) -> Message:
-    """The next message; EOFError if there will be none."""
+    """Receive the next message. Raise EOFError if the other side closed the connection."""
     (count,) = struct.unpack("<Q", _read(source, 8))
     sizes: Sequence[int] = struct.unpack(f"<{count}Q", _read(source, 8 * count))
     return [_read(source, size) for size in sizes]

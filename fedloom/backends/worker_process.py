@@ -1,7 +1,7 @@
-"""A process that computes clients: `python -m fedloom.backends.worker_process FD`, talking over an inherited socket.
+"""A process that computes clients: `python -m fedloom.backends.worker_process FD`. It uses an inherited socket.
 
-It is started as a fresh interpreter, not forked and not through `multiprocessing`, so that a script without a
-`__main__` guard and a notebook work, and so that its environment is set before it multiplies anything.
+It is a new interpreter, not a fork and not `multiprocessing`: a script without a `__main__` guard and a notebook work,
+and its environment is set before it multiplies matrices.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def serve(connection: socket.socket) -> None:
-    """Answer until the parent hangs up."""
+    """Answer until the parent closes the connection."""
     import torch
 
     from fedloom.backends import worker_messages
@@ -29,7 +29,7 @@ def serve(connection: socket.socket) -> None:
     torch.set_grad_enabled(True)
     place: Place | None = None
     common: dict[str, Any] = {}
-    broken: dict[str, str] = {}  # what parts need and could not be loaded, and why
+    broken: dict[str, str] = {}  # what could not be loaded, and why
     while True:
         head, *message = worker_messages.receive(connection)
         kind, ticket = head.decode().split()
@@ -49,21 +49,21 @@ def serve(connection: socket.socket) -> None:
                 answer = ("crashed", why) if why else ("done", replace(payload, **common).perform(place))
         except FedloomError as error:
             answer = ("failed", error)
-        except BaseException as error:  # whatever a user's model raises belongs on the parent's screen
+        except BaseException as error:  # the parent shows whatever a user's model raises
             answer = ("crashed", f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
         if kind == "part":
             worker_messages.send(connection, [ticket.encode(), *worker_messages.pack(answer)])
         elif answer is not None:
-            broken[kind] = str(answer[1])  # told when it is asked for, not before
+            broken[kind] = str(answer[1])  # reported when a part needs it
 
 
 def main() -> None:
     """Serve over the socket whose number is the argument."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent: it finishes the round, then hangs up
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which finishes the round first
     try:
         serve(socket.socket(fileno=int(sys.argv[1])))
     except (EOFError, ConnectionError):
-        os._exit(0)  # the parent is gone or done: nothing to clean up, and torch takes long to do it
+        os._exit(0)  # the parent is gone or done: there is nothing to clean up, and torch takes long to exit
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Some clients' data, where it lives, for one call of the server: what an algorithm's client half is given."""
+"""The clients of one call: what an algorithm's client half gets, on the machine that holds their data."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from fedloom.data.split import SplitName
 
 @dataclass(frozen=True)
 class Setup:
-    """How clients are computed: facts fixed before the first round and recorded with the run, never timings."""
+    """How clients are computed. Fixed before the first round, recorded with the run, never based on timings."""
 
-    group: int = 1  # clients trained side by side as lanes of one vmapped step; 1 means plain steps
-    replay: bool = False  # training steps are recorded and replayed, where that gives the same as doing them
-    micro_batch: int = 256  # most rows in one pass of a full batch, where batches may be cut
-    evaluation_batch: int = 1000  # most rows in one pass of an evaluation
+    group: int = 1  # clients trained side by side; 1 means one after another
+    replay: bool = False  # record training steps and replay them, where that gives the same results
+    micro_batch: int = 256  # the most rows in one pass of a full batch, where batches may be cut
+    evaluation_batch: int = 1000  # the most rows in one pass of an evaluation
     device: str = "cpu"
-    masked: bool = False  # the model has dropout or batch normalisation, which must see keys and masks
-    drops_evaluating: bool = False  # its dropout is also active in evaluation, where it must see a key
-    normalises_features: bool = False  # it has batch normalisation over single values, which a lone example breaks
+    masked: bool = False  # the model has dropout or batch normalisation, which need keys and masks
+    drops_evaluating: bool = False  # its dropout is also active in evaluation, and needs a key there
+    normalises_features: bool = False  # it has batch normalisation that cannot use a batch of one example
     loss_is_mean: bool = False  # the loss of a batch is the mean of its examples' losses
-    cuts_batches: bool = False  # a training batch computed in parts gives the same as in one pass
-    rows_apart: bool = False  # in evaluation, what the model says of an example does not depend on the others
+    cuts_batches: bool = False  # computing a training batch in parts gives the same results
+    rows_apart: bool = False  # in evaluation, the output for an example does not depend on the others
 
 
 @dataclass(frozen=True)
 class Clients:
-    """The clients of one call that are computed together; tensors that belong to them have them as first dimension."""
+    """Clients that are computed together. The first dimension of tensors that belong to them is the client."""
 
     federation: Federation
     ids: tuple[int, ...]
@@ -46,21 +46,21 @@ class Clients:
         return len(self.ids)
 
     def __iter__(self) -> Iterator[Clients]:
-        """The same clients one by one."""
+        """Iterate over the clients one by one."""
         return (replace(self, ids=(client,)) for client in self.ids)
 
     @property
     def examples(self) -> Tensor:
-        """How many training examples each client has."""
+        """The number of training examples of each client."""
         return torch.from_numpy(self.federation.counts(self.ids, "train"))
 
     def rows(self, position: int, split: SplitName) -> Tensor:
-        """Where the examples of one client and split are in the federation's tensors."""
+        """Return the rows of one client's split in the federation's tensors."""
         return self.federation.indices(self.ids[position], split)
 
     def name(self, position: int) -> str:
         return self.federation.name(self.ids[position])
 
     def key(self, position: int, purpose: str, *parts: int) -> int:
-        """A key that belongs to this client in this call of this round."""
+        """Return a key for this client in this call of this round."""
         return keys.key(self.seed, purpose, self.round, self.call, self.ids[position], *parts)

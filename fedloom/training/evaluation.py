@@ -1,4 +1,4 @@
-"""Evaluation: loss and metrics of a model on some examples, and examples as a model takes them."""
+"""Evaluate a model on some examples: its loss and metrics. Also prepare examples as a model takes them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fedloom.training.clients import Clients, Setup
 from fedloom.training.masking import Masked
 from fedloom.tree import Tree
 
-_NO_KEY = torch.zeros(2, dtype=torch.int64)  # what dropout in evaluation is drawn from
+_NO_KEY = torch.zeros(2, dtype=torch.int64)  # the key of dropout in evaluation
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Loss and metrics of one model on some examples, as sums, so that parts can be added up."""
+    """Loss and metrics of one model on some examples, as sums, so that parts can be added."""
 
     count: int = 0
     sums: dict[str, float] = field(default_factory=dict)
@@ -32,18 +32,10 @@ class Measured:
     targets: Tensor | None = None
 
     def __add__(self, other: Measured) -> Measured:
-        if not self.count or not other.count:
-            return self if self.count else other
-        assert self.targets is None or other.targets is not None
-        return Measured(
-            self.count + other.count,
-            {name: value + other.sums[name] for name, value in self.sums.items()},
-            {name: torch.cat([value, other.scores[name]]) for name, value in self.scores.items()},
-            None if self.targets is None or other.targets is None else torch.cat([self.targets, other.targets]),
-        )
+        return pool([self, other])
 
     def values(self, task: Task) -> dict[str, float]:
-        """Loss and metrics; nothing when there were no examples."""
+        """Return the loss and metrics; an empty dict if there were no examples."""
         if not self.count:
             return {}
         found = {name: value / self.count for name, value in self.sums.items()}
@@ -54,10 +46,10 @@ class Measured:
 
 
 def pool(parts: Sequence[Measured]) -> Measured:
-    """Several clients' measurements as if one client had held all their examples."""
+    """Combine measurements as if one client held all the examples."""
     parts = [part for part in parts if part.count] or [Measured()]
     targets = [part.targets for part in parts if part.targets is not None]
-    whole = len(targets) == len(parts)  # scores without labels are worth nothing
+    whole = len(targets) == len(parts)  # scores are useless without labels
     return Measured(
         sum(part.count for part in parts),
         {name: sum(part.sums[name] for part in parts) for name in parts[0].sums},
@@ -67,30 +59,27 @@ def pool(parts: Sequence[Measured]) -> Measured:
 
 
 def evaluate(task: Task, weights: Tree, data: Clients, position: int, split: SplitName) -> Measured:
-    """One model on one client's split."""
+    """Evaluate a model on one client's split."""
     rows = data.rows(position, split)
     return evaluate_rows(task, weights, data, rows)
 
 
 @torch.no_grad()
 def evaluate_rows(task: Task, weights: Tree, data: Clients, rows: Tensor) -> Measured:
-    """One model on some rows of the federation, in passes of about one size."""
-    measured = Measured()
-    if len(rows):
-        for part in passes(rows, data.setup.evaluation_batch):
-            measured = measured + measure(task, weights, *batch(data, part, task), data.setup)
-    return measured
+    """Evaluate a model on some rows of the federation, in passes of about equal size."""
+    parts = passes(rows, data.setup.evaluation_batch) if len(rows) else ()
+    return pool([measure(task, weights, *batch(data, part, task), data.setup) for part in parts])
 
 
 def measure(task: Task, weights: Tree, x: Tensor, y: Tensor, setup: Setup = Setup()) -> Measured:
-    """One model on one batch."""
+    """Evaluate a model on one batch."""
     return measure_each(task, weights, x, y, [len(y)], setup)[0]
 
 
 def evaluate_each(
     task: Task, weights: Tree, data: Clients, positions: Sequence[int], split: SplitName
 ) -> list[Measured]:
-    """One model on one split of several clients: in one pass, if they have few examples and these do not mix."""
+    """Evaluate a model on one split of several clients: in one pass, if they have few examples that do not mix."""
     rows = [data.rows(position, split) for position in positions]
     counts = [len(found) for found in rows]
     if not data.setup.rows_apart or not 0 < sum(counts) <= data.setup.evaluation_batch:
@@ -102,9 +91,10 @@ def evaluate_each(
 def measure_each(
     task: Task, weights: Tree, x: Tensor, y: Tensor, counts: Sequence[int], setup: Setup = Setup()
 ) -> list[Measured]:
-    """One model on the batches of several clients, laid end to end: `counts` examples each.
+    """Evaluate a model on the batches of several clients, one after the other: `counts` examples each.
 
-    It leaves no trace: what model and loss draw is the same every time, and what they keep in Python is forgotten.
+    An evaluation changes nothing: the model and the loss draw the same numbers every time, and what they keep in Python
+    is restored.
     """
     with generators.lent(), task.python_state.fresh():
         generators.seed(0, setup.device)
@@ -122,7 +112,7 @@ def measure_each(
                 continue
             if named is not None:
                 loss = named[own].sum(dtype=torch.float64).item()
-            elif count == len(y):  # what the loss function says of the client's batch, times its examples
+            elif count == len(y):  # the loss function's value for the client's batch, times its examples
                 loss = task.batch_loss(output, y).item() * count
             else:
                 with task.python_state.fresh():
@@ -135,26 +125,26 @@ def measure_each(
 
 
 def outputs(task: Task, weights: Tree, x: Tensor, keyed: bool = False) -> Any:
-    """What a model says of some examples, in evaluation mode; what it writes is written to copies.
+    """Return a model's outputs for some examples, in evaluation mode, computed on copies of the weights.
 
-    What it gives may be a part of these copies, which the next evaluation overwrites.
+    An output may be a part of these copies, which the next evaluation overwrites.
     """
-    module = task.module.eval()  # training says itself that it trains
-    # torch computes some models another way inside a mode: it is there only if dropout needs it
+    module = task.module.eval()  # training switches back by itself
+    # inside a mode, torch computes some models in another way: use it only if dropout needs it
     mode = Masked(_NO_KEY.to(x.device)) if keyed else nullcontext()
     with task.tensors.replaced(task.tensors.copies({**task.transient, **weights})), mode:
         return module(x)
 
 
 def batch(data: Clients, rows: Tensor, task: Task) -> tuple[Tensor, Tensor]:
-    """Examples of some rows: floating features in the task's precision, one-byte features scaled."""
+    """Return the examples of some rows: floating features in the task's precision, one-byte features scaled."""
     held = data.federation
     x, y = held.x.index_select(0, rows), held.y.index_select(0, rows)  # many times as fast as indexing
     return prepare(x, y, held.scale, task, data.setup.device)
 
 
 def prepare(x: Tensor, y: Tensor, scale: float, task: Task, device: str = "cpu") -> tuple[Tensor, Tensor]:
-    """Stored examples as the model takes them."""
+    """Return stored examples as the model takes them."""
     if x.is_floating_point():
         x = x.to(task.torch_dtype)
     elif scale != 1.0 or x.dtype == torch.uint8:
@@ -164,6 +154,6 @@ def prepare(x: Tensor, y: Tensor, scale: float, task: Task, device: str = "cpu")
 
 
 def passes(rows: Tensor, largest: int) -> Sequence[Tensor]:
-    """Rows cut into passes of at most `largest`, as equal as possible: sizes depend on the number of rows alone."""
+    """Cut rows into passes of at most `largest`, as equal as possible. Sizes depend only on the number of rows."""
     count = -(-len(rows) // max(largest, 1))
     return torch.tensor_split(rows, count) if count > 1 else (rows,)

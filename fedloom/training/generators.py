@@ -1,4 +1,4 @@
-"""The global generators of torch, numpy and Python, lent to models that draw from them, and given back."""
+"""The global generators of torch, numpy and Python: lend them to models, and restore them afterwards."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import torch
 
-_numpy: Any = np.random  # whose stubs lack two functions
-_LENT = np.random.MT19937(0)  # stands in for numpy's own while a model computes: exchanging is cheaper than copying
+_numpy: Any = np.random  # its stubs lack two functions
+_LENT = np.random.MT19937(0)  # replaces numpy's own while a model computes: exchanging is cheaper than copying
 
 
-GENERATOR = threading.RLock()  # generators are there once for all threads: a thread that seeds them must be alone
-_lent = threading.local()  # whether this thread has lent them already
+GENERATOR = threading.RLock()  # all threads share the generators: only one thread may seed them at a time
+_lent = threading.local()  # whether this thread uses them already
 
 
 @contextmanager
 def lent() -> Iterator[None]:
-    """Inside, all global generators may be seeded and drawn from; afterwards they are what they were."""
+    """Allow seeding and drawing from all global generators. They are restored afterwards."""
     if getattr(_lent, "now", False):
         yield
         return
@@ -41,14 +41,14 @@ def lent() -> Iterator[None]:
 
 
 def seed(key: int, device: str = "cpu") -> None:
-    """Seed all of them from a key, so that what a model draws depends on the key alone."""
+    """Seed all global generators from a key, so that a model's draws depend only on the key."""
     random.seed(key)
     np.random.seed(key & 0xFFFFFFFF)
-    # torch.manual_seed would look for every kind of accelerator, a hundred times as slowly
+    # torch.manual_seed looks for every kind of accelerator, which is a hundred times slower
     torch.default_generator.manual_seed(key >> 1) if device == "cpu" else torch.manual_seed(key >> 1)
 
 
 def positions() -> tuple[object, ...]:
-    """Where the generators are: it differs after any draw."""
+    """Return the states of the generators, which any draw changes."""
     state = np.random.get_state(legacy=False)["state"]
     return torch.get_rng_state().numpy().tobytes(), random.getstate(), state["pos"], state["key"].tobytes()

@@ -74,24 +74,24 @@ class Probe:
 
     @cached_property
     def rows_apart(self) -> bool:
-        """Whether, in evaluation, what the model says of an example does not depend on the others."""
+        """Whether, in evaluation, the output for an example does not depend on the others."""
         return self.trial.rows_apart()
 
     @cached_property
     def cuts_batches(self) -> bool:
-        """Whether a training batch that is computed in parts gives the same as in one pass."""
+        """Whether computing a training batch in parts gives the same as one pass."""
         return self.loss_is_mean and self.trial.cuts_batches()
 
     @cached_property
     def cannot_group(self) -> str:
-        """Why clients cannot be trained side by side; empty if they can. Tried when asked: vmap loads for seconds."""
+        """Why clients cannot be trained side by side; empty if they can. Loading vmap takes seconds."""
         if self.draws_globally:
             return "the model draws from a global generator"
         if not self.loss_is_mean:
             return (
                 "the loss of a batch is not the mean of its examples' losses, so that partial batches cannot be padded"
             )
-        # in double precision nothing is hidden by rounding; but other kernels may be used then
+        # rounding hides nothing in double precision, but torch may use other kernels there
         return self.trial.cannot_group() or (self.trial.task is not self.task and self.own_trial.cannot_group()) or ""
 
     @cached_property
@@ -102,7 +102,7 @@ class Probe:
         return self.own_trial.recorded()[1]
 
     def kernels(self) -> int | None:
-        """How many kernels a replayed step of plain SGD on one client launches; None if it cannot be replayed."""
+        """Return the number of kernels in a replayed step of plain SGD; None if steps cannot be replayed."""
         return self.own_trial.recorded()[0]
 
     def setup(self, group: int, device: str = "cpu", replay: bool = True, **settings: Any) -> Setup:
@@ -121,7 +121,7 @@ class Probe:
 
 
 def probe(federation: Federation, task: Task) -> Probe:
-    """Run the model on two examples; whatever does not fit is reported here, before anything is trained."""
+    """Run the model on two examples. Raise if the model, the data, the loss and the metrics do not fit each other."""
     _check_memory(task)
     x, y = prepared(federation, task, torch.arange(min(2, len(federation.y))).repeat(2)[:2])
     task.module.train()
@@ -164,7 +164,7 @@ def probe(federation: Federation, task: Task) -> Probe:
 
 
 def _check_memory(task: Task) -> None:
-    """Evaluation and training compute on copies: what is a part of a parameter by another name would not follow."""
+    """Raise if an attribute shares memory with a parameter: clients compute on copies, which it would not follow."""
     exchanged = {name: leaf for name, leaf in task.tensors.own.items() if name not in task.transient and leaf.numel()}
     held = {leaf.untyped_storage().data_ptr(): name for name, leaf in exchanged.items()}
     others = [*task.python_state.tensors(), *((n, task.tensors.buffers[n]) for n in task.transient)]
@@ -178,7 +178,7 @@ def _check_memory(task: Task) -> None:
 
 
 def _refuses_one(task: Task, weights: Tree, x: Tensor) -> bool:
-    """Whether a lone example is refused, as torch's batch normalisation does."""
+    """Whether the model raises on a single example, as torch's batch normalisation does."""
     try:
         held = clone({**task.transient, **weights})
         with torch.no_grad(), task.tensors.replaced(held), Masked(torch.zeros(2, dtype=torch.int64)):

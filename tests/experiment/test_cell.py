@@ -57,7 +57,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
     assert "the loss is" in str(result.runs[0].error)
     weights = result.weights()["model"]
     assert result.runs[0].rounds >= 1
-    assert tree.is_finite(weights)
+    assert tree.is_sound(weights, weights)
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(
