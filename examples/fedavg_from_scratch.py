@@ -8,10 +8,10 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import fedloom as fl
-from fedloom.tree import expand
+from fedloom.algorithm import Algorithm, Update, expand
 
 
-class AverageByHand(fl.Algorithm):
+class AverageByHand(Algorithm):
     """Clients train the shared model on their own data, and the server takes the mean of their weights.
 
     An algorithm has two halves. `round` runs on the server. `client` runs where the data is; the server sees only what
@@ -27,7 +27,7 @@ class AverageByHand(fl.Algorithm):
         """Train locally. `data` holds several clients, so every tensor has one row per client."""
         start = expand(shared["model"], len(data))  # each client starts from its own copy of the model
         trained = self.fit(task, start, shared, own, data)
-        update = fl.Update({"model": trained.model}, weight=data.examples, trained=trained)
+        update = Update({"model": trained.model}, data.examples, trained=trained, positions={"model": "model"})
         return update, trained.own  # what leaves the client, and what it keeps
 
 

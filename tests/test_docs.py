@@ -44,6 +44,15 @@ COMMANDED = [
 ]
 
 
+def write_files(page: Path, folder: Path) -> None:
+    """Write the files that a page shows: blocks whose first line is a comment with a name; several may make one file."""
+    for text in [*blocks(page, "toml"), *blocks(page, "python")]:
+        named = re.match(r"# (\S+\.(?:toml|py))\n", text)
+        if named:
+            with (folder / named[1]).open("a", encoding="utf-8") as file:
+                file.write(text)
+
+
 def title(page: Path) -> str:
     """A page's path as tests name it: relative to docs/, or the name of a file at the top."""
     return page.relative_to(ROOT / "docs").as_posix() if page.is_relative_to(ROOT / "docs") else page.name
@@ -55,11 +64,12 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=title)
-def test_experiment_files_in_the_documentation_are_valid(page: Path) -> None:
+def test_experiment_files_in_the_documentation_are_valid(page: Path, tmp_path: Path) -> None:
+    write_files(page, tmp_path)
     for text in blocks(page, "toml"):
         values = experiment_file.tomllib.loads(text)
         tables = values if values.keys() & {"data", "rounds", "train", "algorithm", "task"} else {"data": values}
-        assert experiment_file.parse(tables).rounds > 0
+        assert experiment_file.parse(tables, tmp_path).rounds > 0
 
 
 @pytest.mark.parametrize("page", PAGES, ids=title)
@@ -85,11 +95,7 @@ def test_commands_in_the_documentation_run(page: Path, tmp_path: Path, monkeypat
     if page.name in FETCHED:
         monkeypatch.setenv("FEDLOOM_CACHE", str(tmp_path / "cache"))
         get(FETCHED[page.name], from_file=real_data(FETCHED[page.name]))
-    for text in [*blocks(page, "toml"), *blocks(page, "python")]:
-        named = re.match(r"# (\S+\.(?:toml|py))\n", text)  # several blocks may make one file
-        if named:
-            with (tmp_path / named[1]).open("a", encoding="utf-8") as file:
-                file.write(text)
+    write_files(page, tmp_path)
     for text in blocks(page, "sh"):
         for line in text.splitlines():
             command = shlex.split(line, comments=True)

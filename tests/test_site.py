@@ -13,8 +13,13 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 
 from _generate import command_line, experiment_file, package, store  # noqa: E402
-from _generate.fields import default, words  # noqa: E402
+from _generate.fields import default, meaning, words  # noqa: E402
 from _generate.parts import PARTS  # noqa: E402
+
+from fedloom.aggregation.robust import RULES  # noqa: E402
+from fedloom.algorithms import ALGORITHMS  # noqa: E402
+from fedloom.data.partition import PARTITIONS  # noqa: E402
+from fedloom.data.sources import SOURCES  # noqa: E402
 
 
 def test_every_generated_part_stands_on_exactly_one_page() -> None:
@@ -41,6 +46,19 @@ def test_the_reference_names_every_key_that_an_experiment_file_may_have() -> Non
     for model in experiment_file.models().values():
         for name in model.model_fields:
             assert f"| `{name}` |" in written
+
+
+def test_every_key_has_a_meaning() -> None:
+    kinds = {**experiment_file.models(), **SOURCES, **PARTITIONS, **ALGORITHMS, **RULES}
+    silent = [f"{name}: {key}" for name, kind in kinds.items() for key in kind.model_fields if not meaning(kind, key)]
+    assert silent == [], "write a string under the field that says what it means"
+
+
+def test_the_map_of_the_package_has_every_room() -> None:
+    rooms = {path.parent.name for path in package.PACKAGE.glob("*/__init__.py")}
+    for page in (ROOT / "CONTRIBUTING.md", ROOT / "docs" / "explanation" / "design.md"):
+        named = set(re.findall(r"`(\w+)/`", page.read_text(encoding="utf-8")))
+        assert rooms <= named, page.name
 
 
 def test_the_reference_explains_every_table_and_column_of_the_store() -> None:
