@@ -45,7 +45,7 @@ COMMANDED = [
 
 
 def write_files(page: Path, folder: Path) -> None:
-    """Write the files that a page shows: blocks whose first line is a comment with a name; several may make one file."""
+    """Write the files that a page shows: blocks that start with a comment with a name. Several may make one file."""
     for text in [*blocks(page, "toml"), *blocks(page, "python")]:
         named = re.match(r"# (\S+\.(?:toml|py))\n", text)
         if named:
