@@ -23,11 +23,11 @@ import requests
 import schemathesis
 from hypothesis import settings
 
-from fedloom.network.coordinator.calls import Hub
-from fedloom.network.coordinator.http_api import welcome
-from fedloom.network.coordinator.https_server import Port
+from fedloom.network.coordinator.agent_pool import AgentPool
+from fedloom.network.coordinator.https_server import HttpsServer
 from fedloom.network.coordinator.ledger import Ledger
-from fedloom.network.protocol.identity import Signer, Token
+from fedloom.network.protocol.signatures import Signer
+from fedloom.network.protocol.token import Token
 from tests.network.conftest import HELLO, World
 from tests.network.fuzzing import CALM, fuzz_answers
 
@@ -81,15 +81,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         ledger = Ledger(folder / "network")
-        hub = Hub(ledger)
-        hub.finished = "fuzzing"  # so that polls do not wait
-        with Port(hub, "127.0.0.1", 0, None) as port:
+        pool = AgentPool(ledger)
+        pool.finished = "fuzzing"  # so that polls do not wait
+        with HttpsServer(pool, "127.0.0.1", 0, None) as port:
             url = f"http://127.0.0.1:{port.number}"
             signer = Signer(folder / "agent.key")
             token = Token.new("")
             ledger.invite(token.digest)
             signer.agent = ledger.enrol(token.digest, "fuzzer", signer.public)
-            welcome(hub, hub.seen(signer.agent, "fuzzer"), HELLO)
+            pool.admit(pool.mark_seen(signer.agent, "fuzzer"), HELLO)
             session = requests.get(f"{url}/v1/plan", timeout=10).json()["session"]
             found = endpoints(url, Signing(signer, session), cases // 2)
         ledger.close()

@@ -28,8 +28,10 @@ import tomli_w
 import torch
 
 from fedloom.algorithm import Update
-from fedloom.network.protocol.identity import Signer, Token, pinned
-from fedloom.network.protocol.messages import Ask, ClientFacts, Hello, Outgoing
+from fedloom.network.protocol.certificates import trusting
+from fedloom.network.protocol.messages import AnswerBuilder, Assignment, ClientFacts, Hello
+from fedloom.network.protocol.signatures import Signer
+from fedloom.network.protocol.token import Token
 
 LEAVES = {"out.weight": (2, 4), "out.bias": (2,)}
 
@@ -73,7 +75,7 @@ class Speaker:
         self.signer = Signer(state / f"{number}.key")
         self.signer.agent = agent
         self.answers = self.again = 0
-        self.context: ssl.SSLContext = pinned(authority)
+        self.context: ssl.SSLContext = trusting(authority)
 
     async def request(self, method: str, path: str, body: bytes = b"") -> httpx.Response:
         for _ in range(5):
@@ -112,12 +114,12 @@ class Speaker:
                 size = int.from_bytes(reply.content[:4], "little")
                 header = json.loads(reply.content[4 : 4 + size])
                 header.pop("missing")
-                await self.answer(Ask.model_validate(header))
+                await self.answer(Assignment.model_validate(header))
 
-    async def answer(self, ask: Ask) -> None:
+    async def answer(self, ask: Assignment) -> None:
         value = float(ask.clients[0].client + 1)
         groups = {"model": {name: torch.full((1, *shape), value) for name, shape in LEAVES.items()}}
-        outgoing = Outgoing(ask.id)
+        outgoing = AnswerBuilder(ask.id)
         outgoing.add(ask.clients[0].client, update=Update(groups, {"model": torch.ones(1)}))
         reply = await self.request("POST", "/v1/answers", outgoing.parcel().whole)
         assert reply.json()["results"][0]["status"] == "accepted", reply.text
@@ -139,7 +141,7 @@ def protocol(count: int, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
         from fedloom.network.coordinator.ledger import Ledger
-        from fedloom.network.protocol.identity import local_authority
+        from fedloom.network.protocol.certificates import local_authority
 
         file, out = experiment(folder, count, rounds), folder / "run"
         network = out / "network"

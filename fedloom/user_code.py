@@ -13,6 +13,8 @@ from typing import Any
 
 from fedloom.errors import InputError, nearest
 
+PREFIX = "fedloom_user_"  # of the names under which user files are loaded
+
 
 def is_code(name: str) -> bool:
     """Whether a name refers to your own code, not to something that fedloom ships."""
@@ -64,7 +66,7 @@ def _load_file(file: Path) -> ModuleType:
     if not file.is_file():
         raise InputError(f"There is no file {file}.")
     # the name carries the path, so that two folders may each have a net.py
-    name = f"fedloom_user_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
+    name = f"{PREFIX}{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise InputError(f"{file} cannot be loaded as Python code.")

@@ -101,6 +101,20 @@ def test_algorithms_and_backends_never_import_each_other() -> None:
             assert not parts & {"algorithms", "engine", "experiment"}
 
 
+def test_coordinator_and_agent_share_only_the_protocol() -> None:
+    """A rehearsal, which starts agents, is the one exception."""
+    for module in MODULES:
+        others = imported(module)
+        if module.startswith("fedloom.network.protocol"):
+            assert not {
+                other for other in others if other.startswith(("fedloom.network.agent", "fedloom.network.coordinator"))
+            }
+        if module.startswith("fedloom.network.agent"):
+            assert not {other for other in others if other.startswith("fedloom.network.coordinator")}, module
+        if module.startswith("fedloom.network.coordinator") and module != "fedloom.network.coordinator.local_agents":
+            assert not {other for other in others if other.startswith("fedloom.network.agent")}, module
+
+
 def test_the_tree_knows_nothing_of_the_rest() -> None:
     assert imported("fedloom.tree") == set()
     assert imported("fedloom.aggregation.means") == {"fedloom.tree"}

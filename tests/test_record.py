@@ -13,7 +13,7 @@ from fedloom.algorithms import FedAvg, FedSGD
 from fedloom.errors import FedloomError, InputError, ParameterError, nearest
 from fedloom.federation.engine import Evaluation
 from fedloom.federation.sampling import Sampling
-from fedloom.record import Count, Decay, NonNegative, Positive, Record, Share, Whole
+from fedloom.record import Count, Decay, NonNegative, Positive, Record, Share, Whole, seconds
 from fedloom.training.local import Training
 
 
@@ -231,3 +231,10 @@ def test_every_key_that_a_user_can_write_says_what_it_means() -> None:
             if not field.description
         ]
     assert found == []
+
+
+def test_durations_are_numbers_with_a_unit() -> None:
+    assert [seconds(text) for text in ("500ms", "60s", "1.5m", "2h")] == [0.5, 60.0, 90.0, 7200.0]
+    for wrong in ("60", "s", "-1s", "0s", "1 s", "1d"):
+        with pytest.raises(InputError, match="number with a unit"):
+            seconds(wrong)

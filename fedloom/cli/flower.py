@@ -67,9 +67,9 @@ def worker(
     config = {key: value if isinstance(value, int) else str(value) for key, value in given.items() if value is not None}
     folder = state_folder(config)
     from fedloom.flower.worker import Worker, serve, site_for
-    from fedloom.network.agent.enrolment import claimed
+    from fedloom.network.agent.enrolment import locked_state
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # to clean up before it ends
-    with claimed(folder):
+    with locked_state(folder):
         started = Worker(site_for(app or Path(), config), folder, say)
         serve(started, say, data_mark(app or Path(), config))

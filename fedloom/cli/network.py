@@ -1,4 +1,4 @@
-"""The commands of a real federation: serve, join, status, agents. What they need is loaded when they are called."""
+"""The commands of a real federation: serve, join, status, agents. They load what they need when you call them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fedloom.cli.shared import AsJson, Changes, File, Fresh, Out, Quiet, finish,
 from fedloom.errors import InputError
 
 if TYPE_CHECKING:
-    from fedloom.network.protocol.identity import Token
+    from fedloom.network.protocol.token import Token
 
-agents_app = typer.Typer(no_args_is_help=True, help="See, invite and revoke the agents of a run that is served.")
+agents_app = typer.Typer(no_args_is_help=True, help="List, invite and revoke the agents of a run.")
 
-Folder = Annotated[Path, typer.Argument(help="The folder of a run that is served.", metavar="DIR")]
-Url = Annotated[str, typer.Argument(help="The coordinator, such as https://host:8443.", metavar="URL")]
+Folder = Annotated[Path, typer.Argument(help="The folder of a run of `fedloom serve`.", metavar="DIR")]
+Url = Annotated[str, typer.Argument(help="The coordinator's address, such as https://host:8443.", metavar="URL")]
 
 
 def register(app: typer.Typer) -> None:
@@ -30,12 +30,9 @@ def register(app: typer.Typer) -> None:
 
 
 def _needs_extra() -> None:
-    missing = []
-    for name in ("fastapi", "uvicorn", "httpx", "cryptography", "zstandard"):
-        from importlib.util import find_spec
+    from importlib.util import find_spec
 
-        if find_spec(name) is None:
-            missing.append(name)
+    missing = [name for name in ("fastapi", "uvicorn", "httpx", "cryptography", "zstandard") if find_spec(name) is None]
     if missing:
         raise InputError(f"A real federation needs {', '.join(missing)}: pip install 'fedloom[network]'.")
 
@@ -43,22 +40,24 @@ def _needs_extra() -> None:
 def serve(
     file: File,
     changes: Changes = None,
-    listen: Annotated[str, typer.Option(help="Address and port.", metavar="HOST:PORT")] = "127.0.0.1:8443",
-    local: Annotated[int, typer.Option(help="A rehearsal: so many agents on this machine.", min=0)] = 0,
+    listen: Annotated[
+        str, typer.Option(help="The address and port to listen on.", metavar="HOST:PORT")
+    ] = "127.0.0.1:8443",
+    local: Annotated[int, typer.Option(help="Rehearse with this many agents on this machine.", min=0)] = 0,
     out: Out = None,
     fresh: Fresh = False,
     certificate: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="Your own TLS certificate (PEM, with its chain), instead of one that is made."),
+        typer.Option(help="Your own TLS certificate (PEM, with its chain). Agents pin that certificate, not its CA."),
     ] = None,
-    key: Annotated[Optional[Path], typer.Option(help="The certificate's key (PEM).")] = None,  # noqa: UP045
-    no_tls: Annotated[bool, typer.Option("--no-tls", help="Plain HTTP, for a proxy in front that has TLS.")] = False,
+    key: Annotated[Optional[Path], typer.Option(help="The certificate's private key (PEM).")] = None,  # noqa: UP045
+    no_tls: Annotated[bool, typer.Option("--no-tls", help="Use plain HTTP, behind a proxy that has TLS.")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run an experiment on other machines: wait for agents, then go on as `run` does."""
+    """Run an experiment on other machines: wait for agents, then do what `run` does."""
     _needs_extra()
-    from fedloom.network.coordinator.serve import Served, prepare_folder
+    from fedloom.network.coordinator.serve import HttpsRun, prepare_folder
 
     if (certificate is None) != (key is None):
         raise InputError("--certificate and --key belong together: give both, or neither.")
@@ -67,7 +66,7 @@ def serve(
     prepare_folder(folder, fresh)
     host, port = _address(listen)
     with showing(quiet) as progress:
-        session = Served(
+        served = HttpsRun(
             experiment,
             folder,
             host=host,
@@ -78,8 +77,8 @@ def serve(
             tell=say if quiet else progress.note,
         )
         with stop_on_interrupt() as should_stop:
-            result = session.run(progress, should_stop)
-    finish(result, session.experiment, folder, f"fedloom serve {file}" + (f" --out {out}" if out else ""), as_json)
+            result = served.run(progress, should_stop)
+    finish(result, served.experiment, folder, f"fedloom serve {file}" + (f" --out {out}" if out else ""), as_json)
 
 
 def _address(listen: str) -> tuple[str, int]:
@@ -91,42 +90,46 @@ def _address(listen: str) -> tuple[str, int]:
 
 def join(
     url: Url,
-    site: Annotated[Path, typer.Option(help="This site's file (TOML): [site], [data], [policy].")],
+    site: Annotated[Path, typer.Option(help="This site's file (TOML), with [site], [data] and [policy].")],
     token_file: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="The enrolment token, in a file; needed once."),
+        typer.Option(help="A file with the enrolment token; needed the first time."),
     ] = None,
     state: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="Where this agent keeps its key and its clients' states (default: beside the site's file)."),
+        typer.Option(help="The folder for this agent's key and its clients' states (default: beside the site's file)."),
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Never give up: survive restarts of either side.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would leave, and connect nowhere.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Keep trying until you stop it, through restarts of either side.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would leave this site, without connecting.")
+    ] = False,
     experiment: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="With --dry-run: an experiment file, to show what its algorithms would send."),
     ] = None,
     while_stdin: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
-    """Take part in a federation with the data of this machine."""
+    """Take part in a federation with this machine's data."""
     _needs_extra()
     from fedloom.network.agent.policy import load_site
 
     described = load_site(site)
     if dry_run:
-        from fedloom.network.agent.dry_run import would_leave
+        from fedloom.network.agent.dry_run import dry_run as dry_run_lines
 
-        for line in would_leave(described, experiment):
+        for line in dry_run_lines(described, experiment):
             print(line)
         return
-    from fedloom.network.agent.enrolment import claimed, enrol
+    from fedloom.network.agent.enrolment import enrol, locked_state
 
     url = _checked(url)
     if while_stdin:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     token = _token(token_file)
     folder = state or site.resolve().with_name(f"{site.stem}-state")
-    with claimed(folder):
+    with locked_state(folder):
         enrol(url, token, described.name, folder, wait=wait, tell=say)
         from fedloom.network.agent.agent import Agent
 
@@ -135,7 +138,7 @@ def join(
 
 
 def _end_with_stdin() -> None:
-    """End with the process that started this one."""
+    """End when the process that started this one ends."""
     import os
 
     while os.read(0, 1):
@@ -147,15 +150,15 @@ def status(
     url: Url,
     token_file: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="The operator's token, which `serve` printed: shows who is there, not only how many."),
+        typer.Option(help="The operator's token, whose path `serve` prints: shows names, not only numbers."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show who is there, what is being done, who is awaited and why."""
+    """Show the agents of a run, what they are doing, and which ones the coordinator is waiting for."""
     _needs_extra()
-    from fedloom.network.agent.enrolment import status_of
+    from fedloom.network.agent.enrolment import fetch_status
 
-    found = status_of(_checked(url), _token(token_file))
+    found = fetch_status(_checked(url), _token(token_file))
     if as_json:
         print(json.dumps(found, indent=2))
         return
@@ -174,7 +177,7 @@ def status(
         seen = f"seen {one['seconds_since_seen']:.0f} s ago"
         print(f"{one['name']:<24} {one['state']:<8} {one['clients']:>4} client(s)  {one['doing']:<40} {seen}{why}")
     if token_file is None:
-        print("With --token-file RUN/network/operator.token, on the coordinator's machine, also who and what.")
+        print("Add --token-file RUN/network/operator.token (on the coordinator's machine) to see names and stages.")
 
 
 def _checked(url: str) -> str:
@@ -184,7 +187,7 @@ def _checked(url: str) -> str:
 
 
 def _token(file: Path | None) -> Token | None:
-    from fedloom.network.protocol.identity import Token
+    from fedloom.network.protocol.token import Token
 
     if file is None:
         return None
@@ -195,7 +198,7 @@ def _token(file: Path | None) -> Token | None:
 
 @agents_app.command("list")
 def list_agents(folder: Folder, as_json: AsJson = False) -> None:
-    """List the agents that are enrolled."""
+    """List the enrolled agents."""
     from datetime import datetime, timezone
 
     from fedloom.network.coordinator.serve import coordinator_ledger
@@ -210,12 +213,12 @@ def list_agents(folder: Folder, as_json: AsJson = False) -> None:
     for row in rows:
         when = datetime.fromtimestamp(row["enrolled"], timezone.utc).isoformat(timespec="seconds")
         print(f"{row['name']:<24} {row['agent']}  enrolled {when}{'  REVOKED' if row['revoked'] else ''}")
-    print(f"{len(rows)} agent(s), {unused} token(s) that nobody has used.")
+    print(f"{len(rows)} agent(s), {unused} unused token(s).")
 
 
 @agents_app.command()
 def revoke(folder: Folder, name: Annotated[str, typer.Argument(help="The agent's name or number.")]) -> None:
-    """Refuse an agent's requests from now on."""
+    """Reject an agent's requests from now on."""
     from fedloom.network.coordinator.serve import coordinator_ledger
 
     ledger = coordinator_ledger(folder)
@@ -228,12 +231,12 @@ def revoke(folder: Folder, name: Annotated[str, typer.Argument(help="The agent's
 
 @agents_app.command("invite")
 def invite_agents(
-    folder: Folder, count: Annotated[int, typer.Option(help="How many tokens.", min=1, max=1000)] = 1
+    folder: Folder, count: Annotated[int, typer.Option(help="The number of tokens.", min=1, max=1000)] = 1
 ) -> None:
-    """Make enrolment tokens, one for each agent that is to join."""
+    """Make enrolment tokens: one for each agent that will join."""
     _needs_extra()
     from fedloom.network.coordinator.serve import coordinator_ledger
-    from fedloom.network.coordinator.tokens import invite
+    from fedloom.network.coordinator.token_files import invite
 
     ledger = coordinator_ledger(folder)
     for path in invite(ledger, folder / "network", ledger.fact("fingerprint") or "", count):

@@ -13,7 +13,7 @@ from fedloom import __version__, user_code
 from fedloom.errors import InputError
 from fedloom.experiment.experiment_file import Experiment
 from fedloom.network.agent.policy import written_data
-from fedloom.network.coordinator.session import federated
+from fedloom.network.coordinator.network_run import federated
 
 HALF = '''"""{what} Written by `fedloom flower app`."""
 

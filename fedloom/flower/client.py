@@ -55,11 +55,11 @@ def answer(app: Path, payload: Payload, config: Mapping[str, Any]) -> Payload:
 def _answer_here(app: Path, config: Mapping[str, Any], state: Path, payload: Payload, waiting: bool) -> Payload | None:
     """Return this process's own answer, or None while a worker that is still starting holds the node's state."""
     from fedloom.flower.worker import Worker, site_for
-    from fedloom.network.agent.enrolment import claimed
+    from fedloom.network.agent.enrolment import locked_state
 
     with ExitStack() as stack:
         try:
-            stack.enter_context(claimed(state, seconds=0.5))
+            stack.enter_context(locked_state(state, seconds=0.5))
         except StoreError:
             if waiting:
                 return None

@@ -21,14 +21,14 @@ from fedloom.experiment import experiment_file
 from fedloom.experiment.progress import Lines
 from fedloom.flower.messages import InvalidPayload, Payload
 from fedloom.flower.paths import default_folder
-from fedloom.network.coordinator.calls import MISSED, Call, Hub
-from fedloom.network.coordinator.http_api import welcome
+from fedloom.network.coordinator.agent_pool import MISSED, AgentPool
+from fedloom.network.coordinator.call import Call
 from fedloom.network.coordinator.intake import Intake
 from fedloom.network.coordinator.ledger import Ledger
-from fedloom.network.coordinator.request_body import Body, TooLarge
-from fedloom.network.coordinator.session import Session
-from fedloom.network.coordinator.update_checks import Rejected
+from fedloom.network.coordinator.network_run import NetworkRun
+from fedloom.network.coordinator.request_body import RequestBody
 from fedloom.network.protocol.messages import Failure, Hello
+from fedloom.network.protocol.rejection import Rejected
 
 POLL_SECONDS = 0.25  # between two checks for replies
 NODE_POLL_SECONDS = 1.0  # between two checks for new and lost nodes
@@ -46,8 +46,8 @@ class PendingMessage:
     clients: tuple[int, ...] = ()
 
 
-class GridHub(Hub):
-    """A hub whose agents are SuperNodes. Everything happens in the engine's thread while it waits."""
+class GridPool(AgentPool):
+    """A pool whose agents are SuperNodes. Everything happens in the engine's thread while it waits."""
 
     def __init__(self, ledger: Ledger, tell: Callable[[str], None], deadline: float, grid: Grid) -> None:
         super().__init__(ledger, tell, deadline)
@@ -57,18 +57,18 @@ class GridHub(Hub):
         self.introduced: set[int] = set()  # nodes that got the plan
         self.failed: dict[int, float] = {}  # node → when it failed to prepare
         self.sent: dict[str, PendingMessage] = {}  # by message number
-        self.delivered: set[tuple[str, int]] = set()  # ask and node
+        self.delivered: set[tuple[str, int]] = set()  # assignment and node
         self.rejections: dict[str, list[str]] = {}  # agent → why answers of its clients were rejected
         self._nodes_updated = 0.0
 
     # --- called by the engine
 
-    def ask(self, call: Call) -> None:
-        super().ask(call)
+    def open(self, call: Call) -> None:
+        super().open(call)
         self._nodes_updated = 0.0  # aggregation may have taken long: check the nodes again
         self._exchange()
 
-    def end(self, words: str) -> None:
+    def finish(self, words: str) -> None:
         self.finished = words  # nodes wait for messages, so there is nothing to send
 
     def pause(self, seconds: float) -> None:
@@ -79,7 +79,7 @@ class GridHub(Hub):
         if time.monotonic() - self._nodes_updated >= NODE_POLL_SECONDS:
             self._update_nodes()
             self._nodes_updated = time.monotonic()
-        self._send_asks()
+        self._send_assignments()
         for reply in self.grid.pull_messages(list(self.sent)) if self.sent else ():
             sent = self.sent.pop(reply.metadata.reply_to_message_id, None)
             if sent is not None:
@@ -96,13 +96,14 @@ class GridHub(Hub):
             self.introduced.discard(node)
             del self.failed[node]
         for agent, node in self.nodes.items():  # the SuperLink's list is the only sign of life
-            connection = self.connections[agent]
-            connection.beat = math.inf if node in self.connected else ABSENT_SECONDS / MISSED
+            connection = self.agents[agent]
+            connection.heartbeat = math.inf if node in self.connected else ABSENT_SECONDS / MISSED
             if node in self.connected:
-                self.seen(agent, connection.name)
+                self.mark_seen(agent, connection.name)
         new = sorted(self.connected - self.introduced)
         if new:
-            payload = Payload({"plan": self.offer}, {sha: path.read_bytes() for sha, path in self.lasting.items()})
+            weights = {sha: path.read_bytes() for sha, path in self.initial_weights.items()}
+            payload = Payload({"plan": self.run_plan}, weights)
             self._send([(PendingMessage(node), payload, "query", None) for node in new])
             self.introduced.update(new)
 
@@ -118,38 +119,37 @@ class GridHub(Hub):
             token = hashlib.sha256(secrets.token_bytes(16)).hexdigest()
             self.ledger.invite(token)
             agent = self.ledger.enrol(token, name, key.lower())
-            connection = self.seen(agent, name)
-            welcome(self, connection, hello)
+            connection = self.mark_seen(agent, name)
+            self.admit(connection, hello)
             self.nodes[agent] = node  # the newest counts: a restarted SuperNode may have another number
             self.delivered = {(ask, other) for ask, other in self.delivered if other != node}
         except (InputError, ValidationError, ValueError) as error:
             self.failed[node] = time.monotonic()
             self.log("denied", f"node {node} cannot take part: {_first_line(error)}")
 
-    # --- asks and answers
+    # --- assignments and answers
 
-    def _send_asks(self) -> None:
+    def _send_assignments(self) -> None:
         call = self.call
         if call is None:
             return
         messages = []
-        for agent in call.asks:
-            node, found = self.nodes.get(agent), self.next_ask(agent)
+        for agent in call.assignments:
+            node, found = self.nodes.get(agent), self.next_assignment(agent)
             if node not in self.connected or found is None or (found[0].id, node) in self.delivered:
                 continue
-            ask = found[0]
+            assignment = found[0]
             header = {
-                "run": self.offer["run"],
-                "ask": ask.model_dump(mode="json"),
+                "run": self.run_plan["run"],
+                "ask": assignment.model_dump(mode="json"),
                 "rejected": self.rejections.pop(agent, []),
             }
-            payload = Payload(header, {part.sha256: call.parts[part.sha256].whole for part in ask.parts})
-            self.delivered.add((ask.id, node))
+            payload = Payload(header, {part.sha256: call.parcels[part.sha256].whole for part in assignment.parts})
+            self.delivered.add((assignment.id, node))
             call.sent[agent] = call.sent.get(agent, 0) + payload.size
-            kind = "train" if ask.kind == "train" else "evaluate"
-            messages.append(
-                (PendingMessage(node, ask.id, tuple(one.client for one in ask.clients)), payload, kind, ask.seconds)
-            )
+            kind = "train" if assignment.kind == "train" else "evaluate"
+            pending = PendingMessage(node, assignment.id, tuple(one.client for one in assignment.clients))
+            messages.append((pending, payload, kind, assignment.seconds))
         self._send(messages)
 
     def _send(self, messages: Sequence[tuple[PendingMessage, Payload, str, float | None]]) -> None:
@@ -190,14 +190,12 @@ class GridHub(Hub):
         for failure in failures:
             self.fail(agent, failure)
         for body in payload.bodies.values():
-            arrived = Body(self.ledger.updates / f"{secrets.token_hex(8)}.part", self.largest)
+            arrived = RequestBody(self.ledger.updates / f"{secrets.token_hex(8)}.part", self.largest)
             try:
                 arrived.add(body)
                 found = self.intake.receive_now(agent, arrived, hashlib.sha256(body).hexdigest())
                 reasons = [f"client {one['client']}, {one['code']}: {one['message']}" for one in found if "code" in one]
                 self.rejections.setdefault(agent, []).extend(reasons)
-            except TooLarge:
-                self._refuse(agent, sent, f"too-large: an answer may have {self.largest} bytes")
             except Rejected as why:
                 self._refuse(agent, sent, f"{why.code}: {why}")
             finally:
@@ -211,8 +209,8 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "no reason given")
 
 
-class FlowerSession(Session):
-    """A session whose messages travel over Flower."""
+class FlowerRun(NetworkRun):
+    """A run whose messages travel over Flower."""
 
     def __init__(
         self, experiment: experiment_file.Experiment, folder: Path, grid: Grid, tell: Callable[[str], None]
@@ -220,11 +218,11 @@ class FlowerSession(Session):
         self.grid = grid
         super().__init__(experiment, folder, tell)
 
-    def _hub(self, deadline: float) -> Hub:
-        return GridHub(self.ledger, self.tell, deadline, self.grid)
+    def _make_pool(self, deadline: float) -> AgentPool:
+        return GridPool(self.ledger, self.tell, deadline, self.grid)
 
     @contextlib.contextmanager
-    def _carrying(self) -> Iterator[None]:
+    def _connected(self) -> Iterator[None]:
         self.tell("Without secure aggregation, the ServerApp can read each site's update, and so can the SuperLink.")
         yield
 
@@ -251,8 +249,8 @@ def run(app: Path, grid: Grid, config: Any) -> None:
         experiment = experiment_file.load(app / "experiment.toml", changes)
         folder = Path(str(config.get("out") or default_folder() / "runs" / experiment.name)).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
-        session = FlowerSession(experiment, folder, grid, tell)
-        result = session.run(Lines())
+        flower_run = FlowerRun(experiment, folder, grid, tell)
+        result = flower_run.run(Lines())
         for one in result.runs:
             tell(f"{one.algorithm} (seed {one.seed}): {one.status} after {one.rounds} rounds, {one.weights_sha256}")
         tell(f"Results: {folder}")

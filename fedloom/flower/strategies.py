@@ -31,9 +31,10 @@ from fedloom.federation.cohort import Cohort
 from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import ClientWork, Outcome, Report, Work
 from fedloom.machine import computing
-from fedloom.network.coordinator.expected_update import Template
-from fedloom.network.coordinator.update_checks import Limits, Rejected, check_update
-from fedloom.network.protocol.messages import Ask, ClientAnswer
+from fedloom.network.coordinator.update_checks import Limits, check_update
+from fedloom.network.protocol.expected_update import ExpectedUpdate
+from fedloom.network.protocol.messages import Assignment, ClientAnswer
+from fedloom.network.protocol.rejection import Rejected
 from fedloom.task import Task
 from fedloom.training.local import Groups
 from fedloom.tree import Tree, select, stack
@@ -184,11 +185,11 @@ class Strategy(FlowerFedAvg):
         self.rejected = []
         accepted, trees, examples = [], [], []
         shapes = {name: (tuple(leaf.shape), leaf.dtype) for name, leaf in self.state["model"].items()}
-        form = Template({"model": shapes}, {}, {"model": "model"})
+        form = ExpectedUpdate({"model": shapes}, {}, {"model": "model"})
         for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
             try:
                 tree, weight = self._read(reply)
-                ask = Ask(
+                ask = Assignment(
                     id="", kind="train", verb="map", label="", seed=0, round=server_round, attempt=0,
                     cohort=self.asked, population=self.asked, clients=(),
                 )  # fmt: skip

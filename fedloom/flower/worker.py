@@ -27,11 +27,11 @@ from fedloom.experiment.plan import Plan
 from fedloom.flower.messages import Payload
 from fedloom.flower.paths import ADDRESS, partition
 from fedloom.network.agent.agent import Agent
-from fedloom.network.agent.connection import Link
-from fedloom.network.agent.descriptions import short_traceback
+from fedloom.network.agent.connection import Connection
+from fedloom.network.agent.disclosure import error_summary
 from fedloom.network.agent.policy import Site, load_site, rehearsal, site_of
-from fedloom.network.protocol.identity import write_private
 from fedloom.network.protocol.messages import Failure, Hello
+from fedloom.network.protocol.private_files import write_private
 from fedloom.network.protocol.tensors import Parcel
 
 
@@ -51,8 +51,8 @@ def site_for(app: Path, config: Mapping[str, Any]) -> Site:
     return site_of(rehearsal(experiment, name, range(number, clients, count)), app / name)
 
 
-class PayloadLink(Link):
-    """An agent's link that reads and writes payloads instead of HTTP."""
+class PayloadConnection(Connection):
+    """An agent's connection that reads and writes payloads instead of HTTP."""
 
     def __init__(self) -> None:
         self.reset(Payload({}))
@@ -77,7 +77,7 @@ class PayloadLink(Link):
 
     @contextmanager
     def stream(self, path: str) -> Iterator[Any]:
-        """Yield what the coordinator would send: an ask with its tensors, or initial weights."""
+        """Yield what the coordinator would send: an assignment with its tensors, or initial weights."""
         if path.startswith("/v1/work"):
             ask = self.payload.header["ask"]
             needed = {part["sha256"]: self.payload.bodies[part["sha256"]] for part in ask["parts"]}
@@ -105,12 +105,12 @@ class Worker:
 
     def __init__(self, site: Site, state: Path, tell: Callable[[str], None] = print) -> None:
         self.site, self.state = site, state
-        self.link = PayloadLink()
-        self.agent = Agent(site, state, tell=tell, link=self.link)
+        self.connection = PayloadConnection()
+        self.agent = Agent(site, state, tell=tell, connection=self.connection)
 
     def answer(self, payload: Payload) -> Payload:
-        """Return this site's answer to a plan or to an ask."""
-        self.link.reset(payload)
+        """Return this site's answer to a plan or to an assignment."""
+        self.connection.reset(payload)
         try:
             with machine.computing():
                 if "plan" in payload.header:
@@ -119,32 +119,34 @@ class Worker:
         except Exception as error:  # models, data and disks raise all kinds; both sides show them
             if not isinstance(error, FedloomError):
                 self.agent.tell(f"error: {traceback.format_exc()}")
-            return Payload({"failure": short_traceback(error)})
-        failures = [failure.model_dump(mode="json") for failure in self.link.failures]
-        return Payload({"failures": failures}, {str(number): body for number, body in enumerate(self.link.answers)})
+            return Payload({"failure": error_summary(error)})
+        failures = [failure.model_dump(mode="json") for failure in self.connection.failures]
+        return Payload(
+            {"failures": failures}, {str(number): body for number, body in enumerate(self.connection.answers)}
+        )
 
     def _perform(self, payload: Payload) -> None:
         for why in payload.header.get("rejected", []):
             self.agent.tell(f"The ServerApp rejected an answer ({why})")
             self.agent.audit.write("rejected", why=why)
         self._prepare_run(str(payload.header["run"]))
-        ask = self.agent.parts.next_ask(self.link)
-        assert not isinstance(ask, str)
-        self.agent.obey(ask)
-        assert self.agent.performer is not None
-        self.agent.performer.versions.remember()
+        assignment = self.agent.parcels.next_assignment(self.connection)
+        assert not isinstance(assignment, str)
+        self.agent.carry_out(assignment)
+        assert self.agent.runner is not None
+        self.agent.runner.states.remember()
 
     def _hello(self, offer: Mapping[str, Any]) -> Payload:
         self.agent.prepare(offer)
-        assert self.link.hello is not None
+        assert self.connection.hello is not None
         write_private(self._plan_file(str(offer["run"])), json.dumps(offer).encode())
-        hello = self.link.hello.model_dump(mode="json")
+        hello = self.connection.hello.model_dump(mode="json")
         return Payload({"hello": hello, "name": self.site.name, "key": self.agent.signer.public})
 
     def _prepare_run(self, run: str) -> None:
         """Prepare this run. A process that just started reads the plan from its disk."""
-        performer = self.agent.performer
-        if performer is not None and performer.prepared.offer["run"] == run:
+        runner = self.agent.runner
+        if runner is not None and runner.experiment.run_plan["run"] == run:
             return
         try:
             offer = json.loads(self._plan_file(run).read_text())

@@ -97,27 +97,28 @@ def test_agents_choose_by_the_data_of_their_site() -> None:
     from types import SimpleNamespace
 
     from fedloom.federation.work import Place
-    from fedloom.network.agent.perform import Performer
-    from fedloom.network.protocol.messages import NEW, Ask, Asked
+    from fedloom.network.agent.assignment_runner import AssignmentRunner
+    from fedloom.network.protocol.messages import NEW, AssignedClient, Assignment
     from fedloom.training.clients import Setup
 
     task, data, algorithm = Task(Dense, dtype="float64"), two_kinds(), IFCA(**STEPS)
     *_, record = fit(data, task, algorithm, 3, sampling=ONLY_ONE, evaluation=Evaluation(splits=()))
     place, initial = Place(data, task, Setup()), algorithm.init_own(task, task.initial())
-    performer = Performer(
-        prepared=SimpleNamespace(place=lambda *_: place, algorithm=lambda _: algorithm, initial_own=lambda *_: initial),  # type: ignore[arg-type]
-        policy=SimpleNamespace(check_ask=lambda *_: None, may_leave=lambda *_: True),  # type: ignore[arg-type]
+    loaded = SimpleNamespace(place=lambda *_: place, algorithm=lambda _: algorithm, initial_own=lambda *_: initial)
+    runner = AssignmentRunner(
+        experiment=loaded,  # type: ignore[arg-type]
+        policy=SimpleNamespace(check_assignment=lambda *_: None, may_leave=lambda *_: True),  # type: ignore[arg-type]
         device="cpu",
-        parts=SimpleNamespace(groups=lambda *_: record.state),  # type: ignore[arg-type]
-        versions=SimpleNamespace(load=lambda *given: given[-1]),  # type: ignore[arg-type]
+        parcels=SimpleNamespace(groups=lambda *_: record.state),  # type: ignore[arg-type]
+        states=SimpleNamespace(load=lambda *given: given[-1]),  # type: ignore[arg-type]
     )
-    ask = Ask(
+    assignment = Assignment(
         id="1", kind="evaluate", verb="evaluate", label="ifca", seed=0, round=3, attempt=0, cohort=6, population=6,
-        clients=tuple(Asked(client=client, local=client, ticket=NEW) for client in range(6)), splits=("test",),
+        clients=tuple(AssignedClient(client=client, local=client, ticket=NEW) for client in range(6)), splits=("test",),
     )  # fmt: skip
     chosen = [best(task, record.state, data, client) for client in range(6)]
     assert len(set(chosen)) == 2
-    for client, answer in enumerate(performer.examine(ask).results):
+    for client, answer in enumerate(runner.evaluate(assignment).results):
         measured = answer.measured["test"]
         expected = loss(task, record.state[chosen[client]], data, client, "test")
         assert (answer.client, measured.sums["loss"]) == (client, pytest.approx(expected * measured.count))

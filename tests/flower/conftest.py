@@ -128,7 +128,7 @@ class FlowerProcesses:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         security: dict[str, Any] = {"insecure": True}
         if keys:
-            from fedloom.network.protocol.identity import local_authority
+            from fedloom.network.protocol.certificates import local_authority
 
             local_authority(folder / "tls")
             security = {"root-certificates": str(folder / "tls" / "ca.pem")}

@@ -19,7 +19,7 @@ from fedloom.flower import client, server
 from fedloom.flower.client import answer
 from fedloom.flower.messages import Payload
 from fedloom.flower.paths import ADDRESS, data_mark
-from fedloom.network.agent.enrolment import claimed
+from fedloom.network.agent.enrolment import locked_state
 from tests.flower.conftest import FakeGrid
 
 Grids = Callable[..., tuple[FakeGrid, Path]]
@@ -53,7 +53,7 @@ def test_a_worker_that_is_not_ready_yet_is_waited_for(
     _, app = fake_grid()
     config = {"partition-id": 0, "num-partitions": 2, "state": str(tmp_path / "mine")}
     payload, starting = Payload({"run": "unknown"}), ExitStack()
-    starting.enter_context(claimed(tmp_path / "mine"))
+    starting.enter_context(locked_state(tmp_path / "mine"))
     with monkeypatch.context() as patience:
         patience.setattr(client, "WORKER_START_SECONDS", 0.0)
         assert "Another agent is running" in answer(app, payload, config).header["failure"]

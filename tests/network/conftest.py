@@ -21,17 +21,19 @@ import tomli_w
 import torch
 
 from fedloom.algorithm import Update
-from fedloom.network.coordinator.calls import Call, Hub
-from fedloom.network.coordinator.expected_update import Template
-from fedloom.network.coordinator.http_api import make_app, welcome
+from fedloom.network.coordinator.agent_pool import AgentPool
+from fedloom.network.coordinator.call import Call
+from fedloom.network.coordinator.http_api import make_app
 from fedloom.network.coordinator.ledger import Ledger
 from fedloom.network.coordinator.update_checks import Limits, check_measured, check_update
-from fedloom.network.protocol.identity import Signer, Token, Verifier
-from fedloom.network.protocol.messages import Ask, Asked, ClientFacts, Hello, Outgoing
+from fedloom.network.protocol.expected_update import ExpectedUpdate
+from fedloom.network.protocol.messages import AnswerBuilder, AssignedClient, Assignment, ClientFacts, Heartbeat, Hello
+from fedloom.network.protocol.signatures import Signer, Verifier
 from fedloom.network.protocol.tensors import Parcel
+from fedloom.network.protocol.token import Token
 
 MODEL = {"model": {"w": torch.zeros(3), "b": torch.zeros(2, dtype=torch.float64)}}
-FORM = Template({"model": {"w": ((3,), torch.float32), "b": ((2,), torch.float64)}}, {})
+FORM = ExpectedUpdate({"model": {"w": ((3,), torch.float32), "b": ((2,), torch.float64)}}, {})
 HELLO = Hello(
     versions={"torch": "2"},
     features=(4,),
@@ -41,6 +43,13 @@ HELLO = Hello(
     data_mark="m",
     setup={},
 )
+
+HEARTBEAT = Heartbeat().model_dump_json().encode()
+
+
+def code(reply: Any) -> str:
+    """The code with which the coordinator rejected a request."""
+    return str(reply.json()["code"])
 
 
 class Speaker:
@@ -60,12 +69,12 @@ class Speaker:
         return self.world.client.request(method, path, content=body or None, headers={**signed, **headers})
 
     def hello(self, hello: Hello = HELLO) -> None:
-        welcome(self.world.hub, self.world.hub.seen(self.signer.agent, self.name), hello)
+        self.world.pool.admit(self.world.pool.mark_seen(self.signer.agent, self.name), hello)
 
     def answer(self, client: int = 0, ask: str = "ask", scale: float = 1.0, **changes: Any) -> Parcel:
         groups = {"model": {name: leaf[None] + scale for name, leaf in MODEL["model"].items()}}
         update = changes.pop("update", Update(groups, {"model": torch.tensor([2.0])}))
-        outgoing = Outgoing(ask)
+        outgoing = AnswerBuilder(ask)
         outgoing.add(client, update=update, **changes)
         return outgoing.parcel()
 
@@ -120,9 +129,9 @@ class World:
         self.folder = folder
         self.said: list[str] = []
         self.ledger = Ledger(folder / "network")
-        self.hub = Hub(self.ledger, self.said.append)
+        self.pool = AgentPool(self.ledger, self.said.append)
         self.verifier, self.operator = Verifier(), Token.new("")
-        self.client = Requests(make_app(self.hub, b"", self.verifier, self.operator.digest))
+        self.client = Requests(make_app(self.pool, b"", self.verifier, self.operator.digest))
 
     def speaker(self, name: str = "kerry") -> Speaker:
         return Speaker(self, name)
@@ -132,8 +141,8 @@ class World:
         asks = {}
         for number, speaker in enumerate(speakers):
             numbers = range(number * clients, (number + 1) * clients)
-            asked = tuple(Asked(client=one, local=one) for one in numbers)
-            asks[speaker.signer.agent] = Ask(
+            asked = tuple(AssignedClient(client=one, local=one) for one in numbers)
+            asks[speaker.signer.agent] = Assignment(
                 id="ask",
                 kind="train",
                 verb="reduce",
@@ -146,12 +155,12 @@ class World:
                 clients=asked,
             )
 
-        def check(ask: Ask, answer: Any) -> None:
+        def check(ask: Assignment, answer: Any) -> None:
             check_update(answer, ask, FORM, MODEL, limits, keeps=False)
             check_measured(answer.measured, ask.splits, {}, ())
 
-        call = Call("a test", asks, {}, check, time.monotonic() + seconds, keep=("fedavg-1", 1, 0, "digest"))
-        self.hub.ask(call)
+        call = Call("a test", asks, {}, check, time.monotonic() + seconds, ledger_key=("fedavg-1", 1, 0, "digest"))
+        self.pool.open(call)
         return call
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-from fedloom.network.protocol.compression import packed
+from fedloom.network.protocol.compression import compressed
 from fedloom.network.protocol.messages import ClientAnswer
 from fedloom.network.protocol.tensors import KINDS, Parcel
 from tests.network.conftest import FORM, Speaker, World
@@ -92,7 +92,7 @@ def fuzz_answers(world: World, agent: Speaker, cases: int) -> dict[str, int]:
     def one(body: bytes, how: int) -> None:
         sent, headers = body, {}
         if how > 5:
-            sent, headers = b"".join(packed([body])), {"content-encoding": "zstd"}
+            sent, headers = b"".join(compressed([body])), {"content-encoding": "zstd"}
             sent = sent[: len(sent) // 2] if how == 8 else sent
         reply = agent.send("POST", "/v1/answers", sent, signs=body, **headers)
         assert reply.status_code < 500, reply.text

@@ -52,7 +52,7 @@ def test_no_query_is_answered_with_a_500(tmp_path_factory: pytest.TempPathFactor
     world = World(tmp_path_factory.mktemp("fuzz"))
     agent = world.speaker()
     agent.hello()
-    world.hub.finished = "so that polls do not wait"
+    world.pool.finished = "so that polls do not wait"
     for path in (f"/v1/work?have={text}", f"/v1/work?pack={text}", f"/v1/tensors/{text}", f"/v1/{text}"):
         assert agent.world.client.get(path).status_code < 500
     world.client.close()

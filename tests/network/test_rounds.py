@@ -17,7 +17,6 @@ from fedloom.federation.client_state import ClientStates
 from fedloom.federation.engine import Evaluation, RoundRecord, fit
 from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import ClientWork, Outcome, Work
-from fedloom.network.coordinator.session import federated, widened
 from fedloom.task import Task
 from tests.conftest import Dense
 from tests.conftest import federation as some_clients
@@ -116,28 +115,9 @@ def test_own_states_can_be_given_back() -> None:
     assert own.take_changed() == {}
 
 
-def test_more_are_asked_when_more_are_to_be_selected() -> None:
-    assert widened(Sampling(count=10, over_select=0.25), 100).size(100) == 13
-    assert widened(Sampling(count=10, over_select=0.25), 11).size(11) == 11
-    assert widened(Sampling(fraction=0.1, sampling="poisson", over_select=0.5), 100).fraction == pytest.approx(0.15)
-    assert widened(Sampling(count=10), 100).size(100) == 10
-
-
 def test_deadlines_and_starting_conditions_are_no_part_of_an_experiments_identity() -> None:
     plain = Sampling(count=3).identity()
     assert Sampling(count=3, deadline="5s", start_when=7).identity() == plain
     assert Sampling(count=3, norm_bound=1.0).identity() != plain
     assert Sampling(count=3, over_select=0.5).identity() != plain
     assert "deadline" not in plain
-
-
-def test_what_needs_all_data_in_one_place_is_left_out_with_a_note() -> None:
-    from fedloom.errors import InputError
-    from fedloom.experiment.experiment_file import parse
-
-    experiment, notes = federated(parse({"algorithm": {"fedavg": {}, "pooled": {}}, "evaluate": {"universal": True}}))
-    assert list(experiment.algorithm) == ["fedavg"]
-    assert not experiment.evaluate.universal
-    assert len(notes) == 2
-    with pytest.raises(InputError, match="nothing to serve"):
-        federated(parse({"algorithm": {"pooled": {}}}))

@@ -1,4 +1,4 @@
-"""The agent's audit log: a JSON line for every request that it answers, for whoever is responsible for the data."""
+"""The agent's audit log: a JSON line for every request that it answers, for the people responsible for the data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedloom.errors import StoreError
 
 
 class Audit:
-    """Lines are only ever appended."""
+    """A file to which lines are only ever appended."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -29,6 +29,7 @@ class Audit:
                     file.write(b"\n")
 
     def write(self, event: str, **facts: Any) -> None:
+        """Append one line."""
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         line = json.dumps({"time": now, "event": event, **facts}, ensure_ascii=False)
         try:

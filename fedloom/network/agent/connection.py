@@ -13,33 +13,26 @@ from pydantic import BaseModel
 
 from fedloom import faults
 from fedloom.errors import FedloomError
-from fedloom.network.protocol.compression import packed
-from fedloom.network.protocol.identity import Signer
+from fedloom.network.protocol.compression import compressed
+from fedloom.network.protocol.rejection import Rejected
+from fedloom.network.protocol.signatures import Signer
 from fedloom.network.protocol.tensors import Parcel
 
-NOTHING = hashlib.sha256(b"").hexdigest()
+EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 TIMEOUT = httpx.Timeout(60.0, connect=10.0, read=60.0)
 
 
 class Unreachable(FedloomError):
-    """The coordinator does not answer."""
+    """The coordinator does not answer, or cannot work at the moment."""
 
 
-class Denied(FedloomError):
-    """The coordinator refuses a request, with a code."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status, self.code = status, code
-
-
-class Link:
+class Connection:
     """Signed requests, for one thread."""
 
-    pack = False  # whether tensors are compressed
+    compress = False  # whether tensors are compressed
 
-    def __init__(self, url: str, signer: Signer, verify: Any, pack: bool = False) -> None:
-        self.url, self.signer, self.pack = url.rstrip("/"), signer, pack
+    def __init__(self, url: str, signer: Signer, verify: Any, compress: bool = False) -> None:
+        self.url, self.signer, self.compress = url.rstrip("/"), signer, compress
         limits = httpx.Limits(max_connections=4, keepalive_expiry=60.0)
         headers = {"user-agent": "fedloom", "accept-encoding": "identity"}
         self._client = httpx.Client(verify=verify, timeout=TIMEOUT, limits=limits, headers=headers)
@@ -56,65 +49,60 @@ class Link:
             return self._read(response)
 
     def _read(self, response: httpx.Response) -> dict[str, Any]:
-        """A reply's JSON; a proxy's page in its place is as if nobody were there."""
+        """Return a reply's JSON; anything else, such as a proxy's error page, counts as unreachable."""
         content = response.read()
         try:
             if response.status_code != 200:
                 raise ValueError(f"status {response.status_code}")
             return dict(json.loads(content))
         except (ValueError, TypeError):
-            raise Unreachable(f"What answers at {self.url} is no fedloom coordinator at the moment.") from None
+            raise Unreachable(f"{self.url} did not respond as a fedloom coordinator.") from None
 
     @contextmanager
     def stream(self, path: str) -> Iterator[httpx.Response]:
-        """A reply whose body is read in pieces."""
-        with self._send("GET", path) as response, _in_words(self.url):
+        """Send a GET request whose reply is read in pieces."""
+        with self._send("GET", path) as response, reaching(self.url):
             yield response
 
     @contextmanager
     def _send(self, method: str, path: str, message: BaseModel | Parcel | None = None) -> Iterator[httpx.Response]:
-        """Send a request; a wrong clock or an old session is mended by what the coordinator says about its own."""
-        response = self._try(method, path, message)
-        for _ in range(3):
+        """Send a request. After a wrong clock or an old session, correct it as the coordinator says and try again."""
+        for tries_left in (3, 2, 1, 0):
+            response = self._try(method, path, message)
             if response.status_code < 400:
                 break
-            code, text = _reason(response)
-            if code == "session":
+            rejected = _rejected(response)
+            if tries_left and rejected.code == "session":
                 self.signer.session = json.loads(response.content)["session"]
-            elif code == "clock":
+            elif tries_left and rejected.code == "clock":
                 self.signer.offset = float(json.loads(response.content)["time"]) - faults.clock()
-            elif code in ("body", "replayed"):
-                pass  # damaged or doubled on its way: signed anew, it is another request
-            elif response.status_code >= 500:
-                raise Unreachable(f"The coordinator at {self.url} cannot work at the moment: {text}")
+            elif tries_left and rejected.code in ("body", "replayed"):
+                pass  # damaged or doubled on the way: signed again, it is another request
+            elif rejected.status >= 500:
+                raise Unreachable(f"The coordinator at {self.url} cannot work at the moment: {rejected}")
             else:
-                raise Denied(response.status_code, code, text)
-            response = self._try(method, path, message)
-        if response.status_code >= 500:
-            raise Unreachable(f"The coordinator at {self.url} cannot work at the moment: {_reason(response)[1]}")
-        if response.status_code >= 400:
-            raise Denied(response.status_code, *_reason(response))
+                raise rejected
         try:
-            with _in_words(self.url):
+            with reaching(self.url):
                 yield response
         finally:
             response.close()
 
     def _try(self, method: str, path: str, message: BaseModel | Parcel | None) -> httpx.Response:
         content: Any = None
-        body, headers = NOTHING, {}
+        body, headers = EMPTY_SHA256, {}
         if isinstance(message, Parcel):
             content, body = message.pieces(), message.sha256
             headers = {"content-type": "application/octet-stream"}
-            if self.pack:
-                content, headers["content-encoding"] = packed(content), "zstd"
+            if self.compress:
+                content, headers["content-encoding"] = compressed(content), "zstd"
             else:
                 headers["content-length"] = str(message.size)
         elif message is not None:
             content = message.model_dump_json().encode()
             body, headers = hashlib.sha256(content).hexdigest(), {"content-type": "application/json"}
         headers |= self.signer.headers(method, path, body)
-        with _in_words(self.url):
+        with reaching(self.url):
             request = self._client.build_request(method, self.url + path, content=content, headers=headers)
             response = self._client.send(request, stream=True)
             if response.status_code >= 400:
@@ -123,16 +111,18 @@ class Link:
             return response
 
 
-def _reason(response: httpx.Response) -> tuple[str, str]:
+def _rejected(response: httpx.Response) -> Rejected:
+    """Return why the coordinator rejected a request."""
     try:
-        told = json.loads(response.content)
-        return str(told["code"]), str(told["message"])
+        reason = json.loads(response.content)
+        return Rejected(str(reason["code"]), str(reason["message"]), response.status_code)
     except (ValueError, KeyError, TypeError):
-        return "unknown", f"it answers {response.status_code}"
+        return Rejected("unknown", f"it answers {response.status_code}", response.status_code)
 
 
 @contextmanager
-def _in_words(url: str) -> Iterator[None]:
+def reaching(url: str) -> Iterator[None]:
+    """Raise `Unreachable` if the connection fails."""
     try:
         yield
     except (httpx.HTTPError, httpx.StreamError, OSError) as error:

@@ -1,43 +1,58 @@
-"""`fedloom join --dry-run`: what would leave this site, found without connecting anywhere."""
+"""`fedloom join --dry-run`: show what would leave this site, without connecting anywhere."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from fedloom.algorithm import Algorithm
+from fedloom.backends.protocol import Backend
+from fedloom.data.federation import Federation
 from fedloom.experiment import experiment_file
 from fedloom.experiment.plan import Plan
-from fedloom.network.agent.descriptions import describe
-from fedloom.network.agent.policy import Refusal, Site
-from fedloom.network.coordinator.expected_update import Made, Template
+from fedloom.federation.client_state import ClientStates
+from fedloom.federation.cohort import Cohort
+from fedloom.federation.work import ClientWork, Place, Work
+from fedloom.machine import computing
+from fedloom.network.agent.disclosure import hello_message
+from fedloom.network.agent.policy import Refused, Site
+from fedloom.network.protocol.data_format import DataFormat
+from fedloom.network.protocol.expected_update import ExpectedUpdate, expected_update, synthetic_place
+from fedloom.network.protocol.messages import verb_of
+from fedloom.task import Task
 from fedloom.training.probe import probe
 
 
-def would_leave(site: Site, experiment: Path | None) -> Iterator[str]:
-    """Lines for people: what is said at the beginning, what the policy allows, what an update holds."""
+def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
+    """Yield lines for people: what the agent says at the start, what the policy allows, what an update holds."""
     policy = site.policy
-    yield f"Site {site.name}. Nothing is connected and nothing is sent."
+    yield f"Site {site.name}. This dry run connects nowhere and sends nothing."
     values: dict[str, object] = {"data": site.data}
     if experiment is not None:
         described = experiment_file.load(experiment).resolved()
         values = {**described, "data": site.data, "task": {**described["task"], "init": "torch"}}
         try:
-            policy.check_offer(values, {})
-        except Refusal as why:
+            policy.check_experiment(values, {})
+        except Refused as why:
             yield f"This site would refuse the experiment: {why}."
             return
     parsed = experiment_file.parse(values, site.base)
     plan = Plan.of(parsed)
     federation = plan.federation(parsed.seeds[0])
     yield f"Data: {federation}. No example, no label and no statistic of a feature leaves."
-    yield "At the beginning the coordinator is told:"
-    yield f"  the shape {list(federation.x.shape[1:])} and kind of the features, the names of the classes"
+    yield "At the start, the coordinator learns:"
+    yield f"  the shape {list(federation.x.shape[1:])} and dtype of the features, the names of the classes"
     sizes = {split: federation.sizes(split) for split in ("train", "validation", "test")}
     for number in range(min(federation.clients, 20)) if site.table.hosts is None else site.table.hosts[:20]:
         counts = ", ".join(f"{int(sizes[split][number])} {split}" for split in sizes)
         yield f"  client {federation.name(number)}: {counts}"
     yield "  versions of fedloom, torch and Python, and a mark that shows whether the data changed, but not what it is"
-    yield f"Verbs that are answered: {', '.join(policy.verbs)}; in rounds of at least {policy.min_cohort} client(s)."
+    yield f"Allowed verbs: {', '.join(policy.verbs)}, in rounds of at least {policy.min_cohort} client(s)."
     metrics = (
         "means over examples, such as loss and accuracy" if policy.metrics == "means" else ", ".join(policy.metrics)
     )
@@ -47,38 +62,53 @@ def would_leave(site: Site, experiment: Path | None) -> Iterator[str]:
         return
     try:
         policy.check_examples({federation.name(c): int(sizes["train"][c]) for c in range(federation.clients)})
-    except Refusal as why:
+    except Refused as why:
         yield f"This site would refuse to take part: {why}."
         return
     task = plan.task(parsed.seeds[0])
     setup = probe(federation, task).setup(group=1)
-    describe(site, federation, setup, "")
-    place = Made(
-        tuple(federation.x.shape[1:]), str(federation.x.dtype).removeprefix("torch."), federation.classes
-    ).place(task, setup)
+    hello_message(site, federation, setup, "")  # raises if the site's table does not fit its data
+    place = synthetic_place(DataFormat.of(federation), task, setup)
     for label, algorithm in parsed.algorithm.items():
-        if algorithm.pooled:
-            continue
-        from fedloom.network.agent.trial_round import answers_of
-
-        for verb, method, form in answers_of(algorithm, task, place):
-            allowed = "" if verb in policy.verbs else "  (REFUSED by the policy)"
-            yield f"{label}: {verb} {method}{allowed}"
-            yield from _lines(form)
+        if not algorithm.pooled:
+            for verb, method, update in first_round(algorithm, task, place):
+                allowed = "" if verb in policy.verbs else "  (REFUSED by the policy)"
+                yield f"{label}: {verb} {method}{allowed}"
+                yield from _lines(update)
     yield "Without secure aggregation, the coordinator can read each client's update."
 
 
-def _lines(form: Template) -> Iterator[str]:
-    for group, leaves in form.groups.items():
-        count = sum(_count(shape) for shape, _ in leaves.values())
+def _lines(update: ExpectedUpdate) -> Iterator[str]:
+    for group, leaves in update.groups.items():
+        count = sum(math.prod(shape) for shape, _ in leaves.values())
         yield f"  {group}: {count:,} numbers in {len(leaves)} tensors, and its weight"
-    for name, (shape, _) in form.public.items():
-        yield f"  {name}: {_count(shape)} public number(s)"
-    yield f"  {form.bytes:,} bytes a round"
+    for name, (shape, _) in update.public.items():
+        yield f"  {name}: {math.prod(shape)} public number(s)"
+    yield f"  {update.bytes:,} bytes a round"
 
 
-def _count(shape: tuple[int, ...]) -> int:
-    found = 1
-    for side in shape:
-        found *= side
-    return found
+@dataclass
+class _RecordingBackend(Backend):
+    """A backend that performs work and records what clients would send."""
+
+    place: Place
+    own: Any
+    seen: list[tuple[str, str, ExpectedUpdate]] = field(default_factory=list)
+
+    def run(self, work: Work) -> Any:
+        if isinstance(work, ClientWork):
+            self.seen.append((verb_of(work), work.method, expected_update(work, self.own, self.place)))
+        with computing():
+            return work.merge([work.perform(self.place)])
+
+
+def first_round(algorithm: Algorithm, task: Task, place: Place) -> list[tuple[str, str, ExpectedUpdate]]:
+    """Run one round on made-up examples; return verb, method and form of every answer that clients give."""
+    initial = task.initial()
+    own = algorithm.init_own(task, initial)
+    data = place.federation
+    two: Federation = replace(data, offsets=np.array([0, len(data.y) // 2, len(data.y)]), names=None)
+    backend = _RecordingBackend(replace(place, federation=two), own)
+    cohort = Cohort(backend, algorithm, task, (0, 1), 2, 1, 0, ClientStates(own))
+    algorithm.round(algorithm.init(task, initial), cohort)
+    return backend.seen

@@ -1,4 +1,4 @@
-"""A site's file: who it is, where its data is, and what it allows. The agent enforces it; nobody else can change it."""
+"""A site's file: its name, its data, and its policy. The agent enforces the policy; nobody else can change it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from fedloom.errors import InputError, nearest
 from fedloom.experiment.experiment_file import Experiment, read, tomllib
 from fedloom.metrics import LOSSES
 from fedloom.models import MODELS
+from fedloom.network.protocol.messages import VERBS, Verb
 from fedloom.record import Count, Positive, Record, Whole
 
-Verb = Literal["reduce", "map", "exchange", "evaluate"]
-VERBS: tuple[Verb, ...] = ("reduce", "map", "exchange", "evaluate")
 Names = tuple[str, ...] | Literal["shipped"]
 
 
-class Refusal(Exception):
-    """What a site does not allow, in words that both sides are shown."""
+class Refused(Exception):
+    """The site's policy does not allow something. Both sides see the message."""
 
 
 class SiteTable(Record):
-    """[site]: who this is."""
+    """[site]: the site's name, and how its agent works."""
 
     name: str
     """The site's name."""
@@ -67,8 +66,8 @@ class Policy(Record):
     max_epsilon: Positive | None = None
     """Require differential privacy at least this strong."""
 
-    def check_offer(self, experiment: Mapping[str, Any], privacy: Mapping[str, Any]) -> None:
-        """Raise `Refusal` unless this experiment may be run here. Nothing is loaded before this says yes."""
+    def check_experiment(self, experiment: Mapping[str, Any], privacy: Mapping[str, Any]) -> None:
+        """Raise `Refused` unless this experiment may run here. The agent loads nothing before this check."""
         for label, fields in experiment["algorithm"].items():
             name = str(fields.get("name", label))
             self._allowed("algorithm", name, self.algorithms, ALGORITHMS)
@@ -76,48 +75,48 @@ class Policy(Record):
         self._allowed("loss", str(experiment["task"]["loss"]), self.losses, LOSSES)
         for metric in experiment["task"]["metrics"]:
             if ":" in str(metric):
-                raise Refusal(f"the policy allows no metrics that are somebody's own code, such as '{metric}'")
+                raise Refused(f"the policy allows no metrics with code of your own, such as '{metric}'")
         if self.max_epsilon is not None:
             epsilon = privacy.get("epsilon")
             if epsilon is None:
-                raise Refusal(
-                    f"the policy wants differential privacy with epsilon at most {self.max_epsilon:g}, and this run "
+                raise Refused(
+                    f"the policy requires differential privacy with epsilon at most {self.max_epsilon:g}, and this run "
                     "has none"
                 )
             if not float(epsilon) <= self.max_epsilon:
-                raise Refusal(f"the policy allows epsilon up to {self.max_epsilon:g}, and this run spends {epsilon}")
+                raise Refused(f"the policy allows epsilon up to {self.max_epsilon:g}, and this run spends {epsilon}")
 
-    def check_ask(self, kind: str, verb: str, cohort: int, roles: Collection[str]) -> None:
-        """Raise `Refusal` unless this may be asked of our clients; `roles` are those of its tensors."""
+    def check_assignment(self, kind: str, verb: str, cohort: int, roles: Collection[str]) -> None:
+        """Raise `Refused` unless our clients may do this; `roles` are those of its tensors."""
         if (kind == "train") != (verb != "evaluate") or ("peers" in roles) != (verb == "exchange"):
-            came = ", ".join(sorted(roles))
-            raise Refusal(f"what is asked is not what it is called: '{kind}' with {came} as '{verb}'")
+            tensors = ", ".join(sorted(roles))
+            raise Refused(f"inconsistent request: kind '{kind}' with tensors {tensors} does not match verb '{verb}'")
         if verb not in self.verbs:
-            raise Refusal(f"the policy allows {', '.join(self.verbs) or 'nothing'}, not {verb}")
+            raise Refused(f"the policy allows {', '.join(self.verbs) or 'nothing'}, not {verb}")
         if cohort < self.min_cohort and verb != "evaluate":
-            raise Refusal(f"the policy wants at least {self.min_cohort} clients in a round, and this one has {cohort}")
+            raise Refused(
+                f"the policy requires at least {self.min_cohort} clients in a round, and this one has {cohort}"
+            )
 
     def check_examples(self, examples: Mapping[str, int]) -> None:
-        """Raise `Refusal` if a client has too few training examples."""
+        """Raise `Refused` if a client has too few training examples."""
         for client, count in examples.items():
             if count < self.min_examples:
-                raise Refusal(
-                    f"the policy wants at least {self.min_examples} training examples, and '{client}' has {count}"
+                raise Refused(
+                    f"the policy requires at least {self.min_examples} training examples, and '{client}' has {count}"
                 )
 
     def may_leave(self, metric: str, is_mean: bool) -> bool:
-        """Whether a metric's values may be sent."""
+        """Return whether a metric's values may leave."""
         return is_mean if self.metrics == "means" else metric in self.metrics
 
     def _allowed(self, what: str, name: str, allowed: Names, shipped: Mapping[str, Any]) -> None:
         if name in (shipped if allowed == "shipped" else allowed):
             return
         if allowed == "shipped" and ":" in name:
-            raise Refusal(
-                f"the policy allows no code but fedloom's own, and the {what} is '{name}': name it to allow it"
-            )
-        known = ", ".join(allowed) if allowed != "shipped" else "those that fedloom ships"
-        raise Refusal(f"the policy does not allow the {what} '{name}'. Allowed: {known}")
+            raise Refused(f"the policy allows only fedloom's own code, and the {what} is '{name}': name it to allow it")
+        known = ", ".join(allowed) if allowed != "shipped" else "those that ship with fedloom"
+        raise Refused(f"the policy does not allow the {what} '{name}'. Allowed: {known}")
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ class Site:
 
 
 def rehearsal(experiment: Experiment, name: str, hosts: Sequence[int]) -> dict[str, dict[str, Any]]:
-    """A site file's tables for some clients of the experiment's own data; it allows what the experiment needs."""
+    """Return a site file's tables for some clients of the experiment's own data; they allow what it needs."""
     task = experiment.task
     return {
         "site": {"name": name, "base": str(experiment.base.resolve()), "hosts": list(hosts)},
@@ -151,15 +150,17 @@ def rehearsal(experiment: Experiment, name: str, hosts: Sequence[int]) -> dict[s
 
 
 def written_data(experiment: Experiment) -> dict[str, Any]:
-    """An experiment's [data] as it was written: a source may tell a default from what was asked for."""
+    """Return an experiment's [data] as written: a source may treat a default and a given value differently."""
     tables = (experiment.data, experiment.source)
     return {k: v for one in tables for k, v in one.model_dump(mode="json", exclude_unset=True).items() if v is not None}
 
 
 def load_site(path: Path) -> Site:
-    """Read a site file."""
+    """Read a site's file."""
     if not path.is_file():
-        raise InputError(f"There is no site file {path}. It has a [site], a [data] and perhaps a [policy] table.")
+        raise InputError(
+            f"There is no site file {path}. It needs a [data] table, and may have a [site] and a [policy] table."
+        )
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -168,7 +169,7 @@ def load_site(path: Path) -> Site:
 
 
 def site_of(values: Mapping[str, Any], path: Path) -> Site:
-    """A site from its file's tables."""
+    """Return a site from its file's tables."""
     known = ("site", "data", "policy")
     for key, value in values.items():
         if key not in known:
@@ -176,7 +177,7 @@ def site_of(values: Mapping[str, Any], path: Path) -> Site:
         if not isinstance(value, Mapping):
             raise InputError(f"'{key}' must be a table: [{key}]. Got {value!r} instead.")
     if "data" not in values:
-        raise InputError(f'{path} says nothing about the data: add [data], such as source = "csv", path = "mine.csv".')
+        raise InputError(f'{path} has no [data] table: add one, such as source = "csv", path = "mine.csv".')
     table = read(SiteTable, "site", {"name": path.stem, **values.get("site", {})})
     base = Path(table.base) if table.base else path.resolve().parent
     return Site(table, read(Policy, "policy", values.get("policy", {})), dict(values["data"]), base, path)

@@ -1,11 +1,11 @@
-"""The cohort's verbs over the network: work goes out as asks, answers come back, are checked and added up."""
+"""The backend whose clients are on other machines: work goes out as assignments, answers come back and are summed."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,24 +21,26 @@ from fedloom.federation.evaluation import EvaluationWork, ServerEvaluation
 from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import ClientWork, Outcome, Place, Report, Work
 from fedloom.machine import computing
-from fedloom.network.coordinator.calls import Call, Hub
-from fedloom.network.coordinator.expected_update import Made, Template, template
-from fedloom.network.coordinator.ledger import Accepted
-from fedloom.network.coordinator.update_checks import Limits, Rejected, check_measured, check_update
-from fedloom.network.protocol.hosted_data import Roster
+from fedloom.network.coordinator.agent_pool import AgentPool
+from fedloom.network.coordinator.call import Call
+from fedloom.network.coordinator.ledger import AcceptedUpdate
+from fedloom.network.coordinator.roster import Roster
+from fedloom.network.coordinator.update_checks import Limits, check_measured, check_update
+from fedloom.network.protocol.data_format import DataFormat
+from fedloom.network.protocol.expected_update import ExpectedUpdate, expected_update, synthetic_place
 from fedloom.network.protocol.messages import (
     NEW,
     TICKET,
-    Ask,
-    Asked,
+    AssignedClient,
+    Assignment,
     ClientAnswer,
-    Part,
-    Ticket,
+    ParcelInfo,
     read_answer,
     ticket_group,
     ticket_of,
     verb_of,
 )
+from fedloom.network.protocol.rejection import Rejected
 from fedloom.network.protocol.tensors import Parcel, flatten, open_parcel
 from fedloom.record import seconds
 from fedloom.task import Task
@@ -48,78 +50,80 @@ from fedloom.training.local import Groups
 
 
 @dataclass
-class Cell:
-    """The algorithm and seed that are being run, and the round that is going on."""
+class CellProgress:
+    """The algorithm and seed that are running, and their current round."""
 
     label: str
     seed: int
     checkpoints: Path
     round: int = 0
-    durable: int = 0
+    durable: int = 0  # the round of the oldest checkpoint
 
     @property
     def name(self) -> str:
         return f"{self.label}-{self.seed}"
 
 
-class Network(Backend):
-    """A backend whose clients are on other machines."""
+@dataclass(frozen=True)
+class Participants:
+    """The clients of a run: what the coordinator knows about them and their data, and which agent hosts each."""
+
+    roster: Roster
+    hosts: Mapping[int, tuple[str, int]]  # client → its agent, and its number there
+    setup: Setup
+    data_format: DataFormat
+    same_sizes: bool = True  # whether every seed splits the data in the same way
+
+
+class NetworkBackend(Backend):
+    """Sends work to agents, checks what comes back, and sums it in the order of the cohort."""
 
     def __init__(
-        self,
-        hub: Hub,
-        roster: Roster,
-        holders: Mapping[int, tuple[str, int]],  # client → its agent, and its number there
-        task: Task,
-        sampling: Sampling,
-        setup: Setup,
-        made: Made,
-        attempt: int,
-        same_sizes: bool = True,  # whether every seed splits the data in the same way
+        self, pool: AgentPool, participants: Participants, task: Task, sampling: Sampling, attempt: int
     ) -> None:
-        self.hub, self.roster, self.holders, self.task = hub, roster, dict(holders), task
-        self.sampling, self.setup, self.made, self.attempt = sampling, setup, made, attempt
-        self.same_sizes = same_sizes
-        self.place = Place(roster, task, setup)
-        self.cell = Cell("", 0, Path())
-        self.questions = 0
-        self._templates: dict[tuple[str, str, int], Template | None] = {}
-        self._kept: Groups = {}  # what a client keeps before it first takes part
+        self.pool, self.participants, self.task = pool, participants, task
+        self.roster, self.sampling, self.attempt = participants.roster, sampling, attempt
+        self.cell = CellProgress("", 0, Path())
+        self._calls = 0
+        self._expected: dict[tuple[str, str, int], ExpectedUpdate | None] = {}
+        self._initial_own: Groups = {}  # a client's own state before it first takes part
 
     # --- what the engine and the run call
 
     def begin(self, label: str, seed: int, checkpoints: Path) -> None:
-        """From now on, work belongs to this cell."""
-        self.cell = Cell(label, seed, checkpoints)
-        self._templates.clear()
+        self.cell = CellProgress(label, seed, checkpoints)
+        self._expected.clear()
         self.task.release()
 
     def keep(self, own: Groups) -> Groups:
-        """What stands for the clients' own states here: they stay with the clients, under a version."""
-        self._kept = own
+        """Return a version number in place of a client's state, which stays with the client."""
+        self._initial_own = own
         return {TICKET: {"version": torch.tensor(NEW, dtype=torch.int64)}} if own else {}
 
     def run(self, work: Work) -> Any:
         if isinstance(work, ClientWork):
             return self._train(work)
         if isinstance(work, EvaluationWork):
-            return self._examine(work)
+            return self._evaluate(work)
         if isinstance(work, ServerEvaluation):
             with computing():
-                return work.merge([work.perform(self.place)])
-        raise FedloomError(f"{type(work).__name__} cannot be carried out over a network.")
+                return work.merge([work.perform(Place(self.roster, self.task, self.participants.setup))])
+        raise FedloomError(f"{type(work).__name__} cannot run over a network.")
 
     def model_sha256(
         self, algorithm: Algorithm, task: Task, state: Groups, own: Mapping[int, Groups]
     ) -> Mapping[int, str]:
-        """Fingerprints of the clients' own models, made where they are."""
+        """Let the clients' agents fingerprint the clients' models."""
         ids = tuple(sorted(own))
         tickets: Groups = {TICKET: tree.stack([own[client][TICKET] for client in ids])} if ids else {}
-        parts, shared = self._shared(state)
+
+        def check(assignment: Assignment, answer: ClientAnswer) -> None:
+            if answer.sha256 is None or len(answer.sha256) != 64:
+                raise Rejected("malformed", "the answer has no fingerprint")
+
         title = f"{self.cell.label}: fingerprints of the clients' models"
-        asks = self._asks("fingerprint", ids, tickets, parts, verb="evaluate", round=self.cell.round)
-        call = Call(title, asks, shared, self._check_sha256, time.monotonic() + seconds(self.sampling.deadline))
-        self._put(call, needed=0)
+        fields = {"kind": "fingerprint", "verb": "evaluate", "round": self.cell.round}
+        call = self._evaluation(title, ids, tickets, state, check, fields)
         return {client: answer.sha256 for client, answer in call.answers.items() if answer.sha256}
 
     # --- training: the verbs
@@ -128,104 +132,102 @@ class Network(Backend):
         cell = self.cell
         if work.round != cell.round:
             self._begin_round(work)
-        parts, parcels = self._shared(work.shared)
-        digest = self._digest(work, parts)
-        known = self.hub.ledger.accepted(cell.name, work.round, work.call, digest)
-        call = Call(
-            f"{cell.label}: round {work.round}",
-            self._training_asks(work, parts, parcels, skip={one.client for one in known}),
-            parcels,
-            lambda ask, answer: None,
-            time.monotonic() + seconds(self.sampling.deadline),
-            keep=(cell.name, work.round, work.call, digest),
-            enough=self._enough(work.round),
-        )
-        form = self._template(work)
+        shared = Parcel({}, flatten(work.shared))
+        parcels = {shared.sha256: shared}
+        digest = self._digest(work, shared)
+        known = self.pool.ledger.accepted(cell.name, work.round, work.call, digest)
+        expected = self._expected_update(work)
         limits = Limits(self.sampling.norm_bound, self.sampling.weight_cap)
 
-        def check(ask: Ask, answer: ClientAnswer) -> None:
-            check_update(answer, ask, form, work.shared, limits, bool(work.own))
-            self._check_measured(ask, answer)
+        def check(assignment: Assignment, answer: ClientAnswer) -> None:
+            check_update(answer, assignment, expected, work.shared, limits, bool(work.own))
+            self._check_measured(assignment, answer)
 
-        call.check = check
+        call = Call(
+            f"{cell.label}: round {work.round}",
+            self._training_assignments(work, shared, parcels, skip={one.client for one in known}),
+            parcels,
+            check,
+            self._deadline(),
+            ledger_key=(cell.name, work.round, work.call, digest),
+            enough=self._enough(work.round),
+        )
         for update in known:
             call.answers[update.client] = self._reopen(update)
         faults.point("coordinator.ask")
         needed = max(self.sampling.needed(self.roster.clients), 1)
-        self._put(call, needed)
+        self._wait_for(call, needed)
         answered = [client for client in work.ids if client in call.answers]
-        if call.enough is not None:  # the first to answer count
+        if call.enough is not None:  # only the first answers count
             first = set(list(call.answers)[: call.enough])
             answered = [client for client in answered if client in first]
         status = "accepted" if len(answered) >= needed else "abandoned"
-        self.hub.ledger.end(cell.name, work.round, self.attempt, len(answered), status)
+        self.pool.ledger.end(cell.name, work.round, self.attempt, len(answered), status)
         if len(answered) < needed:
             self._abandon(work, call, len(answered), needed)
-        self.hub.stage = f"{cell.label}: adding up round {work.round}"
+        self.pool.stage = f"{cell.label}: aggregating round {work.round}"
         faults.point("coordinator.aggregate")
-        outcome = replace(self._add_up(work, call, answered), positions=form.positions if form else None)
+        positions = expected.positions if expected else None
+        outcome = replace(self._aggregate(work, call, answered), positions=positions)
         faults.point("coordinator.aggregated")
         return outcome
 
     def _enough(self, round: int) -> int | None:
-        """How many answers will do, if more clients than that were asked."""
+        """Return how many answers suffice, if the round asks more clients than that."""
         more = self.sampling.over_select and not self.sampling.is_for_everyone(round)
         return self.sampling.size(self.roster.clients) if more else None
 
     def _begin_round(self, work: ClientWork) -> None:
-        """A new round: updates of rounds that are checkpointed are forgotten."""
+        """Begin a round; delete updates of rounds that are checkpointed."""
         cell = self.cell
         cell.round = work.round
         cell.durable, newest = kept(cell.checkpoints)
         if newest:
-            self.hub.ledger.forget(cell.name, newest)
-        self.hub.ledger.begin(cell.name, work.round, self.attempt, len(work.ids))
+            self.pool.ledger.forget(cell.name, newest)
+        self.pool.ledger.begin(cell.name, work.round, self.attempt, len(work.ids))
 
-    def _training_asks(
-        self, work: ClientWork, parts: tuple[Part, ...], parcels: dict[str, Parcel], skip: set[int]
-    ) -> dict[str, Ask]:
-        asks = self._asks(
-            "train",
-            work.ids,
-            work.own,
-            parts,
-            verb=verb_of(work),
-            round=work.round,
-            call=work.call,
-            method=work.method,
-            splits=work.measure,
-            watch_epochs=work.watch_epochs,
-            skip=skip,
-        )
+    def _training_assignments(
+        self, work: ClientWork, shared: Parcel, parcels: dict[str, Parcel], skip: set[int]
+    ) -> dict[str, Assignment]:
+        """Return the assignments of a training call, and add the parcels that they need beside the shared one."""
+        fields = {
+            "kind": "train",
+            "verb": verb_of(work),
+            "round": work.round,
+            "call": work.call,
+            "method": work.method,
+            "splits": work.measure,
+            "watch_epochs": work.watch_epochs,
+        }
+        assignments = self._assignments(work.ids, work.own, shared, fields, skip)
         if work.each is None and work.peers is None:
-            return asks
+            return assignments
         position = {client: number for number, client in enumerate(work.ids)}
-        packed: dict[tuple[int, ...], Parcel] = {}
-        for agent, ask in asks.items():
+        sent: dict[tuple[int, ...], Parcel] = {}  # peers' trees by senders: agents with the same ones share a parcel
+        for agent, assignment in assignments.items():
             extra: list[tuple[Any, Parcel]] = []
-            mine = torch.tensor([position[one.client] for one in ask.clients])
+            mine = torch.tensor([position[one.client] for one in assignment.clients])
             if work.each is not None:
-                rows = {group: {name: leaf[mine] for name, leaf in t.items()} for group, t in work.each.items()}
-                extra.append(("private", Parcel({}, flatten(rows))))
-            clients = tuple(one.model_copy(update={"row": row}) for row, one in enumerate(ask.clients))
+                extra.append(("private", Parcel({}, flatten(_rows(work.each, mine)))))
+            clients = tuple(one.model_copy(update={"row": row}) for row, one in enumerate(assignment.clients))
             if work.peers is not None and work.graph is not None:
-                heard = {int(p): work.graph[int(p)].nonzero().flatten().tolist() for p in mine}
-                senders = tuple(sorted({sender for heard_by in heard.values() for sender in heard_by}))
-                if senders not in packed:
-                    chosen = torch.tensor(senders, dtype=torch.int64)
-                    rows = {group: {n: leaf[chosen] for n, leaf in t.items()} for group, t in work.peers.items()}
-                    packed[senders] = Parcel({"senders": list(senders), "width": len(work.ids)}, flatten(rows))
-                extra.append(("peers", packed[senders]))
+                receives = {int(p): work.graph[int(p)].nonzero().flatten().tolist() for p in mine}
+                senders = tuple(sorted({sender for found in receives.values() for sender in found}))
+                if senders not in sent:
+                    trees = _rows(work.peers, torch.tensor(senders, dtype=torch.int64))
+                    sent[senders] = Parcel({"senders": list(senders), "width": len(work.ids)}, flatten(trees))
+                extra.append(("peers", sent[senders]))
                 clients = tuple(
-                    one.model_copy(update={"receives": tuple(heard[position[one.client]])}) for one in clients
+                    one.model_copy(update={"receives": tuple(receives[position[one.client]])}) for one in clients
                 )
             parcels.update({parcel.sha256: parcel for _, parcel in extra})
-            more = tuple(Part(role=role, sha256=parcel.sha256, bytes=parcel.size) for role, parcel in extra)
-            asks[agent] = ask.model_copy(update={"parts": (*ask.parts, *more), "clients": clients})
-        return asks
+            more = tuple(_parcel_info(role, parcel) for role, parcel in extra)
+            changes = {"parts": (*assignment.parts, *more), "clients": clients}
+            assignments[agent] = assignment.model_copy(update=changes)
+        return assignments
 
-    def _add_up(self, work: ClientWork, call: Call, answered: list[int]) -> Outcome:
-        """The answers in the cohort's order, as if nobody else had been asked: late ones change no bit."""
+    def _aggregate(self, work: ClientWork, call: Call, answered: list[int]) -> Outcome:
+        """Sum the answers in the order of the cohort: clients that did not answer change no bit."""
         answers = [call.answers[client] for client in answered]
         scored = _scored(answer.measured for answer in answers)
         tickets = [answer.ticket for answer in answers if answer.ticket is not None]
@@ -234,26 +236,27 @@ class Network(Backend):
         return work.outcome_of([answer.update for answer in answers], own, reports)
 
     def _report(self, call: Call, answer: ClientAnswer, scored: bool) -> Report:
-        agent, _ = self.holders[answer.client]
-        down, ask = 0, call.asks.get(agent)
-        if ask is not None:  # what an agent has already, it was sent for a measurement: it counts where it is used
-            down = max(call.sent.get(agent, 0), sum(part.bytes for part in ask.parts)) // len(ask.clients)
+        agent, _ = self.participants.hosts[answer.client]
+        down, assignment = 0, call.assignments.get(agent)
+        if assignment is not None:  # a parcel that the agent received for an evaluation counts where it trains with it
+            size = sum(part.bytes for part in assignment.parts)
+            down = max(call.sent.get(agent, 0), size) // len(assignment.clients)
         up = call.received.get(answer.client, answer.bytes)
         measured = answer.measured if scored else _unscored(answer.measured)
         return Report(answer.client, up, down, answer.history, measured)
 
     def _abandon(self, work: ClientWork, call: Call, answered: int, needed: int) -> None:
-        """Too few: either nobody can be expected any more, or the run goes on with the next round."""
+        """Raise an error that ends the run if no agent is left; otherwise one that skips the round."""
         errors = [failure for failure in call.failures.values() if failure.kind == "error"]
         if call.failures and not answered and not call.waiting:
             first = (errors or list(call.failures.values()))[0]
-            raise TrainingError(f"Round {work.round}: no client could do what it was asked. {first.message}")
-        if not self.hub.ready():
+            raise TrainingError(f"Round {work.round}: no client could do its work. {first.message}")
+        if not self.pool.ready():
             raise QuorumError(
                 f"Round {work.round}: all agents are gone, and none came back within {self.sampling.deadline}. Nothing "
-                "is lost: start the agents again, and serve the same file to go on."
+                "is lost: start the agents again, and serve the same file to continue."
             )
-        self.hub.log(
+        self.pool.log(
             "abandoned",
             f"{self.cell.label}: round {work.round} is abandoned, because {answered} of {len(work.ids)} clients "
             f"answered and {needed} are needed",
@@ -262,140 +265,139 @@ class Network(Backend):
 
     # --- evaluation
 
-    def _examine(self, work: EvaluationWork) -> dict[int, dict[str, Measured]]:
-        sent = {"model": work.model} if work.model is not None else work.shared
-        parts, parcels = self._shared(sent)
-        method = "given" if work.model is not None else ""
-        asks = self._asks(
-            "evaluate",
-            work.ids,
-            work.own,
-            parts,
-            verb="evaluate",
-            round=work.round,
-            method=method,
-            splits=work.splits,
-        )
+    def _evaluate(self, work: EvaluationWork) -> dict[int, dict[str, Measured]]:
+        groups = {"model": work.model} if work.model is not None else work.shared
         title = f"{self.cell.label}: evaluation in round {work.round}"
-        deadline = time.monotonic() + seconds(self.sampling.deadline)
-        call = Call(title, asks, parcels, self._check_measured, deadline)
-        self._put(call, needed=0)
+        fields = {
+            "kind": "evaluate",
+            "verb": "evaluate",
+            "round": work.round,
+            "method": "given" if work.model is not None else "",
+            "splits": work.splits,
+        }
+        call = self._evaluation(title, work.ids, work.own, groups, self._check_measured, fields)
         found = {client: call.answers[client].measured for client in work.ids if client in call.answers}
         scored = _scored(found.values())
         return {client: measured if scored else _unscored(measured) for client, measured in found.items()}
 
-    # --- common to all
-
-    def _put(self, call: Call, needed: int) -> None:
-        self.hub.stage = call.title
-        self.hub.ask(call)
-        self.hub.wait(call, needed)
-
-    def _shared(self, groups: Groups) -> tuple[tuple[Part, ...], dict[str, Parcel]]:
-        parcel = Parcel({}, flatten(groups))
-        return (Part(role="shared", sha256=parcel.sha256, bytes=parcel.size),), {parcel.sha256: parcel}
-
-    def _asks(
+    def _evaluation(
         self,
-        kind: Any,
+        title: str,
         ids: tuple[int, ...],
         own: Groups,
-        parts: tuple[Part, ...],
-        *,
-        verb: Any,
-        round: int,
-        call: int = 0,
-        skip: set[int] | None = None,
-        **more: Any,
-    ) -> dict[str, Ask]:
-        """One ask for every agent that hosts some of the clients."""
-        self.questions += 1
-        name = f"{self.cell.name}/{round}/{self.attempt}/{call}/{kind}-{self.questions}"
-        clients: dict[str, list[Asked]] = {}
-        for position, client in enumerate(ids):
-            if not skip or client not in skip:
-                agent, local = self.holders[client]
-                asked = Asked(client=client, local=local, ticket=ticket_of(own, position))
-                clients.setdefault(agent, []).append(asked)
-        return {
-            agent: Ask(
-                id=name,
-                kind=kind,
-                verb=verb,
-                label=self.cell.label,
-                seed=self.cell.seed,
-                round=round,
-                attempt=self.attempt,
-                call=call,
-                cohort=len(ids),
-                population=self.roster.clients,
-                clients=tuple(asked),
-                durable=self.cell.durable,
-                parts=parts,
-                **more,
-            )
-            for agent, asked in clients.items()
-        }
+        groups: Groups,
+        check: Callable[[Assignment, ClientAnswer], None],
+        fields: Mapping[str, Any],
+    ) -> Call:
+        """Make a call whose answers are not stored, and wait for it."""
+        shared = Parcel({}, flatten(groups))
+        assignments = self._assignments(ids, own, shared, fields)
+        call = Call(title, assignments, {shared.sha256: shared}, check, self._deadline())
+        self._wait_for(call, needed=0)
+        return call
 
-    def _digest(self, work: ClientWork, parts: tuple[Part, ...]) -> str:
-        """What a question is about: an answer to the same question, made before a restart, is as good as a new one."""
-        tickets: list[Ticket | None] = [ticket_of(work.own, position) for position in range(len(work.ids))]
+    # --- common to all calls
+
+    def _deadline(self) -> float:
+        return time.monotonic() + seconds(self.sampling.deadline)
+
+    def _wait_for(self, call: Call, needed: int) -> None:
+        self.pool.stage = call.title
+        self.pool.open(call)
+        self.pool.wait(call, needed)
+
+    def _assignments(
+        self,
+        ids: tuple[int, ...],
+        own: Groups,
+        shared: Parcel,
+        fields: Mapping[str, Any],
+        skip: Iterable[int] = (),
+    ) -> dict[str, Assignment]:
+        """Return an assignment for every agent that hosts some of the clients."""
+        self._calls += 1
+        cell, call = self.cell, fields.get("call", 0)
+        id = f"{cell.name}/{fields['round']}/{self.attempt}/{call}/{fields['kind']}-{self._calls}"
+        clients: dict[str, list[AssignedClient]] = {}
+        for position, client in enumerate(ids):
+            if client not in skip:
+                agent, local = self.participants.hosts[client]
+                one = AssignedClient(client=client, local=local, ticket=ticket_of(own, position))
+                clients.setdefault(agent, []).append(one)
+        common = {
+            "id": id,
+            "label": cell.label,
+            "seed": cell.seed,
+            "attempt": self.attempt,
+            "cohort": len(ids),
+            "population": self.roster.clients,
+            "durable": cell.durable,
+            "parts": (_parcel_info("shared", shared),),
+        }
+        return {agent: Assignment(**common, **fields, clients=tuple(some)) for agent, some in clients.items()}
+
+    def _digest(self, work: ClientWork, shared: Parcel) -> str:
+        """Return a hash of the question: an answer to the same one, made before a restart, counts as a new one does."""
+        tickets = [ticket_of(work.own, position) for position in range(len(work.ids))]
         extra = {name: groups for name, groups in (("each", work.each), ("peers", work.peers)) if groups is not None}
         leaves = {path: leaf for name, groups in extra.items() for path, leaf in flatten(groups, f"{name}/").items()}
         if work.graph is not None:
             leaves["graph"] = work.graph
-        about = [work.method, work.keep, work.ids, tickets, work.measure, work.watch_epochs, parts[0].sha256]
-        return hashlib.sha256(json.dumps([*about, Parcel({}, leaves).sha256]).encode()).hexdigest()
+        question = [work.method, work.keep, work.ids, tickets, work.measure, work.watch_epochs, shared.sha256]
+        return hashlib.sha256(json.dumps([*question, Parcel({}, leaves).sha256]).encode()).hexdigest()
 
-    def _reopen(self, update: Accepted) -> ClientAnswer:
-        """An update that was accepted before this process began."""
-        path = self.hub.ledger.updates / update.file
+    def _reopen(self, update: AcceptedUpdate) -> ClientAnswer:
+        """Open an update that an earlier process accepted."""
+        path = self.pool.ledger.updates / update.file
         _, found = read_answer(*open_parcel(path))
         return replace(found[update.client], bytes=path.stat().st_size)
 
-    def _template(self, work: ClientWork) -> Template | None:
-        width = len(work.ids) if work.graph is not None else 0
-        about = (work.method, ",".join(work.shared), width)
-        if about not in self._templates:
+    def _expected_update(self, work: ClientWork) -> ExpectedUpdate | None:
+        """Return what an honest answer looks like, or None if made-up examples do not suit the model."""
+        key = (work.method, ",".join(work.shared), len(work.ids) if work.graph is not None else 0)
+        if key not in self._expected:
+            found = None
             try:
-                made = template(work, self._kept, self.made.place(replace(self.task), self.setup))
-            except Exception as error:  # made-up examples need not suit every model: then the first checks do
+                place = synthetic_place(self.participants.data_format, replace(self.task), self.participants.setup)
+                found = expected_update(work, self._initial_own, place)
+            except Exception as error:  # the other checks remain
                 why = f"{type(error).__name__}: {error}"
                 if self.sampling.norm_bound is not None:
                     raise TrainingError(
                         "cohort.norm_bound needs to know what clients send, and their method could not be tried on "
                         f"made-up examples: {why}. Leave norm_bound out."
                     ) from error
-                self.hub.log("note", f"answers are not compared with a template: {why}")
-                made = None
-            self._templates[about] = made
-            if made is not None:
-                self.hub.largest = max(self.hub.largest, 2 * made.bytes + (16 << 20))
-        return self._templates[about]
+                self.pool.log("note", f"the form of answers is not checked: {why}")
+            self._expected[key] = found
+            if found is not None:
+                self.pool.largest = max(self.pool.largest, 2 * found.bytes + (16 << 20))
+        return self._expected[key]
 
-    def _check_measured(self, ask: Ask, answer: ClientAnswer) -> None:
-        sizes: dict[str, int] = {split: int(self.roster.held[split][answer.client]) for split in ask.splits}
-        if not self.same_sizes:
-            sizes = {split: answer.measured[split].count for split in answer.measured}
+    def _check_measured(self, assignment: Assignment, answer: ClientAnswer) -> None:
+        splits = assignment.splits
+        sizes: dict[str, int] = {split: int(self.roster.held[split][answer.client]) for split in splits}
+        if not self.participants.same_sizes:
+            sizes = {split: found.count for split, found in answer.measured.items()}
         means = ("loss", *(metric.name for metric in self.task.measures if metric.is_mean))
-        # a call in which nothing is trained has nothing to measure
-        splits = ask.splits if ask.kind == "evaluate" or answer.measured else ()
-        check_measured(answer.measured, splits, sizes, means, self._summaries())
+        summaries = tuple(metric.name for metric in self.task.measures if metric.summary is not None)
+        # a call that trains nothing has nothing to measure
+        required = splits if assignment.kind == "evaluate" or answer.measured else ()
+        check_measured(answer.measured, required, sizes, means, summaries)
 
-    def _summaries(self) -> tuple[str, ...]:
-        """Metrics that are made of the scores of single examples."""
-        return tuple(metric.name for metric in self.task.measures if metric.summary is not None)
 
-    def _check_sha256(self, ask: Ask, answer: ClientAnswer) -> None:
-        if answer.sha256 is None or len(answer.sha256) != 64:
-            raise Rejected("malformed", "there is no fingerprint in the answer")
+def _parcel_info(role: Any, parcel: Parcel) -> ParcelInfo:
+    return ParcelInfo(role=role, sha256=parcel.sha256, bytes=parcel.size)
+
+
+def _rows(groups: Groups, positions: torch.Tensor) -> Groups:
+    return {group: {name: leaf[positions] for name, leaf in leaves.items()} for group, leaves in groups.items()}
 
 
 def _scored(answers: Iterable[Mapping[str, Measured]]) -> bool:
-    """Whether everybody sent the scores of single examples: some are worth nothing without the others."""
+    """Return whether all clients sent the scores of single examples: a summary needs all of them."""
     return all(found.targets is not None for measured in answers for found in measured.values() if found.count)
 
 
 def _unscored(measured: Mapping[str, Measured]) -> dict[str, Measured]:
-    """Measurements without the scores of single examples."""
+    """Return measurements without the scores of single examples."""
     return {where: Measured(found.count, found.sums) for where, found in measured.items()}

@@ -1,4 +1,4 @@
-"""The coordinator's one HTTPS port: FastAPI, signed requests, long polls, tensors in and out."""
+"""The coordinator's HTTP interface: signed requests, long polls, tensors in and out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -15,33 +15,37 @@ from fastapi import FastAPI, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
 from fedloom import __version__, faults
 from fedloom.errors import InputError, StoreError
-from fedloom.network.coordinator.authentication import Denied, Door, described
-from fedloom.network.coordinator.calls import Connection, Hub
-from fedloom.network.coordinator.intake import Busy, Forged, Intake
-from fedloom.network.coordinator.request_body import Body, TooLarge
-from fedloom.network.coordinator.update_checks import Rejected
-from fedloom.network.protocol.compression import PackingError, packed
-from fedloom.network.protocol.identity import BODY, Verifier
-from fedloom.network.protocol.messages import Beat, Enrolment, Failure, Hello
+from fedloom.network.coordinator.agent_pool import AgentPool
+from fedloom.network.coordinator.authentication import Authenticator
+from fedloom.network.coordinator.intake import Intake
+from fedloom.network.coordinator.request_body import RequestBody
+from fedloom.network.protocol.compression import compressed
+from fedloom.network.protocol.messages import Enrolment, Failure, Heartbeat, Hello
+from fedloom.network.protocol.rejection import Rejected
+from fedloom.network.protocol.signatures import BODY, Verifier
 from fedloom.network.protocol.tensors import PROTOCOL, Parcel
 
-POLL = 20.0  # seconds that an agent's question for work stays open
-WHOLE = 8 << 20  # parcels up to this size are sent in one piece
-BINARY = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+POLL = 20.0  # seconds that a poll for work stays open
+WHOLE = 8 << 20  # bytes: replies up to this size are sent in one piece
+OCTETS = "application/octet-stream"
+BINARY = {"content": {OCTETS: {"schema": {"type": "string", "format": "binary"}}}}
 
 
-def make_app(hub: Hub, authority: bytes = b"", verifier: Verifier | None = None, operator: str = "") -> FastAPI:
-    """The coordinator's application; `authority` is the certificate that agents pin, `operator` the hash of a token."""
+def make_app(
+    pool: AgentPool, certificate: bytes = b"", verifier: Verifier | None = None, operator: str = ""
+) -> FastAPI:
+    """Return the application; `certificate` is what agents pin, `operator` the hash of the operator's token."""
     verifier = verifier or Verifier()
-    door, intake = Door(hub, verifier, operator), Intake(hub)
+    authenticator, intake = Authenticator(pool, verifier, operator), Intake(pool)
     app = FastAPI(title="fedloom coordinator", version=str(PROTOCOL), docs_url=None, redoc_url=None)
 
-    @app.exception_handler(Denied)
-    async def _denied(request: Request, why: Denied) -> JSONResponse:
+    @app.exception_handler(Rejected)
+    async def _rejected(request: Request, why: Rejected) -> JSONResponse:
         content = {"code": why.code, "message": why.message, "time": faults.clock(), "session": verifier.session}
         return JSONResponse(content, status_code=why.status)
 
@@ -49,82 +53,80 @@ def make_app(hub: Hub, authority: bytes = b"", verifier: Verifier | None = None,
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        return await _denied(request, Denied(422, "malformed", f"{place}: {first['msg']}"))
+        return await _rejected(request, Rejected("malformed", f"{place}: {first['msg']}"))
 
     @app.exception_handler(StoreError)
-    async def _full(request: Request, error: StoreError) -> JSONResponse:
-        hub.log("disk", str(error))
-        return await _denied(request, Denied(507, "disk", "The coordinator cannot use its disk now; try again."))
+    async def _disk_full(request: Request, error: StoreError) -> JSONResponse:
+        pool.log("disk", str(error))
+        return await _rejected(request, Rejected("disk", "The coordinator cannot use its disk now; try again."))
 
     @app.exception_handler(ClientDisconnect)
-    async def _gone(request: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=400)  # nobody hears it; whoever comes back sends everything again
+    async def _disconnected(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=400)  # nobody receives it; an agent that reconnects sends everything again
 
     @app.get("/v1/ca", summary="The certificate to pin: compare its SHA-256 with the fingerprint in the token.")
     async def ca() -> Response:
-        return Response(authority, media_type="application/x-pem-file")
+        return Response(certificate, media_type="application/x-pem-file")
 
-    @app.get("/v1/status", summary="How many are there; with the operator's token also who, and what is being done.")
+    @app.get("/v1/status", summary="How many agents there are; with the operator's token also their names and work.")
     async def status(request: Request) -> JSONResponse:
-        found = hub.status() if door.is_operator(request) else hub.counts()
+        found = pool.status() if authenticator.is_operator(request) else pool.counts()
         return JSONResponse({"protocol": PROTOCOL, "fedloom": __version__, **found})
 
     @app.post(
-        "/v1/enrol",
-        summary="Exchange a one-time token for a place among the agents.",
-        openapi_extra=described(Enrolment),
+        "/v1/enrol", summary="Exchange a one-time token for an agent's number.", openapi_extra=_json_body(Enrolment)
     )
     async def enrol(request: Request) -> dict[str, str]:
-        wanted = await door.read_unsigned(request, Enrolment)
+        message = await authenticator.read_unsigned(request, Enrolment)
         try:
-            secret, key = bytes.fromhex(wanted.secret), bytes.fromhex(wanted.public_key)
-            if len(key) != 32 or not wanted.name or not wanted.name.isprintable():
+            secret, key = bytes.fromhex(message.secret), bytes.fromhex(message.public_key)
+            if len(key) != 32 or not message.name or not message.name.isprintable():
                 raise InputError("the name or the key is not valid")
             digest = hashlib.sha256(secret).hexdigest()
-            agent = await run_in_threadpool(hub.ledger.enrol, digest, wanted.name, key.hex())
+            agent = await run_in_threadpool(pool.ledger.enrol, digest, message.name, key.hex())
         except (ValueError, InputError) as error:
-            hub.log("denied", f"an enrolment as '{wanted.name}' was refused: {error}")
-            raise Denied(401, "token", f"The enrolment was refused: {error}.") from None
+            pool.log("denied", f"an enrolment as '{message.name}' was rejected: {error}")
+            raise Rejected("token", f"The enrolment was rejected: {error}.") from None
         return {"agent": agent, "session": verifier.session}
 
     @app.get("/v1/plan", summary="What will be run: names and fields, and hashes of the code that must be installed.")
     async def plan(request: Request) -> JSONResponse:
-        door.agent(request)
-        return JSONResponse(hub.offer)
+        authenticator.agent(request)
+        return JSONResponse(pool.run_plan)
 
     @app.get(
         "/v1/tensors/{sha256}", summary="Tensors by their SHA-256.", responses={200: BINARY}, response_class=Response
     )
     async def tensors(request: Request, sha256: str) -> Response:
-        door.agent(request)
-        path = hub.lasting.get(sha256)
+        authenticator.agent(request)
+        path = pool.initial_weights.get(sha256)
         if path is None:
-            raise Denied(404, "unknown", "There are no such tensors.")
-        return FileResponse(path, media_type="application/octet-stream")
+            raise Rejected("unknown", "There are no such tensors.", status=404)
+        return FileResponse(path, media_type=OCTETS)
 
-    @app.post("/v1/hello", summary="An agent is ready to work.", openapi_extra=described(Hello))
+    @app.post("/v1/hello", summary="An agent is ready to work.", openapi_extra=_json_body(Hello))
     async def hello(request: Request) -> JSONResponse:
-        connection = door.agent(request)
-        said = await door.read(request, Hello)
+        agent = authenticator.agent(request)
+        message = await authenticator.read(request, Hello)
         try:
-            await run_in_threadpool(welcome, hub, connection, said)
+            await run_in_threadpool(pool.admit, agent, message)
         except InputError as error:
-            connection.refused = str(error)
-            hub.log("denied", f"{connection.name} cannot take part: {error}", connection.agent)
-            raise Denied(409, "mismatch", str(error)) from None
-        return JSONResponse({"beat": hub.beat})
+            agent.refused = str(error)
+            pool.log("denied", f"{agent.name} cannot take part: {error}", agent.agent)
+            raise Rejected("mismatch", str(error)) from None
+        return JSONResponse({"beat": pool.heartbeat})
 
-    @app.post("/v1/heartbeat", summary="A sign of life.", openapi_extra=described(Beat))
+    @app.post("/v1/heartbeat", summary="The agent is alive.", openapi_extra=_json_body(Heartbeat))
     async def heartbeat(request: Request) -> JSONResponse:
-        connection = door.agent(request)
-        said = await door.read(request, Beat)
-        hub.seen(connection.agent, connection.name, said.doing)
-        return JSONResponse({"finished": hub.farewell(connection)})
+        agent = authenticator.agent(request)
+        message = await authenticator.read(request, Heartbeat)
+        pool.mark_seen(agent.agent, agent.name, message.doing)
+        return JSONResponse({"finished": pool.end_message(agent)})
 
     @app.get(
         "/v1/work",
-        summary="What to do next; waits for it. A frame: 4 bytes with the header's length, the ask, tensors.",
-        responses={200: BINARY, 204: {"description": "Nothing to do: ask again."}},
+        summary="The next assignment; waits for it. 4 bytes with the header's length, the header, parcels.",
+        responses={200: BINARY, 204: {"description": "Nothing to do: poll again."}},
         response_class=Response,
     )
     async def work(
@@ -132,29 +134,30 @@ def make_app(hub: Hub, authority: bytes = b"", verifier: Verifier | None = None,
         have: Annotated[str, Query(max_length=4000)] = "",
         pack: Annotated[bool, Query()] = False,
     ) -> Response:
-        connection = door.agent(request)
-        if connection.hello is None:
-            raise Denied(409, "hello", "Say hello first: the coordinator was started anew.")
+        agent = authenticator.agent(request)
+        if agent.hello is None:
+            raise Rejected("hello", "Say hello first: the coordinator was restarted.")
         known = set(have.split(","))
         end = time.monotonic() + POLL
-        while not hub.finished:
-            connection.wake.clear()
-            found = hub.next_ask(connection.agent)
+        while not pool.finished:
+            agent.wake.clear()
+            found = pool.next_assignment(agent.agent)
             if found is not None:
-                ask, call = found
-                missing = [call.parts[part.sha256] for part in ask.parts if part.sha256 not in known]
-                header = json.dumps({**ask.model_dump(mode="json"), "missing": [p.sha256 for p in missing]}).encode()
-                sent = 4 + len(header) + sum(part.size for part in missing)
-                call.sent[connection.agent] = call.sent.get(connection.agent, 0) + sent
+                assignment, call = found
+                missing = [call.parcels[part.sha256] for part in assignment.parts if part.sha256 not in known]
+                message = {**assignment.model_dump(mode="json"), "missing": [parcel.sha256 for parcel in missing]}
+                header = json.dumps(message).encode()
+                sent = 4 + len(header) + sum(parcel.size for parcel in missing)
+                call.sent[agent.agent] = call.sent.get(agent.agent, 0) + sent
                 return _send(missing, len(header).to_bytes(4, "little") + header, pack)
             left = end - time.monotonic()
             if left <= 0 or await request.is_disconnected():
                 break
             try:
-                await asyncio.wait_for(connection.wake.wait(), min(left, hub.beat))
+                await asyncio.wait_for(agent.wake.wait(), min(left, pool.heartbeat))
             except asyncio.TimeoutError:
-                hub.seen(connection.agent, connection.name)
-        words = hub.farewell(connection)
+                pool.mark_seen(agent.agent, agent.name)
+        words = pool.end_message(agent)
         return Response(status_code=204, headers={"fedloom-finished": quote(words[:500])} if words else None)
 
     @app.post(
@@ -163,100 +166,72 @@ def make_app(hub: Hub, authority: bytes = b"", verifier: Verifier | None = None,
         openapi_extra={"requestBody": {"required": True, **BINARY}},
     )
     async def answers(request: Request) -> JSONResponse:
-        connection = door.agent(request)
+        agent = authenticator.agent(request)
         encoding = request.headers.get("content-encoding", "")
         if encoding not in ("", "identity", "zstd"):
-            raise Denied(415, "encoding", "A body may be compressed with zstd, or not at all.")
-        body = Body(hub.ledger.updates / f"{secrets.token_hex(8)}.part", hub.largest, encoding)
+            raise Rejected("encoding", "A body may be compressed with zstd, or not at all.")
+        body = RequestBody(pool.ledger.updates / f"{secrets.token_hex(8)}.part", pool.largest, encoding)
         try:
             async for piece in request.stream():
                 if body.in_memory and not encoding:
                     body.add(piece)
                 else:
                     await run_in_threadpool(body.add, piece)
-            hub.seen(connection.agent, connection.name)
-            found = await intake.receive(connection.agent, body, request.headers.get(BODY))
-        except TooLarge:
-            hub.log("rejected", f"{connection.name}: an answer has more than {hub.largest} bytes", connection.agent)
-            raise Denied(413, "too-large", f"An answer may have {hub.largest} bytes.") from None
-        except Forged as why:
-            raise Denied(401, "body", str(why)) from None
-        except Busy:
-            raise Denied(503, "busy", "This client's answer is being taken in; try again.") from None
-        except (Rejected, PackingError) as error:
-            wrong = error if isinstance(error, Rejected) else Rejected("malformed", "the body is not what zstd makes")
-            hub.log("rejected", f"{connection.name}: an answer was rejected ({wrong.code}: {wrong.message})")
-            raise Denied(422, wrong.code, wrong.message) from None
+            pool.mark_seen(agent.agent, agent.name)
+            verdicts = await intake.receive(agent.agent, body, request.headers.get(BODY))
+        except Rejected as why:
+            if why.code not in ("body", "busy"):  # the agent sends those again
+                pool.log("rejected", f"{agent.name}: an answer was rejected ({why.code}: {why.message})", agent.agent)
+            raise
         except OSError as error:
-            raise StoreError(f"An answer of {connection.name} could not be written: {error}.") from error
+            raise StoreError(f"An answer of {agent.name} could not be written: {error}.") from error
         finally:
             body.discard()
-        return JSONResponse({"results": found})
+        return JSONResponse({"results": verdicts})
 
-    @app.post("/v1/failures", summary="Why an agent does not do what it was asked.", openapi_extra=described(Failure))
+    @app.post("/v1/failures", summary="Why an agent does not do its work.", openapi_extra=_json_body(Failure))
     async def failures(request: Request) -> JSONResponse:
-        connection = door.agent(request)
-        failure = await door.read(request, Failure)
-        await run_in_threadpool(hub.fail, connection.agent, failure)
+        agent = authenticator.agent(request)
+        failure = await authenticator.read(request, Failure)
+        await run_in_threadpool(pool.fail, agent.agent, failure)
         return JSONResponse({"status": "noted"})
 
     return app
 
 
-def welcome(hub: Hub, connection: Connection, hello: Hello) -> None:
-    """Take a ready agent in, unless its data does not fit what the others have or what it said before."""
-    with hub.welcoming:
-        _welcome(hub, connection, hello)
-    with hub.changed:
-        hub.changed.notify_all()
-    hub.log("agent", f"{connection.name} is ready, with {len(hello.clients)} client(s)", connection.agent)
-
-
-def _welcome(hub: Hub, connection: Connection, hello: Hello) -> None:
-    expected = hub.ledger.fact("data")
-    found = {"features": list(hello.features), "dtype": hello.dtype, "classes": list(hello.classes)}
-    if expected is None:
-        hub.ledger.set_fact("data", found)
-    elif expected != found:
-        different = [
-            f"{key}: {_short(expected[key])} there, {_short(found[key])} here"
-            for key in found
-            if expected[key] != found[key]
-        ]
-        raise InputError(f"its data does not fit the run's. {'; '.join(different)}")
-    if not hello.clients:
-        raise InputError("it hosts no client")
-    hosted = [row for row in hub.ledger.clients() if row["agent"] == connection.agent]
-    if hub.ledger.clients() and not hosted:
-        raise InputError("the run began without it")
-    before = (hub.ledger.agent(connection.agent) or {}).get("hello")
-    if hosted and before and json.loads(before).get("data_mark") != hello.data_mark:
-        raise InputError("its data has changed since the run began")
-    if not hosted or not before:
-        hub.ledger.set_hello(connection.agent, hello.model_dump(mode="json"))
-    connection.hello, connection.refused = hello, ""
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 80 else text[:77] + "…"
-
-
-def _send(parcels: list[Parcel], start: bytes = b"", pack: bool = False) -> Response:
-    """Some bytes and parcels: small ones at once, large ones in chunks straight from the tensors' memory."""
+def _send(parcels: list[Parcel], start: bytes = b"", compress: bool = False) -> Response:
+    """Send some bytes and parcels: small ones at once, large ones in chunks straight from the tensors' memory."""
     size = len(start) + sum(parcel.size for parcel in parcels)
-    kind, packing = "application/octet-stream", {"content-encoding": "zstd"}
-    if size <= WHOLE:  # made once, and sent to many
-        if not pack:
-            return Response(start + b"".join(parcel.whole for parcel in parcels), media_type=kind)
-        content = b"".join([*packed([start]), *(parcel.packed for parcel in parcels)])
-        return Response(content, media_type=kind, headers=packing)
+    encoding = {"content-encoding": "zstd"}
+    if size <= WHOLE:  # made once, and sent to many agents
+        if not compress:
+            return Response(start + b"".join(parcel.whole for parcel in parcels), media_type=OCTETS)
+        content = b"".join([*compressed([start]), *(parcel.compressed for parcel in parcels)])
+        return Response(content, media_type=OCTETS, headers=encoding)
 
     def pieces() -> Iterator[bytes]:
         yield start
         for parcel in parcels:
             yield from map(bytes, parcel.pieces())
 
-    if pack:
-        return StreamingResponse(packed(pieces()), media_type=kind, headers=packing)
-    return StreamingResponse(pieces(), media_type=kind, headers={"content-length": str(size)})
+    if compress:
+        return StreamingResponse(compressed(pieces()), media_type=OCTETS, headers=encoding)
+    return StreamingResponse(pieces(), media_type=OCTETS, headers={"content-length": str(size)})
+
+
+def _json_body(kind: type[BaseModel]) -> dict[str, Any]:
+    """Describe a JSON body for OpenAPI: FastAPI does not see it, because it is read after its signature."""
+    schema = kind.model_json_schema()
+    content = {"application/json": {"schema": _inlined(schema, schema.pop("$defs", {}))}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _inlined(schema: Any, known: Mapping[str, Any]) -> Any:
+    """Return a schema without references, which OpenAPI would look up in a list of its own."""
+    if isinstance(schema, list):
+        return [_inlined(one, known) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inlined(known[schema["$ref"].rpartition("/")[2]], known)
+    return {key: _inlined(value, known) for key, value in schema.items()}

@@ -1,4 +1,4 @@
-"""What becomes of an answer: it is read, checked, put on the disk, and only then counted."""
+"""Takes in answers: each is read, checked, written to the disk, and only then counted."""
 
 from __future__ import annotations
 
@@ -10,166 +10,170 @@ from pydantic import ValidationError
 
 from fedloom import faults
 from fedloom.machine import cores
-from fedloom.network.coordinator.calls import Call, Hub
-from fedloom.network.coordinator.ledger import Accepted
-from fedloom.network.coordinator.request_body import Body
-from fedloom.network.coordinator.update_checks import Rejected
-from fedloom.network.protocol.messages import Ask, ClientAnswer, Failure, read_answer
+from fedloom.network.coordinator.agent_pool import AgentPool
+from fedloom.network.coordinator.call import Call
+from fedloom.network.coordinator.ledger import AcceptedUpdate
+from fedloom.network.coordinator.request_body import RequestBody
+from fedloom.network.protocol.messages import Assignment, ClientAnswer, Failure, read_answer
+from fedloom.network.protocol.rejection import Rejected
 from fedloom.network.protocol.tensors import WireError, open_parcel
 
-MEMORY = (
-    256 << 20
-)  # bytes of answers that are kept in memory until they are added up; others are mapped from their files
+MEMORY = 256 << 20  # bytes of answers that stay in memory until they are aggregated; others are mapped from their files
 
 Verdict = dict[str, str]
 
 
-class Busy(Exception):
-    """The same client's answer is being taken in at this moment."""
-
-
-class Forged(Exception):
-    """A body that is not the one that was signed."""
-
-
 @dataclass
-class Judged:
-    """One client's answer, once it was looked at."""
+class CheckedAnswer:
+    """One client's answer after its check: the call it belongs to, where it was stored, or why it was rejected."""
 
     client: int
     call: Call | None = None
     answer: ClientAnswer | None = None
-    kept: Accepted | None = None
+    stored: AcceptedUpdate | None = None
     why: Rejected | None = None
 
 
-class Intake:
-    """Answers come in side by side; those that arrive while others are being committed share the next commit."""
+@dataclass
+class CheckedBody:
+    """A whole body after its check: the id of its assignment, its SHA-256, its size for each client, its answers."""
 
-    def __init__(self, hub: Hub) -> None:
-        self.hub, self.ledger = hub, hub.ledger
-        self._checking = ThreadPoolExecutor(
-            max(cores(), 2), "check"
-        )  # more would only take the processor from each other
+    id: str
+    sha256: str
+    size: int
+    answers: list[CheckedAnswer]
+
+    @property
+    def updates(self) -> list[AcceptedUpdate]:
+        return [one.stored for one in self.answers if one.stored is not None]
+
+
+class Intake:
+    """Answers arrive in parallel; those that arrive during a commit share the next one."""
+
+    def __init__(self, pool: AgentPool) -> None:
+        self.pool, self.ledger = pool, pool.ledger
+        self._checking = ThreadPoolExecutor(max(cores(), 2), "check")  # more would compete for the processor
         self._writing = ThreadPoolExecutor(1, "commit")
-        self._pending: list[tuple[Accepted, asyncio.Future[None]]] = []
+        self._pending: list[tuple[AcceptedUpdate, asyncio.Future[None]]] = []
         self._committer: asyncio.Task[None] | None = None
 
-    async def receive(self, agent: str, body: Body, expected: str | None) -> list[Verdict]:
-        """A whole body: what becomes of each client in it. `expected` is the SHA-256 that was signed."""
+    async def receive(self, agent: str, body: RequestBody, expected: str | None) -> list[Verdict]:
+        """Take in a whole body; return a verdict for each client. `expected` is the SHA-256 that was signed."""
         loop = asyncio.get_running_loop()
-        sha256, ask_id, judged = await loop.run_in_executor(self._checking, self._judge, agent, body, expected)
+        checked = await loop.run_in_executor(self._checking, self._check, agent, body, expected)
         try:
-            await asyncio.gather(*(self._commit(one.kept) for one in judged if one.kept is not None))
-            return [self._settle(agent, ask_id, one, sha256, body.size // len(judged)) for one in judged]
+            await asyncio.gather(*(self._commit(update) for update in checked.updates))
+            return self._count_all(agent, checked)
         finally:
-            self._release(judged)
+            self._release(checked.answers)
 
-    def receive_now(self, agent: str, body: Body, expected: str | None) -> list[Verdict]:
-        """The same without an event loop, one after another."""
-        sha256, ask_id, judged = self._judge(agent, body, expected)
+    def receive_now(self, agent: str, body: RequestBody, expected: str | None) -> list[Verdict]:
+        """Take in a whole body without an event loop."""
+        checked = self._check(agent, body, expected)
         try:
-            if kept := [one.kept for one in judged if one.kept is not None]:
-                self.ledger.accept(kept)
-            return [self._settle(agent, ask_id, one, sha256, body.size // len(judged)) for one in judged]
+            if checked.updates:
+                self.ledger.accept(checked.updates)
+            return self._count_all(agent, checked)
         finally:
-            self._release(judged)
+            self._release(checked.answers)
 
     # --- reading and checking, in a thread
 
-    def _judge(self, agent: str, body: Body, expected: str | None) -> tuple[str, str, list[Judged]]:
+    def _check(self, agent: str, body: RequestBody, expected: str | None) -> CheckedBody:
         sha256 = body.finish()
         if sha256 != expected:
-            raise Forged("The body is not the one that was signed.")
+            raise Rejected("body", "The body is not the one that was signed.")
         try:
-            header, tensors = body.open()
-            answer, clients = read_answer(header, tensors)
+            header, clients = read_answer(*body.open())
         except (WireError, ValidationError) as error:
             raise Rejected("malformed", str(error).splitlines()[0]) from None
         if not clients:
-            raise Rejected("malformed", "the answer is about no client")
-        judged: list[Judged] = []
+            raise Rejected("malformed", "the answer has no client")
+        checked = CheckedBody(header.ask, sha256, body.size // len(clients), [])
         try:
             for one in clients.values():
-                judged.append(Judged(one.client))
-                self._judge_one(judged[-1], agent, answer.ask, one, body, sha256, len(clients))
+                checked.answers.append(CheckedAnswer(one.client))
+                self._check_one(checked.answers[-1], agent, checked, one, body, alone=len(clients) == 1)
         except BaseException:
-            self._release(judged)
+            self._release(checked.answers)
             raise
-        return sha256, answer.ask, judged
+        return checked
 
-    def _judge_one(
-        self, judged: Judged, agent: str, ask_id: str, one: ClientAnswer, body: Body, sha256: str, together: int
+    def _check_one(
+        self, checked: CheckedAnswer, agent: str, whole: CheckedBody, one: ClientAnswer, body: RequestBody, alone: bool
     ) -> None:
         try:
-            with self.hub.changed:
-                ask = self._claim(judged, agent, ask_id, sha256)
-            if ask is None:  # the same body was accepted before, and the reply was lost
+            with self.pool.changed:
+                assignment = self._claim(checked, agent, whole)
+            if assignment is None:  # the same body was accepted before, and the reply was lost
                 return
-            call = judged.call
+            call = checked.call
             assert call is not None
-            if call.keep is not None and together != 1:
-                raise Rejected("malformed", "an answer to this question is about one client")
-            call.check(ask, one)
-            judged.answer = one
-            if call.keep is not None:
-                judged.kept, judged.answer = self._write(call, one, body, sha256)
+            if call.ledger_key is not None and not alone:
+                raise Rejected("malformed", "an answer to this assignment must be about one client")
+            call.check(assignment, one)
+            checked.answer = one
+            if call.ledger_key is not None:
+                checked.stored, checked.answer = self._store(call, one, body, whole.sha256)
         except Rejected as why:
-            judged.why = why
+            if why.code == "busy":
+                raise
+            checked.why = why
 
-    def _claim(self, judged: Judged, agent: str, ask_id: str, sha256: str) -> Ask | None:
-        """The ask that this answers, if its client is awaited; from now on nobody else answers for it."""
-        call, client = self.hub.call, judged.client
-        if call is None or agent not in call.asks or call.asks[agent].id != ask_id:
-            raise Rejected("late", "nobody waits for this answer: the round is over, or belongs to another attempt")
-        ask = call.asks[agent]
-        if client not in {one.client for one in ask.clients}:
+    def _claim(self, checked: CheckedAnswer, agent: str, whole: CheckedBody) -> Assignment | None:
+        """Return the assignment that this answers if its client is awaited, and reserve the client for this answer."""
+        call, client = self.pool.call, checked.client
+        assignment = call.assignment(agent, whole.id) if call is not None else None
+        if call is None or assignment is None:
+            raise Rejected("late", "the round is over, or belongs to another attempt")
+        if client not in {one.client for one in assignment.clients}:
             raise Rejected("not-asked", f"this agent was not asked about client {client}")
         if client in call.answers:
-            if call.hashes[client] == sha256:
+            if call.hashes[client] == whole.sha256:
                 return None
             raise Rejected("duplicate", "another answer of this client was accepted")
         if client not in call.waiting:
-            raise Rejected("duplicate", "an answer of this client was refused: it has no second try in this round")
+            raise Rejected("duplicate", "an answer of this client was rejected: it has no second try in this round")
         if client in call.claimed:
-            raise Busy
+            raise Rejected("busy", "Another answer of this client is being stored; try again.")
         call.claimed.add(client)
-        judged.call = call
-        return ask
+        checked.call = call
+        return assignment
 
-    def _release(self, judged: list[Judged]) -> None:
-        with self.hub.changed:
-            for one in judged:
+    def _release(self, answers: list[CheckedAnswer]) -> None:
+        with self.pool.changed:
+            for one in answers:
                 if one.call is not None:
                     one.call.claimed.discard(one.client)
 
-    def _write(self, call: Call, one: ClientAnswer, body: Body, sha256: str) -> tuple[Accepted, ClientAnswer]:
-        """Put the body where it stays until it is added up."""
-        assert call.keep is not None
-        cell, round, number, digest = call.keep
+    def _store(
+        self, call: Call, one: ClientAnswer, body: RequestBody, sha256: str
+    ) -> tuple[AcceptedUpdate, ClientAnswer]:
+        """Write the body to the file where it stays until it is aggregated."""
+        assert call.ledger_key is not None
+        cell, round, number, digest = call.ledger_key
         file = f"{cell}-{round}-{number}-{one.client}-{sha256[:12]}.safetensors"
         faults.point("update.received")
         body.keep(self.ledger.updates / file)
-        update = Accepted(cell, round, number, one.client, digest, file, sha256)
-        with self.hub.changed:
+        update = AcceptedUpdate(cell, round, number, one.client, digest, file, sha256)
+        with self.pool.changed:
             crowded = body.in_memory and call.in_memory + body.size > MEMORY
             call.in_memory += body.size if body.in_memory and not crowded else 0
-        return update, self.reopen(update) if crowded else one
-
-    def reopen(self, update: Accepted) -> ClientAnswer:
-        """An accepted answer, from its file."""
-        _, found = read_answer(*open_parcel(self.ledger.updates / update.file))
-        return found[update.client]
+        if crowded:
+            _, answers = read_answer(*open_parcel(self.ledger.updates / file))
+            one = answers[one.client]
+        return update, one
 
     # --- one commit for all that have arrived
 
-    async def _commit(self, update: Accepted) -> None:
+    async def _commit(self, update: AcceptedUpdate) -> None:
         """Wait until an update is on the disk."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         self._pending.append((update, done))
         if self._committer is None or self._committer.done():
-            self._committer = loop.create_task(self._commit_all())  # of its own: whoever began it need not wait for all
+            self._committer = loop.create_task(self._commit_all())  # a task, so that no request waits for later ones
         await done
 
     async def _commit_all(self) -> None:
@@ -179,7 +183,7 @@ class Intake:
             error: Exception | None = None
             try:
                 await loop.run_in_executor(self._writing, self.ledger.accept, [one for one, _ in batch])
-            except Exception as failed:  # each answer's own request says so
+            except Exception as failed:  # each answer's own request reports it
                 error = failed
             for _, future in batch:
                 if not future.done():
@@ -187,36 +191,37 @@ class Intake:
 
     # --- counting
 
-    def _settle(self, agent: str, ask_id: str, one: Judged, sha256: str, size: int) -> Verdict:
+    def _count_all(self, agent: str, checked: CheckedBody) -> list[Verdict]:
+        return [self._count(agent, checked, one) for one in checked.answers]
+
+    def _count(self, agent: str, checked: CheckedBody, one: CheckedAnswer) -> Verdict:
         call = one.call
         if one.why is None and call is not None and one.answer is not None:
-            with self.hub.changed:
+            with self.pool.changed:
                 if call.open and one.client in call.waiting:
-                    call.accept(one.client, one.answer, one.kept, sha256, size)
-                    self.hub.accepted += 1
+                    call.accept(one.client, one.answer, checked.sha256, checked.size)
+                    self.pool.accepted += 1
                     if call.complete:
-                        self.hub.changed.notify_all()
+                        self.pool.changed.notify_all()
                 else:
-                    one.why = Rejected("late", "the round was closed before this answer was on the disk")
-            if one.why is not None and one.kept is not None:
-                self.ledger.drop(one.kept)
+                    one.why = Rejected("late", "the round ended before this answer was on the disk")
+            if one.why is not None and one.stored is not None:
+                self.ledger.drop(one.stored)
         if one.why is None:
             return {"client": str(one.client), "status": "accepted"}
-        self._reject(agent, ask_id, one.client, one.why)
+        self._reject(agent, checked.id, one.client, one.why)
         return {"client": str(one.client), "status": "rejected", "code": one.why.code, "message": one.why.message}
 
-    def _reject(self, agent: str, ask_id: str, client: int, why: Rejected) -> None:
-        """A bad answer costs its client the round; one that nobody waits for costs nothing."""
-        name = self.hub.connections[agent].name
-        with self.hub.changed:
-            self.hub.rejected += 1
-            call = self.hub.call
-            mine = call is not None and agent in call.asks and call.asks[agent].id == ask_id
-            if call is not None and mine and why.code not in ("late", "duplicate", "not-asked"):
+    def _reject(self, agent: str, id: str, client: int, why: Rejected) -> None:
+        """Reject an answer: a bad one costs its client the round, one that is not awaited costs nothing."""
+        message = f"{why.code}: {why.message}"
+        with self.pool.changed:
+            self.pool.rejected += 1
+            call = self.pool.call
+            expected = why.code not in ("late", "duplicate", "not-asked")
+            if expected and call is not None and call.assignment(agent, id) is not None:
                 call.waiting.pop(client, None)
-                message = f"{why.code}: {why.message}"
-                call.failures[client] = Failure(ask=ask_id, clients=(client,), kind="refused", message=message)
-                self.hub.changed.notify_all()
-        self.hub.log(
-            "rejected", f"{name}: the answer of client {client} was rejected ({why.code}: {why.message})", agent
-        )
+                call.failures[client] = Failure(ask=id, clients=(client,), kind="refused", message=message)
+                self.pool.changed.notify_all()
+        name = self.pool.agents[agent].name
+        self.pool.log("rejected", f"{name}: the answer of client {client} was rejected ({message})", agent)

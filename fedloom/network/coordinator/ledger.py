@@ -1,7 +1,7 @@
-"""What the coordinator must not forget: agents, who holds which client, attempts, accepted updates. One SQLite file.
+"""The coordinator's durable memory in one SQLite file: agents, the clients they host, attempts, accepted updates.
 
-Every commit that somebody relies on is on the disk before it is acknowledged (WAL with synchronous = FULL). The bodies
-of accepted updates are files beside it; their SHA-256 is in the ledger, so one that a power cut took is noticed.
+A commit that an agent relies on is on the disk before the agent hears of it (WAL with synchronous = FULL). The bodies
+of accepted updates are files beside the database, which holds their SHA-256, so that damage by a power cut is noticed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedloom import faults
+from fedloom import faults, files
 from fedloom.errors import InputError, StoreError
 
 Row = dict[str, Any]
@@ -39,14 +39,14 @@ SCHEMA = (
 
 
 @dataclass(frozen=True)
-class Accepted:
-    """One client's accepted update: to which question it belongs, and where its body is."""
+class AcceptedUpdate:
+    """One client's accepted update: the question that it answers, and the file with its body."""
 
     cell: str
     round: int
     call: int
     client: int
-    digest: str  # of what was asked: an answer to another question is none
+    digest: str  # of the question: the answer to another one does not count
     file: str
     sha256: str
 
@@ -59,13 +59,13 @@ class Ledger:
         self.updates = folder / "updates"
         path = folder / "ledger.db"
         if existing and not path.is_file():
-            raise StoreError(f"There is no coordinator's ledger in {folder}: {path} does not exist.")
+            raise StoreError(f"{folder} has no coordinator's ledger: {path} does not exist.")
         self._lock, self._reading = threading.Lock(), threading.Lock()
         try:
             self.updates.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._database, self._reader = (
                 sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False) for _ in range(2)
-            )  # who reads does not wait for who writes
+            )  # two connections, so that reading does not wait for writing
             for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
                 self._database.execute(f"PRAGMA {pragma}")
             with self._transaction() as database:
@@ -116,7 +116,7 @@ class Ledger:
             database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (key, json.dumps(value)))
 
     def next_attempt(self) -> int:
-        """A number that no earlier process of this coordinator had: it tells its questions from theirs."""
+        """Return a number that no earlier process of this coordinator had, to tell its calls from theirs."""
         number = int(self.fact("attempt") or 0) + 1
         self.set_fact("attempt", number)
         return number
@@ -124,7 +124,7 @@ class Ledger:
     # --- agents
 
     def invite(self, digest: str) -> None:
-        """Remember a one-time token."""
+        """Store a one-time token."""
         with self._transaction() as database:
             database.execute("INSERT OR IGNORE INTO tokens (digest, made) VALUES (?, ?)", (digest, time.time()))
 
@@ -132,7 +132,7 @@ class Ledger:
         return int(self._rows("SELECT count(*) AS n FROM tokens WHERE agent IS NULL")[0]["n"])
 
     def enrol(self, digest: str, name: str, key: str) -> str:
-        """Exchange a token for an agent's number. The same agent may ask again, should the answer have been lost."""
+        """Exchange a token for an agent's number. The same agent may repeat this if the reply was lost."""
         with self._transaction() as database:
             found = database.execute("SELECT agent FROM tokens WHERE digest = ?", (digest,)).fetchone()
             if found is None:
@@ -144,7 +144,7 @@ class Ledger:
                 raise InputError("the token was used by another agent: every agent needs its own")
             taken = database.execute("SELECT agent FROM agents WHERE name = ?", (name,)).fetchone()
             if taken is not None and taken[0] != agent:
-                raise InputError(f"there is another agent with the name '{name}': choose another")
+                raise InputError(f"there is another agent with the name '{name}': choose a different name")
             values = (agent, name, key, time.time())
             database.execute("INSERT OR IGNORE INTO agents (agent, name, key, enrolled) VALUES (?, ?, ?, ?)", values)
             database.execute("UPDATE tokens SET agent = ? WHERE digest = ?", (agent, digest))
@@ -158,21 +158,21 @@ class Ledger:
         return self._rows("SELECT * FROM agents ORDER BY name")
 
     def revoke(self, name: str) -> None:
-        """From now on this agent's requests are refused."""
+        """Reject this agent's requests from now on."""
         with self._transaction() as database:
             changed = database.execute(
                 "UPDATE agents SET revoked = coalesce(revoked, ?) WHERE name = ? OR agent = ?",
                 (time.time(), name, name),
             )
             if not changed.rowcount:
-                known = ", ".join(row["name"] for row in self.agents()) or "nobody"
+                known = ", ".join(row["name"] for row in self.agents()) or "none"
                 raise InputError(f"There is no agent '{name}'. Enrolled: {known}.")
 
     def set_hello(self, agent: str, hello: Row) -> None:
         with self._transaction() as database:
             database.execute("UPDATE agents SET hello = ? WHERE agent = ?", (json.dumps(hello), agent))
 
-    # --- clients: who holds whom, fixed when the run begins
+    # --- clients: which agent hosts which, fixed when the run begins
 
     def clients(self) -> list[Row]:
         return self._rows("SELECT * FROM clients ORDER BY client")
@@ -200,8 +200,8 @@ class Ledger:
     def attempts(self) -> list[Row]:
         return self._rows("SELECT * FROM attempts ORDER BY cell, round, attempt")
 
-    def accept(self, updates: Sequence[Accepted]) -> None:
-        """Several accepted updates in one commit, which is on the disk when this returns."""
+    def accept(self, updates: Sequence[AcceptedUpdate]) -> None:
+        """Store accepted updates in one commit, which is on the disk when this returns."""
         faults.point("ledger.accept")
         with self._transaction() as database:
             database.executemany(
@@ -210,31 +210,31 @@ class Ledger:
             )
         faults.point("ledger.accepted")
 
-    def accepted(self, cell: str, round: int, call: int, digest: str) -> list[Accepted]:
-        """Updates that were accepted for this very question and are whole."""
+    def accepted(self, cell: str, round: int, call: int, digest: str) -> list[AcceptedUpdate]:
+        """Return the updates that were accepted for exactly this question and are not damaged."""
         query = "SELECT * FROM updates WHERE cell = ? AND round = ? AND call = ? AND digest = ? ORDER BY client"
-        found = [Accepted(**row) for row in self._rows(query, cell, round, call, digest)]
-        return [update for update in found if _whole(self.updates / update.file, update.sha256)]
+        found = [AcceptedUpdate(**row) for row in self._rows(query, cell, round, call, digest)]
+        return [update for update in found if _is_undamaged(self.updates / update.file, update.sha256)]
 
-    def drop(self, update: Accepted) -> None:
-        """An update came too late after all."""
+    def drop(self, update: AcceptedUpdate) -> None:
+        """Delete an update that came too late after all."""
         with self._transaction(durable=False) as database:
             where = (update.cell, update.round, update.call, update.client)
             database.execute("DELETE FROM updates WHERE cell = ? AND round = ? AND call = ? AND client = ?", where)
         (self.updates / update.file).unlink(missing_ok=True)
 
     def forget(self, cell: str, round: int) -> None:
-        """Updates up to a round are part of a checkpoint now."""
+        """Delete the updates up to a round that is checkpointed."""
         faults.point("ledger.forget")
-        files = self._rows("SELECT file FROM updates WHERE cell = ? AND round <= ?", cell, round)
-        if files:
+        rows = self._rows("SELECT file FROM updates WHERE cell = ? AND round <= ?", cell, round)
+        if rows:
             with self._transaction(durable=False) as database:
                 database.execute("DELETE FROM updates WHERE cell = ? AND round <= ?", (cell, round))
-        for row in files:
+        for row in rows:
             (self.updates / row["file"]).unlink(missing_ok=True)
 
     def sweep(self) -> None:
-        """Delete bodies that no row knows: uploads that a crash interrupted."""
+        """Delete bodies without a row: uploads that a crash interrupted."""
         known = {row["file"] for row in self._rows("SELECT file FROM updates")}
         for file in self.updates.iterdir():
             if file.name not in known:
@@ -252,12 +252,8 @@ class Ledger:
         return found[::-1]
 
 
-def _whole(path: Path, sha256: str) -> bool:
+def _is_undamaged(path: Path, sha256: str) -> bool:
     try:
-        digest = hashlib.sha256()
-        with open(path, "rb") as file:
-            while piece := file.read(1 << 20):
-                digest.update(piece)
+        return files.sha256(path) == sha256
     except OSError:
         return False
-    return digest.hexdigest() == sha256

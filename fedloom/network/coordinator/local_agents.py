@@ -1,4 +1,4 @@
-"""A rehearsal: agents on this machine, each with some of the partition's clients, that end with their coordinator."""
+"""A rehearsal: agents on this machine, each with some of the partition's clients, which end with the coordinator."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import tomli_w
 from fedloom.errors import FedloomError, InputError
 from fedloom.experiment.experiment_file import Experiment
 from fedloom.network.agent.policy import rehearsal
-from fedloom.network.protocol.identity import write_private
+from fedloom.network.protocol.private_files import write_private
 
-GOODBYE = 5.0  # seconds in which agents may hear that the run is over
+GOODBYE = 5.0  # seconds for agents to end by themselves
 
 
 class LocalAgents:
-    """Processes of `fedloom join`; client k is hosted by agent k modulo their number."""
+    """Processes of `fedloom join`; agent k modulo their number hosts client k."""
 
     def __init__(self, folder: Path, experiment: Experiment, count: int, invite: Callable[[], Path]) -> None:
         self.folder, self.experiment, self.count, self.invite = folder, experiment, count, invite
@@ -28,7 +28,7 @@ class LocalAgents:
 
     @contextlib.contextmanager
     def running(self, url: str, clients: int, tell: Callable[[str], None]) -> Iterator[None]:
-        """The agents, while the context lasts."""
+        """Run the agents while the context lasts."""
         if self.count > clients:
             raise InputError(f"--local {self.count}: there are only {clients} clients to host.")
         tell(f"Rehearsal: {self.count} agents on this machine host {clients} clients.")
@@ -38,7 +38,7 @@ class LocalAgents:
         finally:
             for process in self._processes:
                 if process.stdin is not None:
-                    process.stdin.close()  # which tells it to end
+                    process.stdin.close()  # the agent then ends
             for process in self._processes:
                 try:
                     process.wait(timeout=GOODBYE)
@@ -47,7 +47,7 @@ class LocalAgents:
                     process.wait()
 
     def check(self) -> None:
-        """An agent that ended will not come back: say why."""
+        """Raise an error if an agent has ended: it will not come back."""
         for number, process in enumerate(self._processes):
             if process.poll() is not None:
                 log = self._folder(number) / "log.txt"
@@ -76,7 +76,7 @@ class LocalAgents:
                 stdout=log,
                 stderr=log,
                 env=environment,
-                start_new_session=True,  # Ctrl-C is for the coordinator, which lets them finish the round
+                start_new_session=True,  # Ctrl-C must reach only the coordinator, which lets agents finish the round
             )
 
 

@@ -1,90 +1,71 @@
-"""Every update is checked before it may touch the model. A bad one rejects that client for the round, with a reason."""
+"""Checks every update before it can change the model. A bad update costs its client the round, with a reason."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedloom.network.coordinator.expected_update import Shape, Template
-from fedloom.network.protocol.messages import Ask, ClientAnswer
+from fedloom.network.protocol.expected_update import ExpectedUpdate, Shape
+from fedloom.network.protocol.messages import Assignment, ClientAnswer
+from fedloom.network.protocol.rejection import Rejected
 from fedloom.training.evaluation import Measured
 from fedloom.training.local import Groups
 from fedloom.tree import is_whole
 
-Code = Literal[
-    "malformed",  # no parcel, or one that does not say what it must
-    "too-large",
-    "not-asked",  # this agent was not asked for this client
-    "late",  # the round is over, or belongs to another attempt
-    "duplicate",  # another answer of this client was accepted
-    "keys",  # leaves are missing, or there are more than there should be
-    "shape",
-    "dtype",
-    "not-finite",
-    "norm",
-    "weight",
-    "ticket",  # what the client keeps has the wrong version
-    "metrics",
-]
-
-
-class Rejected(Exception):
-    """Why an answer does not count; the agent is told both."""
-
-    def __init__(self, code: Code, message: str) -> None:
-        super().__init__(message)
-        self.code, self.message = code, message
-
 
 @dataclass(frozen=True)
 class Limits:
-    """How much an update may say."""
+    """The largest change and weight of an update."""
 
     norm_bound: float | None = None
     weight_cap: float = 1e9
 
 
 def check_update(
-    answer: ClientAnswer, ask: Ask, template: Template | None, shared: Groups, limits: Limits, keeps: bool
+    answer: ClientAnswer,
+    assignment: Assignment,
+    expected: ExpectedUpdate | None,
+    shared: Groups,
+    limits: Limits,
+    keeps: bool,
 ) -> None:
-    """Raise `Rejected` unless this answer may be added up with the others."""
+    """Raise `Rejected` unless this answer may be summed with the others; `keeps` says if clients keep a state."""
     update = answer.update
-    if template is not None:
-        _same_names("group", update.groups, template.groups)
-        for group, leaves in template.groups.items():
+    if expected is not None:
+        _same_names("group", update.groups, expected.groups)
+        for group, leaves in expected.groups.items():
             _same_names("leaf", update.groups[group], leaves)
             for name, shape in leaves.items():
                 _same_shape(f"{group}/{name}", update.groups[group][name], shape)
-        _same_names("public number", update.public, template.public)
-        for name, shape in template.public.items():
+        _same_names("public number", update.public, expected.public)
+        for name, shape in expected.public.items():
             _same_shape(name, update.public[name], shape)
-    positions = template.positions if template is not None else {}
+    positions = expected.positions if expected is not None else {}
     bases = {group: shared[positions[group]] if group in positions else {} for group in update.groups}
     for group, sent_leaves in update.groups.items():
         for name, leaf in sent_leaves.items():
             if not _finite(leaf):
                 before = bases[group].get(name)
-                # a buffer may hold infinities, as masks do, if it was sent with some
+                # a buffer, such as a mask, may hold infinities if the coordinator sent it with some
                 if before is None or _finite(before) or bool(leaf.isnan().any()):
                     raise Rejected("not-finite", f"{group}/{name} has values that are not finite numbers")
     for name, value in update.public.items():
-        # NaN says that there is no number: a score that is not defined, or one for a peer whom the client did not hear
+        # NaN means that a number is undefined: a score of one class, or of a peer that sent the client nothing
         if not _finite(value) and bool(value.isinf().any()):
             raise Rejected("not-finite", f"the public number '{name}' is not finite")
     _check_weights(update.weight if isinstance(update.weight, dict) else {}, limits)
     if limits.norm_bound is not None:
         _check_norm(update.groups, bases, limits.norm_bound)
-    expected = (ask.round, ask.attempt, ask.call) if keeps else None
-    if answer.ticket != expected:
-        raise Rejected("ticket", f"the client's state should have the version {expected}, and has {answer.ticket}")
+    ticket = (assignment.round, assignment.attempt, assignment.call) if keeps else None
+    if answer.ticket != ticket:
+        raise Rejected("ticket", f"the client's state should have the version {ticket}, and has {answer.ticket}")
 
 
 def _finite(leaf: Tensor) -> bool:
-    """Whether no value is a NaN or an infinity: a sum that is finite says so at a tenth of the cost."""
+    """Return whether no value is NaN or infinite: a finite sum shows it at a tenth of the cost."""
     return is_whole(leaf) or bool(leaf.sum().isfinite()) or bool(leaf.isfinite().all())
 
 
@@ -93,7 +74,7 @@ def _same_names(what: str, found: Mapping[str, object], expected: Mapping[str, o
     if missing or extra:
         words = [f"missing: {', '.join(sorted(missing)[:5])}"] if missing else []
         words += [f"unknown: {', '.join(name[:40] for name in sorted(extra)[:5])}"] if extra else []
-        raise Rejected("keys", f"the update does not have the right {what}s: {'; '.join(words)}")
+        raise Rejected("keys", f"the update has the wrong {what}s: {'; '.join(words)}")
 
 
 def _same_shape(name: str, leaf: Tensor, expected: Shape) -> None:
@@ -110,10 +91,10 @@ def _check_weights(weights: Mapping[str, Tensor], limits: Limits) -> None:
         if tuple(weight.shape) != (1,):
             raise Rejected("weight", f"the weight of {group} must be one number")
         value = float(weight)
-        if not 0 <= value <= limits.weight_cap:  # nan is refused too
+        if not 0 <= value <= limits.weight_cap:  # NaN fails this too
             raise Rejected("weight", f"the weight of {group} must be more than 0 and at most {limits.weight_cap:g}")
         values.append(value)
-    if values and max(values) == 0:  # a client may have nothing to say about one group, but not about all
+    if values and max(values) == 0:  # a client may have no say in one group, but not in all
         raise Rejected("weight", "the weight must be more than 0")
 
 
@@ -138,20 +119,20 @@ def check_measured(
     means: tuple[str, ...],
     summaries: tuple[str, ...] = (),
 ) -> None:
-    """Raise `Rejected` unless these are measurements of what was asked for, on as many examples as the client has.
+    """Raise `Rejected` unless these measure what was asked for, on as many examples as the client has.
 
-    What a site does not let out is a mean that is no number, or lacks its scores; but then it lacks all of them.
+    Where a site withholds something, a mean is NaN, or the scores of all summaries are missing.
     """
     missing = [split for split in splits if sizes.get(split) and split not in measured]
     if missing:
-        raise Rejected("metrics", f"the answer says nothing about the split '{missing[0]}'")
+        raise Rejected("metrics", f"the answer lacks the split '{missing[0]}'")
     for where, found in measured.items():
         if where not in splits:
-            raise Rejected("metrics", f"nobody asked for the split '{where[:40]}'")
+            raise Rejected("metrics", f"the coordinator did not ask for the split '{where[:40]}'")
         if found.count != sizes[where]:
             raise Rejected("metrics", f"the client has {sizes[where]} {where} examples, and measured {found.count}")
         if found.sums.keys() - {*means} or found.scores.keys() - {*summaries}:
-            raise Rejected("metrics", "the answer has metrics that nobody asked for")
+            raise Rejected("metrics", "the answer has metrics that the coordinator did not ask for")
         if found.count and found.sums.keys() != {*means}:
             raise Rejected("metrics", "the answer lacks some of the metrics")
         if found.targets is not None and found.scores.keys() != {*summaries}:

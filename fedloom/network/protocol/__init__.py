@@ -1,1 +1,1 @@
-"""What both sides of the network share: messages, tensors, identities, fingerprints."""
+"""What coordinator and agents share: messages, parcels of tensors, signatures, certificates, code fingerprints."""

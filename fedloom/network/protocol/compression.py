@@ -1,4 +1,4 @@
-"""Compression of what crosses the wire, with zstd. Whoever unpacks decides how much may come out."""
+"""Compression with zstd. The receiver decides how much it decompresses."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from typing import Any, Protocol
 import zstandard
 
 LEVEL = 1  # weights are nearly noise: higher levels take longer and gain nothing
-WINDOW = 8 << 20  # bytes of memory that a stranger's stream may ask for
+WINDOW = 8 << 20  # bytes of memory that a received stream may request
 
-PackingError = zstandard.ZstdError
+CompressionError = zstandard.ZstdError
 
 
 class Readable(Protocol):
-    """Something that gives up to so many bytes at a time."""
+    """Something that returns up to `size` bytes at a time."""
 
     def read(self, size: int = -1, /) -> bytes: ...
 
 
-def packed(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
-    """The same bytes, compressed."""
-    packer = zstandard.ZstdCompressor(level=LEVEL).compressobj()
+def compressed(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
+    """Compress a stream of bytes."""
+    compressor = zstandard.ZstdCompressor(level=LEVEL).compressobj()
     for piece in pieces:
-        if made := packer.compress(piece):
-            yield made
-    yield packer.flush()
+        if output := compressor.compress(piece):
+            yield output
+    yield compressor.flush()
 
 
-def unpacking(take: Callable[[bytes], None]) -> Callable[[bytes], Any]:
-    """A function that is given compressed bytes and hands out the others in small pieces, until `take` objects."""
+def decompress_into(receive: Callable[[bytes], None]) -> Callable[[bytes], Any]:
+    """Return a function that decompresses bytes and passes them on in small pieces, until `receive` raises."""
 
     class _Sink:
         def write(self, piece: bytes) -> int:
-            take(piece)
+            receive(piece)
             return len(piece)
 
     sink: Any = _Sink()
     return zstandard.ZstdDecompressor(max_window_size=WINDOW).stream_writer(sink, closefd=False).write
 
 
-def unpacked(source: Readable) -> Readable:
-    """A stream from which no more is unpacked than is read."""
-    given: Any = source
+def decompressed(source: Readable) -> Readable:
+    """Return a stream that decompresses no more than you read."""
+    raw: Any = source
     return zstandard.ZstdDecompressor(max_window_size=WINDOW).stream_reader(
-        given, read_size=1 << 16, read_across_frames=True, closefd=False
+        raw, read_size=1 << 16, read_across_frames=True, closefd=False
     )

@@ -1,4 +1,7 @@
-"""Work as messages: what a coordinator asks of an agent, and what the agent answers. Names and numbers, never code."""
+"""The messages between coordinator and agents. They hold names and numbers, never code.
+
+The fields' names are those on the wire: an *assignment* is called `ask` there, and its parcels `parts`.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,16 @@ from torch import Tensor
 
 from fedloom.algorithm import Update
 from fedloom.federation.work import ClientWork
-from fedloom.network.agent.policy import Verb
+from fedloom.network.protocol.data_format import DataFormat
 from fedloom.network.protocol.tensors import Parcel, WireError, below, flatten, unflatten
 from fedloom.training.evaluation import Measured
 from fedloom.training.local import Groups
 
-TICKET = "ticket"  # the group that stands for what a client keeps, at the coordinator
-Ticket = tuple[int, int, int]  # round, attempt, call in which the client's state was made; (0, 0, 0) before the first
-NEW: Ticket = (0, 0, 0)
+Verb = Literal["reduce", "map", "exchange", "evaluate"]  # what the server sees of the clients' answers
+VERBS: tuple[Verb, ...] = ("reduce", "map", "exchange", "evaluate")
+TICKET = "ticket"  # the group that stands for a client's own state at the coordinator
+Ticket = tuple[int, int, int]  # round, attempt and call in which a version of a client's own state was made
+NEW: Ticket = (0, 0, 0)  # the state before the first round
 
 
 class Message(BaseModel):
@@ -37,26 +42,26 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Stamp = tuple[Number, Number, Number]
 
 
-class Part(Message):
-    """Tensors that belong to an ask; whoever has them already is not sent them again."""
+class ParcelInfo(Message):
+    """A parcel of tensors that belongs to an assignment. An agent that still has it does not receive it again."""
 
     role: Literal["shared", "private", "peers"]
     sha256: Sha256
     bytes: Number
 
 
-class Asked(Message):
-    """One client of an ask."""
+class AssignedClient(Message):
+    """One client of an assignment."""
 
     client: Number  # its number in the run
-    local: Number  # and at its site
-    ticket: Stamp | None = None  # which version of what it keeps counts
-    row: Number = 0  # where its own message is among the private ones, also when others of the ask have answered
-    receives: tuple[Number, ...] = ()  # the positions of the peers that it hears, in an exchange
+    local: Number  # its number at its site
+    ticket: Stamp | None = None  # the version of its own state that counts; none if clients keep nothing
+    row: Number = 0  # its row in the private parcel, also after other clients of the assignment have answered
+    receives: tuple[Number, ...] = ()  # in an exchange: positions in the cohort of the peers whose trees it receives
 
 
-class Ask(Message):
-    """What the coordinator asks of one agent."""
+class Assignment(Message):
+    """Work for one agent: what to do, for which of its clients."""
 
     protocol: Literal[1] = 1
     id: Name
@@ -68,43 +73,43 @@ class Ask(Message):
     attempt: Number
     call: Number = 0
     method: Name = ""
-    cohort: Number  # how many clients are asked in all
+    cohort: Number  # the number of clients in the round, of all agents
     population: Number
-    clients: tuple[Asked, ...]
+    clients: tuple[AssignedClient, ...]
     splits: tuple[Literal["train", "validation", "test"], ...] = ()
     watch_epochs: bool = False
-    durable: Number = 0  # the round up to which the coordinator has everything on its disk
-    seconds: float = 0.0  # how long it will wait
-    parts: tuple[Part, ...] = ()
+    durable: Number = 0  # the round of the coordinator's oldest checkpoint
+    seconds: float = 0.0  # until the deadline
+    parts: tuple[ParcelInfo, ...] = ()
 
 
-class MeasuredResult(Message):
-    """Loss and metrics as sums over examples; what a site does not let out is null."""
+class MeasuredSums(Message):
+    """Loss and metrics as sums over examples; null where the site's policy withholds one."""
 
     count: Number
     sums: dict[Name, float | None]
 
 
-class Result(Message):
-    """What one client answered, beside its tensors."""
+class ResultHeader(Message):
+    """One client's answer without its tensors."""
 
     client: Number
     ticket: Stamp | None = None
     history: tuple[dict[Name, float | None], ...] = ()
-    measured: dict[Name, MeasuredResult] = {}
+    measured: dict[Name, MeasuredSums] = {}
     sha256: Sha256 | None = None
 
 
 class Answer(Message):
-    """The header of an agent's answer."""
+    """The header of an answer: the assignment's id, and a result for each client."""
 
     protocol: Literal[1] = 1
     ask: Name
-    results: tuple[Result, ...]
+    results: tuple[ResultHeader, ...]
 
 
 class Failure(Message):
-    """Why an agent did not do what it was asked: an error, or its policy."""
+    """Why an agent did not do its work: an error, or its site's policy."""
 
     protocol: Literal[1] = 1
     ask: Name | None = None
@@ -114,7 +119,7 @@ class Failure(Message):
 
 
 class Enrolment(Message):
-    """A one-time token's secret, exchanged for a place among the agents."""
+    """The secret of a one-time token, in exchange for an agent's number."""
 
     protocol: Literal[1] = 1
     secret: Annotated[str, MaxLen(64)]
@@ -123,17 +128,17 @@ class Enrolment(Message):
 
 
 class ClientFacts(Message):
-    """One client that an agent hosts."""
+    """The name and the split sizes of a client that an agent hosts."""
 
     name: Name
-    number: Number | None = None  # given only in a rehearsal
+    number: Number | None = None  # only in a rehearsal
     train: Number
     validation: Number
     test: Number
 
 
 class Hello(Message):
-    """What an agent says about itself when it is ready to work."""
+    """An agent is ready to work: its versions, its data's format, its clients."""
 
     protocol: Literal[1] = 1
     versions: dict[Name, Name]
@@ -144,9 +149,13 @@ class Hello(Message):
     data_mark: Annotated[str, MaxLen(64)]
     setup: dict[Name, bool | int | str]
 
+    @property
+    def data_format(self) -> DataFormat:
+        return DataFormat(self.features, self.dtype, self.classes)
 
-class Beat(Message):
-    """A sign of life, and what the agent is doing."""
+
+class Heartbeat(Message):
+    """The agent is alive, and this is what it is doing."""
 
     protocol: Literal[1] = 1
     doing: Name = "idle"
@@ -156,24 +165,24 @@ class Beat(Message):
 
 
 def ticket_group(tickets: list[Ticket]) -> Groups:
-    """What stands for the clients' states at the coordinator: the versions that count, stacked."""
+    """Return what stands for the clients' own states at the coordinator: their versions, stacked."""
     return {TICKET: {"version": torch.tensor(tickets, dtype=torch.int64).reshape(len(tickets), 3)}}
 
 
 def ticket_of(own: Groups, position: int) -> Ticket | None:
-    """One client's version, if clients keep anything."""
+    """Return the version of one client's state, or None if clients keep nothing."""
     if TICKET not in own:
         return None
     round, attempt, call = (int(number) for number in own[TICKET]["version"][position])
     return round, attempt, call
 
 
-# --- what a client method answers
+# --- answers
 
 
 @dataclass(frozen=True)
 class ClientAnswer:
-    """One client's answer to a verb, at the coordinator."""
+    """One client's answer as the coordinator reads it."""
 
     client: int
     update: Update
@@ -185,11 +194,11 @@ class ClientAnswer:
 
 
 @dataclass
-class Outgoing:
-    """The answers of some clients, gathered at the agent."""
+class AnswerBuilder:
+    """Collects the answers of some clients at the agent."""
 
     ask: str
-    results: list[Result] = field(default_factory=list)
+    results: list[ResultHeader] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def add(
@@ -209,27 +218,33 @@ class Outgoing:
                 self.tensors[f"{client}/weights/{group}"] = update.weights(group)
             for name, value in update.public.items():
                 self.tensors[f"{client}/public/{name}"] = value
-        told = {}
+        sums = {}
         for where, found in (measured or {}).items():
-            told[where] = MeasuredResult(count=found.count, sums={k: _told(v) for k, v in found.sums.items()})
+            sums[where] = MeasuredSums(count=found.count, sums=_without_nan(found.sums))
             for name, scores in found.scores.items():
                 self.tensors[f"{client}/scores/{where}/{name}"] = scores
             if found.targets is not None:
                 self.tensors[f"{client}/targets/{where}"] = found.targets
-        epochs = tuple({name: _told(value) for name, value in epoch.items()} for epoch in history)
-        self.results.append(Result(client=client, ticket=ticket, history=epochs, measured=told, sha256=sha256))
+        epochs = tuple(_without_nan(epoch) for epoch in history)
+        header = ResultHeader(client=client, ticket=ticket, history=epochs, measured=sums, sha256=sha256)
+        self.results.append(header)
 
     def parcel(self) -> Parcel:
         header = Answer(ask=self.ask, results=tuple(self.results))
         return Parcel(header.model_dump(mode="json", exclude_defaults=True, exclude_none=False), self.tensors)
 
 
-def _told(value: float) -> float | None:
-    return value if math.isfinite(value) else None  # JSON has no other numbers
+def _without_nan(values: Mapping[str, float]) -> dict[str, float | None]:
+    """JSON has no NaN and no infinity: null takes their place."""
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
+def _with_nan(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: math.nan if value is None else value for name, value in values.items()}
 
 
 def read_answer(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Answer, dict[int, ClientAnswer]]:
-    """An answer as it arrived; whether it is a good one is for `checks` to say."""
+    """Read an answer as it arrived. `update_checks` decides whether it counts."""
     answer = Answer.model_validate(header)
     found: dict[int, ClientAnswer] = {}
     used = 0
@@ -242,26 +257,22 @@ def read_answer(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tup
         weights = below(mine, "weights/")
         public = below(mine, "public/")
         if weights.keys() != groups.keys():
-            raise WireError("every group of an update needs its weight")
+            raise WireError("every group of an update needs a weight")
         measured = {}
-        for where, told in result.measured.items():
-            sums = {name: math.nan if value is None else value for name, value in told.sums.items()}
+        for where, sent in result.measured.items():
             scores, targets = below(mine, f"scores/{where}/"), mine.get(f"targets/{where}")
-            measured[where] = Measured(told.count, sums, scores, targets)
-        history = tuple({n: math.nan if v is None else v for n, v in epoch.items()} for epoch in result.history)
+            measured[where] = Measured(sent.count, _with_nan(sent.sums), scores, targets)
+        history = tuple(_with_nan(epoch) for epoch in result.history)
         found[result.client] = ClientAnswer(
             result.client, Update(groups, weights, public), result.ticket, history, measured, result.sha256
         )
     if used != len(tensors):
-        raise WireError("the answer has tensors of clients that it does not name")
+        raise WireError("the answer has tensors of clients that its header does not list")
     return answer, found
 
 
-# --- what an agent is asked
-
-
 def verb_of(work: ClientWork) -> Verb:
-    """What the server will see, by the name of the verb."""
+    """Return the verb of a piece of work: it says what the server will see."""
     if work.peers is not None:
         return "exchange"
     return "reduce" if work.keep == "sum" else "map"

@@ -1,8 +1,8 @@
-"""What crosses the wire: JSON headers, and tensors in the safetensors format. Nothing is pickled, nothing is code.
+"""Parcels of tensors, as they cross the wire. Nothing is pickled, and no code is sent.
 
-A *parcel* is a safetensors file whose metadata holds a JSON header and the order of the leaves. It is written in pieces
-straight from the tensors' memory, so that sending a model needs no second copy of it, and read by the safetensors
-library, which is made for files from strangers.
+A *parcel* is a safetensors file whose metadata holds a JSON header and the order of the tensors. It is written in
+pieces straight from the tensors' memory, so that sending a model needs no second copy. The safetensors library, which
+is made for files from untrusted sources, reads it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from safetensors import SafetensorError, deserialize, safe_open
 from torch import Tensor
 
 from fedloom.errors import FedloomError
-from fedloom.network.protocol.compression import packed
+from fedloom.network.protocol.compression import compressed
 from fedloom.training.local import Groups
 
 PROTOCOL = 1
@@ -43,12 +43,11 @@ KINDS = {
 
 _DTYPES = {name: kind for kind, name in KINDS.items()}
 
-
-Opened = tuple[dict[str, Any], dict[str, Tensor]]
+ParcelContent = tuple[dict[str, Any], dict[str, Tensor]]
 
 
 class WireError(FedloomError):
-    """What came over the network is not what the protocol allows."""
+    """A received message or file does not follow the protocol."""
 
 
 @dataclass(frozen=True)
@@ -59,21 +58,21 @@ class Parcel:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
     @cached_property
-    def _kept(self) -> dict[str, Tensor]:
+    def _stored(self) -> dict[str, Tensor]:
         return {name: leaf.detach().cpu().contiguous() for name, leaf in self.tensors.items()}
 
     @cached_property
     def _start(self) -> bytes:
-        """The file's own header: where each tensor is."""
+        """The start of the file: where each tensor is."""
         listed: dict[str, Any] = {
-            "__metadata__": {"header": json.dumps(self.header), "order": json.dumps(list(self._kept))}
+            "__metadata__": {"header": json.dumps(self.header), "order": json.dumps(list(self._stored))}
         }
         offset = 0
-        for name, leaf in self._kept.items():
+        for name, leaf in self._stored.items():
             size = leaf.numel() * leaf.element_size()
             place = [offset, offset + size]
             if leaf.dtype not in KINDS:
-                raise FedloomError(f"'{name}' is of {leaf.dtype}, which cannot be sent: use dtype float32.")
+                raise FedloomError(f"'{name}' has the dtype {leaf.dtype}, which cannot be sent. Use dtype float32.")
             listed[name] = {"dtype": KINDS[leaf.dtype], "shape": list(leaf.shape), "data_offsets": place}
             offset += size
         text = json.dumps(listed).encode()
@@ -82,7 +81,7 @@ class Parcel:
 
     @cached_property
     def size(self) -> int:
-        return len(self._start) + sum(leaf.numel() * leaf.element_size() for leaf in self._kept.values())
+        return len(self._start) + sum(leaf.numel() * leaf.element_size() for leaf in self._stored.values())
 
     @cached_property
     def sha256(self) -> str:
@@ -92,9 +91,9 @@ class Parcel:
         return digest.hexdigest()
 
     def pieces(self) -> Iterator[bytes | memoryview]:
-        """The bytes, in chunks."""
+        """Yield the bytes in chunks."""
         yield self._start
-        for leaf in self._kept.values():
+        for leaf in self._stored.values():
             if leaf.numel():
                 raw = leaf.reshape(-1).view(torch.uint8).numpy().data
                 for begin in range(0, len(raw), CHUNK):
@@ -102,25 +101,25 @@ class Parcel:
 
     @cached_property
     def whole(self) -> bytes:
-        """All bytes at once, for small parcels that are sent to many."""
+        """All bytes at once, for small parcels that many agents receive."""
         return b"".join(self.pieces())
 
     @cached_property
-    def packed(self) -> bytes:
+    def compressed(self) -> bytes:
         """The same, compressed."""
-        return b"".join(packed([self.whole]))
+        return b"".join(compressed([self.whole]))
 
 
-def open_parcel(path: Path) -> Opened:
-    """The header and the tensors of a parcel that was received into a file; the tensors are mapped, not read."""
-    with _in_words(), safe_open(path, framework="pt") as file:
+def open_parcel(path: Path) -> ParcelContent:
+    """Open a parcel in a file; its tensors are mapped into memory, not read."""
+    with _as_wire_error(), safe_open(path, framework="pt") as file:
         header, order = _described(file.metadata() or {}, set(file.keys()))
         return header, {name: file.get_tensor(name) for name in order}
 
 
-def read_parcel(data: bytes | bytearray) -> Opened:
-    """The same for a small parcel in memory; every tensor has memory of its own."""
-    with _in_words():
+def read_parcel(data: bytes | bytearray) -> ParcelContent:
+    """Read a small parcel from memory; every tensor has its own memory."""
+    with _as_wire_error():
         leaves = {name: _leaf(**entry) for name, entry in deserialize(bytes(data))}  # type: ignore[no-untyped-call]
         start = 8 + int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8:start]).get("__metadata__") or {}
@@ -136,25 +135,25 @@ def _leaf(dtype: str, shape: list[int], data: bytearray) -> Tensor:
 
 
 def _described(metadata: Mapping[str, str], names: Set[str]) -> tuple[dict[str, Any], list[str]]:
-    """A parcel's header, and its tensors in the order in which they were sent."""
+    """Return a parcel's header and the names of its tensors in the order in which they were sent."""
     header, order = json.loads(metadata["header"]), json.loads(metadata["order"])
     if not isinstance(header, dict) or not isinstance(order, list):
-        raise WireError("the parcel's header is not what it must be")
+        raise WireError("the parcel's header or order has the wrong type")
     if len(order) != len(names) or set(order) != names:
-        raise WireError("the parcel's list of tensors is wrong")
+        raise WireError("the parcel's order does not list its tensors")
     return header, order
 
 
 @contextmanager
-def _in_words() -> Iterator[None]:
+def _as_wire_error() -> Iterator[None]:
     try:
         yield
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError, RuntimeError) as error:
-        raise WireError(f"the body is no parcel of tensors: {type(error).__name__}") from None
+        raise WireError(f"the body is not a parcel of tensors: {type(error).__name__}") from None
 
 
 def flatten(groups: Groups, above: str = "") -> dict[str, Tensor]:
-    """Groups of trees as one tree with paths for names; a group without leaves is a path that ends in a slash.
+    """Turn groups of trees into one tree with paths for names; an empty group becomes a path that ends in a slash.
 
     >>> list(flatten({"model": {"w": torch.ones(1)}, "none": {}}))
     ['model/w', 'none/']
@@ -169,12 +168,12 @@ def flatten(groups: Groups, above: str = "") -> dict[str, Tensor]:
 
 
 def unflatten(leaves: Mapping[str, Tensor]) -> Groups:
-    """Groups again, in the order in which they were sent."""
+    """Turn paths back into groups, in the order in which they were sent."""
     groups: Groups = {}
     for path, leaf in leaves.items():
         group, slash, name = path.partition("/")
         if not slash:
-            raise WireError(f"the tensor '{path[:80]}' belongs to no group")
+            raise WireError(f"the tensor '{path[:80]}' has no group in its path")
         branch = groups.setdefault(group, {})
         if name:
             branch[name] = leaf
@@ -182,5 +181,5 @@ def unflatten(leaves: Mapping[str, Tensor]) -> Groups:
 
 
 def below(leaves: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The leaves whose paths begin with a prefix, without it."""
+    """Return the leaves whose paths begin with a prefix, and remove it from their names."""
     return {path[len(prefix) :]: leaf for path, leaf in leaves.items() if path.startswith(prefix)}

@@ -1,8 +1,8 @@
-"""What an honest answer looks like: the coordinator runs the same method once, on a few examples that it makes up."""
+"""What an honest answer looks like: run the client method once, on a few made-up examples."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -13,6 +13,7 @@ from fedloom.data.build import federate
 from fedloom.data.federation import Dataset
 from fedloom.federation.work import ClientWork, Place
 from fedloom.machine import computing
+from fedloom.network.protocol.data_format import DataFormat
 from fedloom.task import Task
 from fedloom.training.clients import Setup
 from fedloom.training.fast_paths import forget_trainers
@@ -23,8 +24,8 @@ Shape = tuple[tuple[int, ...], torch.dtype]
 
 
 @dataclass(frozen=True)
-class Template:
-    """Names, shapes and kinds of numbers of everything that a client method answers."""
+class ExpectedUpdate:
+    """Names, shapes and dtypes of everything that a client method returns."""
 
     groups: dict[str, dict[str, Shape]]
     public: dict[str, Shape]
@@ -36,32 +37,25 @@ class Template:
         return sum(torch.Size(shape).numel() * torch.empty(0, dtype=kind).element_size() for shape, kind in shapes)
 
 
-@dataclass(frozen=True)
-class Made:
-    """A few made-up examples of the kind that the agents have."""
-
-    features: Sequence[int]
-    dtype: str
-    classes: Sequence[str]
-
-    def place(self, task: Task, setup: Setup) -> Place:
-        kind = getattr(torch, self.dtype)
-        shape = (EXAMPLES, *self.features)
-        if kind.is_floating_point:
-            x = torch.from_numpy(keys.generator(0).normal(size=shape)).to(kind)
-        else:
-            x = torch.zeros(shape, dtype=kind)
-        y = torch.arange(EXAMPLES) % len(self.classes) if self.classes else torch.linspace(0, 1, EXAMPLES)
-        dataset = Dataset(x, y, classes=tuple(self.classes))
-        return Place(federate(dataset, clients=1, split=(0.5, 0.25, 0.25)), task, replace(setup, device="cpu"))
+def synthetic_place(data: DataFormat, task: Task, setup: Setup) -> Place:
+    """Return a place with one client and a few made-up examples in the agents' format."""
+    dtype = getattr(torch, data.dtype)
+    shape = (EXAMPLES, *data.features)
+    if dtype.is_floating_point:
+        x = torch.from_numpy(keys.generator(0).normal(size=shape)).to(dtype)
+    else:
+        x = torch.zeros(shape, dtype=dtype)
+    y = torch.arange(EXAMPLES) % len(data.classes) if data.classes else torch.linspace(0, 1, EXAMPLES)
+    dataset = Dataset(x, y, classes=data.classes)
+    return Place(federate(dataset, clients=1, split=(0.5, 0.25, 0.25)), task, replace(setup, device="cpu"))
 
 
-def template(work: ClientWork, own: Groups, place: Place) -> Template:
-    """What the first client of a call would answer; `own` is what clients keep before they first take part."""
+def expected_update(work: ClientWork, own: Groups, place: Place) -> ExpectedUpdate:
+    """Return what the first client of a call would answer; `own` is a client's state before it first takes part."""
     graph = None
     if work.graph is not None:
         graph = work.graph[:1].clone()
-        graph[0, 0] = True  # it hears somebody
+        graph[0, 0] = True  # the client receives at least one tree
     one = replace(
         work.part(0, 1),
         ids=(0,),
@@ -75,12 +69,9 @@ def template(work: ClientWork, own: Groups, place: Place) -> Template:
     )
     with computing():
         outcome = one.perform(place)
-    forget_trainers()  # a coordinator trains nothing else
-    return Template(
-        {group: _shapes(leaves) for group, leaves in outcome.stack.items()},
-        _shapes(outcome.public),
-        outcome.positions or {},
-    )
+    forget_trainers()  # this process trains nothing else
+    groups = {group: _shapes(leaves) for group, leaves in outcome.stack.items()}
+    return ExpectedUpdate(groups, _shapes(outcome.public), outcome.positions or {})
 
 
 def _shapes(leaves: Mapping[str, Tensor]) -> dict[str, Shape]:

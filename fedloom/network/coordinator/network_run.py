@@ -1,4 +1,4 @@
-"""One experiment whose clients are elsewhere: offered, waited for, run. A subclass says what carries the messages."""
+"""One experiment whose clients are on other machines. A subclass decides how messages travel."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from fedloom.experiment.progress import Progress
 from fedloom.experiment.run import run_plan
 from fedloom.experiment.run_folder import locked
 from fedloom.federation.sampling import Sampling
-from fedloom.network.coordinator.backend import Network
-from fedloom.network.coordinator.calls import Hub
-from fedloom.network.coordinator.expected_update import Made
+from fedloom.network.coordinator.agent_pool import AgentPool
+from fedloom.network.coordinator.backend import NetworkBackend, Participants
 from fedloom.network.coordinator.ledger import Ledger
-from fedloom.network.protocol.fingerprint import source_hashes
-from fedloom.network.protocol.hosted_data import Roster
+from fedloom.network.coordinator.roster import Roster
+from fedloom.network.protocol.code_fingerprint import code_hashes
 from fedloom.network.protocol.messages import Hello
 from fedloom.network.protocol.tensors import PROTOCOL, Parcel
 from fedloom.record import seconds
@@ -35,8 +34,8 @@ from fedloom.task import Task
 from fedloom.training.clients import Setup
 
 
-class Session:
-    """From the first agent to the last round."""
+class NetworkRun:
+    """Runs an experiment, from the first agent to the last round."""
 
     def __init__(self, experiment: Experiment, folder: Path, tell: Callable[[str], None] = print) -> None:
         self.experiment, notes = federated(experiment)
@@ -52,24 +51,24 @@ class Session:
         os.chmod(self.network, 0o700)
         self.ledger.sweep()
         self.attempt = self.ledger.next_attempt()
-        self.hub = self._hub(seconds(self.experiment.cohort.deadline))
+        self.pool = self._make_pool(seconds(self.experiment.cohort.deadline))
 
-    # --- what carries the messages
+    # --- how messages travel
 
-    def _hub(self, deadline: float) -> Hub:
-        return Hub(self.ledger, self.tell, deadline)
+    def _make_pool(self, deadline: float) -> AgentPool:
+        return AgentPool(self.ledger, self.tell, deadline)
 
-    def _carrying(self) -> AbstractContextManager[object]:
-        """Agents can be reached while this is open."""
+    def _connected(self) -> AbstractContextManager[object]:
+        """Return a context in which agents can reach this process."""
         raise NotImplementedError
 
-    def _check_coming(self) -> None:
-        """Raise if those who are waited for can no longer come."""
+    def _check_agents(self) -> None:
+        """Raise an error if the awaited agents can no longer come."""
 
     # --- before the first round
 
-    def _offer(self) -> None:
-        """What agents are told: names, fields, and hashes of code; initial weights by their SHA-256."""
+    def _publish_plan(self) -> None:
+        """Publish what agents must know: names, fields and hashes of code, and initial weights by their SHA-256."""
         values = self.experiment.resolved()
         for key in ("data", "run"):
             values.pop(key)
@@ -81,17 +80,17 @@ class Session:
                 path.parent.mkdir(exist_ok=True)
                 with files.replacing(path, "file") as temporary, open(temporary, "wb") as file:
                     file.writelines(parcel.pieces())
-            self.hub.lasting[parcel.sha256] = path
+            self.pool.initial_weights[parcel.sha256] = path
             initial[str(seed)] = parcel.sha256
         run_id = self.ledger.fact("run") or secrets.token_hex(8)
         self.ledger.set_fact("run", run_id)
         facts = machine.facts()
-        self.hub.offer = {
+        self.pool.run_plan = {
             "protocol": PROTOCOL,
             "run": run_id,
             "experiment": values,
             "initial": initial,
-            "sources": source_hashes(self.experiment),
+            "sources": code_hashes(self.experiment),
             "versions": {name: facts[name] for name in ("fedloom", "torch", "python", "cpu_capability")},
             "data": self.ledger.fact("data"),
             "privacy": {"secure_aggregation": False, "epsilon": None},
@@ -101,7 +100,7 @@ class Session:
         return self.experiment.cohort.start_when
 
     def _wait_for_agents(self) -> None:
-        """Until those who were to be waited for are ready; a run that goes on waits for all who were in it."""
+        """Wait for the agents that the experiment needs; a continued run waits for all agents that were in it."""
         before = {row["agent"] for row in self.ledger.clients()}
         names = {row["agent"]: row["name"] for row in self.ledger.agents()}
         deadline = seconds(self.experiment.cohort.deadline)
@@ -109,41 +108,41 @@ class Session:
             return
         if before:
             for agent in before:
-                self.hub.expect(agent, names[agent])
-            self.hub.stage = "waiting for the agents to come back"
+                self.pool.expect(agent, names[agent])
+            self.pool.stage = "waiting for the agents to come back"
 
             def back() -> bool:
-                self._check_coming()
-                return before <= {one.agent for one in self.hub.ready()}
+                self._check_agents()
+                return before <= {one.agent for one in self.pool.ready()}
 
-            if not self.hub.wait_until(back, deadline) and not self.hub.ready():
+            if not self.pool.wait_until(back, deadline) and not self.pool.ready():
                 raise QuorumError(
                     f"None of the agents came back within {self.experiment.cohort.deadline}. Start them again, and "
-                    "serve the same file to go on."
+                    "serve the same file to continue."
                 )
             return
         wanted = self._start_when()
         words = f"{wanted} agent(s)" if isinstance(wanted, int) else ", ".join(wanted)
-        self.hub.stage = f"waiting for {words}"
+        self.pool.stage = f"waiting for {words}"
         self.tell(f"Waiting for {words} …")
 
         def enough() -> bool:
-            self._check_coming()
-            ready = {one.name for one in self.hub.ready()}
+            self._check_agents()
+            ready = {one.name for one in self.pool.ready()}
             return len(ready) >= wanted if isinstance(wanted, int) else set(wanted) <= ready
 
-        self.hub.wait_until(enough)
+        self.pool.wait_until(enough)
         self._fix_clients(wanted)
 
     def _is_done(self) -> bool:
-        """Whether every cell has ended: then nobody need come back."""
+        """Return whether every cell has ended: then no agent need come back."""
         cells = [(label, seed) for label in self.experiment.algorithm for seed in self.experiment.seeds]
         found = [checkpoint.load(checkpoint.of_cell(self.folder, *cell)) for cell in cells]
         return all(one is not None and one.ends(self.experiment.rounds) for one in found)
 
     def _fix_clients(self, wanted: int | tuple[str, ...]) -> None:
-        """Who takes part from now on, and under which number: by the agents' names, or as a rehearsal says."""
-        ready = sorted(self.hub.ready(), key=lambda one: one.name)
+        """Fix which clients take part and their numbers: in the order of the agents' names, or as in a rehearsal."""
+        ready = sorted(self.pool.ready(), key=lambda one: one.name)
         if not isinstance(wanted, int):
             ready = [one for one in ready if one.name in wanted]
         rows: list[tuple[int, str, int, str]] = []
@@ -153,16 +152,15 @@ class Session:
                 number = len(rows) if client.number is None else client.number
                 rows.append((number, one.agent, local if client.number is None else client.number, client.name))
         if sorted(row[0] for row in rows) != list(range(len(rows))):
-            raise InputError("The agents' [site] hosts do not make up one numbering: each client must be hosted once.")
+            raise InputError("The agents' [site] hosts do not fit together: exactly one agent must host each client.")
         self.ledger.set_clients(rows)
 
     # --- the run
 
-    def _roster(self) -> tuple[Roster, dict[int, tuple[str, int]], Setup, Made]:
+    def _participants(self) -> Participants:
         rows = self.ledger.clients()
         hellos = {row["agent"]: row["hello"] for row in self.ledger.agents()}
         said = {agent: Hello.model_validate_json(hellos[agent]) for agent in {row["agent"] for row in rows}}
-        counts: dict[str, int] = {}
         sizes = []
         for row in rows:
             hello = said[row["agent"]]
@@ -170,7 +168,6 @@ class Session:
             if hello.clients[0].number is not None:
                 local = next(i for i, client in enumerate(hello.clients) if client.number == row["local"])
             sizes.append(hello.clients[local].model_dump(include={"train", "validation", "test"}))
-            counts[row["agent"]] = counts.get(row["agent"], 0) + 1
         first = said[rows[0]["agent"]]
         known = {one.name for one in fields(Setup)}
         setup = replace(Setup(**{k: v for k, v in first.setup.items() if k in known}), device="cpu")  # type: ignore[arg-type]
@@ -180,14 +177,14 @@ class Session:
             server, scale = held.server, held.scale
         marks = [said[agent].data_mark for agent in sorted(said)]
         roster = Roster.of([row["name"] for row in rows], sizes, first.classes, marks, server, scale)
-        holders = {row["client"]: (row["agent"], row["local"]) for row in rows}
-        return roster, holders, setup, Made(first.features, first.dtype, first.classes)
+        hosts = {row["client"]: (row["agent"], row["local"]) for row in rows}
+        return Participants(roster, hosts, setup, first.data_format, self.experiment.data.seed != "run")
 
     def run(self, progress: Progress, should_stop: Callable[[], bool] = lambda: False) -> Result:
         """Wait for agents, then run all cells."""
         try:
-            self._offer()
-            with self._carrying():
+            self._publish_plan()
+            with self._connected():
                 return self._run(progress, should_stop)
         finally:
             self.ledger.close()
@@ -196,32 +193,27 @@ class Session:
     def _run(self, progress: Progress, should_stop: Callable[[], bool]) -> Result:
         try:
             self._wait_for_agents()
-            self.hub.offer["data"] = self.ledger.fact("data")
-            roster, holders, setup, made = self._roster()
-            sampling = self.experiment.cohort
+            self.pool.run_plan["data"] = self.ledger.fact("data")
+            participants = self._participants()
+            sampling, roster = self.experiment.cohort, participants.roster
             sampling.check(roster.clients)
 
             def connect(federation: Federation, task: Task) -> Backend:
-                same = self.experiment.data.seed != "run"
-                return Network(self.hub, roster, holders, task, sampling, setup, made, self.attempt, same)
+                return NetworkBackend(self.pool, participants, task, sampling, self.attempt)
 
             plan = replace(self.plan, federation=lambda seed: roster, cohort=widened(sampling, roster.clients))
             result = run_plan(plan, self.folder, connect=connect, progress=progress, should_stop=should_stop)
-            self._end("The run is finished." if result.status == "done" else "")
+            if result.status == "done":
+                self.pool.finish("The run is finished.")
             return result
         except BaseException as error:
-            interrupted = isinstance(error, KeyboardInterrupt)
-            self._end("" if interrupted else "The run has ended with an error; the coordinator's console says which.")
+            if not isinstance(error, KeyboardInterrupt):  # after an interruption, agents wait for the next start
+                self.pool.finish("The run ended with an error; the coordinator's console shows it.")
             raise
-
-    def _end(self, words: str) -> None:
-        """Let agents hear that there is nothing more to do; after an interruption they wait for the next start."""
-        if words:
-            self.hub.end(words)
 
 
 def federated(experiment: Experiment) -> tuple[Experiment, list[str]]:
-    """An experiment without what needs all data in one place, and what was left out."""
+    """Return the experiment without what needs all data in one place, and notes on what was left out."""
     notes = []
     pooled = [label for label, algorithm in experiment.algorithm.items() if algorithm.pooled]
     if pooled:
@@ -231,14 +223,14 @@ def federated(experiment: Experiment) -> tuple[Experiment, list[str]]:
             raise InputError("There is nothing to serve: the pooled baseline needs all data in one place.")
         experiment = experiment.model_copy(update={"algorithm": left})
     if experiment.evaluate.universal:
-        notes.append("evaluate.universal: left out on a network, because nobody holds everybody's test data.")
+        notes.append("evaluate.universal: left out on a network, because no machine holds all test data.")
         evaluate = experiment.evaluate.model_copy(update={"universal": False})
         experiment = experiment.model_copy(update={"evaluate": evaluate})
     return experiment, notes
 
 
 def widened(sampling: Sampling, population: int) -> Sampling:
-    """Who is asked: more than are needed, if so many more were to be selected."""
+    """Return the sampling that invites extra clients, if `over_select` asks for them."""
     if not sampling.over_select:
         return sampling
     more = 1 + sampling.over_select

@@ -1,7 +1,7 @@
-"""What clients keep between rounds, on the agent's own disk, in versions: the coordinator says which one counts.
+"""What clients keep between rounds, in versions on the agent's disk. The coordinator says which version counts.
 
-A new version is on the disk before the answer that belongs to it is sent; the old one stays until the coordinator has
-the round on its own disk. So a crash of either side at any instant leaves the version that counts in place.
+A new version is on the disk before the agent sends the answer that belongs to it, and the old one stays until the
+coordinator has the round on its own disk. So a crash of either side at any instant leaves the version that counts.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ NAMED = "named.json"
 _VERSION = re.compile(r"(\d+)-(\d+)-(\d+)\.safetensors")
 
 
-class Versions:
-    """The states of this agent's clients in one run."""
+class StateVersions:
+    """The own states of this agent's clients in one run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -29,24 +29,24 @@ class Versions:
         self._recall()
 
     def load(self, cell: str, client: int, ticket: Ticket, initial: Groups) -> Groups:
-        """The version that counts; before the first round that is the initial state."""
+        """Return the version that counts; before the first round that is the initial state."""
         if ticket == NEW:
             return initial
         path = self._path(cell, client, ticket)
         if not path.is_file():
             raise TrainingError(
-                f"What client {client} keeps is missing: {path.name} of {cell} is not on this agent's disk. Was its "
-                "state folder moved or restored from an old copy?"
+                f"The state of client {client} is missing: {path.name} of {cell} is not on this agent's disk. Was the "
+                "state folder moved, or restored from an old copy?"
             )
         try:
             _, leaves = open_parcel(path)
         except WireError as error:
-            raise TrainingError(f"What client {client} keeps is damaged: {error}") from None
-        # a copy of its own: mapped memory is aligned otherwise, which may change the bits of later arithmetic
+            raise TrainingError(f"The state of client {client} is damaged: {error}") from None
+        # a copy, because mapped memory has another alignment, which may change the bits of later arithmetic
         return unflatten({name: leaf.clone() for name, leaf in leaves.items()})
 
     def save(self, cell: str, client: int, ticket: Ticket, own: Groups) -> None:
-        """A new version, on the disk when this returns."""
+        """Write a new version; it is on the disk when this returns."""
         path = self._path(cell, client, ticket)
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -54,17 +54,17 @@ class Versions:
                 for piece in Parcel({}, flatten(own)).pieces():
                     file.write(piece)
         except OSError as error:
-            raise StoreError(f"What client {client} keeps cannot be written to {path.parent}: {error}.") from error
+            raise StoreError(f"The state of client {client} cannot be written to {path.parent}: {error}.") from error
 
     def prune(self, cell: str, client: int, ticket: Ticket, durable: int) -> None:
-        """Delete versions that can never count again; `ticket` counts now, `durable` is the oldest kept checkpoint.
+        """Delete versions that can never count again. `ticket` counts now, `durable` is the oldest kept checkpoint.
 
-        Versions that the coordinator named since this process began are the ones that counted at some time. The newest
-        of them up to the oldest checkpoint is the first that may be needed; between it and now, others never counted.
+        Only versions that the coordinator named have ever counted. The newest of them up to the oldest checkpoint is
+        the first that may be needed again. Of the versions between it and now, only named ones can be.
         """
         named = self._named.setdefault((cell, client), set())
         named.add(ticket)
-        named -= {one for one in named if one > ticket}  # of rounds that were given up: they never count again
+        named -= {one for one in named if one > ticket}  # of abandoned rounds: they never count again
         base = max((one for one in named if one[0] <= durable), default=None)
         if base is None:
             return
@@ -77,9 +77,9 @@ class Versions:
                 path.unlink(missing_ok=True)
 
     def remember(self) -> None:
-        """Write down which versions were named, for a process that lives too short to be named several."""
+        """Store which versions were named, for processes that end after one assignment."""
         if self._named:
-            listed = [[*about, sorted(tickets)] for about, tickets in self._named.items()]
+            listed = [[*key, sorted(tickets)] for key, tickets in self._named.items()]
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_atomically(self.folder / NAMED, json.dumps(listed).encode())
 
@@ -87,7 +87,7 @@ class Versions:
         try:
             listed = json.loads((self.folder / NAMED).read_text())
         except (OSError, ValueError):
-            return  # then versions are deleted later
+            return  # old versions are then deleted later
         for cell, client, tickets in listed:
             self._named[cell, client] = {(round, attempt, call) for round, attempt, call in tickets}
 

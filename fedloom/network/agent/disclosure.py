@@ -1,0 +1,85 @@
+"""What an agent tells others: about its data, an error, an answer. Shapes, sizes and names, never values."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedloom import machine
+from fedloom.data.federation import Federation
+from fedloom.data.split import SPLITS
+from fedloom.errors import FedloomError, InputError
+from fedloom.network.agent.policy import Site
+from fedloom.network.protocol.data_format import DataFormat
+from fedloom.network.protocol.messages import AnswerBuilder, Assignment, ClientFacts, Hello
+from fedloom.training.clients import Setup
+
+
+def hello_message(site: Site, federation: Federation, setup: Setup, mark: str) -> Hello:
+    """Describe a site's data: shapes, names of classes, sizes of splits."""
+    hosts = site.table.hosts
+    if hosts is not None and any(not 0 <= number < federation.clients for number in hosts):
+        raise InputError(f"[site] hosts names clients that the data does not have: it has {federation.clients}.")
+    sizes = {split: federation.sizes(split) for split in SPLITS}
+
+    def facts(number: int) -> ClientFacts:
+        counts = {split: int(found[number]) for split, found in sizes.items()}
+        if hosts is not None:
+            return ClientFacts(name=federation.name(number), number=number, **counts)
+        name = site.name if federation.clients == 1 else f"{site.name}/{federation.name(number)}"
+        return ClientFacts(name=name, **counts)
+
+    about = machine.facts()
+    return Hello(
+        versions={name: str(about[name]) for name in ("fedloom", "torch", "python", "system", "cpu_capability")},
+        **asdict(DataFormat.of(federation)),
+        clients=tuple(facts(number) for number in (range(federation.clients) if hosts is None else hosts)),
+        data_mark=mark,
+        setup=asdict(setup),
+    )
+
+
+def error_summary(error: Exception) -> str:
+    """Describe an error for other people: fedloom's own message, or else its kind and place without any value."""
+    root: BaseException = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    if isinstance(root, FedloomError):
+        return str(error)
+    if isinstance(root, OSError):
+        return f"{type(root).__name__}: {root.strerror}"
+    frames = traceback.extract_tb(root.__traceback__)[-6:]
+    where = "\n".join(f"  {Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames)
+    return f"{type(root).__name__} (its message stays at the site)\n{where}"
+
+
+def assignment_facts(assignment: Assignment) -> dict[str, Any]:
+    """Describe an assignment for the audit log."""
+    train = assignment.kind == "train"
+    return {
+        "algorithm": assignment.label,
+        "seed": assignment.seed,
+        "round": assignment.round,
+        "asked": f"{assignment.verb} {assignment.method}" if train else assignment.kind,
+    }
+
+
+def answer_summary(tensors: Mapping[str, Tensor], answer: AnswerBuilder) -> dict[str, Any]:
+    """Describe an answer for the audit log: how many values, of what kind."""
+    groups: dict[str, int] = {}
+    for path, leaf in tensors.items():
+        _, kind, name = path.split("/", 2)
+        group = f"{kind} {name.split('/')[0]}"
+        groups[group] = groups.get(group, 0) + leaf.numel()
+    metrics = sorted({name for one in answer.results for found in one.measured.values() for name in found.sums})
+    summary: dict[str, Any] = {"values": groups}
+    if metrics:
+        summary["metrics"] = metrics
+    if any(result.sha256 for result in answer.results):
+        summary["fingerprints"] = len(answer.results)
+    return summary

@@ -1,0 +1,135 @@
+"""Loads an experiment at a site: checks it against the policy and the installed code, then loads data and model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedloom import machine
+from fedloom.algorithm import Algorithm
+from fedloom.data.federation import Federation
+from fedloom.errors import InputError
+from fedloom.experiment.experiment_file import parse
+from fedloom.experiment.plan import Plan
+from fedloom.federation.work import Place
+from fedloom.network.agent.disclosure import hello_message
+from fedloom.network.agent.hosted_clients import HostedClients
+from fedloom.network.agent.policy import Refused, Site
+from fedloom.network.protocol.code_fingerprint import code_hashes, different_modules
+from fedloom.network.protocol.data_format import DataFormat
+from fedloom.network.protocol.messages import AssignedClient, Hello
+from fedloom.network.protocol.tensors import PROTOCOL
+from fedloom.task import Task
+from fedloom.training.clients import Setup
+from fedloom.training.local import Groups
+from fedloom.training.probe import probe
+
+SHOWN = 5  # modules that a message names
+
+
+@dataclass
+class LoadedExperiment:
+    """An experiment with its data and model in memory for as long as the agent lives."""
+
+    run_plan: Mapping[str, Any]  # what the coordinator announced
+    plan: Plan
+    initial: dict[int, Path]  # initial weights by seed
+    hello: Hello
+
+    def __post_init__(self) -> None:
+        self._place: tuple[Any, Place] | None = None
+        self._task: tuple[int, Task, Setup, Federation] | None = None
+        self._own: dict[tuple[str, int], Groups] = {}
+
+    def algorithm(self, label: str) -> Algorithm:
+        found = self.plan.algorithms.get(label)
+        if found is None:
+            raise InputError(f"There is no algorithm '{label}' in the plan.")
+        return found
+
+    def initial_own(self, label: str, seed: int, task: Task) -> Groups:
+        """Return a client's own state before it first takes part."""
+        if (label, seed) not in self._own:
+            self._own = {(label, seed): self.algorithm(label).init_own(task, task.initial())}
+        return self._own[label, seed]
+
+    def place(self, seed: int, clients: tuple[AssignedClient, ...], population: int, device: str) -> Place:
+        """Return this site's data under the numbers that its clients have in the run."""
+        if self._task is None or self._task[0] != seed:
+            task = replace(self.plan.task(seed), init=str(self.initial[seed]))
+            federation = self.plan.federation(seed)
+            setup = probe(federation, task).setup(group=1, device=machine.device(device))
+            self._task, self._place = (seed, task, setup, federation), None
+        _, task, setup, federation = self._task
+        numbers = tuple((one.client, one.local) for one in clients)
+        if self._place is None or self._place[0] != numbers:
+            for _, local in numbers:
+                if local >= federation.clients:
+                    raise InputError(f"There is no client {local} at this site.")
+            hosted = HostedClients.of(federation, dict(numbers), population)
+            self._place = numbers, Place(hosted, task, setup)
+        return self._place[1]
+
+
+def load_experiment(
+    run_plan: Mapping[str, Any],
+    site: Site,
+    fetch: Callable[[str], Path],
+    mark: Callable[[str], str],
+    tell: Callable[[str], None],
+) -> LoadedExperiment:
+    """Load what the coordinator announced, or raise `Refused` if this site may not or cannot take part.
+
+    `fetch` gets tensors by their SHA-256. `mark` makes a mark that shows whether the data changed.
+    """
+    check_form(run_plan)
+    if run_plan.get("protocol") != PROTOCOL:
+        raise Refused(f"the coordinator speaks protocol {run_plan.get('protocol')}, and this agent speaks {PROTOCOL}")
+    values = dict(run_plan["experiment"])
+    site.policy.check_experiment(values, run_plan.get("privacy") or {})
+    values["task"] = {**values["task"], "init": "torch"}  # the coordinator sends the initial weights
+    values["data"] = site.data
+    experiment = parse(values, site.base)
+    check_code(code_hashes(experiment), run_plan["sources"])
+    there, here = run_plan["versions"].get("torch"), machine.facts()["torch"]
+    if there != here:
+        tell(f"Note: the coordinator has torch {there}, this machine {here}. Results may differ in the last bits.")
+    plan = Plan.of(experiment)
+    seed = experiment.seeds[0]
+    initial = {int(seed): fetch(sha) for seed, sha in run_plan["initial"].items()}
+    federation = plan.federation(seed)
+    if run_plan.get("data"):
+        different = DataFormat.of(federation).differences(DataFormat.read(run_plan["data"]))
+        if different:
+            raise Refused(f"the data does not fit the run's. {different}")
+    task = replace(plan.task(seed), init=str(initial[seed]))
+    setup = probe(federation, task).setup(group=1, device=machine.device(site.table.device))
+    hello = hello_message(site, federation, setup, mark(federation.fingerprint))
+    site.policy.check_examples({one.name: one.train for one in hello.clients})
+    tell(
+        f"Ready: {len(hello.clients)} client(s), a model of {task.parameters:,} parameters. Without secure "
+        "aggregation, the coordinator can read each client's update."
+    )
+    return LoadedExperiment(dict(run_plan), plan, initial, hello)
+
+
+def check_form(run_plan: Mapping[str, Any]) -> None:
+    """Raise `Refused` unless the announced plan is well-formed; some of it becomes names of files here."""
+    hashes = [str(run_plan.get("run")), *map(str, (run_plan.get("initial") or {}).values())]
+    tables = [run_plan.get(name) for name in ("experiment", "sources", "versions", "initial")]
+    tables += [(run_plan.get("experiment") or {}).get(name) for name in ("algorithm", "task")]
+    well_formed = all(isinstance(table, Mapping) for table in tables)
+    if not well_formed or not all(re.fullmatch("[0-9a-f]{16,64}", text) for text in hashes):
+        raise Refused("the coordinator's plan is malformed")
+
+
+def check_code(ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
+    """Raise `Refused` unless the code that clients run is the same on both sides."""
+    different = different_modules(ours, theirs)
+    if different:
+        more = f" and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
+        names = ", ".join(different[:SHOWN])
+        raise Refused(f"the installed code is not the coordinator's: {names}{more} differ")

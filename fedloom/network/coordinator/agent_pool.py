@@ -1,0 +1,267 @@
+"""The agents of a run. The engine's thread opens a call and waits; agents' requests take it and answer it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedloom.errors import InputError, StoreError
+from fedloom.network.coordinator.call import Call
+from fedloom.network.coordinator.ledger import Ledger
+from fedloom.network.protocol.data_format import DataFormat
+from fedloom.network.protocol.messages import Assignment, Failure, Hello
+
+HEARTBEAT = 3.0  # seconds between an agent's heartbeats, unless the deadline is short
+MISSED = 5  # heartbeats after which an agent is lost: a round that can do without it does not wait for it
+SHOWN_REJECTIONS = 100  # rejected requests that are shown within a minute
+
+
+@dataclass
+class ConnectedAgent:
+    """An agent, as the coordinator sees it now."""
+
+    agent: str
+    name: str
+    seen: float
+    hello: Hello | None = None  # sent when it is ready to work
+    doing: str = ""
+    refused: str = ""  # why it does not take part
+    contacted: bool = False  # whether this process of the coordinator has heard from it
+    told_to_stop: bool = False  # whether it knows that the run is over
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    heartbeat: float = HEARTBEAT
+
+    def lost(self) -> bool:
+        return time.monotonic() - self.seen > MISSED * self.heartbeat
+
+    @property
+    def state(self) -> str:
+        if self.lost() or not self.contacted:
+            return "gone"
+        return "ready" if self.hello is not None else "refused" if self.refused else "joining"
+
+    def shown(self, awaited: bool) -> dict[str, Any]:
+        """Describe this agent for the operator."""
+        return {
+            "name": self.name,
+            "state": self.state,
+            "doing": self.doing,
+            "clients": len(self.hello.clients) if self.hello else 0,
+            "seconds_since_seen": round(time.monotonic() - self.seen, 1),
+            "awaited": awaited,
+            "why": self.refused,
+        }
+
+
+class AgentPool:
+    """The agents that have connected, the open call, and what all of them are told."""
+
+    def __init__(
+        self, ledger: Ledger, tell: Callable[[str], None] = lambda text: None, deadline: float = math.inf
+    ) -> None:
+        self.ledger = ledger
+        self.tell = tell
+        self.heartbeat = min(HEARTBEAT, deadline / 4)
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.changed = threading.Condition()
+        self._admitting = threading.Lock()  # the first agent's data decides what the others' must be
+        self.agents: dict[str, ConnectedAgent] = {}
+        self.call: Call | None = None
+        self.finished = ""  # what agents are told when there is no more work
+        self.stage = "waiting for agents"
+        self.run_plan: dict[str, Any] = {}  # what will be run, as agents are told
+        self.initial_weights: dict[str, Path] = {}  # files by SHA-256
+        self.largest = 64 << 20  # bytes of one answer
+        self.accepted = 0
+        self.rejected = 0
+        self._shown: deque[float] = deque(maxlen=SHOWN_REJECTIONS)
+
+    # --- agents
+
+    def mark_seen(self, agent: str, name: str, doing: str | None = None) -> ConnectedAgent:
+        """Note that an agent has just been heard from."""
+        one = self.agents.get(agent)
+        if one is None:
+            one = self.agents[agent] = ConnectedAgent(agent, name, time.monotonic(), heartbeat=self.heartbeat)
+        if not one.contacted or one.lost():
+            one.contacted = True
+            self.log("agent", f"{name} has connected", agent)
+        one.seen = time.monotonic()
+        if doing is not None:
+            one.doing = doing
+        return one
+
+    def expect(self, agent: str, name: str) -> None:
+        """Expect an agent of an earlier process: it is not lost until it has had time to come back."""
+        self.agents.setdefault(agent, ConnectedAgent(agent, name, time.monotonic(), heartbeat=self.heartbeat))
+
+    def ready(self) -> list[ConnectedAgent]:
+        """Return the agents that said hello and are not lost."""
+        return [one for one in list(self.agents.values()) if one.hello is not None and not one.lost()]
+
+    def admit(self, one: ConnectedAgent, hello: Hello) -> None:
+        """Admit an agent that is ready; raise `InputError` if its data does not fit the run or has changed."""
+        with self._admitting:
+            known = self.ledger.fact("data")
+            if known is None:
+                self.ledger.set_fact("data", hello.data_format.message())
+            elif different := hello.data_format.differences(DataFormat.read(known)):
+                raise InputError(f"its data does not fit the run's. {different}")
+            if not hello.clients:
+                raise InputError("it hosts no client")
+            clients = self.ledger.clients()
+            takes_part = any(row["agent"] == one.agent for row in clients)
+            if clients and not takes_part:
+                raise InputError("the run began without it")
+            before = (self.ledger.agent(one.agent) or {}).get("hello")
+            if takes_part and before and json.loads(before).get("data_mark") != hello.data_mark:
+                raise InputError("its data has changed since the run began")
+            if not takes_part or not before:
+                self.ledger.set_hello(one.agent, hello.model_dump(mode="json"))
+            one.hello, one.refused = hello, ""
+        with self.changed:
+            self.changed.notify_all()
+        self.log("agent", f"{one.name} is ready, with {len(hello.clients)} client(s)", one.agent)
+
+    def log(self, kind: str, message: str, agent: str | None = None) -> None:
+        """Show something to the user and store it in the ledger."""
+        if kind == "denied" and self._shown_too_often():
+            return
+        # agents wrote some of it: it must not move the console's cursor
+        message = "".join(sign if sign.isprintable() or sign == "\n" else "?" for sign in message)
+        self.tell(message)
+        with contextlib.suppress(StoreError):  # show it even if the disk is full
+            self.ledger.note(kind, message, agent)
+
+    def _shown_too_often(self) -> bool:
+        """Whether so many rejected requests were shown lately that another would only fill the disk."""
+        now, times = time.monotonic(), self._shown
+        if len(times) == times.maxlen and now - times[0] < 60:
+            return True
+        times.append(now)
+        if len(times) == times.maxlen and now - times[0] < 60:
+            self.tell("Many requests are being rejected. Further ones are not shown for a minute.")
+        return False
+
+    # --- the engine's side
+
+    def open(self, call: Call) -> None:
+        """Open a call: agents that poll receive it."""
+        with self.changed:
+            self.call = call
+        self._wake(list(call.assignments))
+
+    def _wake(self, agents: list[str]) -> None:
+        def wake() -> None:
+            for agent in agents:
+                if agent in self.agents:
+                    self.agents[agent].wake.set()
+
+        if self.loop is not None and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(wake)
+
+    def finish(self, words: str) -> None:
+        """Tell agents that there is no more work; busy ones learn it from their next heartbeat."""
+        self.finished = words
+        self._wake(list(self.agents))
+        self.wait_until(lambda: all(one.told_to_stop for one in self.ready()), 1.5 * self.heartbeat)
+
+    def wait(self, call: Call, needed: int) -> None:
+        """Wait until the call is complete, its deadline passes, or it has enough answers and the others are lost."""
+        with self.changed:
+            while not call.complete:
+                now = time.monotonic()
+                if now >= call.deadline:
+                    break
+                all_lost = all(self.agents[agent].lost() for agent in set(call.waiting.values()))
+                if all_lost and len(call.answers) >= needed:
+                    break
+                self.pause(min(call.deadline - now, 0.5))
+            call.open = False
+            self.call = None
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float | None = None) -> bool:
+        """Wait for a condition; return False when the time is up."""
+        end = None if seconds is None else time.monotonic() + seconds
+        with self.changed:
+            while not condition():
+                left = None if end is None else end - time.monotonic()
+                if left is not None and left <= 0:
+                    return False
+                self.pause(0.2 if left is None else min(left, 0.2))
+        return True
+
+    def pause(self, seconds: float) -> None:
+        """Let answers arrive on other threads."""
+        self.changed.wait(seconds)
+
+    # --- the agents' side
+
+    def next_assignment(self, agent: str) -> tuple[Assignment, Call] | None:
+        """Return an agent's assignment if some of its clients have not answered yet."""
+        call = self.call  # read once, without the lock: an agent that takes a closing call answers too late
+        if call is None or not call.open or agent not in call.assignments:
+            return None
+        assignment = call.assignments[agent]
+        left = tuple(one for one in assignment.clients if call.waiting.get(one.client) == agent)
+        if not left:
+            return None
+        seconds = max(call.deadline - time.monotonic(), 0.0)
+        return assignment.model_copy(update={"clients": left, "seconds": seconds}), call
+
+    def end_message(self, one: ConnectedAgent) -> str:
+        """Return what an agent is told at the end; an empty string before that."""
+        if self.finished:
+            with self.changed:
+                one.told_to_stop = True
+                self.changed.notify_all()
+        return self.finished
+
+    def fail(self, agent: str, failure: Failure) -> None:
+        """Note that an agent could not do its work, or refuses to."""
+        one = self.agents[agent]
+        with self.changed:
+            call = self.call
+            if failure.ask is None:
+                one.refused = failure.message
+            elif call is not None and call.assignment(agent, failure.ask):
+                for client in failure.clients:
+                    if call.waiting.get(client) == agent:
+                        del call.waiting[client]
+                        call.failures[client] = failure
+            self.changed.notify_all()
+        verb = "refuses" if failure.kind == "refused" else "failed"
+        self.log(failure.kind, f"{one.name} {verb}: {failure.message}", agent)
+
+    def counts(self) -> dict[str, Any]:
+        """Return what anybody may know: numbers without names."""
+        found = self.status()
+        states = [one["state"] for one in found["agents"]]
+        return {
+            **{key: found[key] for key in ("awaited_clients", "seconds_left", "accepted", "rejected")},
+            "agents": {state: states.count(state) for state in ("ready", "joining", "refused", "gone")},
+        }
+
+    def status(self) -> dict[str, Any]:
+        """Return the stage of the run, the agents, and whom the coordinator is waiting for."""
+        with self.changed:
+            call = self.call
+            awaited: Mapping[int, str] = dict(call.waiting) if call is not None else {}
+            agents = [one.shown(one.agent in awaited.values()) for one in self.agents.values()]
+            return {
+                "stage": self.finished or (call.title if call is not None else self.stage),
+                "awaited_clients": len(awaited),
+                "seconds_left": round(max(call.deadline - time.monotonic(), 0.0), 1) if call is not None else None,
+                "accepted": self.accepted,
+                "rejected": self.rejected,
+                "agents": sorted(agents, key=lambda one: str(one["name"])),
+            }

@@ -1,0 +1,122 @@
+"""TLS: the coordinator's certificate, made here or supplied by you, and what agents trust."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import socket
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedloom.errors import InputError
+from fedloom.network.protocol.private_files import write_private
+
+YEARS = 10  # for which a certificate made here is valid
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """The files that a TLS server needs, and the certificate that agents pin."""
+
+    certificate: Path
+    key: Path
+    authority: bytes  # PEM
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.authority)
+
+
+def fingerprint(pem: bytes) -> str:
+    """Return the SHA-256 of a certificate."""
+    return x509.load_pem_x509_certificate(pem).fingerprint(hashes.SHA256()).hex()
+
+
+def user_certificate(certificate: Path, key: Path) -> Certificates:
+    """Use a certificate that you supply. Agents pin that certificate, not its CA, which signs other ones too."""
+    try:
+        chain = x509.load_pem_x509_certificates(certificate.read_bytes())
+        serialization.load_pem_private_key(key.read_bytes(), None)
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"The certificate {certificate} and the key {key} cannot be used: {error}") from None
+    return Certificates(certificate, key, chain[0].public_bytes(serialization.Encoding.PEM))
+
+
+def local_authority(folder: Path, names: tuple[str, ...] = ()) -> Certificates:
+    """Return the certificate authority in a folder with a certificate for this machine; make them if missing."""
+    files = {name: folder / name for name in ("ca.pem", "server.pem", "server.key")}
+    if not all(file.is_file() for file in files.values()):
+        authority, certificate, key = _issue(names)
+        write_private(files["server.key"], key)
+        write_private(files["server.pem"], certificate + authority)
+        write_private(files["ca.pem"], authority)
+    return Certificates(files["server.pem"], files["server.key"], files["ca.pem"].read_bytes())
+
+
+def _issue(names: tuple[str, ...]) -> tuple[bytes, bytes, bytes]:
+    """Make an authority that signs exactly one certificate. Its key is never stored."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    begin, end = now - datetime.timedelta(days=2), now + datetime.timedelta(days=365 * YEARS)
+    authority_key, server_key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedloom coordinator's own authority")])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedloom coordinator")])
+
+    def certificate(name: x509.Name, key: Any, is_authority: bool, *more: x509.ExtensionType) -> bytes:
+        signs = dict.fromkeys(("key_cert_sign", "crl_sign"), is_authority)
+        unused = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+        never = dict.fromkeys((*unused, "encipher_only", "decipher_only"), False)
+        usage = x509.KeyUsage(digital_signature=not is_authority, **signs, **never)
+        constraints = x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None)
+        made = x509.CertificateBuilder(issuer, name, key.public_key(), x509.random_serial_number(), begin, end)
+        made = made.add_extension(constraints, critical=True).add_extension(usage, critical=True)
+        for extension in (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), *more):
+            made = made.add_extension(extension, critical=False)
+        return made.sign(authority_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    authority = certificate(issuer, authority_key, True)
+    server = certificate(
+        subject,
+        server_key,
+        False,
+        x509.SubjectAlternativeName(_names(names)),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()),
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+    )
+    private = serialization.PrivateFormat.PKCS8
+    key = server_key.private_bytes(serialization.Encoding.PEM, private, serialization.NoEncryption())
+    return authority, server, key
+
+
+def _names(extra: tuple[str, ...]) -> list[x509.GeneralName]:
+    found: list[x509.GeneralName] = []
+    for name in dict.fromkeys(("localhost", "127.0.0.1", "::1", socket.gethostname(), *extra)):
+        try:
+            found.append(x509.IPAddress(ipaddress.ip_address(name)))
+        except ValueError:
+            found.append(x509.DNSName(name))
+    return found
+
+
+def trusting(certificate: bytes) -> ssl.SSLContext:
+    """Trust one certificate and what it signed, under any name or address of the coordinator."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = False  # the certificate belongs to one coordinator only: its name adds nothing
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.load_verify_locations(cadata=certificate.decode())
+    return context
+
+
+def unverified() -> ssl.SSLContext:
+    """Trust any certificate: for fetching the one to pin, which is then compared with the token's fingerprint."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

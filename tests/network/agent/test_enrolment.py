@@ -1,0 +1,43 @@
+"""Registering a coordinator in an agent's state folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from fedloom.errors import InputError, StoreError
+from fedloom.network.agent import enrolment
+from fedloom.network.agent.enrolment import enrol, fetch_status, locked_state
+from fedloom.network.protocol.token import Token
+
+
+def test_without_a_token_the_coordinator_must_be_registered(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"No coordinator is registered in .*--token-file"):
+        enrol("https://host:1", None, "kerry", tmp_path)
+    known = {"url": "https://old:1", "authority": "", "agent": "a", "token": "t"}
+    (tmp_path / "coordinator.json").write_text(json.dumps(known))
+    enrol("https://new:1/", None, "kerry", tmp_path)
+    assert json.loads((tmp_path / "coordinator.json").read_text()) == {**known, "url": "https://new:1"}
+
+
+def test_a_token_with_a_fingerprint_needs_https() -> None:
+    with pytest.raises(InputError, match="use https://"):
+        fetch_status("http://host:1", Token.new("ab" * 32))
+
+
+def test_another_server_at_the_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = httpx.Response(200, text="<html>", request=httpx.Request("GET", "https://host"))
+    monkeypatch.setattr(enrolment.httpx.Client, "request", lambda *given, **more: page)
+    with pytest.raises(InputError, match="https://host did not respond as a fedloom coordinator"):
+        fetch_status("https://host", None)
+
+
+def test_one_agent_at_a_time_uses_a_state_folder(tmp_path: Path) -> None:
+    state, busy = tmp_path / "state", pytest.raises(StoreError, match="Another agent is running")
+    with locked_state(state), busy, locked_state(state, seconds=0.1):
+        pass
+    with locked_state(state, seconds=0.1):
+        pass

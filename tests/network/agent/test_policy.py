@@ -1,0 +1,71 @@
+"""What a site's policy allows, and mistakes in its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedloom.errors import InputError
+from fedloom.network.agent.policy import Policy, Refused, load_site
+
+
+def announced(**task: Any) -> dict[str, Any]:
+    values = {"model": "digits_mlp", "loss": "cross_entropy", "metrics": ["accuracy"], **task}
+    return {"task": values, "algorithm": {"mine": {"name": "fedprox"}}}
+
+
+def test_a_policy_refuses_what_it_does_not_allow() -> None:
+    Policy().check_experiment(announced(), {})
+    Policy(models=["net.py:Net"]).check_experiment(announced(model="net.py:Net"), {})
+    for policy, wanted, why in (
+        (Policy(), announced(model="net.py:Net"), "only fedloom's own code"),
+        (Policy(), announced(loss="net.py:loss"), "only fedloom's own code"),
+        (Policy(), announced(metrics=["net.py:metric"]), "code of your own"),
+        (Policy(models=["mlp"]), announced(), "does not allow the model 'digits_mlp'. Allowed: mlp"),
+        (Policy(algorithms=["fedavg"]), announced(), "does not allow the algorithm 'fedprox'"),
+        (Policy(max_epsilon=2.0), announced(), "this run has none"),
+    ):
+        with pytest.raises(Refused, match=why):
+            policy.check_experiment(wanted, {})
+    Policy(max_epsilon=2.0).check_experiment(announced(), {"epsilon": 1.5})
+    with pytest.raises(Refused, match="up to 2"):
+        Policy(max_epsilon=2.0).check_experiment(announced(), {"epsilon": 2.5})
+    with pytest.raises(Refused, match="not map"):
+        Policy(verbs=["reduce"]).check_assignment("train", "map", 10, {"shared"})
+    with pytest.raises(Refused, match="at least 5 clients"):
+        Policy(min_cohort=5).check_assignment("train", "reduce", 4, {"shared"})
+    for kind, verb, roles in (
+        ("train", "evaluate", {"shared"}),  # training is not to be had under another name
+        ("evaluate", "reduce", {"shared"}),
+        ("train", "reduce", {"shared", "peers"}),
+        ("train", "exchange", {"shared"}),
+    ):
+        with pytest.raises(Refused, match="inconsistent request"):
+            Policy().check_assignment(kind, verb, 10, roles)
+    Policy().check_assignment("train", "exchange", 10, {"shared", "peers", "private"})
+    Policy().check_assignment("fingerprint", "evaluate", 10, {"shared"})
+    with pytest.raises(Refused, match="20 training examples"):
+        Policy(min_examples=20).check_examples({"a": 19})
+    assert Policy().may_leave("accuracy", True)
+    assert not Policy().may_leave("auroc", False)
+    assert Policy(metrics=["auroc"]).may_leave("auroc", False)
+    assert not Policy(metrics=["auroc"]).may_leave("loss", True)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[site]\nname = 'a'", "has no [data] table"),
+        ("[data]\nsource = 'digits'\n[polcy]\n", "Did you mean 'policy'"),
+        ("[data]\nsource = 'digits'\n[policy]\nverb = ['reduce']", "no key 'verb'"),
+        ("[data]\nsource = 'digits'\n[policy]\nverbs = ['steal']", "[policy] verbs"),
+        ("[data\n", "not a valid TOML file"),
+    ],
+)
+def test_mistakes_in_a_site_file_are_explained(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "kerry.toml").write_text(text)
+    with pytest.raises(InputError) as error:
+        load_site(tmp_path / "kerry.toml")
+    assert words in str(error.value)

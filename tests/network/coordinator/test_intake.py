@@ -1,0 +1,109 @@
+"""What becomes of an answer: accepted once, or rejected with a code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fedloom.network.protocol.tensors import Parcel
+from tests.network.conftest import HELLO, World, code
+
+
+def test_an_answer_is_accepted_once(world: World) -> None:
+    agent = world.speaker()
+    agent.hello()
+    call = world.open_call(agent)
+    body = agent.answer().whole
+    for _ in range(2):  # the same body again is the reply that was lost, not a second answer
+        reply = agent.send("POST", "/v1/answers", body)
+        assert reply.json()["results"] == [{"client": "0", "status": "accepted"}]
+    assert world.pool.accepted == 1
+    other = agent.send("POST", "/v1/answers", agent.answer(scale=2.0).whole).json()["results"][0]
+    assert (other["status"], other["code"]) == ("rejected", "duplicate")
+    world.pool.wait(call, 1)
+    assert float(call.answers[0].update.groups["model"]["w"][0, 0]) == 1.0
+    late = agent.send("POST", "/v1/answers", body).json()["results"][0]
+    assert late["code"] == "late"
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "malformed"),
+        (b"nonsense", "malformed"),
+        (b"\xff" * 64, "malformed"),
+        (Parcel({}, {}).whole, "malformed"),
+        (Parcel({"ask": "ask", "results": []}).whole, "malformed"),
+        (Parcel({"ask": "ask", "results": [{"client": 0}]}, {"1/update/model/w": torch.ones(1)}).whole, "malformed"),
+        (Parcel({"ask": "ask", "results": [{"client": 0}, {"client": 0}]}).whole, "malformed"),
+        (Parcel({"ask": "ask", "results": [{"client": -1}]}).whole, "malformed"),
+        (Parcel({"ask": "ask", "results": [{"client": 0}]}, {"0/update/model/w": torch.ones(1)}).whole, "malformed"),
+    ],
+)
+def test_a_body_that_is_not_an_answer_is_rejected(world: World, body: bytes, reason: str) -> None:
+    agent = world.speaker()
+    agent.hello()
+    call = world.open_call(agent)
+    reply = agent.send("POST", "/v1/answers", body)
+    assert (reply.status_code, code(reply)) == (422, reason)
+    assert 0 in call.waiting
+    assert not list(world.ledger.updates.iterdir())
+
+
+def test_answers_for_other_agents_clients_and_of_other_attempts_are_rejected(world: World) -> None:
+    agent, other = world.speaker(), world.speaker("clare")
+    agent.hello()
+    other.hello()
+    world.open_call(agent, other)
+    (result,) = agent.send("POST", "/v1/answers", agent.answer(client=1).whole).json()["results"]
+    assert result["code"] == "not-asked"
+    (result,) = agent.send("POST", "/v1/answers", agent.answer(ask="another attempt").whole).json()["results"]
+    assert result["code"] == "late"
+
+
+def test_when_memory_is_short_answers_are_mapped_from_their_files(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedloom.network.coordinator.intake.MEMORY", 10)
+    agent = world.speaker()
+    agent.hello()
+    call = world.open_call(agent)
+    agent.send("POST", "/v1/answers", agent.answer(scale=3.0).whole)
+    assert call.in_memory == 0
+    assert torch.equal(call.answers[0].update.groups["model"]["w"], torch.full((1, 3), 3.0))
+
+
+def test_of_two_answers_at_the_same_time_one_is_stored_and_the_other_must_be_sent_again(world: World) -> None:
+    agent = world.speaker()
+    agent.hello()
+    call = world.open_call(agent)
+    call.claimed.add(0)  # as while the other is being written
+    busy = agent.send("POST", "/v1/answers", agent.answer(scale=2.0).whole)
+    assert (busy.status_code, code(busy)) == (503, "busy")
+    call.claimed.discard(0)
+    assert agent.send("POST", "/v1/answers", agent.answer().whole).json()["results"][0]["status"] == "accepted"
+    assert not call.claimed
+
+
+def test_an_answer_that_cannot_be_stored_must_be_sent_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedloom.errors import StoreError
+
+    agent = world.speaker()
+    agent.hello()
+    call = world.open_call(agent)
+    accept = world.ledger.accept
+
+    def full(*given: Any) -> None:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(world.ledger, "accept", full)
+    reply = agent.send("POST", "/v1/answers", agent.answer().whole)
+    assert (reply.status_code, code(reply)) == (507, "disk")
+    assert (list(call.waiting), call.answers) == ([0], {})
+    monkeypatch.setattr(world.ledger, "set_hello", full)
+    said = agent.send("POST", "/v1/hello", HELLO.model_dump_json().encode())
+    assert (said.status_code, code(said)) == (507, "disk")
+    monkeypatch.setattr(world.ledger, "accept", accept)
+    assert agent.send("POST", "/v1/answers", agent.answer().whole).json()["results"][0]["status"] == "accepted"

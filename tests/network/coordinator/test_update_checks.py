@@ -1,0 +1,78 @@
+"""Checks of updates and measurements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fedloom.algorithm import Update
+from fedloom.network.coordinator.update_checks import Limits, check_measured
+from fedloom.network.protocol.rejection import Rejected
+from fedloom.training.evaluation import Measured
+from tests.network.conftest import World
+
+
+def update_with(**changes: Any) -> Update:
+    groups = {"model": {"w": torch.ones(1, 3), "b": torch.ones(1, 2, dtype=torch.float64), **changes.pop("leaves", {})}}
+    return Update(groups, {"model": torch.tensor([1.0])} | changes.pop("weights", {}), **changes)
+
+
+@pytest.mark.parametrize(
+    ("update", "reason"),
+    [
+        (update_with(leaves={"w": torch.tensor([[1.0, float("nan"), 0.0]])}), "not-finite"),
+        (update_with(leaves={"w": torch.tensor([[1.0, float("inf"), 0.0]])}), "not-finite"),
+        (update_with(leaves={"more": torch.ones(1, 1)}), "keys"),
+        (Update({"model": {"w": torch.ones(1, 3)}}, {"model": torch.ones(1)}), "keys"),
+        (Update({"other": {"w": torch.ones(1, 3)}}, {"other": torch.ones(1)}), "keys"),
+        (update_with(leaves={"w": torch.ones(1, 4)}), "shape"),
+        (update_with(leaves={"w": torch.ones(3)}), "shape"),
+        (update_with(leaves={"w": torch.ones(2, 3)}), "shape"),
+        (update_with(leaves={"w": torch.ones(1, 3, dtype=torch.float64)}), "dtype"),
+        (update_with(leaves={"w": torch.ones(1, 3, dtype=torch.int64)}), "dtype"),
+        (update_with(weights={"model": torch.tensor([0.0])}), "weight"),
+        (update_with(weights={"model": torch.tensor([-1.0])}), "weight"),
+        (update_with(weights={"model": torch.tensor([float("nan")])}), "weight"),
+        (update_with(weights={"model": torch.tensor([1e10])}), "weight"),
+        (update_with(weights={"model": torch.tensor([1.0, 1.0])}), "weight"),
+        (update_with(leaves={"w": torch.full((1, 3), 1e6)}), "norm"),
+        (update_with(public={"score": torch.ones(1)}), "keys"),
+    ],
+)
+def test_a_bad_update_rejects_its_client_with_a_reason(world: World, update: Update, reason: str) -> None:
+    agent, other = world.speaker(), world.speaker("clare")
+    agent.hello()
+    other.hello()
+    call = world.open_call(agent, other, limits=Limits(norm_bound=100.0))
+    (result,) = agent.send("POST", "/v1/answers", agent.answer(update=update).whole).json()["results"]
+    assert (result["status"], result["code"]) == ("rejected", reason)
+    assert call.failures[0].message.startswith(reason)
+    assert 0 not in call.waiting
+    assert any("kerry" in line and reason in line for line in world.said)
+    # no second try, and the others are not disturbed
+    (again,) = agent.send("POST", "/v1/answers", agent.answer().whole).json()["results"]
+    assert again["code"] == "duplicate"
+    assert other.send("POST", "/v1/answers", other.answer(client=1).whole).json()["results"][0]["status"] == "accepted"
+
+
+@pytest.mark.parametrize(
+    ("measured", "why"),
+    [
+        ({}, "lacks the split 'test'"),
+        ({"test": Measured(3, {"loss": 1.0})}, "lacks some of the metrics"),
+        ({"test": Measured(2, {"loss": 1.0, "accuracy": 1.0})}, "has 3 test examples, and measured 2"),
+        ({"test": Measured(3, {"loss": 1.0, "accuracy": 1.0, "f1": 1.0})}, "did not ask for"),
+        ({"test": Measured(3, {"loss": 1.0, "accuracy": 1.0}, {}, torch.ones(3))}, "lacks scores"),
+    ],
+)
+def test_measurements_must_be_those_that_were_asked_for(measured: dict[str, Measured], why: str) -> None:
+    means, summaries = ("loss", "accuracy"), ("auroc",)
+    with pytest.raises(Rejected, match=why):
+        check_measured(measured, ("test",), {"test": 3}, means, summaries)
+    hidden = Measured(3, {"loss": float("nan"), "accuracy": 1.0})  # a site need not tell everything
+    scored = Measured(3, {"loss": 1.0, "accuracy": 1.0}, {"auroc": torch.ones(3)}, torch.ones(3))
+    for fine in (hidden, scored):
+        check_measured({"test": fine}, ("test",), {"test": 3}, means, summaries)
+    check_measured({}, ("test",), {"test": 0}, means, summaries)
