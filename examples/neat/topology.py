@@ -1,7 +1,7 @@
 """NEAT on a federated fitness: neat-python evolves the nets' graphs, the nodes judge them, and fedloom does the rest.
 
-A genome becomes the weights of `Graph`, a net with room for any feed-forward graph of so many hidden units. So nodes
-receive and judge a stacked population of ordinary weights, as they do for every search in fedloom.
+A genome becomes the weights of `Graph`, a net with room for any feed-forward graph of up to `hidden` hidden units. So
+nodes receive and judge a stacked population of ordinary weights, as they do for every search in fedloom.
 """
 
 import io
@@ -89,7 +89,7 @@ class Neat(Search):
 
 
 def _weights(genome, config, model):
-    """A genome as weights of `Graph`; None if it has more hidden units than there is room for."""
+    """A genome as weights of `Graph`; None if it has more hidden units than fit."""
     outputs, inputs = config.output_keys, config.input_keys
     hidden = sorted(key for key in genome.nodes if key not in outputs)
     units = len(model["bias"])
@@ -115,7 +115,7 @@ def _config():
 
 @contextmanager
 def _drawing(key):
-    """neat-python draws from Python's global generator: lend it a seeded one."""
+    """Lend a seeded generator to neat-python, which draws from Python's global one."""
     before = random.getstate()
     random.seed(key)
     try:

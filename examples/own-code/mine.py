@@ -1,4 +1,4 @@
-"""A loader, a model, a loss and an algorithm: all that an experiment file can name."""
+"""A loader, a model, a loss and an algorithm: everything of yours that an experiment file can name."""
 
 import numpy as np
 import torch.nn.functional as F
@@ -9,7 +9,7 @@ from fedloom.tree import add, sub
 
 
 def load(examples):
-    """Three sites that measure the same thing with different offsets: arrays, labels and who holds each example."""
+    """Three sites that measure the same thing with different offsets: arrays, labels and the site of each example."""
     random = np.random.default_rng(7)
     site = random.integers(0, 3, size=examples)
     x = random.normal(size=(examples, 4)).astype("float32")
