@@ -24,8 +24,8 @@ import schemathesis
 from hypothesis import settings
 
 from fedloom.network.coordinator.agent_pool import AgentPool
-from fedloom.network.coordinator.https_server import HttpsServer
 from fedloom.network.coordinator.ledger import Ledger
+from fedloom.network.coordinator.serve import HttpsServer
 from fedloom.network.protocol.signatures import Signer
 from fedloom.network.protocol.token import Token
 from tests.network.conftest import HELLO, World

@@ -20,6 +20,16 @@ def write_atomically(path: Path, content: bytes, what: str = "file") -> None:
         temporary.write_bytes(content)
 
 
+def write_private(path: Path, content: bytes) -> None:
+    """Replace a file that only its owner may read, such as a key, a token or a certificate."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    before = os.umask(0o077)
+    try:
+        write_atomically(path, content)
+    finally:
+        os.umask(before)
+
+
 @contextmanager
 def replacing(path: Path, what: str = "checkpoint") -> Iterator[Path]:
     """Yield a temporary file that replaces `path` at the end of the block; `what` names the fault points of tests."""

@@ -235,8 +235,7 @@ def invite_agents(
 ) -> None:
     """Make enrolment tokens: one for each agent that will join."""
     _needs_extra()
-    from fedloom.network.coordinator.serve import coordinator_ledger
-    from fedloom.network.coordinator.token_files import invite
+    from fedloom.network.coordinator.serve import coordinator_ledger, invite
 
     ledger = coordinator_ledger(folder)
     for path in invite(ledger, folder / "network", ledger.fact("fingerprint") or "", count):

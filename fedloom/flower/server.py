@@ -21,12 +21,10 @@ from fedloom.experiment import experiment_file
 from fedloom.experiment.progress import Lines
 from fedloom.flower.messages import InvalidPayload, Payload
 from fedloom.flower.paths import default_folder
-from fedloom.network.coordinator.agent_pool import MISSED, AgentPool
-from fedloom.network.coordinator.call import Call
-from fedloom.network.coordinator.intake import Intake
+from fedloom.network.coordinator.agent_pool import MISSED, AgentPool, Call
+from fedloom.network.coordinator.intake import Intake, RequestBody
 from fedloom.network.coordinator.ledger import Ledger
 from fedloom.network.coordinator.network_run import NetworkRun
-from fedloom.network.coordinator.request_body import RequestBody
 from fedloom.network.protocol.messages import Failure, Hello
 from fedloom.network.protocol.rejection import Rejected
 

@@ -24,6 +24,7 @@ from fedloom import machine
 from fedloom.errors import FedloomError, InputError
 from fedloom.experiment import experiment_file
 from fedloom.experiment.plan import Plan
+from fedloom.files import write_private
 from fedloom.flower.messages import Payload
 from fedloom.flower.paths import ADDRESS, partition
 from fedloom.network.agent.agent import Agent
@@ -31,7 +32,6 @@ from fedloom.network.agent.connection import Connection
 from fedloom.network.agent.disclosure import error_summary
 from fedloom.network.agent.policy import Site, load_site, rehearsal, site_of
 from fedloom.network.protocol.messages import Failure, Hello
-from fedloom.network.protocol.private_files import write_private
 from fedloom.network.protocol.tensors import Parcel
 
 

@@ -21,8 +21,7 @@ import tomli_w
 import torch
 
 from fedloom.algorithm import Update
-from fedloom.network.coordinator.agent_pool import AgentPool
-from fedloom.network.coordinator.call import Call
+from fedloom.network.coordinator.agent_pool import AgentPool, Call
 from fedloom.network.coordinator.http_api import make_app
 from fedloom.network.coordinator.ledger import Ledger
 from fedloom.network.coordinator.update_checks import Limits, check_measured, check_update

@@ -10,9 +10,8 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-from fedloom.network.protocol.compression import compressed
 from fedloom.network.protocol.messages import ClientAnswer
-from fedloom.network.protocol.tensors import KINDS, Parcel
+from fedloom.network.protocol.tensors import KINDS, Parcel, compressed
 from tests.network.conftest import FORM, Speaker, World
 
 CALM: dict[str, Any] = {

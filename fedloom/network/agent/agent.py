@@ -16,9 +16,8 @@ from typing import Any
 from fedloom import faults, machine
 from fedloom.errors import FedloomError, InputError, StoreError
 from fedloom.network.agent.assignment_runner import AssignmentRunner
-from fedloom.network.agent.audit import Audit
 from fedloom.network.agent.connection import Connection, Unreachable
-from fedloom.network.agent.disclosure import answer_summary, assignment_facts, error_summary
+from fedloom.network.agent.disclosure import Audit, answer_summary, assignment_facts, error_summary
 from fedloom.network.agent.enrolment import tls
 from fedloom.network.agent.loaded_experiment import load_experiment
 from fedloom.network.agent.parcel_cache import ParcelCache

@@ -13,10 +13,9 @@ from pydantic import BaseModel
 
 from fedloom import faults
 from fedloom.errors import FedloomError
-from fedloom.network.protocol.compression import compressed
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.network.protocol.signatures import Signer
-from fedloom.network.protocol.tensors import Parcel
+from fedloom.network.protocol.tensors import Parcel, compressed
 
 EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 TIMEOUT = httpx.Timeout(60.0, connect=10.0, read=60.0)

@@ -1,22 +1,28 @@
-"""What an agent tells others: about its data, an error, an answer. Shapes, sizes and names, never values."""
+"""What an agent tells others about its data, an error or an answer: shapes, sizes and names, never values.
+
+The audit log has a JSON line for every request that the agent answers, for the people responsible for the data.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import threading
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from fedloom import machine
+from fedloom import faults, machine
 from fedloom.data.federation import Federation
 from fedloom.data.split import SPLITS
-from fedloom.errors import FedloomError, InputError
+from fedloom.errors import FedloomError, InputError, StoreError
 from fedloom.network.agent.policy import Site
-from fedloom.network.protocol.data_format import DataFormat
-from fedloom.network.protocol.messages import AnswerBuilder, Assignment, ClientFacts, Hello
+from fedloom.network.protocol.messages import AnswerBuilder, Assignment, ClientFacts, DataFormat, Hello
 from fedloom.training.clients import Setup
 
 
@@ -56,6 +62,33 @@ def error_summary(error: Exception) -> str:
     frames = traceback.extract_tb(root.__traceback__)[-6:]
     where = "\n".join(f"  {Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames)
     return f"{type(root).__name__} (its message stays at the site)\n{where}"
+
+
+class Audit:
+    """A file to which lines are only ever appended."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not path.exists():
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+        elif path.stat().st_size:  # a crash may have left half a line
+            with open(path, "rb+") as file:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+
+    def write(self, event: str, **facts: Any) -> None:
+        """Append one line."""
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        line = json.dumps({"time": now, "event": event, **facts}, ensure_ascii=False)
+        try:
+            with self._lock, open(self.path, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            raise StoreError(f"The audit log {self.path} cannot be written: {error}.") from error
+        faults.point("audit.written")
 
 
 def assignment_facts(assignment: Assignment) -> dict[str, Any]:

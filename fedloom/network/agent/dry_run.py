@@ -21,9 +21,8 @@ from fedloom.federation.work import ClientWork, Place, Work
 from fedloom.machine import computing
 from fedloom.network.agent.disclosure import hello_message
 from fedloom.network.agent.policy import Refused, Site
-from fedloom.network.protocol.data_format import DataFormat
 from fedloom.network.protocol.expected_update import ExpectedUpdate, expected_update, synthetic_place
-from fedloom.network.protocol.messages import verb_of
+from fedloom.network.protocol.messages import DataFormat, verb_of
 from fedloom.task import Task
 from fedloom.training.probe import probe
 

@@ -13,10 +13,10 @@ import httpx
 
 from fedloom import files
 from fedloom.errors import InputError
+from fedloom.files import write_private
 from fedloom.network.agent.connection import Unreachable, reaching
 from fedloom.network.protocol.certificates import fingerprint, trusting, unverified
 from fedloom.network.protocol.messages import Enrolment
-from fedloom.network.protocol.private_files import write_private
 from fedloom.network.protocol.signatures import Signer
 from fedloom.network.protocol.token import Token
 

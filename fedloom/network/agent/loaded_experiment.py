@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
 from fedloom import machine
 from fedloom.algorithm import Algorithm
 from fedloom.data.federation import Federation
+from fedloom.data.split import SplitName
 from fedloom.errors import InputError
 from fedloom.experiment.experiment_file import parse
 from fedloom.experiment.plan import Plan
 from fedloom.federation.work import Place
 from fedloom.network.agent.disclosure import hello_message
-from fedloom.network.agent.hosted_clients import HostedClients
 from fedloom.network.agent.policy import Refused, Site
 from fedloom.network.protocol.code_fingerprint import code_hashes, different_modules
-from fedloom.network.protocol.data_format import DataFormat
-from fedloom.network.protocol.messages import AssignedClient, Hello
+from fedloom.network.protocol.messages import AssignedClient, DataFormat, Hello
 from fedloom.network.protocol.tensors import PROTOCOL
 from fedloom.task import Task
 from fedloom.training.clients import Setup
@@ -28,6 +31,33 @@ from fedloom.training.local import Groups
 from fedloom.training.probe import probe
 
 SHOWN = 5  # modules that a message names
+
+
+@dataclass(frozen=True, eq=False)
+class HostedClients(Federation):
+    """A site's own federation whose clients have other numbers in the run."""
+
+    inner: Federation = field(kw_only=True)
+    local: Mapping[int, int] = field(kw_only=True)  # number in the run → number at the site
+    population: int = field(kw_only=True)
+
+    @staticmethod
+    def of(inner: Federation, local: Mapping[int, int], population: int) -> HostedClients:
+        same = {one.name: getattr(inner, one.name) for one in fields(Federation) if one.name != "server"}
+        return HostedClients(**same, inner=inner, local=dict(local), population=population)
+
+    @property
+    def clients(self) -> int:
+        return self.population
+
+    def name(self, client: int) -> str:
+        return self.inner.name(self.local[client])
+
+    def counts(self, clients: Sequence[int], split: SplitName) -> NDArray[np.int64]:
+        return self.inner.counts([self.local[client] for client in clients], split)
+
+    def indices(self, client: int, split: SplitName) -> Tensor:
+        return self.inner.indices(self.local[client], split)
 
 
 @dataclass

@@ -21,12 +21,10 @@ from fedloom.federation.evaluation import EvaluationWork, ServerEvaluation
 from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import ClientWork, Outcome, Place, Report, Work
 from fedloom.machine import computing
-from fedloom.network.coordinator.agent_pool import AgentPool
-from fedloom.network.coordinator.call import Call
+from fedloom.network.coordinator.agent_pool import AgentPool, Call
 from fedloom.network.coordinator.ledger import AcceptedUpdate
 from fedloom.network.coordinator.roster import Roster
 from fedloom.network.coordinator.update_checks import Limits, check_measured, check_update
-from fedloom.network.protocol.data_format import DataFormat
 from fedloom.network.protocol.expected_update import ExpectedUpdate, expected_update, synthetic_place
 from fedloom.network.protocol.messages import (
     NEW,
@@ -34,6 +32,7 @@ from fedloom.network.protocol.messages import (
     AssignedClient,
     Assignment,
     ClientAnswer,
+    DataFormat,
     ParcelInfo,
     read_answer,
     ticket_group,

@@ -22,13 +22,11 @@ from fedloom import __version__, faults
 from fedloom.errors import InputError, StoreError
 from fedloom.network.coordinator.agent_pool import AgentPool
 from fedloom.network.coordinator.authentication import Authenticator
-from fedloom.network.coordinator.intake import Intake
-from fedloom.network.coordinator.request_body import RequestBody
-from fedloom.network.protocol.compression import compressed
+from fedloom.network.coordinator.intake import Intake, RequestBody
 from fedloom.network.protocol.messages import Enrolment, Failure, Heartbeat, Hello
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.network.protocol.signatures import BODY, Verifier
-from fedloom.network.protocol.tensors import PROTOCOL, Parcel
+from fedloom.network.protocol.tensors import PROTOCOL, Parcel, compressed
 
 POLL = 20.0  # seconds that a poll for work stays open
 WHOLE = 8 << 20  # bytes: replies up to this size are sent in one piece

@@ -13,8 +13,8 @@ import tomli_w
 
 from fedloom.errors import FedloomError, InputError
 from fedloom.experiment.experiment_file import Experiment
+from fedloom.files import write_private
 from fedloom.network.agent.policy import rehearsal
-from fedloom.network.protocol.private_files import write_private
 
 GOODBYE = 5.0  # seconds for agents to end by themselves
 

@@ -2,23 +2,73 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+import uvicorn
 
-from fedloom.errors import StoreError
+from fedloom.errors import InputError, StoreError
 from fedloom.experiment.experiment_file import Experiment
 from fedloom.experiment.run_folder import claimed, locked
-from fedloom.network.coordinator.https_server import HttpsServer
+from fedloom.files import write_private
+from fedloom.network.coordinator.agent_pool import AgentPool
+from fedloom.network.coordinator.http_api import make_app
 from fedloom.network.coordinator.ledger import Ledger
 from fedloom.network.coordinator.local_agents import LocalAgents
 from fedloom.network.coordinator.network_run import NetworkRun
-from fedloom.network.coordinator.token_files import invite, operator_token
-from fedloom.network.protocol.certificates import local_authority, user_certificate
-from fedloom.network.protocol.data_format import DataFormat
+from fedloom.network.protocol.certificates import Certificates, local_authority, user_certificate
+from fedloom.network.protocol.messages import DataFormat
+from fedloom.network.protocol.token import Token
+
+
+class HttpsServer:
+    """The port, served by uvicorn in a thread while the context is open; `operator` is the hash of its token."""
+
+    def __init__(
+        self, pool: AgentPool, host: str, port: int, certificates: Certificates | None = None, operator: str = ""
+    ) -> None:
+        self.pool = pool
+        app = make_app(pool, certificates.authority if certificates else b"", operator=operator)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        # asyncio turns Nagle's algorithm off only where the protocol is named: without it every reply waits 40 ms
+        self.socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self.socket.bind((host, port))
+        except OSError as error:
+            raise InputError(f"--listen {host}:{port} cannot be used: {error.strerror or error}.") from None
+        self.number = int(self.socket.getsockname()[1])
+        settings: dict[str, Any] = {"log_level": "error", "access_log": False, "lifespan": "off", "backlog": 2048}
+        settings["timeout_keep_alive"] = 120  # longer than agents keep an idle connection
+        if certificates is not None:
+            settings |= {"ssl_certfile": str(certificates.certificate), "ssl_keyfile": str(certificates.key)}
+        self.server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=2, **settings))
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        make = self.server.config.get_loop_factory()  # uvloop, where it is installed
+        self.pool.loop = make() if make is not None else asyncio.new_event_loop()
+        self.pool.loop.run_until_complete(self.server.serve(sockets=[self.socket]))
+        self.pool.loop.close()
+
+    def __enter__(self) -> HttpsServer:
+        self._thread.start()
+        while not self.server.started and self._thread.is_alive():
+            time.sleep(0.01)
+        if not self.server.started:
+            raise InputError("The coordinator's port could not be opened.")
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.server.should_exit = True
+        self._thread.join(timeout=10)
 
 
 class HttpsRun(NetworkRun):
@@ -110,3 +160,27 @@ def coordinator_ledger(folder: Path) -> Ledger:
     if not (folder / "network" / "ledger.db").is_file():
         raise StoreError(f"{folder} is not the folder of a run of `fedloom serve`: it has no network/ledger.db.")
     return Ledger(folder / "network", existing=True)
+
+
+def invite(ledger: Ledger, folder: Path, fingerprint: str, count: int) -> list[Path]:
+    """Make one-time tokens, each in its own file."""
+    files = []
+    for _ in range(count):
+        token = Token.new(fingerprint)
+        ledger.invite(token.digest)
+        path = folder / "tokens" / f"{token.digest[:8]}.token"
+        write_private(path, f"{token}\n".encode())
+        files.append(path)
+    return files
+
+
+def operator_token(folder: Path, fingerprint: str) -> tuple[Path, Token]:
+    """Return the operator's token, which shows the agents' names; make it if it is missing."""
+    path = folder / "operator.token"
+    if path.is_file():
+        token = Token.parse(path.read_text(encoding="utf-8"))
+        if token.fingerprint == fingerprint:
+            return path, token
+    token = Token.new(fingerprint)
+    write_private(path, f"{token}\n".encode())
+    return path, token

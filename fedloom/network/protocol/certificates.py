@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedloom.errors import InputError
-from fedloom.network.protocol.private_files import write_private
+from fedloom.files import write_private
 
 YEARS = 10  # for which a certificate made here is valid
 

@@ -13,7 +13,7 @@ from fedloom.data.build import federate
 from fedloom.data.federation import Dataset
 from fedloom.federation.work import ClientWork, Place
 from fedloom.machine import computing
-from fedloom.network.protocol.data_format import DataFormat
+from fedloom.network.protocol.messages import DataFormat
 from fedloom.task import Task
 from fedloom.training.clients import Setup
 from fedloom.training.fast_paths import forget_trainers

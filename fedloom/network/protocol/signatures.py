@@ -12,7 +12,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from fedloom import faults
-from fedloom.network.protocol.private_files import write_private
+from fedloom.files import write_private
 from fedloom.network.protocol.rejection import Rejected
 
 WINDOW = 120.0  # seconds between an agent's clock and the coordinator's

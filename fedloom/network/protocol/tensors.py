@@ -2,26 +2,26 @@
 
 A *parcel* is a safetensors file whose metadata holds a JSON header and the order of the tensors. It is written in
 pieces straight from the tensors' memory, so that sending a model needs no second copy. The safetensors library, which
-is made for files from untrusted sources, reads it.
+is made for files from untrusted sources, reads it. With zstd, the receiver decides how much it decompresses.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+import zstandard
 from safetensors import SafetensorError, deserialize, safe_open
 from torch import Tensor
 
 from fedloom.errors import FedloomError
-from fedloom.network.protocol.compression import compressed
 from fedloom.training.local import Groups
 
 PROTOCOL = 1
@@ -42,8 +42,46 @@ KINDS = {
 }
 
 _DTYPES = {name: kind for kind, name in KINDS.items()}
-
 ParcelContent = tuple[dict[str, Any], dict[str, Tensor]]
+LEVEL = 1  # weights are nearly noise: higher levels take longer and gain nothing
+WINDOW = 8 << 20  # bytes of memory that a received stream may request
+
+CompressionError = zstandard.ZstdError
+
+
+class Readable(Protocol):
+    """Something that returns up to `size` bytes at a time."""
+
+    def read(self, size: int = -1, /) -> bytes: ...
+
+
+def compressed(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
+    """Compress a stream of bytes."""
+    compressor = zstandard.ZstdCompressor(level=LEVEL).compressobj()
+    for piece in pieces:
+        if output := compressor.compress(piece):
+            yield output
+    yield compressor.flush()
+
+
+def decompress_into(receive: Callable[[bytes], None]) -> Callable[[bytes], Any]:
+    """Return a function that decompresses bytes and passes them on in small pieces, until `receive` raises."""
+
+    class _Sink:
+        def write(self, piece: bytes) -> int:
+            receive(piece)
+            return len(piece)
+
+    sink: Any = _Sink()
+    return zstandard.ZstdDecompressor(max_window_size=WINDOW).stream_writer(sink, closefd=False).write
+
+
+def decompressed(source: Readable) -> Readable:
+    """Return a stream that decompresses no more than you read."""
+    raw: Any = source
+    return zstandard.ZstdDecompressor(max_window_size=WINDOW).stream_reader(
+        raw, read_size=1 << 16, read_across_frames=True, closefd=False
+    )
 
 
 class WireError(FedloomError):

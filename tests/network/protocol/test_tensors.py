@@ -1,16 +1,30 @@
-"""Parcels of tensors, whole and damaged."""
+"""Parcels of tensors, whole, damaged and compressed."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedloom.network.protocol.tensors import KINDS, Parcel, WireError, flatten, open_parcel, read_parcel, unflatten
+from fedloom.network.protocol.tensors import (
+    KINDS,
+    CompressionError,
+    Parcel,
+    WireError,
+    compressed,
+    decompress_into,
+    decompressed,
+    flatten,
+    open_parcel,
+    read_parcel,
+    unflatten,
+)
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/"), min_size=1, max_size=8)
 
@@ -62,3 +76,27 @@ def test_a_damaged_parcel_raises_a_wire_error_or_can_be_read(junk: bytes, begin:
             return
     assert isinstance(header, dict)
     assert all(isinstance(leaf, torch.Tensor) for leaf in leaves.values())
+
+
+DATA = bytes(range(256)) * 1000
+
+
+def test_what_is_compressed_comes_back() -> None:
+    packed = b"".join(compressed([DATA[:100], DATA[100:]]))
+    assert len(packed) < len(DATA)
+    pieces: list[bytes] = []
+    receive = decompress_into(lambda piece: pieces.append(bytes(piece)))
+    receive(packed[:50])
+    receive(packed[50:])
+    assert b"".join(pieces) == DATA
+    assert decompressed(io.BytesIO(packed)).read(1000) == DATA[:1000]
+
+
+def test_a_receiver_may_stop_and_nonsense_is_noticed() -> None:
+    def stop(piece: bytes) -> None:
+        raise OverflowError
+
+    with pytest.raises(OverflowError):
+        decompress_into(stop)(b"".join(compressed([DATA])))
+    with pytest.raises(CompressionError):
+        decompress_into(lambda piece: None)(b"nonsense")

@@ -1,10 +1,10 @@
-"""A site's clients under the numbers that they have in the run."""
+"""Loading an experiment at a site."""
 
 from __future__ import annotations
 
 import torch
 
-from fedloom.network.agent.hosted_clients import HostedClients
+from fedloom.network.agent.loaded_experiment import HostedClients
 from tests.conftest import federation as some_clients
 
 
