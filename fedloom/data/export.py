@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.data.federation import Federation
@@ -13,7 +15,6 @@ from fedloom.data.sources.hdf5 import GROUP, import_h5py
 from fedloom.errors import InputError
 
 Which = Literal["all", "train", "validation", "test"]
-Clients = dict[str, tuple[NDArray[Any], NDArray[Any]]]  # name → features and labels
 
 
 def export(federation: Federation, path: Path, which: Which = "all", x: str = "x", y: str = "label") -> int:
@@ -27,23 +28,30 @@ def export(federation: Federation, path: Path, which: Which = "all", x: str = "x
     if x == y or not x or not y or "/" in x + y:
         raise InputError(f"Features and labels need two names without '/'. Got '{x}' and '{y}'.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    clients: Clients = {}
+    if path.suffix == ".json":
+        _write_leaf(federation, path, which)
+    else:
+        _write_hdf5(federation, path, which, x, y)
+    return int(_sizes(federation, which).sum())
+
+
+def _sizes(federation: Federation, which: Which) -> NDArray[np.int64]:
+    return np.diff(federation.offsets) if which == "all" else federation.sizes(which)
+
+
+def _clients(federation: Federation, which: Which) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
+    """Yield the name, features and labels of one client after the other: only one client's copy is in memory."""
     for client in range(federation.clients):
         rows = slice(*federation.offsets[client : client + 2]) if which == "all" else federation.indices(client, which)
         features = federation.x[rows]
         if not features.is_floating_point() and federation.scale != 1:
             features = features.float() * federation.scale
-        clients[federation.name(client)] = features.numpy(), federation.y[rows].numpy()
-    if path.suffix == ".json":
-        _write_leaf(clients, path)
-    else:
-        _write_hdf5(clients, path, x, y)
-    return sum(len(labels) for _, labels in clients.values())
+        yield federation.name(client), features.numpy(), federation.y[rows].numpy()
 
 
-def _write_hdf5(clients: Clients, path: Path, x: str, y: str) -> None:
+def _write_hdf5(federation: Federation, path: Path, which: Which, x: str, y: str) -> None:
     with import_h5py().File(path, "w") as file:
-        for name, (features, labels) in clients.items():
+        for name, features, labels in _clients(federation, which):
             if "/" in name or name in ("", "."):
                 raise InputError(f"The client '{name}' cannot be a group of an HDF5 file: its name must have no '/'.")
             group = file.create_group(f"{GROUP}/{name}")
@@ -51,8 +59,12 @@ def _write_hdf5(clients: Clients, path: Path, x: str, y: str) -> None:
             group.create_dataset(y, data=labels)
 
 
-def _write_leaf(clients: Clients, path: Path) -> None:
-    users = {name: {"x": x.reshape(len(x), -1).tolist(), "y": y.tolist()} for name, (x, y) in clients.items()}
-    counts = [len(labels) for _, labels in clients.values()]
-    content = {"users": list(users), "num_samples": counts, "user_data": users}
-    path.write_text(json.dumps(content), encoding="utf-8")
+def _write_leaf(federation: Federation, path: Path, which: Which) -> None:
+    names = [federation.name(client) for client in range(federation.clients)]
+    start = json.dumps({"users": names, "num_samples": _sizes(federation, which).tolist(), "user_data": {}})
+    with path.open("w", encoding="utf-8") as file:
+        file.write(start.removesuffix("}}"))
+        for number, (name, x, y) in enumerate(_clients(federation, which)):
+            examples = {"x": x.reshape(len(x), -1).tolist(), "y": y.tolist()}
+            file.write(f"{', ' if number else ''}{json.dumps(name)}: {json.dumps(examples)}")
+        file.write("}}")

@@ -100,20 +100,32 @@ class Federation:
         y: ArrayLike | Tensor,
         *,
         client: ArrayLike | None = None,
+        partition: Any = None,
+        clients: int | None = None,
+        split: Split | Sequence[float] = (0.6, 0.2, 0.2),
+        seed: int = 0,
+        normalize: str = "none",
+        server: Any = None,
         test: tuple[Any, Any] | None = None,
-        **options: Any,
     ) -> Federation:
         """Make a federation from arrays. Give `client` (one name per example), a `partition`, or a number of `clients`.
 
-        The other options are those of `fedloom.data.build.federate`: `split`, `seed`, `normalize` and `server`.
-        `test` is an official test set, (x, y).
+        The options mean what the keys of the `[data]` table mean. `test` is an official test set, (x, y).
 
         >>> Federation.from_arrays(np.zeros((6, 2)), [0, 1, 0, 1, 0, 1], client=["a", "a", "b", "b", "b", "b"])
         Federation(2 clients, 6 examples of 2 features, 2 classes)
         """
         from fedloom.data.build import federate  # here, because build imports this module
 
-        return federate(as_dataset(x, y, client=client, test=test), **options)
+        return federate(
+            as_dataset(x, y, client=client, test=test),
+            partition=partition,
+            clients=clients,
+            split=split,
+            seed=seed,
+            normalize=normalize,
+            server=server,
+        )
 
     @cached_property
     def _unions(self) -> dict[SplitName, Tensor]:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from typer.testing import CliRunner
 
 from fedloom.cli import app
 from fedloom.data.build import federate
-from fedloom.data.export import export
+from fedloom.data.export import Which, export
 from fedloom.data.federation import Dataset, Federation, as_dataset
 from fedloom.errors import InputError
 from tests.data.sources.client_files import load, write
@@ -32,6 +34,27 @@ def test_what_was_exported_comes_back(tmp_path: Path, name: str, suffix: str, in
     assert again.names == original.names
     assert again.y.equal(original.y)
     assert again.x.equal(original.x.float() * (0.5 if integer else 1))
+
+
+@pytest.mark.parametrize("which", ["all", "train"])
+def test_the_json_file_is_written_client_by_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: Which
+) -> None:
+    original = federation(integer=True)
+    dumped: list[object] = []
+
+    def dumps(content: object) -> str:
+        dumped.append(content)
+        return json.dumps(content)
+
+    monkeypatch.setattr("fedloom.data.export.json", SimpleNamespace(dumps=dumps))
+    total = export(original, tmp_path / "all.json", which)
+    text = (tmp_path / "all.json").read_text()
+    content = json.loads(text)
+    assert text == json.dumps(content)  # the same bytes as if it had been written at once
+    assert (content["users"], sum(content["num_samples"])) == (["a", "b"], total)
+    assert content["num_samples"] == [len(content["user_data"][name]["y"]) for name in "ab"]
+    assert [len(part["y"]) for part in dumped if isinstance(part, dict) and "y" in part] == content["num_samples"]
 
 
 def test_one_split_only(tmp_path: Path) -> None:

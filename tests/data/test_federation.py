@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -41,3 +43,8 @@ def test_built_federations_are_not_kept_alive() -> None:
     del federation
     gc.collect()
     assert gone() is None
+
+
+def test_the_signature_of_from_arrays_lists_every_option_of_federate() -> None:
+    options = set(inspect.signature(federate).parameters) - {"dataset"}
+    assert options < set(inspect.signature(Federation.from_arrays).parameters)

@@ -21,7 +21,8 @@ def _discover() -> dict[str, type[Source]]:
         for name, item in vars(import_module(file.name)).items():
             is_source = inspect.isclass(item) and issubclass(item, Source) and not inspect.isabstract(item)
             if is_source and item.__module__ == file.name and not name.startswith("_"):
-                found[re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()] = item
+                in_snake_case = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+                found[vars(item).get("source_name", in_snake_case)] = item
     return found
 
 

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -24,9 +24,11 @@ Task = Literal["auto", "classification", "regression"]
 class Source(Record):
     """Where examples come from. Its fields are keys of the `[data]` table.
 
-    Every concrete public subclass in this folder is a source. Its name in experiment files is the class name in snake
-    case: `HeartDisease` is `heart_disease`.
+    Every concrete public subclass in this folder is a source. Its name in experiment files is its `source_name`, or
+    without one the class name in snake case: `HeartDisease` is `heart_disease`.
     """
+
+    source_name: ClassVar[str] = ""
 
     @abstractmethod
     def load(self, base: Path) -> Dataset:

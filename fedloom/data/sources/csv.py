@@ -60,7 +60,7 @@ class Csv(Source):
     def parse(self, file: Any, name: str, advice: str = "") -> Dataset:
         """Read the examples of a path or an open binary file called `name`; `path` is used in messages only.
 
-        `advice` says what to do about a cell that is not a number, if settings do not help.
+        `advice` says what to do about a wrong line, if settings do not help.
         """
         try:
             with open_text(file, name) as text:
@@ -82,7 +82,7 @@ class Csv(Source):
         features = self._features(header)
         numbers, labels, clients = [], list[str](), list[str]()
         next(islice(reader, self.skip, self.skip), None)
-        for lines, rows in self._blocks(reader, len(header)):
+        for lines, rows in self._blocks(reader, len(header), advice or "Correct it."):
             cells = dict(zip(header, zip(*rows, strict=True), strict=True))
             numbers.append(np.column_stack([self._numbers(cells[name], lines, name, advice) for name in features]))
             labels += self._texts(cells[self.label], lines, self.label)
@@ -120,14 +120,14 @@ class Csv(Source):
             raise InputError(f"The file {self.path} has no feature columns besides {', '.join(special)}.")
         return features
 
-    def _blocks(self, reader: Any, width: int) -> Iterator[tuple[list[int], list[list[str]]]]:
+    def _blocks(self, reader: Any, width: int, advice: str) -> Iterator[tuple[list[int], list[list[str]]]]:
         """Yield line numbers and lines, many at a time, without blank lines."""
         while block := [(reader.line_num, row) for row in islice(reader, ROWS)]:
             block = [(line, row) for line, row in block if row]
             for line, row in block:
                 if len(row) != width:
                     raise InputError(
-                        f"Line {line} of {self.path} has {len(row)} cells, but there are {width} columns: correct it."
+                        f"Line {line} of {self.path} has {len(row)} cells, but there are {width} columns. {advice}"
                     )
             if block:
                 yield [line for line, _ in block], [row for _, row in block]

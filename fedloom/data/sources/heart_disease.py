@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 from fedloom.data.federation import Dataset
 from fedloom.data.sources.archive import contents
 from fedloom.data.sources.base import Source, locate_or_cached
-from fedloom.data.sources.csv import Csv
 from fedloom.errors import InputError
 
 Site = Literal["cleveland", "hungarian", "switzerland", "va"]
@@ -25,9 +23,11 @@ Column = Literal[
 SITES: tuple[Site, ...] = get_args(Site)
 COLUMNS: tuple[Column, ...] = get_args(Column)
 CODES = {"cp": (1, 2, 3, 4), "restecg": (0, 1, 2), "slope": (1, 2, 3), "thal": (3, 6, 7)}  # kinds, not quantities
+ALLOWED = {**CODES, "num": (0, 1, 2, 3, 4)}  # num is the diagnosis: 0 is healthy
 NOT_ZERO = ("trestbps", "chol")  # a pressure or cholesterol of 0 was not measured
 ALWAYS_KNOWN = ("age", "sex", "cp")
 CLASSES = ("healthy", "disease")
+LARGEST = float(np.finfo(np.float32).max)
 Numbers = NDArray[np.float32]
 
 
@@ -71,7 +71,7 @@ class HeartDisease(Source):
         x, names = _encode(patients, columns, self.indicators)
         return Dataset(
             torch.from_numpy(x),
-            torch.from_numpy(patients[:, -1].astype(np.int64)),
+            torch.from_numpy((patients[:, -1] > 0).astype(np.int64)),
             client=np.repeat(self.sites, [len(tables[site]) for site in self.sites]),
             classes=CLASSES,
             features=tuple(names),
@@ -95,24 +95,33 @@ def _read(path: Path, sites: Sequence[str]) -> dict[str, Numbers]:
 
 
 def _parse(content: bytes, shown: Path) -> Numbers:
-    """Return the patients of one hospital: COLUMNS, where missing values are NaN, and the place in CLASSES."""
-    csv = Csv(path=shown, label="num", columns=(*COLUMNS, "num"), missing={"?": math.nan}, task="classification")
-    table = csv.parse(io.BytesIO(content), shown.name, "The file is damaged: download it again.")
-    wrong = sorted(set(table.classes) - set("01234"))
-    if wrong:
-        raise InputError(f"The file {shown} has '{wrong[0]}' for num, which must be 0, 1, 2, 3 or 4.")
-    values = table.x.numpy()
-    for name, codes in CODES.items():
-        column = values[:, COLUMNS.index(name)]
-        rows = np.flatnonzero(~np.isin(column, codes) & ~np.isnan(column))
-        if len(rows):
-            line, value, allowed = rows[0] + 1, column[rows[0]], ", ".join(map(str, codes))
-            raise InputError(f"Line {line} of {shown} has '{value:g}' for {name}, which must be one of {allowed}.")
-    for name in NOT_ZERO:
-        column = values[:, COLUMNS.index(name)]
-        column[column == 0] = math.nan
-    sick = [table.classes[label] != "0" for label in table.y]
-    return np.column_stack([values, sick]).astype(np.float32)
+    """Return the patients of one hospital: COLUMNS and the diagnosis. Missing values are NaN."""
+    lines = enumerate(content.decode("latin-1").splitlines(), 1)
+    patients = [_patient(line, f"Line {number} of {shown}") for number, line in lines if line.strip()]
+    if not patients:
+        raise InputError(f"The file {shown} has no patients: download it again.")
+    return np.array(patients, dtype=np.float32)
+
+
+def _patient(line: str, where: str) -> list[float]:
+    names, cells = (*COLUMNS, "num"), line.split(",")
+    if len(cells) != len(names):
+        raise InputError(f"{where} has {len(cells)} cells, but must have {len(names)}: download the file again.")
+    return [_value(name, cell.strip(), where) for name, cell in zip(names, cells, strict=True)]
+
+
+def _value(name: str, cell: str, where: str) -> float:
+    if cell == "?" and name != "num":
+        return math.nan
+    try:
+        value = float(cell)
+    except ValueError:
+        value = math.nan
+    allowed = ALLOWED.get(name, ())
+    if not abs(value) <= LARGEST or (allowed and value not in allowed):
+        expected = f"one of {', '.join(map(str, allowed))}" if allowed else "a number"
+        raise InputError(f"{where} has '{cell}' for {name}, which must be {expected}: download the file again.")
+    return math.nan if name in NOT_ZERO and value == 0 else value
 
 
 def _encode(table: Numbers, columns: Sequence[Column], indicators: bool) -> tuple[Numbers, list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +19,14 @@ FORMS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"
 SAVED = ("dataset_dict.json", "state.json")  # files that save_to_disk writes into its folder
 
 
-class Huggingface(Source):
+class HuggingFace(Source):
     """The columns of a dataset: features, a label, optionally the client. Pictures are resized.
 
     Without `x`, the features are the only column of pictures, or all columns of numbers besides label and client, or
     the only other column.
     """
+
+    source_name: ClassVar[str] = "huggingface"
 
     path: Path | None = None
     """A folder that `save_to_disk` wrote."""
@@ -52,7 +54,7 @@ class Huggingface(Source):
     """1 for grey, 3 for colour."""
 
     @model_validator(mode="after")
-    def _path_or_name(self) -> Huggingface:
+    def _path_or_name(self) -> HuggingFace:
         if (self.path is None) == (self.name is None):
             raise InputError("The source huggingface needs either 'path' (a folder or file) or 'name' (on the hub).")
         return self

@@ -141,19 +141,21 @@ def test_links_that_lead_nowhere_are_no_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("63,1,1,145,233\n", r"Line 1 of .*processed\.va\.data has 5 cells, but there are 14 columns"),
-        (LINES["va"] + "63,1,4,140,260,0,1,112,1,3,2,?,", r"Line 3 of .* has 13 cells, but there are 14 columns"),
+        ("63,1,1,145,233\n", r"Line 1 of .*processed\.va\.data has 5 cells, but must have 14: download the file again"),
+        (LINES["va"] + "63,1,4,140,260,0,1,112,1,3,2,?,", r"Line 3 of .* has 13 cells, but must have 14"),
         (LINES["va"].replace("63,1,4", "63,1,5"), "Line 1 of .* has '5' for cp, which must be one of 1, 2, 3, 4"),
         (
             LINES["va"].replace("44,1,4", "old,1,4"),
-            "Line 2 of .* has 'old' in column 'age'.*damaged",
+            "Line 2 of .* has 'old' for age, which must be a number: download the file again",
         ),
-        (LINES["va"].replace(",7,0", ",7,?"), r"processed\.va\.data has '\?' for num, which must be 0, 1, 2, 3 or 4"),
-        (LINES["va"].replace("44,1,4", "inf,1,4"), "Line 2 of .* has 'inf' in column 'age'"),
-        (LINES["va"].replace("44,1,4", "nan,1,4"), "Line 2 of .* has 'nan' in column 'age'"),
-        (LINES["va"].replace("44,1,4", "1e300,1,4"), "Line 2 of .* has '1e300' in column 'age'"),
-        ("\n", "has no examples"),
-        ("<!DOCTYPE html>\n<html>\n", "Line 1 of .* has 1 cells, but there are 14 columns"),
+        (LINES["va"].replace(",7,0", ",7,?"), r"Line 2 of .* has '\?' for num, which must be one of 0, 1, 2, 3, 4"),
+        ("\n\n" + LINES["va"].replace(",7,0", ",7,5"), r"Line 4 of .*processed\.va\.data has '5' for num"),
+        ("\n" + LINES["va"].replace("63,1,4", "63,1,5"), "Line 2 of .* has '5' for cp"),
+        (LINES["va"].replace("44,1,4", "inf,1,4"), "Line 2 of .* has 'inf' for age, which must be a number"),
+        (LINES["va"].replace("44,1,4", "nan,1,4"), "Line 2 of .* has 'nan' for age, which must be a number"),
+        (LINES["va"].replace("44,1,4", "1e300,1,4"), "Line 2 of .* has '1e300' for age, which must be a number"),
+        ("\n", "has no patients: download it again"),
+        ("<!DOCTYPE html>\n<html>\n", "Line 1 of .* has 1 cells, but must have 14"),
     ],
 )
 def test_wrong_files_are_explained(tmp_path: Path, lines: str, message: str) -> None:

@@ -23,6 +23,11 @@ def test_unknown_fields_are_refused(name: str) -> None:
         )
 
 
+def test_a_source_may_have_another_name_than_its_class() -> None:
+    assert source("huggingface").__name__ == "HuggingFace"
+    assert "hugging_face" not in SOURCES
+
+
 def test_sources_are_found_in_their_files() -> None:
     assert {"csv", "heart_disease", "huggingface", "fashion_mnist", "leaf_reddit"} <= set(SOURCES)
     for helper in ("source", "by_client", "next_word", "custom"):
