@@ -3,7 +3,7 @@
 python benchmarks/cluster.py --part overhead nodes constants plan
 
 `overhead` compares backend = "ray" with backend = "vector", both with two workers on this machine, in turns. `nodes`
-lets clients sleep instead of train, so that one machine can stand for two. `constants` measures what moving and adding
+lets clients sleep instead of train, so that one machine can act as two. `constants` measures what moving and adding
 up costs; `plan` multiplies them for a cluster that nobody started. Needs fedloom[ray]; no data.
 """
 
@@ -38,7 +38,7 @@ MODELS = {"2NN": 796_840, "CNN": 6_653_480, "25 M parameters": 100_000_000}  # b
 
 
 class Sleep(fl.FedAvg):
-    """A client that takes its time but no processor."""
+    """A client that takes time but no processor."""
 
     seconds: float = 0.1
 
@@ -48,7 +48,7 @@ class Sleep(fl.FedAvg):
 
 
 def pictures(clients: int, examples: int) -> fl.Federation:
-    """Noise in the shape of MNIST: what is learnt does not matter here."""
+    """Noise in the shape of MNIST; only the time matters here."""
     draws = np.random.default_rng(0)
     x = torch.from_numpy(draws.normal(size=(clients * examples, 28, 28)).astype(np.float32))
     y = torch.from_numpy(draws.integers(0, 10, clients * examples))
@@ -64,7 +64,7 @@ def rounds(federation: fl.Federation, task: fl.Task, algorithm: fl.Algorithm, ba
 
 
 def seconds_of(actions: dict[str, Callable[[], Any]], times: int, warm_up: int = 2) -> dict[str, dict[str, float]]:
-    """Seconds of some actions, in turns."""
+    """Measure the seconds of some actions, which take turns."""
     found: dict[str, list[float]] = {name: [] for name in actions}
     for number in range(warm_up + times):
         for name, action in actions.items():
@@ -105,7 +105,7 @@ def spread_of(found: dict[str, float]) -> str:
 
 @contextmanager
 def machines(*processors: int) -> Iterator[Cluster]:
-    """Nodes on this machine, each with so many processors to give away."""
+    """Start Ray nodes on this machine, each with this number of processors."""
     from ray.cluster_utils import Cluster as Simulated
 
     simulated = Simulated(initialize_head=True, head_node_args={"num_cpus": processors[0], "include_dashboard": False})
@@ -120,7 +120,7 @@ def machines(*processors: int) -> Iterator[Cluster]:
 
 
 def nodes(options: argparse.Namespace) -> tuple[str, str, Any]:
-    """32 clients that sleep 0.1 s each: nodes with two workers have 1.6 s of it each, or 0.8 s."""
+    """Run 32 clients that sleep 0.1 s each: two workers sleep 1.6 s on one node, or 0.8 s on each of two."""
     clients, sleep, facts = 32, 0.1, {}
     federation, task = pictures(clients, 1), fl.Task("mnist_2nn")
     for count in (1, 2):
@@ -145,7 +145,7 @@ def make(size: int) -> list[Any]:
 
 
 def constants(options: argparse.Namespace) -> tuple[str, str, Any]:
-    """What a task, a byte that moves and a byte that is added cost."""
+    """Measure what a task, moving a byte and adding a byte cost."""
     size, tasks, facts = 64 * MEGABYTE, 300, {}
     with machines(1, 1) as cluster:
         ray, members = cluster.ray, cluster.nodes()
@@ -179,7 +179,7 @@ def constants(options: argparse.Namespace) -> tuple[str, str, Any]:
 
 
 def sums(begin: int, end: int) -> int:
-    """How many partial sums the clients of a range make."""
+    """Count the partial sums of the clients of a range."""
     return len(partial_sums({"": torch.ones(end - begin)}, torch.ones(end - begin), begin))
 
 
@@ -195,7 +195,7 @@ class Driver:
 
 
 def driver(nodes: int, clients: int, model: int, options: argparse.Namespace, measured: dict[str, float]) -> Driver:
-    """Calculated: tasks, weights and sums as the backend would cut them, each at what it was measured to cost."""
+    """Calculate the seconds of tasks, weights and sums, as the backend would send them, from their measured costs."""
     ranges = [part for part in spread([1] * clients, [Node("", "", options.workers, 0, 0)] * nodes) if part]
     holders = [(part[0][0], part[-1][1]) for part in ranges]
     tasks = sum(len(part) + (len(part) > 1) for part in ranges)
@@ -242,7 +242,7 @@ def plan(options: argparse.Namespace, measured: dict[str, float]) -> tuple[str, 
 
 
 def main() -> None:
-    """Measure the parts that are asked for, one section each."""
+    """Measure the requested parts, one section each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", nargs="+", choices=["overhead", "nodes", "constants", "plan"])
     parser.add_argument("--rounds", type=int, default=15)

@@ -2,7 +2,7 @@
 
     python benchmarks/compare.py --data FOLDER --work 2nn cnn lstm --peers flower pfl fedjax --rounds 30
 
-Every system is one process (with whatever it starts), loaded once. All sleep but the one whose block it is. Start-up
+Every system is one process (and the processes it starts), loaded once. Only one computes; the others sleep. Start-up
 (from the start of the process to the end of its first round) is reported apart, warm-up rounds are thrown away.
 """
 
@@ -23,7 +23,7 @@ sys.path.insert(0, str(HERE / "peers"))
 from work import WORKS, mnist_folder
 
 DOES = {"fedloom": WORKS, "flower": ["2nn", "cnn"], "pfl": WORKS, "fedjax": ["2nn", "cnn"]}
-BARS = {  # how many times faster fedloom means to be, at least
+BARS = {  # the target: fedloom is at least this many times as fast
     ("2nn", "fedjax"): 2.0,
     ("2nn", "pfl"): 4.5,
     ("2nn", "flower"): 20.0,
@@ -37,7 +37,7 @@ Medians, quartiles in brackets. A ratio is the system's median over that of the 
 turns, each block against fedloom's block of the same turn. CPU is processor time a round over all processes of a
 system, which a busy machine disturbs less than the clock. Start-up is from the start of the process to the end of the
 first round, with nothing compiled in a cache. Memory adds up the peaks of a system's processes, shared pages counted in
-each. Other load is the share of the machine that unrelated processes used during a system's blocks."""
+each. Other load is the fraction of the machine that unrelated processes used during a system's blocks."""
 
 
 def main() -> None:
@@ -79,21 +79,21 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     for spec in options.peers:
         if split(spec)[0] not in environments.RECIPES:
-            parser.error(f"there is no peer '{spec}': {', '.join(environments.RECIPES)}")
+            parser.error(f"unknown peer '{spec}'; choose from {', '.join(environments.RECIPES)}")
     if any(work != "lstm" for work in options.work):
         options.data = str(mnist_folder(options.data))
     return options
 
 
 def split(spec: str) -> tuple[str, list[str]]:
-    """`pfl:threads=2` as the peer's name and the options of its script."""
+    """Split `pfl:threads=2` into the peer's name and the options of its script."""
     name, _, rest = spec.partition(":")
     pairs = [pair.partition("=") for pair in rest.split(",") if pair]
     return name, [part for key, _, value in pairs for part in (f"--{key}", *([value] if value else []))]
 
 
 def interpreters(options: argparse.Namespace) -> tuple[dict[str, Path], dict[str, str]]:
-    """Who can be measured, and why others cannot."""
+    """Return the peers that can be measured, and why the others cannot."""
     pythons, broken = {"fedloom": Path(sys.executable)}, {}
     for name in dict.fromkeys(split(spec)[0] for spec in options.peers):
         try:
@@ -105,7 +105,7 @@ def interpreters(options: argparse.Namespace) -> tuple[dict[str, Path], dict[str
 
 
 def command(spec: str, work: str, options: argparse.Namespace, pythons: dict[str, Path]) -> list[str]:
-    """How a system is started."""
+    """Return the command that starts a system."""
     name, extra = split(spec)
     script = HERE / "fedloom_rounds.py" if name == "fedloom" else HERE / "peers" / f"{name}_rounds.py"
     data = ["--data", options.data] if options.data else []

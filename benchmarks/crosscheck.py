@@ -1,10 +1,10 @@
-"""The sanity check of Samani 2020 (section 5.5.4) today: the same federated averaging in fedloom and in Flower.
+"""The sanity check of Samani 2020 (section 5.5.4): the same federated averaging in fedloom and in Flower.
 
     python benchmarks/crosscheck.py --data Postures.csv
 
 Both train on the same users, splits and initial weights, with the settings of `fedloom reproduce crosscheck` (the row
-that averages by examples); only the order of examples is drawn by each. First full batches and SGD, where no order
-matters: the weights must agree to rounding.
+that averages by examples); each draws only the order of examples. The first run uses full batches and SGD, where the
+order does not matter: the weights must agree up to rounding.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def experiment(changes: dict[str, Any]) -> Experiment:
-    """The shipped row with some settings changed."""
+    """Return the row of the reproduction with some settings changed."""
     found = published.load("crosscheck")
     (row,) = (row for row in found.row if row.name == ROW)
     keep = {key: value for key, value in changes.items() if value is not None}
@@ -91,7 +91,7 @@ def both(experiment: Experiment, python: Path, folder: Path) -> tuple[dict[str, 
         str(folder / "job.npz"),
         str(folder / "out.json"),
     ]
-    # a Ray of its own: without this, it would join whatever cluster it finds on the machine
+    # start a separate Ray: without this, it would join any cluster it finds on the machine
     alone = {**os.environ, "RAY_ADDRESS": "local", "RAY_TMPDIR": str(folder)}
     with open(folder / "flower.log", "w") as log:  # a file, not a pipe: Ray's daemons would keep a pipe open
         failed = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=alone).returncode
@@ -102,7 +102,7 @@ def both(experiment: Experiment, python: Path, folder: Path) -> tuple[dict[str, 
 
 
 def save_job(plan: Plan, seed: int, path: Path) -> None:
-    """The users' examples, the initial weights and the settings, for anybody's implementation."""
+    """The users' examples, the initial weights and the settings, for any implementation."""
     federation, task, train = plan.federation(seed), plan.task(seed), plan.experiment.train
     arrays: dict[str, Any] = {}
     for client in range(federation.clients):

@@ -11,7 +11,7 @@ import sys
 import venv
 from pathlib import Path
 
-# what is installed, one pip call after the other: a later call may pin what an earlier one brought along
+# the packages of each pip call, in order: a later call may pin what an earlier one installed
 RECIPES: dict[str, list[list[str]]] = {
     "flower": [["torch==2.13.0"], ["flwr[simulation]"]],
     "pfl": [["torch==2.13.0"], ["pfl[pytorch]"]],
@@ -31,12 +31,12 @@ class SetupFailed(Exception):
 
 
 def default_cache() -> Path:
-    """Where environments are kept unless somebody says otherwise."""
+    """Return the default folder of the environments."""
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fedloom-bench"
 
 
 def prepare(peer: str, cache: Path) -> Path:
-    """The interpreter of a peer's environment, which is built first if it is not there or was built otherwise."""
+    """The interpreter of a peer's environment, which is built first if it is missing or has other packages."""
     recipe = RECIPES[peer]
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     stamp = hashlib.sha256(json.dumps([recipe, version]).encode()).hexdigest()[:12]
@@ -44,7 +44,7 @@ def prepare(peer: str, cache: Path) -> Path:
     python = folder / "bin" / "python"
     if (folder / "complete").is_file():
         return python
-    shutil.rmtree(folder, ignore_errors=True)  # half-built ones are not trusted
+    shutil.rmtree(folder, ignore_errors=True)  # do not use a half-built one
     cache.mkdir(parents=True, exist_ok=True)
     log = cache / f"{peer}-{stamp}.log"
     print(f"{peer}: installing into {folder} (log: {log}); this takes minutes and happens once", file=sys.stderr)

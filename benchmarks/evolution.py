@@ -3,8 +3,8 @@
 The loop is the published way (Szegedi 2019, listings 5 to 10) with torch in place of Keras: every individual becomes a
 new model, is evaluated on every node of the generation by itself with scikit-learn's mean squared error, and is bred
 and mutated layer by layer. The lean loop does the same with one module that is reused and torch's arithmetic. All
-compute such generations on the same data; blocks of generations alternate. EEG trials are made up: their values do not
-matter for time.
+compute such generations on the same data; blocks of generations alternate. EEG trials are random: their values do not
+affect the time.
 
     python benchmarks/evolution.py --part eeg digits long
 """
@@ -39,7 +39,7 @@ SAMPLING = Sampling(fraction=0.1, redraw_every=10)
 
 
 def eeg_data() -> Federation:
-    """As many trials as there are nodes times ten, and a validation set on the server."""
+    """Make ten trials per node, and a validation set on the server."""
     draws = np.random.default_rng(0)
     x = torch.from_numpy(draws.normal(0, 10, size=(925, 64, 256)).astype(np.float32))
     y = torch.from_numpy(draws.integers(0, 2, 925))
@@ -125,7 +125,7 @@ def published_loop(federation: Federation, task: Task, lean: bool = False) -> It
 def fedloom_generations(
     federation: Federation, task: Task, workers: int, group: int = 1
 ) -> tuple[Iterator[object], Callable[[], None]]:
-    """The same with fedloom: in this process, or on so many worker processes."""
+    """The same with fedloom: in this process, or in this number of worker processes."""
     setup = probe(federation, task).setup(group=group)
     backend = Vector(federation, task, setup, workers) if workers else Serial(federation, task, setup)
     records = fit(

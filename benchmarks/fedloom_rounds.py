@@ -1,4 +1,4 @@
-"""FedAvg rounds in fedloom, on order: the same work as the peers', with the vector backend."""
+"""FedAvg rounds in fedloom, on request: the same work as the peers', with the vector backend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from settings import add_settings, settings
 
 
 def main() -> None:
-    """Load everything, say so, and run until the parent has had enough."""
+    """Load everything, say so, and run until the parent ends the run."""
     line = Line()
     from fedloom.backends.vector import Workers
     from fedloom.machine import cores
@@ -62,14 +62,14 @@ def rounds(line: Line, options: Namespace, workers: object) -> None:
 
 
 def stored(line: Line, options: Namespace) -> None:
-    """A whole run as users make it: evaluation of the server's test set every round, the store and checkpoints on."""
+    """A whole run as a user would start it, with evaluation on the server in every round, store and checkpoints."""
     from fedloom_work import reference
 
     import fedloom as fl
     from fedloom.experiment.progress import Silent
 
     class OnOrder(Silent):
-        """Told about each round before it is stored, so that storing one is part of the next."""
+        """Reports each round before it is stored, so that storing a round counts in the next."""
 
         def step(self, cell: str, round: int, values: dict[str, float], seconds: float) -> None:
             line.done(accuracy=values["accuracy"])

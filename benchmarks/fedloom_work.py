@@ -58,7 +58,7 @@ def reference(
 def mnist(
     data: str | None, partition: str = "iid", clients: int = 100, split: tuple[float, float, float] = (1, 0, 0)
 ) -> fl.Federation:
-    """MNIST in equal parts; the server holds the official test set."""
+    """MNIST in equal parts, with the official test set on the server."""
     dataset = Mnist(path=works.mnist_folder(data)).load(Path())
     return federate(dataset, partition={**PARTITIONS[partition], "clients": clients}, split=split, server="test")
 
@@ -72,7 +72,7 @@ def text() -> fl.Federation:
 
 
 def setup_for(reference: Reference, group: int | str = "auto") -> Setup:
-    """What a run would choose."""
+    """Return what a run would choose."""
     cohort = reference.sampling.size(reference.federation.clients)
     facts = probe(reference.federation, reference.task)
     return choose_setup(facts, RunTable(group=group, device="cpu"), cohort)

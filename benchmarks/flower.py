@@ -2,7 +2,7 @@
 
     python benchmarks/flower.py [ROUNDS [ENGINE …]]      # in an environment with fedloom[flower]
 
-Four clients at two nodes train the 2NN (199,210 parameters) on a few examples each, so that what is left is the engine.
+Four clients at two nodes train the 2NN (199,210 parameters) on a few examples each, so almost all time is the engine's.
 Nothing is evaluated. All engines end with the same weights.
 """
 

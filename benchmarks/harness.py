@@ -1,4 +1,4 @@
-"""The measuring side: processes that compute rounds on order, what else the machine is doing, medians and tables."""
+"""The measuring side: processes that compute rounds on request, what else the machine is doing, medians and tables."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Failed(Exception):
-    """A measured system did not do what it should; the others go on."""
+    """A measured system failed; the others continue."""
 
 
 class System:
-    """One measured process, which sleeps unless it is told to compute rounds."""
+    """One measured process, which sleeps until it is asked to compute rounds."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, environment: dict[str, str] | None = None) -> None:
         self.name, self.log = name, log
-        self.started: dict[int, str] = {}  # every process below it that was ever seen, and when it began
+        self.started: dict[int, str] = {}  # every descendant process seen so far, and when it began
         self.began = time.perf_counter()
         self._buffer = b""
         with open(log, "wb") as errors:
@@ -44,14 +44,14 @@ class System:
             )
 
     def ready(self, timeout: float = 600) -> dict[str, Any]:
-        """Wait until everything is loaded; what the process says about itself."""
+        """Wait until everything is loaded, and return what the process reports about itself."""
         message = self._read(timeout)
         if "ready" not in message:
             raise Failed(f"{self.name} said {message} instead of being ready")
         return dict(message["ready"])
 
     def rounds(self, count: int, timeout: float = 1800) -> list[dict[str, Any]]:
-        """Let it compute some rounds: one report each, with the seconds that it measured itself."""
+        """Let it compute some rounds, and return one report each, with the seconds that it measured."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(f"go {count}\n".encode())
@@ -80,7 +80,7 @@ class System:
         return Failed(f"{self.name} ended with code {self.process.poll()}: {' '.join(lines[-1:])} (log: {self.log})")
 
     def tree(self) -> set[int]:
-        """The process and all that it started, as far as they live."""
+        """Return the process and its descendants that are still running."""
         for pid in descendants(self.process.pid):
             self.started.setdefault(pid, _birth(pid))
         return {pid for pid, birth in self.started.items() if birth and _birth(pid) == birth}
@@ -104,7 +104,7 @@ class System:
 
 
 def descendants(root: int) -> set[int]:
-    """A process and everything below it (Linux)."""
+    """Return a process and its descendants (Linux)."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -123,7 +123,7 @@ def _stat(folder: Path) -> list[str]:
 
 
 def _birth(pid: int) -> str:
-    """When a process began: numbers are used again, so a number alone names nobody."""
+    """Return when a process began: ids are reused, so an id alone does not identify a process."""
     try:
         return _stat(Path(f"/proc/{pid}"))[19]
     except (OSError, IndexError):
@@ -131,7 +131,7 @@ def _birth(pid: int) -> str:
 
 
 def cpu_seconds(pids: set[int]) -> float:
-    """Processor time of some processes and of the children they have already buried."""
+    """Return the processor time of some processes and of their ended children."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -151,7 +151,7 @@ def memory_peak(pids: set[int]) -> int:
 
 
 def busy_seconds() -> tuple[float, float]:
-    """Processor time that all processes of this machine used, and that the host took away from it, since its start."""
+    """Processor time that all processes of this machine used, and that the host used for others, since its start."""
     try:
         fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     except (OSError, ValueError):
@@ -162,7 +162,7 @@ def busy_seconds() -> tuple[float, float]:
 
 @dataclass
 class Watch:
-    """How busy the machine was with things that are not measured, as a share of all its cores."""
+    """How busy the machine was with things that are not measured, as a fraction of all its cores."""
 
     pids: set[int]
 
@@ -181,7 +181,7 @@ class Watch:
 
 
 def wait_for_calm(share: float | None, patience: float = 60) -> None:
-    """Wait until other processes use at most this share of the machine, but not forever."""
+    """Wait until other processes use at most this fraction of the machine, up to a time limit."""
     limit = time.monotonic() + patience
     while share is not None and time.monotonic() < limit:
         busy = busy_seconds()[0]
@@ -242,12 +242,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def short(seconds: float) -> str:
-    """Seconds with three digits that mean something."""
+    """Format seconds with three significant digits."""
     return f"{seconds:.4g}" if seconds < 1 else f"{seconds:.3g}"
 
 
 def write(name: str, text: str, facts: dict[str, Any], out: Path) -> None:
-    """Keep a result as Markdown and JSON."""
+    """Write a result as Markdown and JSON."""
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{name}.md").write_text(text + "\n")
     (out / f"{name}.json").write_text(json.dumps(facts, indent=1) + "\n")
@@ -261,7 +261,7 @@ class Ticker:
         self._last = 0.0
 
     def say(self, text: str, always: bool = False) -> None:
-        """Show where things are."""
+        """Show the current state."""
         if sys.stderr.isatty():
             print(f"\r\x1b[2K{text}", end="\n" if always else "", file=sys.stderr, flush=True)
         elif always or time.monotonic() - self._last >= 10:

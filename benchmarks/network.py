@@ -5,8 +5,8 @@
     python benchmarks/network.py training    # the same clients' training alone, in ten processes side by side
     python benchmarks/network.py restart     # kill -9 of the coordinator: seconds to the next round; memory of an agent
 
-The clients have one training example and take one step, so that what is left is the network: asks, tensors both ways,
-checks, commits, checkpoints. Nothing is evaluated but the first and the last round.
+The clients have one training example and take one step, so almost all time is the network's: assignments, tensors both
+ways, checks, commits, checkpoints. Only the first and the last round are evaluated.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from tests.network.fuzzing import CALM, fuzz_answers
 
 
 class Signing(requests.auth.AuthBase):
-    """Signs whatever is sent as an enrolled agent: what is fuzzed is behind the door, not the door."""
+    """Signs every request as an enrolled agent, so that requests reach the code behind the signature check."""
 
     def __init__(self, signer: Signer, session: str) -> None:
         self.signer = signer

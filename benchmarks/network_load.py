@@ -3,8 +3,8 @@
     python benchmarks/network_load.py real 50 20          # real agents: processes with torch, data and training
     python benchmarks/network_load.py protocol 1000 100   # agents that only speak the protocol, in a few processes
 
-A protocol-only agent signs, polls, reads the ask, and answers with a model-shaped update whose values say who it is, so
-that the coordinator's mean tells whether everybody was counted exactly once.
+A protocol-only agent signs, polls, reads the assignment, and answers with a model-shaped update whose values identify
+it, so the coordinator's mean shows whether every agent was counted exactly once.
 """
 
 from __future__ import annotations

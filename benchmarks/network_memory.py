@@ -3,9 +3,9 @@
     python benchmarks/network_memory.py           # 200 MB
     python benchmarks/network_memory.py --pack    # the same, compressed on the way
 
-The same run is made with a tiny model and with a large one: two agents, three rounds of FedAvg. What the
-peaks differ by, divided by the size of the model, is how many models were in memory. Anonymous memory is what a process
-needs; pages of files that it has mapped can be taken from it at any time, and are counted beside it.
+The same run is made with a tiny model and with a large one: two agents, three rounds of FedAvg. What the peaks differ
+by, divided by the size of the model, is how many models were in memory. Anonymous memory is what a process needs. The
+system can reclaim pages of mapped files at any time, so they are counted separately.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     python benchmarks/next_word_devices.py reddit.jsonl vocabulary.txt --rounds 50 --out devices
 
 The two most active authors of the file become the sites rpi1 and rpi2. Every session is a `fedloom serve` and two
-`fedloom join` over TLS on this machine; runs go on where they stopped. Written to the folder: the sites' files, logs,
-a run folder for each session, numbers.json (accuracy and loss of both devices, bytes, seconds, memory), curves.png.
+`fedloom join` over TLS on this machine; runs continue where they stopped. Written to the folder: the sites' files,
+logs, a run folder for each session, numbers.json (accuracy and loss of both devices, bytes, seconds, memory),
+curves.png.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def write_sites(texts: Path, vocabulary: Path, most: int | None, out: Path) -> N
 
 
 def session(name: str, model: dict[str, Any], algorithms: dict[str, Any], rounds: int, out: Path) -> dict[str, Any]:
-    """Serve one experiment to both agents, and what came of it."""
+    """Serve one experiment to both agents, and return the results."""
     experiment = {
         "name": name,
         "rounds": rounds,

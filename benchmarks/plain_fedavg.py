@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--target", type=float, default=0.97)
-    parser.add_argument("--most", type=int, default=1500, help="rounds after which it is given up")
+    parser.add_argument("--most", type=int, default=1500, help="give up after this number of rounds")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)

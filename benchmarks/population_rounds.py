@@ -1,4 +1,4 @@
-"""Rounds in a large federation, on order: clients with 1 to 20 examples of 32 one-byte features each, 100 a round."""
+"""Rounds in a large federation, on request: clients with 1 to 20 examples of 32 one-byte features each, 100 a round."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST, FEATURES, CLASSES, COHORT = 20, 32, 10, 100
 
 
 def main() -> None:
-    """Build the federation, say what that cost, and run until the parent has had enough."""
+    """Build the federation, say what that cost, and run until the parent ends the run."""
     line = Line()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=1_000_000)

@@ -2,7 +2,7 @@
 
     python benchmarks/profile_round.py --data FOLDER --work 2nn --group 5
 
-The profiler makes Python calls dearer than they are, and kernels not: the seconds without it stand beside. A worker is
+The profiler slows down Python calls but not kernels, so the seconds without it are shown as well. A worker is
 profiled by its processor time, which other processes on the machine disturb less than the clock; the parent by the
 clock, because it mostly waits. `--ops` adds torch's own profile of the kernels.
 """

@@ -23,7 +23,7 @@ Rows = list[list[str]]
 
 
 def main() -> None:
-    """Measure the parts that are asked for, one section each."""
+    """Measure the requested parts, one section each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="folder with MNIST's idx files (or MNIST_DIR, or FEDLOOM_DATA)")
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def rounds(options: argparse.Namespace, *extra: str, script: str = "fedloom_rounds.py") -> list[str]:
-    """The command of a process that computes rounds as the options say."""
+    """Return the command of a process that computes rounds with these options."""
     command = [sys.executable, str(HERE / script), "--group", options.group]
     if options.workers:
         command += ["--workers", str(options.workers)]
@@ -62,12 +62,12 @@ def spread(found: dict[str, Any]) -> str:
 
 
 def setting(found: dict[str, Any]) -> str:
-    """How clients were computed."""
+    """Return how clients were computed."""
     return str(found["group"])
 
 
 def failures(result: dict[str, Any], width: int) -> Rows:
-    """A row for each that failed."""
+    """Return a row for each system that failed."""
     return [[name, f"failed: {why}", *[""] * (width - 2)] for name, why in result["failed"].items()]
 
 
@@ -89,7 +89,7 @@ def workers(options: argparse.Namespace) -> tuple[str, list[str], Rows, Any]:
 
 
 def clients(options: argparse.Namespace) -> tuple[str, list[str], Rows, Any]:
-    """More clients a round: the cost of each should stay."""
+    """More clients per round: the cost of each client should stay the same."""
     commands = {str(n): rounds(options, "--work", "2nn", "--cohort", str(n)) for n in options.cohorts}
     result = turns.take_turns("clients", commands, options)
     rows = [
@@ -108,7 +108,7 @@ def clients(options: argparse.Namespace) -> tuple[str, list[str], Rows, Any]:
 
 
 def size(options: argparse.Namespace) -> tuple[str, list[str], Rows, Any]:
-    """Models of other sizes, in groups: what the rule for the group size is made from."""
+    """Models of other sizes, in groups: the rule for the group size is based on this."""
     rows: Rows = []
     facts = {}
     header = ["hidden", "parameters", "group", "s a round", "CPU µs a client-step", "start-up s", "memory GB"]

@@ -3,7 +3,7 @@
     python benchmarks/time_to_accuracy.py --data FOLDER --partition iid shards --peers pfl flower --seeds 3
 
 2NN, 100 clients, 10 a round, batch 10, one local epoch. Runs are whole and one at a time, systems alternating from seed
-to seed. Each draws its own cohorts and initial weights, so the number of rounds differs by chance: it stands beside.
+to seed. Each draws its own cohorts and initial weights, so the number of rounds differs by chance; the table shows it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RATES = {"iid": 0.1, "shards": 0.05}
 
 
 def main() -> None:
-    """Run everybody with every seed, write one table."""
+    """Run every system with every seed, and write one table."""
     options = arguments()
     pythons, failed = interpreters(options)
     asked = {name: value for name, value in vars(options).items() if name not in ("data", "cache", "out")}
@@ -58,10 +58,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--peers", nargs="*", default=["pfl", "flower"])
     parser.add_argument("--fedloom", default="auto", help="auto, or such as group=5")
     parser.add_argument("--target", type=float, default=0.97)
-    parser.add_argument("--most", type=int, default=1000, help="rounds after which a run is given up")
+    parser.add_argument("--most", type=int, default=1000, help="give up a run after this number of rounds")
     parser.add_argument("--seeds", type=int, default=1, help="runs of every system")
     parser.add_argument("--lr", type=float, help=f"learning rate (default: {RATES})")
-    parser.add_argument("--calm", type=float, help="wait before a run until others use at most this share of the CPU")
+    parser.add_argument(
+        "--calm", type=float, help="wait before a run until others use at most this fraction of the CPU"
+    )
     parser.add_argument("--cache", type=Path, default=environments.default_cache(), help="where peers are installed")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     options = parser.parse_args()

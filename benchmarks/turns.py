@@ -17,14 +17,16 @@ from harness import Failed, System, Ticker, Watch, memory_peak, summary, wait_fo
 def add_options(parser: ArgumentParser, rounds: int) -> None:
     """The options of all benchmarks that take turns."""
     parser.add_argument("--rounds", type=int, default=rounds, help="rounds that count, of every system")
-    parser.add_argument("--block", type=int, default=5, help="rounds at a stretch before the next system has its turn")
-    parser.add_argument("--warmup", type=int, default=2, help="rounds thrown away, besides the first")
-    parser.add_argument("--calm", type=float, help="wait before a block until others use at most this share of the CPU")
+    parser.add_argument("--block", type=int, default=5, help="rounds in a row before the next system has its turn")
+    parser.add_argument("--warmup", type=int, default=2, help="rounds to discard after the first")
+    parser.add_argument(
+        "--calm", type=float, help="wait before a block until others use at most this fraction of the CPU"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"), help="folder of results and logs")
 
 
 def take_turns(title: str, commands: Mapping[str, Sequence[str]], options: Namespace) -> dict[str, Any]:
-    """Start everybody, then alternate. Whoever fails is reported, and the others go on."""
+    """Start every system, then alternate. A system that fails is reported, and the others continue."""
     found: dict[str, dict[str, Any]] = {}
     failed: dict[str, str] = {}
     running: dict[str, System] = {}
@@ -100,6 +102,6 @@ def _block(name: str, rounds: int, running: dict[str, System]) -> dict[str, Any]
 
 
 def _rotated(names: list[str], turn: int) -> list[str]:
-    """Another one begins every time, so that nobody always follows the same neighbour."""
+    """Return the order of a block; a different system begins each time, so that none always follows the same one."""
     first = turn % len(names) if names else 0
     return names[first:] + names[:first]

@@ -32,7 +32,7 @@ class AverageByHand(Algorithm):
 
 
 def people():
-    """Handwritten digits, dealt to ten people who each mostly write one digit."""
+    """Handwritten digits, divided among ten people, each of whom mostly writes one digit."""
     x, y = load_digits(return_X_y=True)
     partition = {"name": "affinity", "clients": 10, "probability": 0.7}
     return fl.Federation.from_arrays((x / 16).astype("float32"), y, partition=partition)

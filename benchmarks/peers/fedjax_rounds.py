@@ -1,4 +1,4 @@
-"""FedAvg rounds in FedJAX, on order: compiled for one device, or spread over several host devices with pmap."""
+"""FedAvg rounds in FedJAX, on request: compiled for one device, or spread over several host devices with pmap."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def logits(batch: dict[str, jax.Array]) -> jax.Array:
 
 
 def main() -> None:
-    """Load everything, say so, and run until the parent has had enough."""
+    """Load everything, say so, and run until the parent ends the run."""
     if OPTIONS.work == "lstm":
         raise SystemExit("the LSTM is not written for FedJAX")
     work = works.WORKS[OPTIONS.work]

@@ -37,7 +37,7 @@ def client_app(name: str, folder: str, partition: str, lr: float, in_script: boo
     """An app whose clients each hold one part of MNIST.
 
     A client that is written in the script which starts the simulation travels to the actors with every message, and
-    what it kept in the script's variables does not: `in_script` reads the data anew for every message, as that does.
+    what it kept in the script's variables does not: `in_script` reads the data again for every message, to do the same.
     """
     app = ClientApp()
     work = works.WORKS[name]

@@ -89,7 +89,7 @@ def client_app(path: str) -> ClientApp:
 
 
 class Strict(FedAvg):
-    """FedAvg that ends the process when a client fails: by itself it would go on without an update."""
+    """FedAvg that ends the process when a client fails; Flower's own would continue without the update."""
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
         replies = list(replies)

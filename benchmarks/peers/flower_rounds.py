@@ -1,4 +1,4 @@
-"""FedAvg rounds in Flower's simulation, on order: one Ray actor with one torch thread per core."""
+"""FedAvg rounds in Flower's simulation, on request: one Ray actor with one torch thread per core."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-os.environ["RAY_ADDRESS"] = "local"  # not a cluster that somebody else has started on this machine
+os.environ["RAY_ADDRESS"] = "local"  # do not join a cluster that is already running on this machine
 here = str(Path(__file__).resolve().parent)
 os.environ["PYTHONPATH"] = os.pathsep.join(path for path in (here, os.environ.get("PYTHONPATH")) if path)
 
@@ -28,7 +28,7 @@ from flwr.simulation import run_simulation  # noqa: E402
 
 
 class Strict(FedAvg):
-    """FedAvg that ends the process when a client fails: by itself it would go on, and be fast."""
+    """FedAvg that ends the process when a client fails; Flower's own would continue, and look fast."""
 
     expected = 0
 
@@ -43,7 +43,7 @@ class Strict(FedAvg):
 
 
 def main() -> None:
-    """Load everything, say so, and run until the parent has had enough."""
+    """Load everything, say so, and run until the parent ends the run."""
     parser = works.arguments(__doc__)
     parser.add_argument("--in-script", action="store_true", help="clients that keep nothing, as if written in here")
     options = parser.parse_args()
@@ -68,7 +68,7 @@ def main() -> None:
         if round:
             LINE.done(**found)
         if not LINE.wait():
-            os._exit(0)  # a simulation cannot be told to stop; the parent ends what Ray has started
+            os._exit(0)  # a simulation cannot be stopped from inside; the parent ends the processes that Ray started
 
     @server.main()
     def serve(grid: Grid, context: Context) -> None:

@@ -1,4 +1,4 @@
-"""FedAvg rounds in pfl-research, on order: in one process, or in several with torch.distributed."""
+"""FedAvg rounds in pfl-research, on request: in one process, or in several with torch.distributed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPTIONS = PARSER.parse_args()
 
 
 def follow(processes: int) -> list[subprocess.Popen[bytes]]:
-    """Start the other processes, with what torchrun would tell them."""
+    """Start the other processes, with the environment variables that torchrun would set."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -37,7 +37,7 @@ def follow(processes: int) -> list[subprocess.Popen[bytes]]:
     ]
 
 
-# pfl joins its process group when it is imported: the others must be under way by then
+# pfl joins its process group when it is imported: the others must have started by then
 FOLLOWERS = follow(OPTIONS.processes) if OPTIONS.processes > 1 and "RANK" not in os.environ else []
 RANK = int(os.environ.get("RANK", 0))
 
@@ -61,7 +61,7 @@ ACCURACY = "Central val | accuracy"
 
 
 class Trainable(nn.Module):
-    """A module with the two methods that pfl asks for."""
+    """A module with the two methods that pfl requires."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class OnOrder(TrainingProcessCallback):
     """Reports each round and sleeps until the next is wanted; further processes follow the first."""
 
     def wanted(self) -> bool:
-        """Whether there is to be another round."""
+        """Return whether there is another round."""
         go = torch.tensor(int(LINE.wait()) if RANK == 0 else 0)
         if OPTIONS.processes > 1:
             torch.distributed.broadcast(go, 0)
@@ -98,7 +98,7 @@ class OnOrder(TrainingProcessCallback):
 
 
 def main() -> None:
-    """Load everything, say so, and run until the parent has had enough."""
+    """Load everything, say so, and run until the parent ends the run."""
     torch.set_num_threads(OPTIONS.threads)
     torch.manual_seed(OPTIONS.seed)
     work = works.WORKS[OPTIONS.work]

@@ -1,7 +1,7 @@
 """How a benchmarked process talks to the one that measures: lines on stdin and stdout, standard library only.
 
-The parent writes `go N`; the process computes N rounds and answers with one JSON object per round. Between two orders
-it sleeps in a read, so that whoever is measured meanwhile has the machine to himself.
+The parent writes `go N`; the process computes N rounds and answers with one JSON object per round. Between two requests
+it sleeps in a read, so that the system that is measured meanwhile has the machine to itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Line:
     """The connection to the parent. Make it before importing anything that may print."""
 
     def __init__(self) -> None:
-        # libraries print what they like: their stdout becomes stderr, and the real one is ours alone
+        # libraries may print anything: their stdout becomes stderr, and only we write to the real one
         self._out = os.fdopen(os.dup(1), "w", buffering=1)
         os.dup2(2, 1)
         self._wanted = 0

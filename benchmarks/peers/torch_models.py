@@ -28,7 +28,7 @@ def build(work: str, fused: bool = True) -> nn.Module:
 class NextWord(nn.Module):
     """Embedding 10,000 × 16, an LSTM of 64, dense 10,000: 830,736 parameters, because the LSTM has one bias vector.
 
-    `fused` hands the recurrence to torch's LSTM kernel, with zeros for the second bias vector that it wants; otherwise
+    `fused` hands the recurrence to torch's LSTM kernel, with zeros for the second bias vector that it needs; otherwise
     it is written out step by step, which vmap can follow. Both compute the same.
     """
 

@@ -1,7 +1,7 @@
-"""NEAT on a federated fitness: neat-python evolves the nets' graphs, the nodes judge them, and fedloom does the rest.
+"""NEAT on a federated fitness: neat-python evolves the nets' graphs, the nodes evaluate them, and fedloom does the rest.
 
 A genome becomes the weights of `Graph`, a net with room for any feed-forward graph of up to `hidden` hidden units. So
-nodes receive and judge a stacked population of ordinary weights, as they do for every search in fedloom.
+nodes receive and evaluate a stacked population of ordinary weights, as they do for every search in fedloom.
 """
 
 import io
@@ -29,7 +29,7 @@ def wine():
 
 
 class Graph(nn.Module):
-    """Units that hear inputs and each other: tanh(2.5 (bias + weights · heard)), until every path has been walked.
+    """Units connected to inputs and each other: tanh(2.5 (bias + weights · inputs)), repeated along every path.
 
     The last `outputs` units are the answer. A graph without loops has settled after as many passes as it has units on
     its longest path, which cannot be more than `hidden` + 1.
