@@ -1,4 +1,4 @@
-"""NEAT on a federated fitness: neat-python evolves the nets' graphs, the nodes evaluate them, and fedloom does the rest.
+"""NEAT on a federated fitness: neat-python evolves the nets' graphs, nodes evaluate them, fedloom does the rest.
 
 A genome becomes the weights of `Graph`, a net with room for any feed-forward graph of up to `hidden` hidden units. So
 nodes receive and evaluate a stacked population of ordinary weights, as they do for every search in fedloom.
