@@ -103,7 +103,7 @@ def _note(reproduction: Reproduction, planned: Sequence[Planned], quick: bool, c
     sources = "; ".join(f"{name}: {where}" for name, where in reproduction.sources.items())
     counts = sorted({len(one.experiment.seeds) for one in planned})
     most = "one seed" if counts[-1] == 1 else f"mean of {' or '.join(map(str, counts))} seeds"
-    note = f"{' '.join(reproduction.about.split())} Sources: {sources}. Ours: {most}."
+    note = " ".join([*reproduction.about.split(), f"Sources: {sources}. Ours: {most}."])
     # the text may be wrong about rounds or epochs that were changed; the data's folder does not matter
     others = ", ".join(f"{key} = {value}" for key, value in changed.items() if key != "data.path")
     if others:

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import linecache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 import fedloom as fl
-from fedloom import tree, user_code
+from fedloom import user_code
 from fedloom.errors import InputError
 from fedloom.experiment.experiment_file import EvaluateTable
-from fedloom.results.result import Result
 from tests.experiment.small_run import ALGORITHMS, Net, run
-
-
-class NormedNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(3)
-        self.out = nn.Linear(3, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.out(self.norm(x))
 
 
 def test_more_rounds_extend_a_run(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
@@ -56,81 +42,6 @@ def test_every_cell_begins_with_the_same_weights_data_and_splits(
         per_cell.setdefault((row["algorithm"], row["seed"]), []).append(values)
     assert len(per_cell) == 2 * len(ALGORITHMS)
     assert all(values == next(iter(per_cell.values())) for values in per_cell.values())
-
-
-@pytest.mark.parametrize(("rule", "choose"), [("best", max), ("last:2", lambda curve: sum(curve[-2:]) / 2)])
-def test_the_headline_is_chosen_as_asked(federation: Any, task: Any, tmp_path: Path, rule: str, choose: Any) -> None:
-    result = run(federation, task, tmp_path, algorithms=ALGORITHMS["fedavg"], evaluate=EvaluateTable(headline=rule))
-    values: dict[int, list[float]] = {}
-    for row in result.rows("clients"):
-        if (row["phase"], row["metric"]) == ("post_fit", "accuracy"):
-            values.setdefault(row["round"], []).append(row["value"])
-    curve = [sum(values[r]) / len(values[r]) for r in sorted(values)]
-    assert result.runs[0].headline["post_fit_test_accuracy"] == pytest.approx(choose(curve))
-    assert result.json()["headline"] == rule
-
-
-def test_the_result_is_a_table_a_picture_and_a_model(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
-    result = run(federation, task, tmp_path)
-    frame = result.frame("clients")
-    assert list(frame.columns) == [
-        "algorithm",
-        "seed",
-        "round",
-        "client",
-        "phase",
-        "split",
-        "metric",
-        "value",
-        "examples",
-    ]
-    assert set(frame["client"]) == {"a", "b", "c", "everyone"}
-    assert result.plot("accuracy").stat().st_size > 5_000
-    model = result.model("fedavg")
-    weights = {name: leaf.detach() for name, leaf in model.named_parameters()}
-    assert tree.sha256(weights) == next(r.weights_sha256 for r in result.runs if r.algorithm == "fedavg")
-    assert not model.training
-    personal = result.model("local", client=1)
-    assert not torch.equal(personal.layers[0].weight, result.model("local", client=2).layers[0].weight)  # type: ignore[union-attr]
-    with pytest.raises(InputError, match="no run of nothing"):
-        result.model("nothing")
-    with pytest.raises(InputError, match="no table 'client'"):
-        result.rows("client")
-    json.dumps(result.json())
-
-
-def test_every_client_has_a_whole_model_whatever_the_algorithm(federation: fl.Federation, tmp_path: Path) -> None:
-    steps = {"lr": 0.2, "batch_size": 5}
-    algorithms = {
-        "fedavg": fl.FedAvg(**steps),
-        "fedbn": fl.FedBN(**steps),
-        "fedrep": fl.FedRep(**steps),
-        "ditto": fl.Ditto(**steps),
-        "peer": fl.Peer(**steps, topology="ring"),
-        "ifca": fl.IFCA(**steps),
-        "local": fl.LocalOnly(**steps),
-    }
-    settings = {"algorithms": algorithms, "cohort": fl.Sampling(count=1, sampling="window"), "rounds": 2}
-    result = run(federation, fl.Task(NormedNet), tmp_path, **settings)  # so that the last client never takes part
-    final = {
-        (row["algorithm"], row["client"]): row["value"]
-        for row in result.rows("clients")
-        if (row["phase"], row["split"], row["metric"]) == ("final", "test", "loss")
-    }
-    for label in algorithms:
-        for number, name in enumerate(("a", "b", "c")):
-            rows = federation.indices(number, "test")
-            model = result.model(label, client=name)
-            loss = nn.functional.cross_entropy(model(federation.x[rows]), federation.y[rows])
-            assert loss.item() == pytest.approx(final[label, name], rel=1e-5), (label, name)
-            assert tree.sha256(result.weights(label, client=number)[f"client-{number}"]) == tree.sha256(
-                dict(model.state_dict())
-            )
-    assert result.personal() == ["fedbn", "fedrep", "ditto"]
-    with pytest.raises(InputError, match=r"no client 'aa'. Known: a, b, c. Did you mean 'a'"):
-        result.model("ditto", client="aa")
-    with pytest.raises(InputError, match="was run from Python"):
-        Result.read(tmp_path).model("ditto", client="a")
 
 
 def test_a_run_without_a_name_has_a_folder_of_its_own(

@@ -1,59 +1,22 @@
+"""The run's database: rows go in by round and come out with names."""
+
 from __future__ import annotations
 
 import math
 import sqlite3
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError, StoreError
 from fedloom.experiment import store as module
 from fedloom.experiment.store import Store
-from fedloom.federation.engine import RoundRecord
 from fedloom.federation.work import Report
-from fedloom.results import headline
-from fedloom.task import Task
 from fedloom.training.evaluation import Measured, pool
-
-TASK = Task(nn.Linear, args={"in_features": 4, "out_features": 2})
-RANKING = Task(nn.Linear, args={"in_features": 4, "out_features": 2}, metrics=("accuracy", "auroc"))
-
-
-def measured(count: int, accuracy: float, loss: float = 1.0) -> Measured:
-    return Measured(count, {"loss": loss * count, "accuracy": accuracy * count})
-
-
-def ranked(scores: list[float], targets: list[int]) -> Measured:
-    count = len(targets)
-    sums = {"loss": 1.0 * count, "accuracy": 0.5 * count}
-    return Measured(count, sums, {"auroc": torch.tensor(scores)}, torch.tensor(targets))
-
-
-def record(round: int, **changes: Any) -> RoundRecord:
-    """Two clients of 10 and 30 test examples; client 0 is twice as often right."""
-    both = {0: {"test": measured(10, 0.8)}, 1: {"test": measured(30, 0.4)}}
-    values: dict[str, Any] = {
-        "round": round,
-        "state": {},
-        "cohort": (0, 1),
-        "reports": (Report(0, 100, 200), Report(1, 100, 200)),
-        "clients": {"pre_fit": both, "post_fit": both},
-        "server": {"test": measured(100, 0.6)},
-        "own": {},
-        "seconds": 0.25,
-    }
-    return RoundRecord(**{**values, **changes})
-
-
-def final(round: int, accuracy: float) -> RoundRecord:
-    last = {0: {"test": measured(10, accuracy)}, 1: {"test": measured(30, accuracy / 2)}}
-    tested = {0: {**last[0], "universal": measured(40, accuracy)}, 1: {**last[1], "universal": measured(40, 0.0)}}
-    return record(round, clients={"pre_fit": last, "post_fit": tested, "final": last})
+from tests.experiment.round_records import RANKING, TASK, final, measured, ranked, record
 
 
 def test_a_cell_is_made_once_and_then_found(tmp_path: Path) -> None:
@@ -294,15 +257,6 @@ def test_clients_without_examples_leave_no_rows(tmp_path: Path) -> None:
         empty = {"pre_fit": {0: {"test": Measured()}}}
         store.save(cell, record(1, clients=empty, server={"test": Measured()}), TASK)
         assert store.rows("client_metrics") == store.rows("pooled_metrics") == store.rows("server_metrics") == []
-
-
-def test_a_site_that_keeps_its_scores_to_itself_stops_no_round() -> None:
-    """On a network a policy may hide them: then there is no AUROC of everybody, and all else is as it was."""
-    hidden = Measured(2, {"loss": 2.0, "accuracy": 2.0})
-    for order in ((ranked([0.1, 0.2], [0, 1]), hidden), (hidden, ranked([0.1, 0.2], [0, 1]))):
-        clients = {"pre_fit": {client: {"test": part} for client, part in enumerate(order)}}
-        found = headline.of_round(record(1, clients=clients, server={}), RANKING)
-        assert found == {"loss": 1.0, "accuracy": 0.75}
 
 
 def test_pooling_equals_adding_up() -> None:

@@ -12,90 +12,10 @@ from typer.testing import CliRunner
 
 from fedloom.cli import app
 from fedloom.errors import InputError
-from fedloom.models import MODELS
-from fedloom.papers import comparison, published, reproduce
-from fedloom.papers.curve_figure import Curves, draw
+from fedloom.papers import published, reproduce
 from fedloom.results.result import Result
 from fedloom.results.run_data import RunData
-
-SMALL = """
-title = "Digits, rounds until half are right"
-sources = { paper = "nobody", other = "nobody else" }
-[measure]
-kind = "rounds_to"
-metric = "accuracy"
-target = 0.5
-[quick]
-rows = ["fast"]
-rounds = 3
-[experiment]
-rounds = 9
-seeds = [1, 2]
-[experiment.data]
-source = "digits"
-partition = { name = "iid", clients = 3 }
-server = 0.2
-[experiment.train]
-batch_size = 16
-[experiment.evaluate]
-splits = []
-target = { accuracy = 0.5 }
-stop = "target"
-[experiment.algorithm]
-fedavg = {}
-[experiment.run]
-backend = "serial"
-[[row]]
-name = "fast"
-published = { paper = 4, other = 2 }
-set = { "train.lr" = 0.3 }
-[[row]]
-name = "slow"
-published = { paper = 7 }
-set = { "train.lr" = 0.00001, "rounds" = 2 }
-"""
-
-
-@pytest.mark.parametrize("name", published.names())
-def test_every_shipped_file_is_sound(name: str) -> None:
-    found = published.load(name)
-    names = [row.name for row in found.row]
-    assert len(set(names)) == len(names)
-    assert set(found.quick.rows) <= set(names)
-    measures = {measure.name for measure in found.measure}
-    for row in found.row:
-        assert set(row.published) <= set(found.sources)
-        assert all(set(told) <= measures for told in row.published.values() if isinstance(told, dict))
-        experiment = reproduce.experiment_of(found, row)
-        assert row.label is None or row.label in experiment.algorithm
-        assert reproduce.experiment_of(found, row, quick=True).rounds <= min(found.quick.rounds, experiment.rounds)
-        assert experiment.task.model in MODELS
-
-
-def test_the_2nn_rows_are_those_of_the_table() -> None:
-    rows = {row.name: row for row in published.load("mcmahan-table1-2nn").row}
-    assert len(rows) == 20
-    assert rows["iid, B ∞, C 1"].published == {"paper": "-", "slides": "-"}  # not reached
-    assert rows["iid, B 10, C 0.1"].published == {"paper": 87, "slides": 53}
-    assert rows["non-iid, B ∞, C 0"].published == {"paper": 4278, "slides": 2620}
-    assert rows["non-iid, B 10, C 1"].set["cohort.fraction"] == 1.0
-    assert rows["non-iid, B 10, C 1"].set["data.partition"] == {"name": "shards", "clients": 100}
-
-
-def test_the_other_tables_have_the_published_rows() -> None:
-    cnn = {row.name: row.published for row in published.load("mcmahan-table1-cnn").row}
-    assert len(cnn) == 20
-    assert cnn["iid, B 10, C 0.1"] == {"paper": 18, "slides": 26}
-    assert cnn["non-iid, B 10, C 1"] == {"paper": 97, "slides": "724 (98.89 %)"}
-    second = {row.name: row for row in published.load("mcmahan-table2").row}
-    assert len(second) == 18
-    assert second["non-iid, E 20, B 10"].published == {"paper": 173, "slides": 632}
-    assert second["iid, E 5, B 10"].published == {"paper": 20}
-    assert len(published.load("mcmahan-figure2").row) == 12
-    skewed = {row.name: row.published.get("thesis") for row in published.load("images-skewed").row}
-    assert skewed["peer-to-peer, selective"]["before: lowest"] == 70.09
-    assert skewed["central, selective"]["before: lowest"] == 50.0
-    assert skewed["not federated"] == {"everybody's tests: average": 87.21}
+from tests.papers.files import SEVERAL, SMALL
 
 
 def test_ours_and_theirs_are_side_by_side(tmp_path: Path) -> None:
@@ -138,79 +58,6 @@ def test_rows_that_were_run_before_stay_in_the_table(tmp_path: Path) -> None:
     # what was run with other settings is no row of this table
     assert rows("fast", {"rounds": 3}) == ["fast"]
     assert "CHANGED: rounds = 3. " in (out / "reproduction.md").read_text()
-
-
-SEVERAL = """
-title = "Digits, clients before and after training"
-sources = { paper = "nobody" }
-[[measure]]
-name = "lowest before"
-kind = "last"
-of = "pre_fit"
-clients = "lowest"
-percent = true
-[[measure]]
-name = "spread after, last 2"
-kind = "last"
-of = "post_fit"
-clients = "std"
-rounds = 2
-[[measure]]
-name = "peak round"
-kind = "peak_round"
-of = "post_fit"
-[[measure]]
-name = "least"
-kind = "trough"
-of = "post_fit"
-clients = "highest"
-[[measure]]
-name = "crossing"
-kind = "crossing"
-of = "pre_fit"
-target = 0.5
-[[measure]]
-name = "everybody's tests"
-kind = "last"
-of = "universal"
-[[measure]]
-name = "never measured"
-kind = "last"
-of = "server"
-split = "validation"
-[quick]
-rounds = 2
-set = { seeds = [1] }
-[experiment]
-rounds = 3
-seeds = [1, 2]
-[experiment.data]
-source = "digits"
-partition = { name = "affinity", clients = 3, probability = 0.6 }
-[experiment.train]
-lr = 0.2
-[experiment.evaluate]
-universal = true
-[experiment.algorithm]
-local = {}
-central = { name = "fedavg" }
-pooled = {}
-[experiment.run]
-backend = "serial"
-[[row]]
-name = "no sharing"
-run = "all"
-label = "local"
-published = { paper = { "lowest before" = 20.0, "crossing" = "-" } }
-[[row]]
-name = "averaging"
-run = "all"
-label = "central"
-[[row]]
-name = "one place"
-run = "all"
-label = "pooled"
-"""
 
 
 def test_a_row_may_state_several_numbers_of_one_algorithm_among_others(tmp_path: Path) -> None:
@@ -264,14 +111,6 @@ def test_further_measures_stand_beside_what_is_compared_and_curves_are_drawn(tmp
     assert fast["ours"] - 1 < fast["our crossing"] <= fast["ours"]
     assert fast["paper"] == 4
     assert table.rows[1][-1] == "> 2"
-    rows = {name: RunData.read(tmp_path / "out" / "rows" / name) for name in ("a__fast", "a__slow")}
-    panels = Curves().panels({"a, fast": rows["a__fast"], "a, slow": rows["a__slow"], "other": rows["a__slow"]})
-    assert {panel: list(lines) for panel, lines in panels.items()} == {"a": ["fast", "slow"], "": ["other"]}
-    splits = Curves(splits=("train", "test")).panels({"a, fast": rows["a__fast"]})
-    assert {panel: list(lines) for panel, lines in splits.items()} == {"a, fast": ["train", "test"]}
-    (axes,) = draw(Curves(best=True), {"a, fast": rows["a__fast"]}, "").figure.axes
-    drawn = axes.lines[0].get_ydata()
-    assert list(drawn) == list(np.maximum.accumulate(rows["a__fast"].server_values("fedavg", 1, "accuracy")[1]))
     assert (tmp_path / "out" / "curves.png").is_file()
 
 
@@ -283,62 +122,6 @@ def test_the_quick_version_may_change_settings_too(tmp_path: Path) -> None:
         ("averaging", 2, (1,)),
         ("one place", 2, (1,)),
     ]
-
-
-def test_measures_must_be_told_apart(tmp_path: Path) -> None:
-    (tmp_path / "several.toml").write_text(SEVERAL.replace('"peak round"', '"lowest before"'))
-    with pytest.raises(InputError, match="each need their own name"):
-        published.load(str(tmp_path / "several.toml"))
-
-
-def test_the_quick_version_is_labelled_and_shorter(tmp_path: Path) -> None:
-    (tmp_path / "small.toml").write_text(SMALL)
-    found = published.load(str(tmp_path / "small.toml"))
-    planned = reproduce.plan(found, quick=True)
-    assert [(one.row.name, one.experiment.rounds) for one in planned] == [("fast", 3)]
-    table = comparison.table(found, planned, quick=True)
-    assert table.title.endswith("(quick)")
-    assert table.note.startswith("QUICK: 1 of 2 rows, at most 3 rounds")
-    assert [one.row.name for one in reproduce.plan(found, only=["s*"])] == ["slow"]
-    with pytest.raises(InputError, match=r"No row is called x\. Known: fast; slow"):
-        reproduce.plan(found, only=["x"])
-
-
-def test_an_unknown_name_says_what_is_known() -> None:
-    with pytest.raises(InputError, match="Did you mean 'mcmahan-table1-2nn'"):
-        published.load("mcmahan-table1-2n")
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        (
-            "paper = 4",
-            "papr = 4",
-            r"row 'fast' has published numbers for an unknown source 'papr'.*Did you mean 'paper'",
-        ),
-        ("paper = 4", 'paper = { "rounds" = 4 }', "published numbers for an unknown measure 'rounds'"),
-        ('name = "slow"', 'name = "fast"', "row 'fast' needs another name"),
-        ('name = "slow"', 'name = "fa st"\n[[row]]\nname = "fa_st"', "row 'fa_st' needs another name"),
-        ('name = "slow"', 'name = ".."', r"row '\.\.' needs another name"),
-        ('name = "slow"', 'name = ""', "row '' needs another name"),
-        ("target = 0.5\n[quick]", "[quick]", "kind 'rounds_to' needs a 'target'"),
-        ('"rounds_to"', '"final"', "kind 'final' needs a 'key'"),
-        ('{ paper = "nobody", other = "nobody else" }', "{}", "at least one 'sources'"),
-        ("rounds = 3", "rounds = 0", r"'rounds' .* must be at least 1"),
-    ],
-)
-def test_what_a_table_would_leave_out_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
-    assert old in SMALL
-    (tmp_path / "small.toml").write_text(SMALL.replace(old, new, 1))
-    with pytest.raises(InputError, match=message):
-        published.load(str(tmp_path / "small.toml"))
-
-
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match=r"bytes\.toml is not a valid TOML file"):
-        published.load(str(tmp_path / "bytes.toml"))
 
 
 def test_every_row_that_is_asked_for_must_be_there(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedloom.results.run_data import RunData
+from tests.experiment.conftest import federation, task  # noqa: F401 (fixtures for small runs)
 
 
 @pytest.fixture

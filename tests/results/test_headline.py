@@ -6,6 +6,8 @@ import pytest
 
 from fedloom.results import headline
 from fedloom.results.run_data import RunData
+from fedloom.training.evaluation import Measured
+from tests.experiment.round_records import RANKING, TASK, measured, ranked, record
 
 
 @pytest.mark.parametrize(
@@ -32,3 +34,21 @@ def test_otherwise_the_curve_is_the_mean_over_clients_after_training(run: RunDat
     stats = run.client_values("local", 2, "post_fit", "loss").by_round()
     assert (rounds.tolist(), values.tolist()) == (stats.index.tolist(), stats.mean.tolist())
     assert headline.curve_in_words(unserved).startswith("the mean over clients")
+
+
+def test_a_round_is_graded_on_the_servers_test_data_or_else_by_the_mean_over_clients() -> None:
+    assert headline.of_round(record(1), TASK) == pytest.approx({"loss": 1.0, "accuracy": 0.6})
+    assert headline.of_round(record(1, server={}), TASK) == pytest.approx({"loss": 1.0, "accuracy": 0.6})
+    last = {0: {"test": measured(10, 0.9)}, 1: {"test": Measured()}}
+    ended = record(1, server={}, clients={"pre_fit": {0: {"test": measured(10, 0.1)}}, "final": last})
+    assert headline.of_round(ended, TASK)["accuracy"] == pytest.approx(0.9)
+    assert headline.of_round(record(1, server={}, clients={}), TASK) == {}
+
+
+def test_a_site_that_keeps_its_scores_to_itself_stops_no_round() -> None:
+    """On a network a policy may hide them: then there is no AUROC of everybody, and all else is as it was."""
+    hidden = Measured(2, {"loss": 2.0, "accuracy": 2.0})
+    for order in ((ranked([0.1, 0.2], [0, 1]), hidden), (hidden, ranked([0.1, 0.2], [0, 1]))):
+        clients = {"pre_fit": {client: {"test": part} for client, part in enumerate(order)}}
+        found = headline.of_round(record(1, clients=clients, server={}), RANKING)
+        assert found == {"loss": 1.0, "accuracy": 0.75}

@@ -1,0 +1,78 @@
+"""What all commands share: changes to a file, Ctrl-C, and how results are printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from fedloom.cli import shared
+from fedloom.errors import InputError
+from fedloom.experiment.progress import Lines, Silent
+from fedloom.results.result import Result
+from fedloom.results.table import Table
+
+
+def test_changes_are_toml_values_or_bare_words() -> None:
+    found = shared.parse_changes(["train.lr=0.1", " data.source =digits", "seeds=[1, 2]", 'a.b={ c = "d=e" }'])
+    assert found == {"train.lr": 0.1, "data.source": "digits", "seeds": [1, 2], "a.b": {"c": "d=e"}}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [("lr", "table.key=value"), ("=1", "table.key=value"), ("a=[1", "TOML")]
+)
+def test_a_change_that_cannot_be_read_is_refused(change: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        shared.parse_changes([change])
+
+
+def test_the_first_interrupt_asks_to_stop_and_the_second_one_stops(capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with shared.stop_on_interrupt() as should_stop:
+        assert not should_stop()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert should_stop()
+        assert "press Ctrl-C again to stop at once" in capsys.readouterr().err
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_progress_is_lines_without_a_terminal_and_nothing_when_quiet() -> None:
+    with shared.showing(quiet=False) as progress:
+        assert isinstance(progress, Lines)
+    with shared.showing(quiet=True) as progress:
+        assert isinstance(progress, Silent)
+
+
+def test_what_follows_json_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    shared.print_json({"a": 1})("Table: here")
+    said = capsys.readouterr()
+    assert (json.loads(said.out), said.err) == ({"a": 1}, "Table: here\n")
+
+
+def test_a_long_table_is_cut_with_a_sign(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("t", "Numbers", ("row", "value"), tuple((f"r{n}", n) for n in range(5)), ("text", "whole"), "A note.")
+    shared.print_rows(table, most=2)("Table: here")
+    said = capsys.readouterr().out
+    assert "r1" in said
+    assert "r2" not in said
+    assert "…" in said
+    assert said.endswith("Table: here\n")
+
+
+def test_a_stopped_run_says_how_to_continue_and_exits_with_130(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unused: Any = None
+    with pytest.raises(typer.Exit) as stopped:
+        shared.finish(Result(tmp_path, "r", "stopped", ()), unused, tmp_path, "fedloom run a.toml", as_json=True)
+    said = capsys.readouterr()
+    assert stopped.value.exit_code == 130
+    assert "Continue with: fedloom run a.toml" in said.err
+    assert json.loads(said.out)["status"] == "stopped"

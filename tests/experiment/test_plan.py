@@ -1,0 +1,56 @@
+"""The plan of an experiment file: its settings, and data and task for each seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedloom.errors import InputError
+from fedloom.experiment import experiment_file
+from fedloom.experiment.plan import Plan
+
+DIGITS = {"source": "digits", "partition": {"name": "dirichlet", "clients": 4, "alpha": 1.0}}
+
+
+def plan(data: dict[str, Any] | None = None, task: dict[str, Any] | None = None, base: Path = Path()) -> Plan:
+    values = {"rounds": 3, "seeds": [1, 2], "data": {**DIGITS, **(data or {})}, "task": task or {}}
+    return Plan.of(experiment_file.parse({**values, "algorithm": {"fedavg": {}}}, base, default_name="small"))
+
+
+def test_a_plan_has_the_settings_of_its_file() -> None:
+    made = plan()
+    assert (made.name, made.rounds, made.seeds, list(made.algorithms)) == ("small", 3, (1, 2), ["fedavg"])
+    assert made.resolved is not None
+    assert made.resolved["data"]["partition"] == DIGITS["partition"]
+    assert made.description()["data"]["source"] == "digits"
+
+
+def test_seeds_share_data_and_task_unless_each_draws_its_own() -> None:
+    shared = plan()
+    assert shared.federation(1) is shared.federation(2)
+    assert shared.task(1) is shared.task(2)
+    drawn = plan({"seed": "run"}, {"seed": "run"})
+    assert drawn.federation(1).fingerprint != drawn.federation(2).fingerprint
+    one, two = (drawn.task(seed).initial() for seed in (1, 2))
+    assert not torch.equal(next(iter(one.values())), next(iter(two.values())))
+    assert drawn.federation(1).fingerprint == plan({"seed": 1}).federation(9).fingerprint
+
+
+def test_a_partition_that_does_not_fit_the_data_is_refused() -> None:
+    with pytest.raises(InputError, match=r"'clients' parameter of Iid must be at most the number of examples, 1797"):
+        plan({"partition": {"name": "iid", "clients": 100_000}}).federation(1)
+
+
+def test_your_own_model_and_loss_are_read_from_the_folder_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch.nn.functional as F\n"
+        "from fedloom.models.digits_mlp import DigitsMLP as Net\n"
+        "def loss(output, target):\n    return 2 * F.cross_entropy(output, target, reduction='none')\n"
+    )
+    made = plan(task={"model": "mine.py:Net", "loss": "mine.py:loss"}, base=tmp_path).task(1)
+    assert type(made.build()).__name__ == "DigitsMLP"
+    output, target = torch.zeros(1, 10), torch.zeros(1, dtype=torch.int64)
+    assert made.loss(output, target).item() == pytest.approx(2 * torch.log(torch.tensor(10.0)).item())

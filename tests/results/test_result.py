@@ -1,0 +1,145 @@
+"""The result of a run: its numbers, its tables, and the models it trained."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedloom as fl
+from fedloom import tree
+from fedloom.errors import InputError, StoreError
+from fedloom.experiment.experiment_file import EvaluateTable
+from fedloom.results.result import CellResult, Result, _overall
+from tests.experiment.small_run import ALGORITHMS, run
+
+
+class NormedNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.out = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.norm(x))
+
+
+def test_the_result_is_a_table_a_picture_and_a_model(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
+    result = run(federation, task, tmp_path)
+    frame = result.frame("clients")
+    assert list(frame.columns) == [
+        "algorithm",
+        "seed",
+        "round",
+        "client",
+        "phase",
+        "split",
+        "metric",
+        "value",
+        "examples",
+    ]
+    assert set(frame["client"]) == {"a", "b", "c", "everyone"}
+    assert result.plot("accuracy").stat().st_size > 5_000
+    model = result.model("fedavg")
+    weights = {name: leaf.detach() for name, leaf in model.named_parameters()}
+    assert tree.sha256(weights) == next(r.weights_sha256 for r in result.runs if r.algorithm == "fedavg")
+    assert not model.training
+    personal = result.model("local", client=1)
+    assert not torch.equal(personal.layers[0].weight, result.model("local", client=2).layers[0].weight)  # type: ignore[union-attr]
+    with pytest.raises(InputError, match="no run of nothing"):
+        result.model("nothing")
+    with pytest.raises(InputError, match="no table 'client'"):
+        result.rows("client")
+    json.dumps(result.json())
+
+
+def test_every_client_has_a_whole_model_whatever_the_algorithm(federation: fl.Federation, tmp_path: Path) -> None:
+    steps = {"lr": 0.2, "batch_size": 5}
+    algorithms = {
+        "fedavg": fl.FedAvg(**steps),
+        "fedbn": fl.FedBN(**steps),
+        "fedrep": fl.FedRep(**steps),
+        "ditto": fl.Ditto(**steps),
+        "peer": fl.Peer(**steps, topology="ring"),
+        "ifca": fl.IFCA(**steps),
+        "local": fl.LocalOnly(**steps),
+    }
+    settings = {"algorithms": algorithms, "cohort": fl.Sampling(count=1, sampling="window"), "rounds": 2}
+    result = run(federation, fl.Task(NormedNet), tmp_path, **settings)  # so that the last client never takes part
+    final = {
+        (row["algorithm"], row["client"]): row["value"]
+        for row in result.rows("clients")
+        if (row["phase"], row["split"], row["metric"]) == ("final", "test", "loss")
+    }
+    for label in algorithms:
+        for number, name in enumerate(("a", "b", "c")):
+            rows = federation.indices(number, "test")
+            model = result.model(label, client=name)
+            loss = nn.functional.cross_entropy(model(federation.x[rows]), federation.y[rows])
+            assert loss.item() == pytest.approx(final[label, name], rel=1e-5), (label, name)
+            assert tree.sha256(result.weights(label, client=number)[f"client-{number}"]) == tree.sha256(
+                dict(model.state_dict())
+            )
+    assert result.personal() == ["fedbn", "fedrep", "ditto"]
+    with pytest.raises(InputError, match=r"no client 'aa'. Known: a, b, c. Did you mean 'a'"):
+        result.model("ditto", client="aa")
+    with pytest.raises(InputError, match="was run from Python"):
+        Result.read(tmp_path).model("ditto", client="a")
+
+
+@pytest.mark.parametrize(("rule", "choose"), [("best", max), ("last:2", lambda curve: sum(curve[-2:]) / 2)])
+def test_the_headline_is_chosen_as_asked(federation: Any, task: Any, tmp_path: Path, rule: str, choose: Any) -> None:
+    result = run(federation, task, tmp_path, algorithms=ALGORITHMS["fedavg"], evaluate=EvaluateTable(headline=rule))
+    values: dict[int, list[float]] = {}
+    for row in result.rows("clients"):
+        if (row["phase"], row["metric"]) == ("post_fit", "accuracy"):
+            values.setdefault(row["round"], []).append(row["value"])
+    curve = [sum(values[r]) / len(values[r]) for r in sorted(values)]
+    assert result.runs[0].headline["post_fit_test_accuracy"] == pytest.approx(choose(curve))
+    assert result.json()["headline"] == rule
+
+
+def cell(status: str = "done", sha256: str | None = "aa") -> CellResult:
+    return CellResult("fedavg", 1, status, 2, {"loss": 1.0}, {"loss": 0.5}, sha256)
+
+
+def test_the_fingerprint_covers_all_cells_in_any_order_and_waits_for_the_last_one() -> None:
+    one, two = (
+        Result(Path("r"), "r", "done", cells) for cells in ((cell(), cell(sha256="bb")), (cell(sha256="bb"), cell()))
+    )
+    assert one.weights_sha256 == two.weights_sha256 == hashlib.sha256(b"aa\nbb").hexdigest()
+    assert Result(Path("r"), "r", "running", (cell(), cell(sha256=None))).weights_sha256 is None
+    assert Result(Path("r"), "r", "waiting", ()).weights_sha256 is None
+
+
+@pytest.mark.parametrize(
+    ("statuses", "overall"),
+    [
+        ([], "waiting"),
+        (["done", "done"], "done"),
+        (["done", "waiting"], "waiting"),
+        (["waiting", "stopped"], "stopped"),
+        (["stopped", "running"], "running"),
+        (["running", "failed", "done"], "failed"),
+    ],
+)
+def test_the_status_of_a_run_is_the_worst_of_its_cells(statuses: list[str], overall: str) -> None:
+    assert _overall(statuses) == overall
+
+
+def test_json_names_the_headline_only_if_it_differs_from_the_end() -> None:
+    (shown,) = Result(Path("r"), "r", "done", (cell(),)).json()["runs"]
+    assert "headline" not in shown
+    assert "error" not in shown
+    (best,) = Result(Path("r"), "r", "done", (cell(),), rule="best").json()["runs"]
+    assert best["headline"] == {"loss": 0.5}
+
+
+def test_a_folder_without_a_database_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"is not a run folder: there is no run\.db in it"):
+        Result.read(tmp_path)
