@@ -53,10 +53,10 @@ class Robust(Record):
         return {**result, **(means.mean(counters, weights) if counters else {})}
 
     def check(self, clients: int) -> None:
-        """Whether the rule means anything for so many clients."""
+        """Raise if the rule cannot work with this number of clients."""
 
     def tolerates(self, clients: int) -> int:
-        """How many of so many clients may be wrong: fewer than half, where the rule has no number of its own.
+        """Return how many of this number of clients may be wrong: fewer than half, unless the rule sets its own number.
 
         Clipping and bounding promise no number: they bound what each wrong client can do.
         """

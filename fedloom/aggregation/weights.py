@@ -1,4 +1,4 @@
-"""How much each client counts: pure functions that make rows of a mixing matrix, and graphs of who hears whom."""
+"""How much each client counts: functions that return rows of a mixing matrix, and graphs of which clients exchange."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def metropolis(graph: Tensor) -> Tensor:
 
 
 def topology(name: str, clients: int, key: int, degree: int = 2, probability: float = 0.5) -> Tensor:
-    """Who hears whom: a symmetric boolean matrix; everybody hears itself.
+    """Return the graph in which clients exchange: a symmetric boolean matrix. Every client is its own neighbour.
 
     >>> topology("ring", 4, key=0).int().tolist()
     [[1, 1, 0, 1], [1, 1, 1, 0], [0, 1, 1, 1], [1, 0, 1, 1]]

@@ -83,7 +83,7 @@ class CoCoA(Algorithm):
         problem, clients = {"examples": total}, len(cohort)
         size = {**problem, "clients": torch.tensor(clients)}
         found = cohort.reduce(self.client, {"model": model, "size": size})
-        # the changes of those who answered are added: their mean times their number, times the γ that they were told
+        # add the changes of the clients that answered: their mean times their number, times the γ that they received
         factor = len(cohort) * (1.0 if self.aggregation == "adding" else 1 / clients)
         moved = map_leaves(lambda w, d: w + factor * d.to(w.dtype), model, found["change"])
         return {"model": moved, "problem": problem}

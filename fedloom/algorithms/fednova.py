@@ -26,7 +26,7 @@ from fedloom.algorithm import (
 
 
 class FedNova(Central):
-    """Averages what clients changed per step, so that those who took more steps do not count for more.
+    """Averages what clients changed per step, so that clients with more steps do not count for more.
 
     w ← w − (Σ p_k a_k) Σ p_k (w − w_k) / a_k, with a_k the effective number of local steps. For clients with different
     amounts of data or work.

@@ -91,7 +91,7 @@ class FSVRG(Central):
         return Update({"gradient": full.gradient}, by_examples(data.examples)), own
 
     def features(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
-        """How often each feature is not zero, and who has it at all."""
+        """Count how often each feature is not zero, and which clients have it at all."""
         phi = torch.stack([frequency(task, data, position) for position in range(len(data))])
         groups = {"frequency": {"phi": phi}, "present": {"share": (phi > 0).to(phi.dtype)}}
         each = {"frequency": by_examples(data.examples), "present": uniform(data.examples)}

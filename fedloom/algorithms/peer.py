@@ -71,7 +71,7 @@ class Peer(Algorithm):
         return {**super().init_own(task, model), "model": model}
 
     def graph(self, clients: int, seed: int, round: int = 0) -> Tensor:
-        """Who hears whom."""
+        """The graph in which clients exchange models."""
         drawn = keys.key(seed, "topology", round if self.redraw else 0)
         return topology(self.topology, clients, drawn, self.degree, self.probability)
 

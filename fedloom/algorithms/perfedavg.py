@@ -12,7 +12,7 @@ class PerFedAvg(FedAvg):
     """Learns a model that becomes good after one step on a client's own data: g is taken at w − alpha ∇f(w).
 
     w_k ← w_k − lr ∇f(w_k − alpha ∇f(w_k)), then w ← Σ p_k w_k. The first-order variant, with the same batch for both
-    gradients. For clients who will adapt the model themselves.
+    gradients. For clients that will adapt the model themselves.
     """
 
     reference: ClassVar[str] = "Fallah et al., Personalized Federated Learning: A Meta-Learning Approach, NeurIPS 2020"

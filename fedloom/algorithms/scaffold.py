@@ -33,7 +33,7 @@ class Scaffold(Central):
     """Control variates remove what makes clients drift apart: each local step uses g − c_k + c.
 
     c_k ← c_k − c + (w − w_k) / (steps · lr), w ← w + η Σ p_k (w_k − w), c ← c + (1/K) Σ (c_k⁺ − c_k). For clients whose
-    data differ and who take many local steps.
+    data differ and that take many local steps.
     """
 
     reference: ClassVar[str] = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, ICML 2020 (option II)"

@@ -136,7 +136,7 @@ def _owners(
     if partition is None:
         if dataset.client is None and clients is None:
             raise InputError(
-                "This data does not say who holds which example. Give a partition, such as "
+                "This data does not say which client holds each example. Give a partition, such as "
                 'partition = { name = "iid", clients = 10 }.'
             )
         partition = "iid" if dataset.client is None else "natural"

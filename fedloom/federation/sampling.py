@@ -13,14 +13,15 @@ from fedloom.record import Count, Duration, NonNegative, Positive, Record, Share
 
 
 class Sampling(Record):
-    """Who takes part in a round.
+    """The clients that take part in each round.
 
-    `fraction` is C of the papers (0 means one client); `count` says it directly. Sampling is `fixed` (exactly so many,
-    at random), `poisson` (each client by itself with probability `fraction`) or `window` (moves by one at a time).
+    `fraction` is C of the papers (0 means one client); `count` gives the number itself. Sampling is `fixed` (exactly
+    this many, at random), `poisson` (each client independently with probability `fraction`) or `window` (moves on by
+    one client at a time).
     """
 
     fraction: Share = 1.0
-    """The share of clients in a round, C in the papers. 0 means one client."""
+    """The fraction of clients in a round, C in the papers. 0 means one client."""
     count: Count | None = None
     """The number of clients in a round, instead of `fraction`."""
     sampling: Literal["fixed", "poisson", "window"] = "fixed"
@@ -32,7 +33,7 @@ class Sampling(Record):
     everyone_every: Count | None = None
     """All clients take part in every round that is a multiple of this."""
     quorum: NonNegative = 0.0
-    """The fewest clients for a round to count: a share of the cohort, or a number above 1."""
+    """The fewest clients for a round to count: a fraction of the cohort, or a number above 1."""
     start_when: Count | tuple[str, ...] = 2
     """How many agents to wait for before the first round, or their names. Only on a network."""
     deadline: Duration = "10m"

@@ -342,7 +342,7 @@ def label_distribution(run: RunData) -> CaptionedFigure | None:
     caption = "Examples of each label at each client, all splits."
     if len(set(run.data_fingerprints.values())) > 1:
         caption += " Every seed draws its own; these are those of the first seed."
-    return CaptionedFigure("labels", "Who holds what", caption, figure)
+    return CaptionedFigure("labels", "Labels of each client", caption, figure)
 
 
 def _evenly(clients: Any) -> Any:

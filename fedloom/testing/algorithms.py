@@ -44,7 +44,7 @@ ROUNDS = 3
 FEATURES, CLASSES = 16, 3
 SIZES = (9, 23, 14)  # three unequal clients
 _SMALL = {"lr": 0.05, "batch_size": 4}
-TIGHT = 1e-7  # how far grouped clients may be from single ones in float64, as a share of the largest weight
+TIGHT = 1e-7  # how far grouped clients may be from single ones in float64, relative to the largest weight
 
 
 def check_algorithm(
@@ -53,9 +53,9 @@ def check_algorithm(
     """Check the promises that an algorithm makes; an AssertionError says which one is broken.
 
     - The serial backend and clients computed together give the same bits, however a cohort is cut; clients trained side
-      by side agree with them tightly. With `workers`, this is also tried on so many processes.
+      by side agree with them tightly. With `workers`, this is also tried with that number of processes.
     - What it is given (the server's state, what is shared, what clients keep) is not changed in place.
-    - A run that goes on after a checkpoint is the same as one that was never stopped, absent clients included.
+    - A run that resumes from a checkpoint is the same as one that was never stopped, absent clients included.
     - It runs on a dense net, a CNN with batch normalisation and two LSTMs: one with layer normalisation inside, and
       torch's own, whose clients are never side by side (`needs = "linear"`: on linear models instead).
     - Wrong parameters are refused with a message that says what is allowed; the right ones survive a trip as JSON.
@@ -406,7 +406,7 @@ def _facts(record: RoundRecord) -> dict[str, Any]:
 
 
 def _distance(a: Groups, b: Groups) -> float:
-    """The largest difference between two sets of trees, as a share of each leaf's largest value (at least 1)."""
+    """Return the largest difference between two sets of trees, relative to each leaf's largest value (at least 1)."""
     far = 0.0
     for group, leaves in a.items():
         for name, leaf in leaves.items():

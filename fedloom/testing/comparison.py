@@ -39,7 +39,7 @@ class Found:
     """How one way compares: how far it is from the plain loop and where, or what went wrong."""
 
     way: str
-    far: float = 0.0  # the largest difference, as a share of the largest value of a leaf (at least 1)
+    far: float = 0.0  # the largest difference, relative to the largest value of a leaf (at least 1)
     where: str = ""
     wrong: str = ""  # a sentence about a broken promise other than this distance
     error: Exception | None = None
@@ -220,7 +220,7 @@ class Comparison:
 
 
 def leaf_distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest difference between two leaves, as a share of the first one's largest value (at least 1)."""
+    """Return the largest difference between two leaves, relative to the first one's largest value (at least 1)."""
     if one.shape != other.shape:
         return float("inf")
     if not one.numel():

@@ -65,8 +65,8 @@ def check_task(
 
     FedAvg is computed on about ten examples of three clients by a plain loop (`fedloom.testing.plain_loop`: a module,
     torch.optim, `loss(module(x), y).backward()`), and then by fedloom in every way that it has: step by step, with
-    replayed steps, side by side, with the cohort cut in several places, as agents on a network, and on so many
-    `workers`. Weights, training losses and measurements must agree to 1e-9 in float64, bits where they are promised.
+    replayed steps, side by side, with the cohort cut in several places, as agents on a network, and on this number
+    of `workers`. Weights, training losses and measurements must agree to 1e-9 in float64, bits where they are promised.
     A model that does not run in float64 is compared in float32, to 1e-3.
 
     An AssertionError says which promise is broken. What fedloom cannot train at all is refused with an InputError.

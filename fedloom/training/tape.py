@@ -1,12 +1,12 @@
 """A computation recorded once and replayed on the same memory: no autograd, no module calls, no fresh tensors.
 
-Half of what a small training step costs is Python and autograd deciding, every time anew, to run the same few dozen
+Half of the cost of a small training step is Python and autograd deciding, in every step, to run the same few dozen
 kernels. A tape runs the step once under a dispatch mode that notes every kernel with the tensors it read and wrote.
 Replaying runs those kernels again on those very tensors; new data is copied into the inputs beforehand. Views need no
 replay at all, because memory never moves.
 
 The kernels are torch's own, so a replayed step gives the same bits as the step itself. `fused` gives that up for speed
-in one case: where a tensor is changed by a multiple of a matrix product that nobody else reads, as plain SGD changes a
+in one case: if a tensor is changed by a multiple of a matrix product that nothing else reads, as plain SGD changes a
 weight matrix, the product is added to the tensor directly, rounded once less, and never stored.
 """
 

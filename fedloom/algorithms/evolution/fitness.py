@@ -105,7 +105,7 @@ def fitness_side_by_side(
     """The same for several clients at once, each of whose examples are padded to whole blocks.
 
     Every pass has exactly `group` blocks, the last one dummies if need be: passes of one shape give an example the same
-    bits whoever else is in them, so that a cohort may be cut anywhere.
+    bits, no matter which others are in them, so that a cohort may be cut anywhere.
     """
     individuals, lanes = len(next(iter(population.values()))), data.setup.group
     sizes = [-(-len(rows) // BLOCK) for rows in held]

@@ -85,9 +85,9 @@ class OpenAIES(Search):
         else:
             if len(cohort) < cohort.population:
                 raise InputError(
-                    'openai_es with travels = "fitness" needs every client in every round, because those who miss one '
-                    f"lose the model. Round {cohort.round} has {len(cohort)} of {cohort.population} clients: leave out "
-                    '[cohort], or use travels = "model".'
+                    'openai_es with travels = "fitness" needs every client in every round: a client that misses one '
+                    f"loses the model. Round {cohort.round} has {len(cohort)} of {cohort.population} clients: leave "
+                    'out [cohort], or use travels = "model".'
                 )
             found = cohort.reduce(self.follow, {"last": state["last"], "now": seed})
         fitness = found["fitness"]["fitness"]
