@@ -19,6 +19,14 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a.txt"]
 
 
+def test_only_its_owner_may_read_a_private_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys" / "a.key"
+    files.write_private(path, b"secret")
+    assert path.read_bytes() == b"secret"
+    if os.name == "posix":
+        assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
 def test_a_failed_replacement_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     files.write_atomically(tmp_path / "a.txt", b"one")
     with pytest.raises(FileNotFoundError), files.replacing(tmp_path / "a.txt") as temporary:

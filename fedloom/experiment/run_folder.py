@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
@@ -15,6 +16,9 @@ from fedloom.errors import InputError, StoreError
 from fedloom.experiment.experiment_file import differences
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.store import Store
+
+# keys that averaging algorithms had before their score weights became algorithms, with the values that changed nothing
+FORMER_KEYS = {"metric": "accuracy", "scores": "post", "share": "weights"}
 
 
 @contextlib.contextmanager
@@ -54,6 +58,8 @@ def same_experiment(store: Store, folder: Path, plan: Plan) -> None:
         store.forget_all()  # an attempt that failed before its first round does not claim the folder
     known = store.fact("description")
     described = json.loads(json.dumps(plan.description(), default=str))
+    if known is not None:
+        known = _without_former_keys(known, described)
     if known is not None and known != described:
         changed = "\n  ".join(differences(known, described))
         raise InputError(
@@ -67,3 +73,14 @@ def same_experiment(store: Store, folder: Path, plan: Plan) -> None:
     store.set_fact("description", described)
     if plan.resolved is not None:
         files.write_atomically(folder / "experiment.toml", tomli_w.dumps(dict(plan.resolved)).encode())
+
+
+def _without_former_keys(known: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out keys that an earlier version wrote and that changed nothing, so that its runs can be continued."""
+    algorithms = {
+        label: {
+            k: v for k, v in fields.items() if k in described["algorithm"].get(label, {}) or FORMER_KEYS.get(k) != v
+        }
+        for label, fields in known["algorithm"].items()
+    }
+    return {**known, "algorithm": algorithms}

@@ -8,6 +8,7 @@ import pytest
 
 import fedloom as fl
 from fedloom.errors import InputError, StoreError
+from fedloom.experiment.store import Store
 from tests.experiment.small_run import run
 
 
@@ -22,6 +23,24 @@ def test_another_experiment_is_refused_with_the_difference(
     changed = run(federation, task, tmp_path / "r", algorithms={"fedavg": fl.FedAvg(lr=0.3)}, fresh=True)
     assert changed.status == "done"
     assert len(list(tmp_path.iterdir())) == 2  # the old results are beside the new ones
+
+
+def test_a_run_of_the_version_with_score_weights_in_fedavg_goes_on(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    def store_former_keys(**keys: str) -> None:
+        with Store(tmp_path) as store:
+            described = store.fact("description")
+            described["algorithm"]["fedavg"].update(keys)
+            store.set_fact("description", described)
+
+    fedavg = {"fedavg": fl.FedAvg(lr=0.2)}
+    run(federation, task, tmp_path, rounds=2, algorithms=fedavg)
+    store_former_keys(metric="accuracy", scores="post", share="weights")
+    assert run(federation, task, tmp_path, rounds=3, algorithms=fedavg).runs[0].rounds == 3
+    store_former_keys(metric="accuracy", scores="post", share="deltas")  # clients of that run sent something else
+    with pytest.raises(InputError, match=r"What differs:\n  algorithm.fedavg.share: removed \"deltas\"\nUse"):
+        run(federation, task, tmp_path, rounds=4, algorithms=fedavg)
 
 
 def test_one_folder_is_for_one_process(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:

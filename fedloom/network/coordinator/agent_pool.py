@@ -117,6 +117,7 @@ class AgentPool:
         self.agents: dict[str, ConnectedAgent] = {}
         self.call: Call | None = None
         self.finished = ""  # what agents are told when there is no more work
+        self.closing = False  # whether polls must end, because the port is about to close
         self.stage = "waiting for agents"
         self.run_plan: dict[str, Any] = {}  # what will be run, as agents are told
         self.initial_weights: dict[str, Path] = {}  # files by SHA-256
@@ -214,6 +215,11 @@ class AgentPool:
         self.finished = words
         self._wake(list(self.agents))
         self.wait_until(lambda: all(one.told_to_stop for one in self.ready()), 1.5 * self.heartbeat)
+
+    def end_polls(self) -> None:
+        """Let agents' polls return: after an interruption, agents look for the coordinator until it is back."""
+        self.closing = True
+        self._wake(list(self.agents))
 
     def wait(self, call: Call, needed: int) -> None:
         """Wait until the call is complete, its deadline passes, or it has enough answers and the others are lost."""

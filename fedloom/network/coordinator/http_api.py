@@ -137,7 +137,7 @@ def make_app(
             raise Rejected("hello", "Say hello first: the coordinator was restarted.")
         known = set(have.split(","))
         end = time.monotonic() + POLL
-        while not pool.finished:
+        while not (pool.finished or pool.closing):
             agent.wake.clear()
             found = pool.next_assignment(agent.agent)
             if found is not None:

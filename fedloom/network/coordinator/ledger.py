@@ -197,9 +197,6 @@ class Ledger:
                 (accepted, status, cell, round, attempt),
             )
 
-    def attempts(self) -> list[Row]:
-        return self._rows("SELECT * FROM attempts ORDER BY cell, round, attempt")
-
     def accept(self, updates: Sequence[AcceptedUpdate]) -> None:
         """Store accepted updates in one commit, which is on the disk when this returns."""
         faults.point("ledger.accept")
@@ -246,10 +243,6 @@ class Ledger:
         with self._transaction(durable=False) as database:
             values = (time.time(), agent, kind, message)
             database.execute("INSERT INTO events (time, agent, kind, message) VALUES (?, ?, ?, ?)", values)
-
-    def events(self, last: int = 1000) -> list[Row]:
-        found = self._rows("SELECT * FROM events ORDER BY id DESC LIMIT ?", last)
-        return found[::-1]
 
 
 def _is_undamaged(path: Path, sha256: str) -> bool:

@@ -68,6 +68,7 @@ class HttpsServer:
 
     def __exit__(self, *failure: object) -> None:
         self.server.should_exit = True
+        self.pool.end_polls()
         self._thread.join(timeout=10)
 
 

@@ -107,8 +107,9 @@ def test_the_modules_are_those_that_clients_run_and_no_others(package: Path) -> 
     rooms = {name.split(".")[1] for name in HASHES.keys() - {"fedloom.backends.protocol"}}
     assert not rooms & {"backends", "cli", "experiment", "flower", "network", "papers", "results", "testing", "tuning"}
     assert "fedloom.algorithms.ifca" not in HASHES
-    file = package / "results" / "report.py"
-    file.write_text(file.read_text() + "\nCHANGED = True\n")
+    unused = ("results/report.py", "models/mlp.py", "models/mnist_cnn.py", "algorithms/ifca.py")
+    for file in (package / name for name in unused):
+        file.write_text(file.read_text() + "\nCHANGED = True\n")
     check_code(HASHES, code_hashes(EXPERIMENT, package))
 
 
