@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -21,9 +22,14 @@ import tomli_w
 import torch
 
 from fedloom.algorithm import Update
+from fedloom.experiment.experiment_file import parse
+from fedloom.network.agent.agent import Agent
+from fedloom.network.agent.connection import Connection
+from fedloom.network.agent.policy import rehearsal, site_of
 from fedloom.network.coordinator.agent_pool import AgentPool, Call
 from fedloom.network.coordinator.http_api import make_app
 from fedloom.network.coordinator.ledger import Ledger
+from fedloom.network.coordinator.network_run import NetworkRun
 from fedloom.network.coordinator.update_checks import Limits, check_measured, check_update
 from fedloom.network.protocol.expected_update import ExpectedUpdate
 from fedloom.network.protocol.messages import AnswerBuilder, AssignedClient, Assignment, ClientFacts, Heartbeat, Hello
@@ -66,6 +72,10 @@ class Speaker:
         """A signed request; `signs` is what was signed, if it is not the body itself."""
         signed = self.signer.headers(method, path, hashlib.sha256(body if signs is None else signs).hexdigest())
         return self.world.client.request(method, path, content=body or None, headers={**signed, **headers})
+
+    def connection(self) -> Connection:
+        """What a real agent uses, without a port."""
+        return in_process(self.world.client, self.signer)
 
     def hello(self, hello: Hello = HELLO) -> None:
         self.world.pool.admit(self.world.pool.mark_seen(self.signer.agent, self.name), hello)
@@ -119,6 +129,79 @@ class Requests:
         self._loop.run_until_complete(self._client.aclose())
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
+
+
+def in_process(requests: Requests, signer: Signer) -> Connection:
+    """An agent's connection to an application in this process."""
+
+    def forward(request: httpx.Request) -> httpx.Response:
+        path, content = request.url.raw_path.decode(), request.read()
+        reply = requests.request(request.method, path, content=content or None, headers=dict(request.headers))
+        return httpx.Response(reply.status_code, headers=reply.headers, stream=httpx.ByteStream(reply.content))
+
+    connection = Connection("http://coordinator", signer, True)
+    connection._client = httpx.Client(transport=httpx.MockTransport(forward))
+    return connection
+
+
+class WorkingPool(AgentPool):
+    """A pool whose agents work while the engine waits, in the engine's thread."""
+
+    working: tuple[Agent, ...] = ()
+
+    def finish(self, words: str) -> None:
+        self.finished = words  # nobody polls, so nobody need be told
+
+    def pause(self, seconds: float) -> None:
+        self.changed.release()  # answers are taken in by other threads
+        try:
+            for agent in self.working:
+                if self.next_assignment(agent.signer.agent) is not None:
+                    found = agent.parcels.next_assignment(agent.connection)
+                    assert not isinstance(found, str)
+                    agent.carry_out(found)
+        finally:
+            self.changed.acquire()
+
+
+class InProcessRun(NetworkRun):
+    """A run with real agents in the test's process: the same code as over a network, without ports and waiting."""
+
+    def __init__(self, folder: Path, values: dict[str, Any], *policies: dict[str, Any], **edits: Any) -> None:
+        self.said: list[str] = []
+        self.agents: list[Agent] = []
+        experiment = parse({**values, "cohort": {"start_when": len(policies), "deadline": "5s", **edits}})
+        self.tables = [rehearsal(experiment, f"site-{n}", range(n, 4, len(policies))) for n in range(len(policies))]
+        for table, policy in zip(self.tables, policies, strict=True):
+            table["policy"].update(policy)
+        super().__init__(experiment, folder, self.said.append)
+
+    def _make_pool(self, deadline: float) -> AgentPool:
+        return WorkingPool(self.ledger, self.tell, deadline)
+
+    def agent(self, number: int) -> Agent:
+        """The agent of a site, ready to work; enrolled if it is new."""
+        state = self.folder.parent / f"state-{number}"
+        signer = Signer(state / "agent.key")
+        token = Token.new("")
+        self.ledger.invite(token.digest)
+        signer.agent = self.ledger.enrol(token.digest, f"site-{number}", signer.public)
+        site = site_of(self.tables[number], state / "site.toml")
+        agent = Agent(site, state, tell=self.said.append, connection=in_process(self.requests, signer))
+        agent.signer = signer
+        agent.prepare(agent.connection.get("/v1/plan"))
+        return agent
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[None]:
+        self.requests = Requests(make_app(self.pool))
+        try:
+            assert isinstance(self.pool, WorkingPool)
+            self.agents = [self.agent(number) for number in range(len(self.tables))]
+            self.pool.working = tuple(self.agents)
+            yield
+        finally:
+            self.requests.close()
 
 
 class World:
@@ -230,7 +313,6 @@ def weights(folder: Path) -> dict[str, str | None]:
 
 def serial_weights(values: dict[str, Any], folder: Path) -> dict[str, str | None]:
     """The same by the serial backend, in this process."""
-    from fedloom.experiment.experiment_file import parse
     from fedloom.experiment.plan import Plan
     from fedloom.experiment.run import run_plan
 

@@ -1,0 +1,76 @@
+"""An agent's side of a run: it gets ready or stays out, does its work, and reports what it cannot do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedloom.errors import InputError, StoreError
+from fedloom.experiment.progress import Silent
+from fedloom.network.agent.assignment_runner import AssignmentRunner
+from tests.network.conftest import EXPERIMENT, InProcessRun, audit
+
+SMALL = {**EXPERIMENT, "rounds": 1}
+
+
+def test_an_agent_whose_policy_refuses_stays_out_and_both_sides_know(tmp_path: Path) -> None:
+    run = InProcessRun(tmp_path / "net", SMALL, {"algorithms": ["fedprox"]})
+    why = "the policy does not allow the algorithm 'fedavg'. Allowed: fedprox"
+    with pytest.raises(InputError, match=f"^This site does not take part: {why}.$"):
+        run.run(Silent())
+    assert f"site-0 refuses: {why}" in run.said
+
+
+def test_an_agent_that_cannot_load_its_data_says_why_only_at_its_own_console(tmp_path: Path) -> None:
+    run = InProcessRun(tmp_path / "net", SMALL, {})
+    run.tables[0]["data"] = {"source": "csv", "path": "patients.csv", "label": "y", "client": "c"}
+    with pytest.raises(InputError, match="its data or model could not be loaded; its own console says why"):
+        run.run(Silent())
+    told = [text for text in run.said if text.startswith("site-0 failed")]
+    assert told == ["site-0 failed: its data or model could not be loaded; its own console says why"]
+    assert any(text.startswith("error: ") and "patients.csv" in text for text in run.said)
+
+
+def test_an_unexpected_error_is_reported_without_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = AssignmentRunner.train
+
+    def fail(runner: Any, assignment: Any, one: Any, write: Any) -> Any:
+        if one.client == 1:
+            raise ValueError("could not convert 'Jane Doe' to float")
+        return train(runner, assignment, one, write)
+
+    monkeypatch.setattr(AssignmentRunner, "train", fail)
+    run = InProcessRun(tmp_path / "net", SMALL, {}, {})
+    assert run.run(Silent()).status == "done"
+    (told,) = [text for text in run.said if text.startswith("site-1 failed")]
+    assert "ValueError (its message stays at the site)" in told
+    assert "Jane" not in told
+
+
+def test_nothing_leaves_before_its_line_is_in_the_audit_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = InProcessRun(tmp_path / "net", SMALL, {})
+    asked: list[str] = []
+
+    def full(log: Any, event: str, **facts: Any) -> None:
+        if event == "answered":
+            asked.append(event)
+            raise StoreError("The audit log cannot be written.")
+
+    monkeypatch.setattr("fedloom.network.agent.disclosure.Audit.write", full)
+    monkeypatch.setattr("fedloom.network.agent.agent.Agent._retry", lambda agent, write, seconds=60.0: write())
+    with pytest.raises(Exception, match="The audit log cannot be written"):
+        run.run(Silent())
+    assert asked
+    assert run.pool.accepted == 0
+
+
+def test_the_audit_log_says_what_was_asked_and_what_left(tmp_path: Path) -> None:
+    InProcessRun(tmp_path / "net", SMALL, {}).run(Silent())
+    (tmp_path / "state-0").rename(tmp_path / "site-0-state")
+    lines = audit(tmp_path, 0)
+    assert lines[0]["event"] == "hello"
+    trained = [line for line in lines if line.get("asked") == "reduce client"]
+    assert [line["clients"] for line in trained] == [[0], [1], [2], [3]]
+    assert trained[0]["left"]["values"] == {"update model": 2410, "weights model": 1}

@@ -1,0 +1,55 @@
+"""An agent's requests: signed, corrected when clock or session are wrong, and clear when nobody answers."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from fedloom.network.agent.connection import Connection, Unreachable
+from fedloom.network.protocol.messages import Heartbeat
+from fedloom.network.protocol.rejection import Rejected
+from tests.network.conftest import World
+
+
+def test_a_wrong_clock_and_an_old_session_are_corrected(world: World) -> None:
+    agent = world.speaker()
+    agent.signer.session, agent.signer.offset = "of an earlier process", -1000.0
+    assert agent.connection().post("/v1/heartbeat", Heartbeat()) == {"finished": ""}
+    assert agent.signer.session == world.verifier.session
+    assert abs(agent.signer.offset) < 10
+
+
+def test_a_rejection_is_raised_with_its_code(world: World) -> None:
+    agent = world.speaker()
+    world.ledger.revoke("kerry")
+    with pytest.raises(Rejected, match="This agent was revoked") as why:
+        agent.connection().get("/v1/plan")
+    assert (why.value.code, why.value.status) == ("revoked", 401)
+
+
+def answering(world: World, status: int, text: str) -> Connection:
+    connection = world.speaker().connection()
+    page = httpx.MockTransport(lambda request: httpx.Response(status, text=text))
+    connection._client = httpx.Client(transport=page)
+    return connection
+
+
+def test_a_coordinator_that_cannot_work_and_a_proxys_page_count_as_unreachable(world: World) -> None:
+    with pytest.raises(Unreachable, match="cannot work at the moment: the disk is full"):
+        answering(world, 507, '{"code": "disk", "message": "the disk is full"}').get("/v1/plan")
+
+
+def test_a_page_of_another_server_counts_as_unreachable(world: World) -> None:
+    with pytest.raises(Unreachable, match="http://coordinator did not respond as a fedloom coordinator"):
+        answering(world, 200, "<html>").get("/v1/plan")
+
+
+def test_a_port_where_nobody_listens_is_unreachable(world: World) -> None:
+    connection = world.speaker().connection()
+
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("connection refused")
+
+    connection._client = httpx.Client(transport=httpx.MockTransport(refuse))
+    with pytest.raises(Unreachable, match="coordinator cannot be reached: connection refused"):
+        connection.get("/v1/plan")

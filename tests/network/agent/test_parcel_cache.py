@@ -1,0 +1,92 @@
+"""Assignments and their tensors: fetched once, checked, and laid out for one client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from fedloom.network.agent.connection import Unreachable
+from fedloom.network.agent.parcel_cache import ParcelCache, ReplyReader
+from fedloom.network.protocol.messages import AssignedClient, Assignment, ParcelInfo
+from fedloom.network.protocol.tensors import Parcel, WireError, compressed
+from tests.network.conftest import World
+
+SHARED = Parcel({}, {"model/w": torch.arange(3.0)})
+PRIVATE = Parcel({}, {"hint/v": torch.tensor([[5.0], [6.0]])})
+PEERS = Parcel({"senders": [0, 3], "width": 4}, {"model/w": torch.tensor([[1.0], [2.0]])})
+
+
+def received(world: World, cache: ParcelCache, **parcels: Parcel) -> Assignment:
+    """An assignment with these parcels, as an agent receives it."""
+    agent = world.speaker() if not world.pool.agents else None
+    if agent is not None:
+        agent.hello()
+        world.agent = agent  # type: ignore[attr-defined]
+    speaker: Any = world.agent  # type: ignore[attr-defined]
+    call = world.open_call(speaker, clients=2)
+    infos = tuple(ParcelInfo(role=role, sha256=one.sha256, bytes=one.size) for role, one in parcels.items())  # type: ignore[arg-type]
+    assignment = call.assignments[speaker.signer.agent]
+    call.assignments[speaker.signer.agent] = assignment.model_copy(update={"parts": infos})
+    call.parcels.update({parcel.sha256: parcel for parcel in parcels.values()})
+    found = cache.next_assignment(speaker.connection())
+    assert isinstance(found, Assignment)
+    world.bytes = call.sent[speaker.signer.agent]  # type: ignore[attr-defined]
+    return found
+
+
+def test_tensors_arrive_with_the_assignment_and_are_not_sent_again(world: World, tmp_path: Path) -> None:
+    cache = ParcelCache(tmp_path / "tensors")
+    first = received(world, cache, shared=SHARED)
+    sent = world.bytes  # type: ignore[attr-defined]
+    assert torch.equal(cache.groups(first, "shared")["model"]["w"], torch.arange(3.0))
+    again = received(world, cache, shared=SHARED)
+    assert sent - world.bytes >= SHARED.size - 100  # type: ignore[attr-defined]
+    assert torch.equal(cache.groups(again, "shared")["model"]["w"], torch.arange(3.0))
+
+
+def test_large_tensors_go_to_the_disk(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedloom.network.agent.parcel_cache.SMALL", 10)
+    cache = ParcelCache(tmp_path / "tensors")
+    found = received(world, cache, shared=SHARED)
+    assert [file.name for file in (tmp_path / "tensors").iterdir()] == [SHARED.sha256]
+    assert torch.equal(cache.groups(found, "shared")["model"]["w"], torch.arange(3.0))
+    ParcelCache(tmp_path / "tensors")  # a new process does not know what they are
+    assert list((tmp_path / "tensors").iterdir()) == []
+
+
+def test_a_client_gets_its_own_row_and_its_peers_trees(world: World, tmp_path: Path) -> None:
+    cache = ParcelCache(tmp_path / "tensors")
+    found = received(world, cache, shared=SHARED, private=PRIVATE, peers=PEERS)
+    one = AssignedClient(client=1, local=1, row=1, receives=(3,))
+    private = cache.private(found, one)
+    assert private is not None
+    assert private["hint"]["v"].tolist() == [[6.0]]
+    trees, graph = cache.peers(found, one)
+    assert trees is not None
+    assert graph is not None
+    assert trees["model"]["w"].tolist() == [[1.0], [0.0], [0.0], [2.0]]
+    assert graph.tolist() == [[False, False, False, True]]
+    with pytest.raises(WireError, match="lacks the message for one of its clients"):
+        cache.private(found, AssignedClient(client=2, local=2, row=2))
+    with pytest.raises(WireError, match="lacks some of the trees"):
+        cache.peers(found, AssignedClient(client=1, local=1, receives=(1,)))
+
+
+def test_a_reply_is_read_in_pieces_and_checked(tmp_path: Path) -> None:
+    def reader(content: bytes, **headers: str) -> ReplyReader:
+        return ReplyReader(httpx.Response(200, stream=httpx.ByteStream(content), headers=headers))
+
+    assert reader(b"abcdef").take(4) == b"abcd"
+    packed = b"".join(compressed([b"abcdef"]))
+    assert reader(packed, **{"content-encoding": "zstd"}).take(6) == b"abcdef"
+    with pytest.raises(Unreachable, match="ended too early"):
+        reader(b"abc").take(4)
+    with pytest.raises(Unreachable, match="not valid zstd"):
+        reader(b"nonsense", **{"content-encoding": "zstd"}).take(4)
+    with pytest.raises(Unreachable, match="damaged on the way"):
+        reader(b"abc").into(tmp_path / "file", 3, "0" * 64)
+    assert list(tmp_path.iterdir()) == []
