@@ -43,6 +43,7 @@ class HttpsServer:
         try:
             self.socket.bind((host, port))
         except OSError as error:
+            self.socket.close()
             raise InputError(f"--listen {host}:{port} cannot be used: {error.strerror or error}.") from None
         self.number = int(self.socket.getsockname()[1])
         settings: dict[str, Any] = {"log_level": "error", "access_log": False, "lifespan": "off", "backlog": 2048}

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
 
-from fedloom.network.agent.loaded_experiment import HostedClients
+from fedloom.errors import InputError
+from fedloom.network.agent.loaded_experiment import HostedClients, LoadedExperiment, check_form, load_experiment
+from fedloom.network.agent.policy import Refused, site_of
+from fedloom.network.protocol.messages import AssignedClient
 from tests.conftest import federation as some_clients
+from tests.network.conftest import EXPERIMENT, InProcessRun
 
 
 def test_hosted_clients_are_found_by_their_numbers_in_the_run() -> None:
@@ -15,3 +23,57 @@ def test_hosted_clients_are_found_by_their_numbers_in_the_run() -> None:
     assert hosted.name(7) == site.name(1)
     assert hosted.counts([7, 3], "train").tolist() == site.counts([1, 0], "train").tolist()
     assert torch.equal(hosted.indices(7, "test"), site.indices(1, "test"))
+
+
+PLAN = {
+    "run": "0" * 16,
+    "protocol": 1,
+    "experiment": {"algorithm": {"fedavg": {}}, "task": {}},
+    "sources": {},
+    "versions": {},
+    "initial": {"1": "0" * 64},
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run": "../../elsewhere"},
+        {"initial": {"1": "../../elsewhere"}},
+        {"initial": None},
+        {"experiment": []},
+        {"experiment": {"algorithm": {}}},
+        {"sources": ["fedloom.tree"]},
+    ],
+)
+def test_a_malformed_plan_is_refused(change: dict[str, Any]) -> None:
+    check_form(PLAN)
+    with pytest.raises(Refused, match="the coordinator's plan is malformed"):
+        check_form({**PLAN, **change})
+
+
+def test_another_protocol_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    site = site_of({"data": {"source": "nothing"}}, tmp_path / "kerry.toml")
+    with pytest.raises(Refused, match="the coordinator speaks protocol 2, and this agent speaks 1"):
+        load_experiment({**PLAN, "protocol": 2}, site, Path, str, print)
+
+
+def test_data_of_another_form_is_refused(tmp_path: Path) -> None:
+    run = InProcessRun(tmp_path / "net", {**EXPERIMENT, "rounds": 1}, {})
+    run._publish_plan()
+    plan = {**run.pool.run_plan, "data": {"features": [63], "dtype": "float32", "classes": ["a"]}}
+    site, said = site_of(run.tables[0], tmp_path / "kerry.toml"), list[str]()
+
+    def load(plan: dict[str, Any]) -> LoadedExperiment:
+        return load_experiment(plan, site, lambda sha: run.pool.initial_weights[sha], lambda text: "mark", said.append)
+
+    with pytest.raises(Refused, match=r"the data does not fit the run's. features: \[63\] there, \[64\] here"):
+        load(plan)
+    loaded = load(run.pool.run_plan)
+    assert (len(loaded.hello.clients), loaded.hello.data_mark) == (4, "mark")
+    with pytest.raises(InputError, match="There is no algorithm 'other' in the plan"):
+        loaded.algorithm("other")
+    with pytest.raises(InputError, match="There is no client 4 at this site"):
+        loaded.place(1, (AssignedClient(client=0, local=4),), 4, "cpu")
+    run.ledger.close()
+    run._held.close()

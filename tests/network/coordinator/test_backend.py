@@ -39,6 +39,7 @@ def test_what_a_client_measures_is_in_the_results(tmp_path: Path) -> None:
         found = Result.read(tmp_path / folder).rows("clients")
         return sorted((row["round"], row["client"], row["split"], row["metric"], row["value"]) for row in found)
 
+    assert "accuracy" in (Result.read(tmp_path / "net").report()).read_text()
     assert rows("net")
     assert rows("net") == rows("serial")
 

@@ -1,0 +1,49 @@
+"""What a dry run shows of a site and of an experiment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import fedloom as fl
+from fedloom.network.agent.dry_run import dry_run, first_round
+from fedloom.network.agent.policy import site_of
+from fedloom.network.protocol.expected_update import synthetic_place
+from fedloom.network.protocol.messages import DataFormat
+from fedloom.task import Task
+from fedloom.training.probe import probe
+from tests.conftest import Dense
+from tests.conftest import federation as some_clients
+from tests.network.conftest import EXPERIMENT, write_toml
+
+DATA = {"source": "digits", "partition": {"name": "iid", "clients": 2}}
+
+
+def lines(tmp_path: Path, experiment: dict[str, Any] | None = None, **policy: Any) -> list[str]:
+    site = site_of({"site": {"name": "kerry"}, "data": DATA, "policy": policy}, tmp_path / "kerry.toml")
+    file = write_toml(tmp_path / "experiment.toml", experiment) if experiment else None
+    return list(dry_run(site, file))
+
+
+def test_without_an_experiment_it_shows_data_and_policy(tmp_path: Path) -> None:
+    shown = lines(tmp_path, verbs=["reduce"], metrics=["loss"], min_cohort=3)
+    assert shown[0] == "Site kerry. This dry run connects nowhere and sends nothing."
+    assert "Allowed verbs: reduce, in rounds of at least 3 client(s)." in shown
+    assert "Metrics that may leave: loss." in shown
+    assert shown[-1].endswith("add --experiment FILE to see it.")
+
+
+def test_an_experiment_that_the_policy_refuses_is_not_loaded(tmp_path: Path) -> None:
+    assert lines(tmp_path, EXPERIMENT, algorithms=["fedprox"])[1:] == [
+        "This site would refuse the experiment: the policy does not allow the algorithm 'fedavg'. Allowed: fedprox."
+    ]
+    assert lines(tmp_path, EXPERIMENT, min_examples=10_000)[-1].startswith("This site would refuse to take part: ")
+
+
+def test_every_answer_of_the_first_round_is_listed_with_its_verb() -> None:
+    data, task = some_clients((12, 9)), Task(Dense)
+    place = synthetic_place(DataFormat.of(data), task, probe(data, task).setup(group=1))
+    (answer,) = first_round(fl.FedAvg(lr=0.1), task, place)
+    assert answer[:2] == ("reduce", "client")
+    assert answer[2].groups["model"].keys() == task.initial().keys()
+    assert [verb for verb, *_ in first_round(fl.Peer(lr=0.1), task, place)] == ["map", "exchange"]
