@@ -108,6 +108,22 @@ def select(tree: Tree, names: Iterable[str]) -> Tree:
     return {name: leaf for name, leaf in tree.items() if name in wanted}
 
 
+def flatten(stacked: Tree) -> Tensor:
+    """Return a stack as one row of numbers per client, leaf after leaf.
+
+    >>> flatten({"w": torch.ones(2, 1, 2), "b": torch.zeros(2, 1)})
+    tensor([[1., 1., 0.],
+            [1., 1., 0.]])
+    """
+    return torch.cat([leaf.reshape(len(leaf), -1) for leaf in stacked.values()], 1)
+
+
+def unflatten(flat: Tensor, like: Tree) -> Tree:
+    """Return rows of numbers as a stack, in views; `like` is one tree with the leaves' names and shapes."""
+    parts = torch.split(flat, [leaf.numel() for leaf in like.values()], 1)
+    return {name: part.reshape(len(flat), *leaf.shape) for part, (name, leaf) in zip(parts, like.items(), strict=True)}
+
+
 def clone(tree: Tree) -> Tree:
     """Return a copy that shares no memory."""
     return map_leaves(lambda leaf: leaf.detach().clone(memory_format=torch.contiguous_format), tree)

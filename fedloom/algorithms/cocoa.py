@@ -8,38 +8,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import model_validator
-from torch import nn
 
-from fedloom.algorithm import (
-    Algorithm,
-    Clients,
-    Cohort,
-    Count,
-    Groups,
-    InputError,
-    Positive,
-    Task,
-    Tree,
-    Update,
-    batch,
-    keys,
-    map_leaves,
-    scale,
-    zeros_like,
-)
+from fedloom import keys
+from fedloom.algorithm import Algorithm, Clients, Cohort, Count, Groups, InputError, Positive, Task, Tree, Update, batch
+from fedloom.algorithms.fsvrg import linear_layer
+from fedloom.tree import map_leaves, scale, unflatten, zeros_like
 
 Vector = NDArray[np.float64]
 
 
 class CoCoA(Algorithm):
-    """Each client solves its part of the dual problem exactly enough, and what they find is added up.
+    """Clients solve parts of the dual problem; the server adds them up.
 
     w ← w + γ Σ Δw_k with Δw_k = Σ x_i Δα_i / (λ n), by dual coordinate ascent on each client: adding (γ = 1, σ' = m) or
-    averaging (γ = 1/m, σ' = 1). It minimises (1/n) Σ ℓ_i(w) + (λ/2) ‖w‖², with ℓ the task's own loss, bias included in
-    w, for linear models with one output and loss mse (ridge regression, ℓ = (w·x − y)²) or bce (logistic regression). n
-    is the number of examples of all clients that have taken part so far, so of everybody once everybody has. λ is
-    `regularization`; no learning rate is needed. The first round begins with zero weights, because dual and primal must
-    belong together.
+    averaging (γ = 1/m, σ' = 1). It minimises (1/n) Σ ℓ_i(w) + (λ/2) ‖w‖², where ℓ is the task's loss and w includes the
+    bias. The model must be linear with one output, and the loss mse (ridge regression, ℓ = (w·x − y)²) or bce (logistic
+    regression). n is the number of examples of all clients that have taken part so far. λ is `regularization`. There is
+    no learning rate. The first round starts from zero weights, because dual and primal variables must match.
     """
 
     reference: ClassVar[str] = "Ma et al., Adding vs. Averaging in Distributed Primal-Dual Optimization, ICML 2015"
@@ -57,17 +42,17 @@ class CoCoA(Algorithm):
     @model_validator(mode="after")
     def _one_penalty(self) -> CoCoA:
         if self.train.weight_decay:
-            raise InputError("CoCoA's L2 term is 'regularization': 'weight_decay' has no meaning for it. Leave it out.")
+            raise InputError("CoCoA's L2 term is 'regularization', so 'weight_decay' has no meaning. Leave it out.")
         return self
 
     def init(self, task: Task, model: Tree) -> Groups:
-        parts = [part for part in task.module.modules() if next(part.parameters(recurse=False), None) is not None]
-        if len(parts) != 1 or not isinstance(parts[0], nn.Linear) or parts[0].out_features != 1:
+        layer = linear_layer(task)
+        if layer is None or layer.out_features != 1:
             raise InputError('CoCoA is for linear models with one output, such as model = "logistic" with classes = 1.')
         if len(task.trainable) < len(model):
-            raise InputError("CoCoA trains all of a linear model: it may have no frozen parameters and no buffers.")
+            raise InputError("CoCoA trains the whole linear model: it cannot have frozen parameters or buffers.")
         if task.loss not in ("mse", "bce"):
-            raise InputError(f'CoCoA knows loss = "mse" (ridge) and "bce" (logistic). Got {task.loss!r} instead.')
+            raise InputError(f'CoCoA supports loss = "mse" (ridge) and "bce" (logistic). Got {task.loss!r} instead.')
         return {"model": zeros_like(model), "problem": {"examples": torch.zeros((), dtype=torch.int64)}}
 
     def init_own(self, task: Task, model: Tree) -> Groups:
@@ -78,18 +63,18 @@ class CoCoA(Algorithm):
         before = state["problem"]["examples"]
         new = cohort.reduce(self.count, {})
         total = before + torch.round(new["size"]["examples"] * new.weights["size"]).to(torch.int64)
-        # w is Σ α_i x_i / (λ n): with a larger n it is shorter
+        # w is Σ α_i x_i / (λ n), so it shrinks when n grows
         model = scale(state["model"], float(before / total.clamp(min=1)))
         problem, clients = {"examples": total}, len(cohort)
         size = {**problem, "clients": torch.tensor(clients)}
         found = cohort.reduce(self.client, {"model": model, "size": size})
-        # add the changes of the clients that answered: their mean times their number, times the γ that they received
+        # the sum over the clients that answered is their mean times their number; γ is the one that they were told
         factor = len(cohort) * (1.0 if self.aggregation == "adding" else 1 / clients)
         moved = map_leaves(lambda w, d: w + factor * d.to(w.dtype), model, found["change"])
         return {"model": moved, "problem": problem}
 
     def count(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
-        """How many examples each client adds to the problem: all of its own when it is first asked, then none."""
+        """Return how many examples each client adds to the problem: all of them in its first round, then none."""
         new = torch.where(own["dual"]["counted"], 0, data.examples).to(torch.float64)
         counted = torch.ones(len(data), dtype=torch.bool)
         return Update({"size": {"examples": new}}, torch.ones(len(data))), {"dual": {**own["dual"], "counted": counted}}
@@ -100,28 +85,22 @@ class CoCoA(Algorithm):
             change, dual = self._ascend(task, shared, own["dual"]["alpha"][position].numpy(), data, position)
             changes.append(change)
             duals.append(torch.from_numpy(dual))
-        weight = next(name for name, leaf in shared["model"].items() if leaf.dim() == 2)
-        stacked = torch.from_numpy(np.stack(changes))
-        features = shared["model"][weight].shape[1]
-        groups = {name: stacked[:, features].reshape(-1, 1) for name in shared["model"] if name != weight}
-        groups[weight] = stacked[:, :features].reshape(len(data), 1, features)
-        ordered = {name: groups[name] for name in shared["model"]}
-        kept = {"dual": {**own["dual"], "alpha": torch.stack(duals)}}
-        return Update({"change": ordered}, torch.ones(len(data))), kept
+        change = unflatten(torch.from_numpy(np.stack(changes)), _weight_first(shared["model"]))
+        sent = {"change": {name: change[name] for name in shared["model"]}}
+        return Update(sent, torch.ones(len(data))), {"dual": {**own["dual"], "alpha": torch.stack(duals)}}
 
     def _ascend(self, task: Task, shared: Groups, alpha: Vector, data: Clients, position: int) -> tuple[Vector, Vector]:
-        """Dual coordinate ascent over one client's examples, in a keyed random order."""
+        """Ascend over one client's dual variables in a keyed random order; return the change of w and the new duals."""
         rows = data.rows(position, "train")
         if len(rows) > self.capacity:
             raise InputError(f"Client '{data.name(position)}' has {len(rows)} examples: set capacity to at least that.")
         x, y = (part.to(torch.float64).numpy() for part in batch(data, rows, task))
         x, y = x.reshape(len(x), -1), y.reshape(-1)
-        w = np.concatenate([leaf.to(torch.float64).numpy().ravel() for leaf in _weight_first(shared["model"])])
+        w = np.concatenate([leaf.to(torch.float64).numpy().ravel() for leaf in _weight_first(shared["model"]).values()])
         if len(w) > x.shape[1]:
             x = np.hstack([x, np.ones((len(x), 1))])  # the bias is a feature that is always one
         total, clients = int(shared["size"]["examples"]), int(shared["size"]["clients"])
-        adding = self.aggregation == "adding"
-        sigma, gamma = (clients, 1.0) if adding else (1.0, 1 / clients)
+        sigma, gamma = (clients, 1.0) if self.aggregation == "adding" else (1.0, 1 / clients)
         strength = self.regularization * total
         squares = (x**2).sum(1)
         change, delta = np.zeros_like(w), np.zeros(len(x))
@@ -137,17 +116,17 @@ class CoCoA(Algorithm):
         return change, kept
 
 
-def _weight_first(model: Tree) -> list[torch.Tensor]:
-    return sorted(model.values(), key=lambda leaf: -leaf.dim())
+def _weight_first(model: Tree) -> Tree:
+    return dict(sorted(model.items(), key=lambda item: -item[1].dim()))
 
 
 def _ridge(alpha: float, y: float, margin: float, curvature: float) -> float:
-    """The exact maximum over one dual variable for the loss (x·w − y)²."""
+    """Return the exact step to the maximum over one dual variable for the loss (x·w − y)²."""
     return (y - margin - alpha / 2) / (1 / 2 + curvature)
 
 
 def _logistic(alpha: float, y: float, margin: float, curvature: float) -> float:
-    """The maximum over one dual variable for the logistic loss, by bisection over the probability y − alpha."""
+    """Return the step to the maximum for the logistic loss, by bisection over the probability y − alpha."""
     low, high = 1e-12, 1 - 1e-12
     for _ in range(60):
         middle = (low + high) / 2

@@ -10,9 +10,10 @@ from fedloom.algorithms.fedavg import FedAvg
 
 
 class Ditto(FedAvg):
-    """A global model by FedAvg, and beside it a model of its own for each client, pulled towards the global one.
+    """Each client also trains its own model, pulled to the global one.
 
-    v_k ← v_k − lr (g + lam (v_k − w)), beside w ← Σ p_k w_k. For fairness and robustness through personalisation.
+    v_k ← v_k − lr (g + lam (v_k − w)) is a client's own model; w ← Σ p_k w_k is the global one, trained as in FedAvg.
+    Use it for fairness and robustness through personalisation.
     """
 
     reference: ClassVar[str] = "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021"
@@ -22,7 +23,9 @@ class Ditto(FedAvg):
 
     def init_own(self, task: Task, model: Tree) -> Groups:
         kept = super().init_own(task, model)
-        beside = {f"personal_{group}": tree for group, tree in kept.items()}  # an optimiser of its own, if it is kept
+        beside = {
+            f"personal_{group}": tree for group, tree in kept.items()
+        }  # a second optimiser, if clients keep theirs
         return {**kept, **beside, "personal": model}
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
@@ -35,7 +38,7 @@ class Ditto(FedAvg):
         return replace(update, trained=personal), {**kept, **beside, "personal": personal.model}
 
     def towards_global(self, step: Step, shared: Groups, own: Groups) -> Tree:
-        """The gradient of the client's own model."""
+        """Return the gradient of the client's own model."""
         return add(step.grad, sub(step.params, select(shared["model"], step.params)), scale=self.lam)
 
     def model(self, task: Task, shared: Groups, own: Groups) -> Tree:

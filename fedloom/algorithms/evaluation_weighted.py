@@ -1,4 +1,4 @@
-"""Averaging by how well clients do on their own validation data, and averaging of those that do well enough."""
+"""Averaging by validation score."""
 
 from __future__ import annotations
 
@@ -6,28 +6,16 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedloom.algorithm import (
-    Central,
-    Clients,
-    Cohort,
-    Groups,
-    InputError,
-    Task,
-    Tree,
-    Update,
-    by_score,
-    evaluate,
-    expand,
-    row,
-)
+from fedloom.algorithm import Central, Clients, Cohort, Groups, InputError, Task, Tree, Update, by_score, evaluate
+from fedloom.tree import expand, row
 
 
 class EvaluationWeighted(Central):
-    """Clients count by how well they do on their own validation data: w ← Σ (s_k / Σ s_j) w_k.
+    """Clients with a better validation score count for more.
 
-    s_k is the score of client k by `metric`; a loss counts by its inverse. A score that is not defined, such as the
-    AUROC of a single class, counts for nothing beside defined scores. Where none is defined, all clients count the
-    same. Each client computes its own weight, so the server needs only sums.
+    w ← Σ (s_k / Σ s_j) w_k, where s_k is the score of client k by `metric` on its own validation data. For a loss, its
+    inverse counts. An undefined score, such as the AUROC of a single class, has no weight beside defined scores. If no
+    score is defined, all clients count the same. Each client computes its own weight, so the server needs only sums.
     """
 
     name: ClassVar[str] = "evaluation_weighted"
@@ -49,8 +37,7 @@ class EvaluationWeighted(Central):
             found.append(validation_score(self.metric, task, model, data, position))
         score = torch.tensor(found, dtype=torch.float64)
         weight = by_score(score, higher_is_better(self.metric, task))
-        positions = {"model": "model"}
-        return Update({"model": trained.model}, weight, {"score": score}, trained, positions), trained.own
+        return Update({"model": trained.model}, weight, {"score": score}, trained, {"model": "model"}), trained.own
 
 
 def validation_score(metric: str, task: Task, model: Tree, data: Clients, position: int) -> float:
@@ -64,5 +51,5 @@ def validation_score(metric: str, task: Task, model: Tree, data: Clients, positi
 
 
 def higher_is_better(metric: str, task: Task) -> bool:
-    """Return whether a higher score is the better one."""
+    """Return whether a higher score is better."""
     return metric != "loss" and all(m.higher_is_better for m in task.measures if m.name == metric)

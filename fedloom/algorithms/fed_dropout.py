@@ -10,31 +10,19 @@ from annotated_types import Ge, Lt
 from pydantic import Strict
 from torch import Tensor, nn
 
-from fedloom.algorithm import (
-    Algorithm,
-    Clients,
-    Cohort,
-    Groups,
-    Step,
-    Task,
-    Tree,
-    Update,
-    by_size,
-    expand,
-    keys,
-    map_leaves,
-    stack,
-    without,
-)
+from fedloom import keys
+from fedloom.algorithm import Algorithm, Clients, Cohort, Groups, Step, Task, Tree, Update, by_size, without
+from fedloom.tree import expand, map_leaves, stack
 
 
 class FederatedDropout(Algorithm):
-    """Each client trains a smaller model: a random share of the hidden units is left out. For devices that are weak.
+    """Each client trains a random part of the hidden units.
 
-    w_j ← Σ p_k m_kj w_kj / Σ p_k m_kj, with m_kj = 1 for what client k had; w_j stays if nobody had it. Units of linear
-    and convolutional layers are left out by leaving out what leads into them, so activations must map zero to zero, as
-    ReLU does. Here what is left out is computed and sent as zeros, with a mask that says so: what a device saves is not
-    in the times and bytes. An optimiser that clients keep rests for what is left out.
+    w_j ← Σ p_k m_kj w_kj / Σ p_k m_kj, with m_kj = 1 if client k trained w_j; w_j stays if no client did. Use it for
+    weak devices. A unit of a linear or convolutional layer is dropped by dropping the weights that lead into it, so
+    activations must map zero to zero, as ReLU does. fedloom computes and sends dropped weights as zeros with a mask, so
+    the times and bytes it reports do not show what a device saves. If clients keep their optimiser, its state for
+    dropped weights does not change.
     """
 
     name: ClassVar[str] = "fed_dropout"
@@ -46,7 +34,7 @@ class FederatedDropout(Algorithm):
     weights: Literal["examples", "uniform"] = "examples"
     """How much each client counts in the mean."""
     rate: Annotated[float, Strict(), Ge(0), Lt(1)] = 0.25
-    """The share of hidden units that each client leaves out."""
+    """The share of hidden units that each client drops."""
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
         found = cohort.reduce(self.client, state)
@@ -61,7 +49,7 @@ class FederatedDropout(Algorithm):
         masks = stack([self.masks(task, shared["model"], data.key(p, "sub-model")) for p in range(len(data))])
         start = expand(shared["model"], len(data))
         start = {**start, **map_leaves(torch.mul, _only(start, masks), masks)}
-        # an optimiser that is kept would move what is left out, too: it rests until its weight is there again
+        # an optimiser that is kept would move dropped weights too: its state for them is zero, and is restored later
         before = own.get("optimizer", {})
         present = {
             n: torch.ones_like(x) if n.startswith("steps:") else masks[n.partition(":")[2]] for n, x in before.items()
@@ -72,18 +60,17 @@ class FederatedDropout(Algorithm):
         kept = {group: tree for group, tree in trained.own.items() if group != "mask"}
         if before:
             kept["optimizer"] = {n: torch.where(present[n] > 0, x, before[n]) for n, x in kept["optimizer"].items()}
-        positions = {"model": "model", "buffers": "model"}  # in "model", what is left out is zero
+        positions = {"model": "model", "buffers": "model"}  # dropped weights of "model" are zero
         return Update(groups, by_size(self.weights, data.examples), trained=trained, positions=positions), kept
 
     def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
         return map_leaves(torch.mul, step.grad, own["mask"])
 
     def masks(self, task: Task, model: Tree, key: int) -> Tree:
-        """Ones for the weights of one client's sub-model, zeros for the others."""
+        """Return ones for the weights of one client's sub-model and zeros for the others."""
         masks = {name: torch.ones_like(model[name]) for name in task.trainable}
-        layers = [
-            path for path, part in task.module.named_modules() if isinstance(part, (nn.Linear, nn.modules.conv._ConvNd))
-        ]
+        kinds = (nn.Linear, nn.modules.conv._ConvNd)
+        layers = [path for path, layer in task.module.named_modules() if isinstance(layer, kinds)]
         for path, following in pairwise(layers):
             units = len(model[f"{path}.weight"])
             left_out = torch.zeros(units, dtype=torch.bool)
@@ -92,7 +79,7 @@ class FederatedDropout(Algorithm):
             for name in (f"{path}.weight", f"{path}.bias"):
                 if name in masks:
                     masks[name][left_out] = 0
-            # what leads out of a missing unit is missing too; a flattened channel has several inputs in the next layer
+            # weights that lead out of a dropped unit are dropped too; a flattened channel has several inputs there
             inputs = model[f"{following}.weight"].shape[1]
             if inputs % units == 0 and f"{following}.weight" in masks:
                 masks[f"{following}.weight"][:, left_out.repeat_interleave(inputs // units)] = 0
@@ -100,5 +87,5 @@ class FederatedDropout(Algorithm):
 
 
 def _only(model: Tree, names: Tree) -> Tree:
-    """The leaves that `names` has, in its order."""
+    """Return the leaves that `names` has, in its order."""
     return {name: model[name] for name in names}

@@ -8,9 +8,9 @@ from fedloom.algorithm import Central, Clients, Cohort, Groups, Task, Trained, T
 
 
 class FedAvg(Central):
-    """Clients train on their own data, the server averages their weights: w ← Σ p_k w_k.
+    """Clients train on their own data, and the server averages.
 
-    p_k is in proportion to the number of training examples, or the same for every client.
+    w ← Σ p_k w_k, where p_k is proportional to the number of training examples, or the same for every client.
 
     >>> FedAvg(lr=0.1, epochs=5, batch_size=10).train.epochs
     5.0

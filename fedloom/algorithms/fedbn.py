@@ -9,10 +9,10 @@ from fedloom.algorithms.fedavg import FedAvg
 
 
 class FedBN(FedAvg):
-    """FedAvg whose normalisation layers stay with each client: everything else is averaged.
+    """FedAvg in which each client keeps its normalisation layers.
 
-    w ← Σ p_k w_k for all other layers; a normalisation layer of client k goes on from where client k left it. For
-    clients whose features are distributed differently. Layers are found by their type, however deep they are.
+    w ← Σ p_k w_k for all other layers; the normalisation layers of client k continue from where client k left them. Use
+    it if the distribution of features differs between clients. Layers are found by their type, at any depth.
     """
 
     reference: ClassVar[str] = "Li et al., FedBN: Federated Learning on Non-IID Features, ICLR 2021"

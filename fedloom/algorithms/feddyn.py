@@ -4,30 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedloom.algorithm import (
-    Central,
-    Clients,
-    Cohort,
-    Groups,
-    Positive,
-    Step,
-    Task,
-    Tree,
-    Update,
-    add,
-    expand,
-    select,
-    sub,
-    uniform,
-    zeros_like,
-)
+from fedloom.algorithm import Central, Clients, Cohort, Groups, Positive, Step, Task, Tree, Update, uniform
+from fedloom.tree import add, expand, select, sub, zeros_like
 
 
 class FedDyn(Central):
-    """Each client's loss is bent so that the clients' optima agree: g − g_k + α (w − w_global).
+    """Changes each client's loss so that the clients' optima agree.
 
-    g_k ← g_k − α (w_k − w), h ← h − α (1/K) Σ (w_k − w), w ← (1/m) Σ w_k − h / α. For many local steps on data that
-    differ.
+    A local step uses g − g_k + α (w − w_global). Then g_k ← g_k − α (w_k − w), h ← h − α (1/K) Σ (w_k − w) and
+    w ← (1/m) Σ w_k − h / α. Use it for many local steps on data that differ between clients.
     """
 
     reference: ClassVar[str] = "Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021"
@@ -42,12 +27,11 @@ class FedDyn(Central):
         return {**super().init_own(task, model), "gradient": zeros_like(select(model, task.trainable))}
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
-        shared = {"model": state["model"]}
-        mean = cohort.reduce(self.client, shared, rule=self.rule)["model"]
+        mean = cohort.reduce(self.client, {"model": state["model"]}, rule=self.rule)["model"]
         before = select(state["model"], state["bend"])
         trained = select(mean, before)
         share = len(cohort) / cohort.population
-        bend = add(state["bend"], sub(trained, before), scale=-self.alpha * share)
+        bend = add(state["bend"], sub(trained, before), scale=-self.alpha * share)  # h
         return {"model": {**mean, **add(trained, bend, scale=-1 / self.alpha)}, "bend": bend}
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:

@@ -7,29 +7,15 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import model_validator
 
-from fedloom.algorithm import (
-    Central,
-    Clients,
-    Cohort,
-    Groups,
-    InputError,
-    Task,
-    Update,
-    add,
-    by_size,
-    expand,
-    scale,
-    select,
-    sub,
-    without,
-)
+from fedloom.algorithm import Central, Clients, Cohort, Groups, InputError, Task, Update, by_size, without
+from fedloom.tree import add, expand, scale, select, sub
 
 
 class FedNova(Central):
-    """Averages what clients changed per step, so that clients with more steps do not count for more.
+    """Averages changes per step: more steps do not count for more.
 
-    w ← w − (Σ p_k a_k) Σ p_k (w − w_k) / a_k, with a_k the effective number of local steps. For clients with different
-    amounts of data or work.
+    w ← w − (Σ p_k a_k) Σ p_k (w − w_k) / a_k, where a_k is the effective number of local steps. Use it for clients with
+    different amounts of data or work.
     """
 
     reference: ClassVar[str] = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"

@@ -11,9 +11,10 @@ from fedloom.algorithms.fedavg import FedAvg
 
 
 class FedAvgM(FedAvg):
-    """FedAvg with momentum on the server: v ← β v + Δ, w ← w + η v, with Δ the clients' mean change.
+    """FedAvg with momentum on the server.
 
-    For rounds whose clients disagree: the momentum remembers the others.
+    v ← β v + Δ, w ← w + η v, where Δ is the clients' mean change. Use it if the clients of different rounds disagree:
+    the momentum remembers the earlier ones.
     """
 
     reference: ClassVar[str] = "Hsu et al., Measuring the Effects of Non-Identical Data Distribution, 2019"
@@ -34,9 +35,10 @@ class FedAvgM(FedAvg):
 
 
 class FedAdagrad(FedAvg):
-    """An adaptive step on the server: m ← β1 m + (1 − β1) Δ, v ← v + Δ², w ← w + η m / (√v + τ).
+    """The server takes adaptive steps, as Adagrad does.
 
-    For sparse updates; Δ is the clients' mean change.
+    m ← β1 m + (1 − β1) Δ, v ← v + Δ², w ← w + η m / (√v + τ), where Δ is the clients' mean change. Use it for sparse
+    updates.
     """
 
     takes_complex: ClassVar[bool] = False
@@ -66,18 +68,18 @@ class FedAdagrad(FedAvg):
         return {"model": {**mean, **after}, "first": first, "second": second}
 
     def accumulate(self, second: Tree, change: Tree) -> Tree:
-        """The running sum of squares."""
+        """Return the running sum of squares."""
         return map_leaves(lambda v, d: v + d.square(), second, change)
 
     def rate(self, round: int) -> float:
-        """The server's learning rate in a round."""
+        """Return the server's learning rate in a round."""
         return self.server_lr
 
 
 class FedAdam(FedAdagrad):
-    """An adaptive step on the server that forgets: v ← β2 v + (1 − β2) Δ², otherwise as FedAdagrad.
+    """The server takes adaptive steps, as Adam does.
 
-    For tasks where plain averaging is slow; `bias_correction` as in Flower.
+    v ← β2 v + (1 − β2) Δ², and otherwise as FedAdagrad. Use it if plain averaging is slow.
     """
 
     beta2: Decay = 0.99
@@ -95,9 +97,9 @@ class FedAdam(FedAdagrad):
 
 
 class FedYogi(FedAdagrad):
-    """An adaptive step on the server that forgets slowly: v ← v − (1 − β2) Δ² sign(v − Δ²), otherwise as FedAdagrad.
+    """The server takes adaptive steps, as Yogi does.
 
-    For tasks where FedAdam's steps vary too much.
+    v ← v − (1 − β2) Δ² sign(v − Δ²), and otherwise as FedAdagrad. Use it if FedAdam's steps vary too much.
     """
 
     beta2: Decay = 0.99

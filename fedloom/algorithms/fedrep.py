@@ -6,30 +6,19 @@ from dataclasses import replace
 from typing import ClassVar
 from weakref import WeakKeyDictionary
 
-from fedloom.algorithm import (
-    Clients,
-    Cohort,
-    Groups,
-    InputError,
-    Positive,
-    Task,
-    Tree,
-    Update,
-    expand,
-    local,
-    select,
-    without,
-)
+from fedloom.algorithm import Clients, Cohort, Groups, InputError, Positive, Task, Tree, Update, local, without
 from fedloom.algorithms.fedavg import FedAvg
+from fedloom.tree import expand, select
 
 
 class FedRep(FedAvg):
-    """All clients share the body of a model, each has its own head: the head is trained first, then the body.
+    """Clients share the body of a model, and each keeps its own head.
 
-    Steps on F_k(body, h_k) by h_k, then by body_k, which begins as the shared one; body ← Σ p_k body_k. `head` names
-    the leaves of the head by their beginnings; left out, it is the last layer with parameters. While one of the two is
-    trained, the weights of the other stay as they are, bit for bit. With `optimizer_state = "keep"` each phase goes on
-    with its own optimiser where it left it in the client's last round. For clients with different labels or tastes.
+    A client takes steps on F_k(body, h_k) by h_k, then by body_k, which starts as the shared body; then
+    body ← Σ p_k body_k. `head` names the leaves of the head by the beginnings of their names; by default it is the last
+    layer with parameters. While one of the two is trained, the weights of the other do not change by a bit. With
+    `optimizer_state = "keep"`, each phase has its own optimiser, which continues from the client's last round. Use it
+    for clients with different labels or tastes.
     """
 
     reference: ClassVar[str] = "Collins et al., Exploiting Shared Representations for Personalized FL, ICML 2021"
@@ -40,7 +29,7 @@ class FedRep(FedAvg):
     """Local epochs for the head. `epochs` is for the body."""
 
     def head_leaves(self, task: Task, model: Tree) -> list[str]:
-        """Names of the leaves that stay with the client."""
+        """Return the names of the leaves that stay with the client."""
         prefixes = self.head or (task.trainable[-1].rpartition(".")[0],)
         starts = [prefix.rstrip(".") for prefix in prefixes]
         named = [name for name in model if any(name == p or name.startswith(f"{p}.") for p in starts)]
@@ -52,18 +41,20 @@ class FedRep(FedAvg):
         return named
 
     def phases(self, task: Task, model: Tree) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Names of the leaves that are trained first, the head's, and of those that are trained then, the body's."""
+        """Return the names of the head's trainable leaves, which are trained first, and of the body's."""
         leaves = self.head_leaves(task, model)
         head = tuple(name for name in task.trainable if name in leaves)
         body = tuple(name for name in task.trainable if name not in leaves)
         if not head or not body:
-            raise InputError("FedRep needs something to train in the head and in the body, but one of them is frozen.")
+            raise InputError(
+                "FedRep needs trainable parameters in the head and in the body, but all of one are frozen."
+            )
         return head, body
 
     def init_own(self, task: Task, model: Tree) -> Groups:
         phases = self.phases(task, model)
         kept: Groups = {"head": select(model, self.head_leaves(task, model))}
-        for group, state in super().init_own(task, model).items():  # each phase has an optimiser of its own
+        for group, state in super().init_own(task, model).items():  # one optimiser for each phase
             for prefix, names in zip(("head_", ""), phases, strict=True):
                 kept[prefix + group] = {n: x for n, x in state.items() if n.partition(":")[2] in names}
         return kept
@@ -77,7 +68,7 @@ class FedRep(FedAvg):
         head, body = (training_only(task, names) for names in self.phases(task, start))
         longer = self.train.replace(epochs=self.head_epochs)
         headed = local.train(head, data, start, longer, own=_optimizer(own, "head_optimizer"))
-        # buffers moved by the head's phase belong to the body, which has not been trained yet
+        # the body starts from the shared buffers, not from those that the head's phase changed
         start = {**expand(shared["model"], len(data)), **select(headed.model, own["head"])}
         trained = local.train(body, data, start, self.train, own=_optimizer(own, "optimizer"))
         kept = {f"head_{group}": state for group, state in headed.own.items()}
@@ -88,7 +79,7 @@ class FedRep(FedAvg):
 
 
 def _optimizer(own: Groups, group: str) -> Groups:
-    """What a phase keeps of its optimiser, under the name that training knows it by."""
+    """Return the optimiser that a phase keeps, under the name that local training uses."""
     return {"optimizer": own[group]} if group in own else {}
 
 
@@ -96,10 +87,10 @@ _PARTS: WeakKeyDictionary[Task, dict[tuple[str, ...], Task]] = WeakKeyDictionary
 
 
 def training_only(task: Task, names: tuple[str, ...]) -> Task:
-    """The same task, module included, in which only these leaves are trained.
+    """Return the same task, with the same module, in which only these leaves are trained.
 
-    The others are as frozen parameters are: no optimiser knows of them, so neither weight decay nor momentum moves
-    them. A task is asked again in every round, and what was recorded for it should be found again.
+    The other leaves count as frozen: no optimiser has them, so neither weight decay nor momentum moves them. Tasks are
+    remembered, because what is recorded for a task is used again in every round.
     """
     known = _PARTS.setdefault(task, {})
     if names not in known:

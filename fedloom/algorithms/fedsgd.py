@@ -1,4 +1,4 @@
-"""Federated gradient descent: one step a round on the mean of the clients' full gradients."""
+"""Federated gradient descent."""
 
 from __future__ import annotations
 
@@ -6,27 +6,15 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from fedloom.algorithm import (
-    Central,
-    Clients,
-    Cohort,
-    Groups,
-    InputError,
-    Task,
-    Update,
-    add,
-    by_size,
-    expand,
-    local,
-    select,
-)
+from fedloom.algorithm import Central, Clients, Cohort, Groups, InputError, Task, Update, by_size, local
+from fedloom.tree import add, expand, select
 
 
 class FedSGD(Central):
-    """Clients send the gradient over all their examples, the server takes the step: w ← w − lr · Σ n_k g_k / Σ n_k.
+    """Clients send full gradients, and the server takes one step a round.
 
-    Equal to FedAvg with one epoch of one full batch, and the baseline that FedAvg is measured against: of the training
-    parameters only `lr` has a meaning here.
+    w ← w − lr · Σ n_k g_k / Σ n_k, where g_k is the gradient over all examples of client k. This equals FedAvg with one
+    epoch of one full batch, and is the baseline for FedAvg. Of the training parameters, only `lr` has a meaning.
     """
 
     reference: ClassVar[str] = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017"
@@ -39,7 +27,7 @@ class FedSGD(Central):
         for name in ("optimizer", "momentum", "weight_decay", "clip", "patience"):
             if getattr(self.train, name) != type(self.train).model_fields[name].default:
                 raise InputError(
-                    f"FedSGD takes one plain gradient step a round: '{name}' has no meaning for it. "
+                    f"FedSGD takes one plain gradient step a round, so '{name}' has no meaning. "
                     'Leave it out, or use fedavg with batch_size = "full".'
                 )
         return self

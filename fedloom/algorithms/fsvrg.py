@@ -8,40 +8,23 @@ import torch
 from pydantic import model_validator
 from torch import Tensor, nn
 
-from fedloom.algorithm import (
-    Central,
-    Clients,
-    Cohort,
-    Groups,
-    InputError,
-    Positive,
-    Step,
-    Task,
-    Trained,
-    Tree,
-    Update,
-    add,
-    batch,
-    by_examples,
-    expand,
-    local,
-    map_leaves,
-    scale,
-    select,
-    sub,
-    uniform,
-    without,
-)
+from fedloom.aggregation.weights import by_examples, uniform
+from fedloom.algorithm import Central, Clients, Cohort, Groups, InputError, Step, Task, Trained, Tree, Update, without
+from fedloom.record import Positive
+from fedloom.training import local
+from fedloom.training.evaluation import batch
+from fedloom.tree import add, expand, map_leaves, scale, select, sub
 
 
 class FSVRG(Central):
-    """Variance-reduced steps that account for features which only some clients have.
+    """Takes variance-reduced steps that allow for rare features.
 
-    With ∇f(w) gathered first, each client walks one random permutation of its examples with step h / n_k:
-    w_k ← w_k − h_k (S_k [∇f_i(w_k) − ∇f_i(w)] + ∇f(w)); then w ← w + A Σ (n_k/n) (w_k − w). S_k = φ_j / φ_kj and
-    A = K / ω_j for a single linear layer, both 1 for other models. For sparse, unbalanced problems. Without `h`, `lr`
-    is meant; there is always one example a step and one epoch. `weight_decay` c makes it f(w) + c/2 ‖w‖², whose second
-    part needs no estimate: c w_k is added to what h_k multiplies.
+    The server first collects ∇f(w). Then each client takes one step of size h_k = h / n_k for each of its examples, in
+    random order: w_k ← w_k − h_k (S_k [∇f_i(w_k) − ∇f_i(w)] + ∇f(w)); then w ← w + A Σ (n_k/n) (w_k − w).
+    S_k = φ_j / φ_kj and A = K / ω_j for a single linear layer, and both are 1 for other models. Use it for sparse,
+    unbalanced problems. Without `h`, `lr` is used. There is always one example in a step, and one epoch. A
+    `weight_decay` c changes the problem to f(w) + c/2 ‖w‖². The second part needs no estimate: c w_k is added to what
+    h_k multiplies.
     """
 
     reference: ClassVar[str] = "Konečný et al., Federated Optimization for On-Device Intelligence, 2016"
@@ -59,10 +42,8 @@ class FSVRG(Central):
         if self.train.optimizer != "sgd" or self.train.momentum:
             raise InputError('FSVRG takes plain steps: use optimizer = "sgd" without momentum.')
         if self.train.clip is not None:
-            raise InputError(
-                "FSVRG divides gradients by a client's examples: 'clip' has no meaning for it. Leave it out."
-            )
-        # what the method itself fixes is not for the [train] table to say
+            raise InputError("FSVRG divides gradients by a client's examples, so 'clip' has no meaning. Leave it out.")
+        # the method fixes these, whatever the [train] table says
         lr = self.train.lr if self.h is None else self.h
         fixed = self.train.replace(batch_size=1, epochs=1.0, patience=None, lr=lr)
         if fixed != self.train:
@@ -72,7 +53,7 @@ class FSVRG(Central):
     def round(self, state: Groups, cohort: Cohort) -> Groups:
         mean = cohort.reduce(self.gradient, state, rule=self.rule)
         shared = {**state, "gradient": mean["gradient"]}
-        scaled = self.scaling == "auto" and is_linear(cohort.task)
+        scaled = self.scaling == "auto" and linear_layer(cohort.task) is not None
         if scaled:
             counts = cohort.reduce(self.features, state)
             shared["frequency"] = {"phi": counts["frequency"]["phi"]}
@@ -86,12 +67,12 @@ class FSVRG(Central):
         return {"model": {**state["model"], **moved["buffers"], **add(before, change)}}
 
     def gradient(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
-        """Every client's full gradient, weighted by its examples."""
+        """Return every client's full gradient, weighted by its examples."""
         full = local.full_gradient(task, data, expand(shared["model"], len(data)))
         return Update({"gradient": full.gradient}, by_examples(data.examples)), own
 
     def features(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
-        """Count how often each feature is not zero, and which clients have it at all."""
+        """Return how often each feature is not zero, and which clients have it at all."""
         phi = torch.stack([frequency(task, data, position) for position in range(len(data))])
         groups = {"frequency": {"phi": phi}, "present": {"share": (phi > 0).to(phi.dtype)}}
         each = {"frequency": by_examples(data.examples), "present": uniform(data.examples)}
@@ -106,12 +87,11 @@ class FSVRG(Central):
         trained = self.fit(task, expand(shared["model"], len(data)), shared, {**own, **pace}, data)
         change = sub(select(trained.model, task.trainable), select(shared["model"], task.trainable))
         groups = {"change": change, "buffers": without(trained.model, task.trainable)}
-        weigh = by_examples(data.examples)
-        update = Update(groups, weigh, trained=trained, positions={"buffers": "model"})
+        update = Update(groups, by_examples(data.examples), trained=trained, positions={"buffers": "model"})
         return update, {group: tree for group, tree in trained.own.items() if group not in pace}
 
     def fit(self, task: Task, start: Tree, shared: Groups, own: Groups, data: Clients) -> Trained:
-        plain = self.train.replace(weight_decay=0.0)  # `correct` adds it, to be scaled like everything else
+        plain = self.train.replace(weight_decay=0.0)  # `correct` adds it, so that it is scaled too
         return local.train(task, data, start, plain, correct=self.correct, shared=shared, own=own)
 
     def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
@@ -126,7 +106,7 @@ class FSVRG(Central):
 
 
 class SVRG(FSVRG):
-    """The same on pooled data, where nothing needs to be scaled: what FSVRG is measured against.
+    """FSVRG on pooled data, without scaling: the baseline for FSVRG.
 
     w ← w − (h / n) (∇f_i(w) − ∇f_i(w₀) + ∇f(w₀)) over one random permutation of all n examples, from w₀.
     """
@@ -138,13 +118,13 @@ class SVRG(FSVRG):
     """Pooled data needs no scaling."""
 
 
-def is_linear(task: Task) -> bool:
-    """Whether the model is a single linear layer on flat features."""
+def linear_layer(task: Task) -> nn.Linear | None:
+    """Return the linear layer that is the whole model; None if the model has other layers with parameters."""
     parts = [part for part in task.module.modules() if next(part.parameters(recurse=False), None) is not None]
-    return len(parts) == 1 and isinstance(parts[0], nn.Linear)
+    return parts[0] if len(parts) == 1 and isinstance(parts[0], nn.Linear) else None
 
 
 def frequency(task: Task, data: Clients, position: int) -> Tensor:
-    """The share of one client's training examples in which each feature is not zero."""
+    """Return the share of one client's training examples in which each feature is not zero."""
     x, _ = batch(data, data.rows(position, "train"), task)
     return (x.flatten(1) != 0).to(torch.float64).mean(0)

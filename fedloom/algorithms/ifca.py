@@ -13,10 +13,11 @@ from fedloom.algorithm import Central, Clients, Cohort, Count, Groups, Task, Tre
 
 
 class IFCA(Central):
-    """Several global models; each client takes the one that fits its training data best, and trains it.
+    """Each client trains the one of several models that fits it best.
 
-    j_k = argmin_j F_k(w_j), w_j ← Σ p_k w_k over the clients with j_k = j; a model that nobody chose stays. Clients
-    choose whenever they use a model, so also for evaluation, drawn or not. For populations that fall into groups.
+    j_k = argmin_j F_k(w_j) on the training data, w_j ← Σ p_k w_k over the clients with j_k = j; a model that no client
+    chose stays as it is. Clients choose whenever they use a model, also for evaluation and in rounds without them. Use
+    it if the clients fall into groups.
     """
 
     reference: ClassVar[str] = "Ghosh et al., An Efficient Framework for Clustered Federated Learning, NeurIPS 2020"
@@ -38,7 +39,7 @@ class IFCA(Central):
         return {name: mean[name] if mean.weights[name] > 0 else tree for name, tree in state.items()}
 
     def choose(self, task: Task, shared: Groups, own: Groups, data: Clients) -> Groups:
-        """The number of the model that is best on each client's training data; one with an undefined loss is not."""
+        """Return the number of the model with the lowest training loss for each client. Undefined losses never win."""
         losses = torch.full((len(data), self.clusters), inf, dtype=torch.float64)
         for position, number in product(range(len(data)), range(self.clusters)):
             measured = evaluate(task, shared[f"model{number}"], data, position, "train")

@@ -1,4 +1,4 @@
-"""No sharing: the baseline that tells what federation gains."""
+"""Training without sharing: the baseline that shows what federation gains."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from fedloom.algorithm import Algorithm, Clients, Cohort, Groups, Task, Tree, Up
 
 
 class LocalOnly(Algorithm):
-    """Every client trains its own model on its own data; nothing is sent.
+    """Each client trains its own model; nothing is sent.
 
-    w_k ← steps on F_k from w_k, round after round: what federation is to be better than.
+    w_k ← steps on F_k from w_k, round after round. This is the baseline that federation should beat.
     """
 
     name: ClassVar[str] = "local"

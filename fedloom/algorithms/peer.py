@@ -1,4 +1,4 @@
-"""Peer-to-peer learning: no server, every client makes its own average."""
+"""Peer-to-peer learning without a server."""
 
 from __future__ import annotations
 
@@ -7,40 +7,21 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedloom.algorithm import (
-    Algorithm,
-    Clients,
-    Cohort,
-    Count,
-    Groups,
-    Inbox,
-    Share,
-    Task,
-    Tree,
-    Update,
-    by_score,
-    keys,
-    mean,
-    metropolis,
-    row,
-    rows,
-    select,
-    stack,
-    topology,
-    uniform,
-    within_one_std,
-)
+from fedloom import keys
+from fedloom.aggregation.weights import by_score, metropolis, topology, uniform, within_one_std
+from fedloom.algorithm import Algorithm, Clients, Cohort, Count, Groups, Inbox, Share, Task, Tree, Update, mean
 from fedloom.algorithms.evaluation_weighted import higher_is_better, validation_score
+from fedloom.tree import row, rows, select, stack
 
 
 class Peer(Algorithm):
-    """Every client receives its neighbours' weights and keeps its own average of them: W ← A W, one row per client.
+    """Each client averages the weights of its neighbours; no server.
 
-    A row is uniform, Metropolis, or made from how well each neighbour's weights do on the client's own validation split
-    (`score`, `within_std`); with scores from `pre`, neighbours also send the weights that they began the round with,
-    and are judged by these. A score that is not defined, such as the AUROC of a single class, counts for nothing beside
-    those that are; where none is defined, all neighbours count the same. For federations without a server that
-    everybody trusts.
+    W ← A W, with one row of A for each client. A row is uniform, Metropolis, or made from the scores of the neighbours'
+    weights on the client's own validation split (`score`, `within_std`). With `scores = "pre"`, neighbours also send
+    the weights that they started the round with, and these are scored. An undefined score, such as the AUROC of a
+    single class, has no weight beside defined scores. If no score is defined, all neighbours count the same. Use it if
+    there is no server that all clients trust.
     """
 
     reference: ClassVar[str] = "Samani, Federated Machine Learning, UCC 2020; Lian et al., NeurIPS 2017 (gossip)"
@@ -71,7 +52,7 @@ class Peer(Algorithm):
         return {**super().init_own(task, model), "model": model}
 
     def graph(self, clients: int, seed: int, round: int = 0) -> Tensor:
-        """The graph in which clients exchange models."""
+        """Return which clients receive from which."""
         drawn = keys.key(seed, "topology", round if self.redraw else 0)
         return topology(self.topology, clients, drawn, self.degree, self.probability)
 
@@ -94,7 +75,7 @@ class Peer(Algorithm):
     def mix(
         self, task: Task, shared: Groups, own: Groups, data: Clients, inbox: Inbox, each: Groups | None = None
     ) -> tuple[Update, Groups]:
-        """Each client's own average of what it received; the scores it gave are reported, the weights are not."""
+        """Average what each client received. The scores it gave are reported, the weights are not."""
         averages, scores = [], torch.full((len(data), inbox.neighbours.shape[1]), torch.nan, dtype=torch.float64)
         for position in range(len(data)):
             senders = inbox.senders(position)
@@ -105,15 +86,15 @@ class Peer(Algorithm):
                     [validation_score(self.metric, task, row(judged, n), data, position) for n in range(len(senders))],
                     dtype=torch.float64,
                 )
-            weigh = self._row(task, scores[position, senders])
-            if each is not None:
-                weigh = each["row"]["weights"][position][senders]
-            # averaging equal numbers may change their last bits, and frozen parameters must not drift
+            given = None if each is None else each["row"]["weights"][position][senders]
+            weigh = self._row(task, scores[position, senders]) if given is None else given
+            # averaging equal numbers can change their last bits, and frozen parameters must not drift
             averages.append({**mean(received, weigh), **select(row(own["model"], position), task.frozen)})
         public = {"scores": scores} if self._judges else {}
         return Update({}, torch.ones(len(data)), public), {**own, "model": stack(averages)}
 
     def _row(self, task: Task, scores: Tensor) -> Tensor:
+        """Return how much each neighbour counts, from the scores that one client gave."""
         higher = higher_is_better(self.metric, task)
         if self.weights == "score":
             return by_score(scores, higher)

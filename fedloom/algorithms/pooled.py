@@ -1,4 +1,4 @@
-"""Not federated: the baseline that tells what federation costs."""
+"""Training on pooled data: the baseline that shows what federation costs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from fedloom.algorithm import Algorithm, Clients, Cohort, Groups, Task, Update, 
 
 
 class Pooled(Algorithm):
-    """One model on the union of all clients' training splits, for rounds × epochs, with one optimiser throughout.
+    """Trains one model on all data in one place; not federated.
 
-    w ← steps on Σ (n_k / n) F_k from w: what could be had if all data were in one place.
+    w ← steps on Σ (n_k / n) F_k from w, on the union of all clients' training splits, for rounds × epochs and with one
+    optimiser throughout. This is the baseline that federation is compared with.
     """
 
     pooled: ClassVar[bool] = True

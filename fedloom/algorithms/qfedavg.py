@@ -6,43 +6,30 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedloom.algorithm import (
-    Algorithm,
-    Clients,
-    Cohort,
-    Groups,
-    NonNegative,
-    Task,
-    Update,
-    add,
-    by_size,
-    evaluate,
-    expand,
-    scale,
-    select,
-    sub,
-)
+from fedloom.algorithm import Algorithm, Clients, Cohort, Groups, NonNegative, Task, Update, by_size, evaluate
+from fedloom.tree import add, expand, scale, select, sub
 
 
 class QFedAvg(Algorithm):
-    """Clients with a larger loss count for more, by the power q: fairer, at some cost to the average.
+    """Clients with a larger loss count for more, which is fairer.
 
-    With L = 1 / lr, F_k the loss of client k at w, and p_k equal or in proportion to the examples:
-    w ← w − Σ p_k F_k^q L (w − w_k) / Σ p_k (q F_k^(q−1) ‖L (w − w_k)‖² + L F_k^q). q = 0 is FedAvg. The paper draws
-    clients by their examples and weighs them equally; with clients drawn evenly, `examples` aims at the same.
+    With L = 1 / lr, F_k the loss of client k at w, and p_k equal or proportional to the number of examples:
+    w ← w − Σ p_k F_k^q L (w − w_k) / Σ p_k (q F_k^(q−1) ‖L (w − w_k)‖² + L F_k^q). q = 0 is FedAvg. Fairness may cost
+    some of the average. The paper draws clients by their examples and weighs them equally; if clients are drawn evenly,
+    `examples` has the same expectation.
     """
 
     takes_complex: ClassVar[bool] = False
     reference: ClassVar[str] = "Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020"
 
     weights: Literal["examples", "uniform"] = "uniform"
-    """How much each client counts, before its loss does."""
+    """How much each client counts, before its loss is considered."""
     q: NonNegative = 1.0
     """How much more a larger loss counts. 0 is FedAvg."""
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
         mean = cohort.reduce(self.client, state)
-        # Σ Δ_k / Σ h_k, written as a step towards the mean that is weighted by F_k^q: with q = 0 it is that mean
+        # Σ Δ_k / Σ h_k, written as a step towards the mean weighted by F_k^q; with q = 0 it is that mean
         pace = mean["pace"]["numerator"] / mean["pace"]["denominator"]
         before, trained = (select(model, cohort.task.trainable) for model in (state["model"], mean["model"]))
         return {"model": {**mean["model"], **add(scale(before, 1 - pace), scale(trained, pace))}}

@@ -7,33 +7,16 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import model_validator
 
-from fedloom.algorithm import (
-    Central,
-    Clients,
-    Cohort,
-    Groups,
-    InputError,
-    Positive,
-    Step,
-    Task,
-    Tree,
-    Update,
-    add,
-    by_size,
-    expand,
-    scale,
-    select,
-    sub,
-    uniform,
-    zeros_like,
-)
+from fedloom.aggregation.weights import by_size, uniform
+from fedloom.algorithm import Central, Clients, Cohort, Groups, InputError, Positive, Step, Task, Tree, Update
+from fedloom.tree import add, expand, scale, select, sub, zeros_like
 
 
 class Scaffold(Central):
-    """Control variates remove what makes clients drift apart: each local step uses g − c_k + c.
+    """Control variates correct the drift of clients.
 
-    c_k ← c_k − c + (w − w_k) / (steps · lr), w ← w + η Σ p_k (w_k − w), c ← c + (1/K) Σ (c_k⁺ − c_k). For clients whose
-    data differ and that take many local steps.
+    Each local step uses g − c_k + c. Then c_k ← c_k − c + (w − w_k) / (steps · lr), w ← w + η Σ p_k (w_k − w) and
+    c ← c + (1/K) Σ (c_k⁺ − c_k). Use it for many local steps on data that differ between clients.
     """
 
     reference: ClassVar[str] = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, ICML 2020 (option II)"
@@ -47,8 +30,7 @@ class Scaffold(Central):
     def _plain_steps(self) -> Scaffold:
         if self.train.optimizer != "sgd" or self.train.momentum:
             raise InputError(
-                "Scaffold's control variates are made from plain gradient steps: "
-                'use optimizer = "sgd" without momentum.'
+                'Scaffold\'s control variates need plain gradient steps: use optimizer = "sgd" without momentum.'
             )
         return self
 

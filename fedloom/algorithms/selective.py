@@ -9,10 +9,10 @@ from fedloom.algorithms.evaluation_weighted import EvaluationWeighted, higher_is
 
 
 class Selective(EvaluationWeighted):
-    """Averages only clients that do well enough on their own validation data.
+    """Only clients with a good enough validation score are averaged.
 
     w ← (1/m) Σ w_k over the m clients whose score by `metric` is at most one standard deviation worse than the mean of
-    the scores. A client whose score is not defined, such as the AUROC of a single class, is left out. Where no score is
+    the scores. A client with an undefined score, such as the AUROC of a single class, is left out. If no score is
     defined, all clients count. The server sees each client's weights and score.
     """
 

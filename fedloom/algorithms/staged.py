@@ -12,10 +12,10 @@ from fedloom.algorithms.fedavg import FedAvg
 
 
 class Staged(FedAvg):
-    """Averages within groups first, then the groups' averages, as edge servers and a cloud would.
+    """Averages within groups, and then the averages of the groups.
 
-    w ← Σ_g (p_g / p) Σ_(k in g) (p_k / p_g) w_k, which equals flat averaging, because groups weigh what their clients
-    weigh in sum.
+    w ← Σ_g (p_g / p) Σ_(k in g) (p_k / p_g) w_k, as edge servers and a cloud would compute it. It equals FedAvg,
+    because a group counts as much as its clients together.
     """
 
     reference: ClassVar[str] = "Liu et al., Client-Edge-Cloud Hierarchical Federated Learning, ICC 2020"
@@ -26,7 +26,7 @@ class Staged(FedAvg):
     @model_validator(mode="after")
     def _only_sums(self) -> Staged:
         if self.rule is not None:
-            raise InputError("Staged adds sums of sums, so it cannot use a rule. Leave it out, or use fedavg.")
+            raise InputError("Staged adds sums of sums, so it cannot use a rule. Leave the rule out, or use fedavg.")
         return self
 
     def average(self, cohort: Cohort, shared: Groups) -> Tree:

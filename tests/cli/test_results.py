@@ -75,7 +75,7 @@ def test_the_model_of_one_client_can_be_exported(
     assert "There is no client 'x'. Known: 0, 1, 2" in capsys.readouterr().err
     (folder / "net.py").unlink()
     in_this_process("export", "runs/small", "--model", "--client", "3", monkeypatch=monkeypatch, code=2)
-    assert "be in the folder of the file that was run" in capsys.readouterr().err
+    assert "change to the folder of the file that was run" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_no_run_is_an_error(folder: Path) -> None:

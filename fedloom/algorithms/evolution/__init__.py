@@ -1,1 +1,1 @@
-"""Learning without gradients: a client tells how well candidates do on its examples, and nothing else."""
+"""Learning without gradients: clients report only how well candidate models do on their examples."""

@@ -1,4 +1,4 @@
-"""The client half of every search without gradients: how well each candidate does on a client's own examples."""
+"""The client half of all searches without gradients: how well each candidate does on a client's examples."""
 
 from __future__ import annotations
 
@@ -13,28 +13,18 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
-from fedloom.algorithm import (
-    Algorithm,
-    Clients,
-    Cohort,
-    Groups,
-    InputError,
-    Task,
-    Tree,
-    Update,
-    clone,
-    keys,
-    row,
-)
+from fedloom import keys
+from fedloom.algorithm import Algorithm, Clients, Cohort, Groups, InputError, Task, Update, without
 from fedloom.training import evaluation, generators
 from fedloom.training.clients import Setup
 from fedloom.training.masking import Masked
 from fedloom.training.schedule import blame
+from fedloom.tree import Tree, clone, map_leaves, row
 
 FitnessName = Literal["mse", "cross_entropy", "accuracy", "loss"]
-HOPELESS = -100_000.0  # stands in for a fitness that cannot be computed
-TOGETHER = 4096  # most candidates × examples in one pass over a single client
-BLOCK = 8  # examples in a block, where several clients are computed side by side
+HOPELESS = -100_000.0  # replaces a fitness that cannot be computed
+TOGETHER = 4096  # the most candidates × examples in one pass over a single client
+BLOCK = 8  # examples in a block, if several clients are computed side by side
 
 
 class Search(Algorithm):
@@ -45,22 +35,22 @@ class Search(Algorithm):
     fitness: FitnessName = "mse"
     """What candidates are judged by."""
     examples: Literal["all", "one"] = "all"
-    """Judge candidates on all training examples of a client, or on one that is drawn in each round."""
+    """Judge candidates on all training examples of a client, or on one example drawn in each round."""
 
     def init_own(self, task: Task, model: Tree) -> Groups:
         return {}
 
     def ask(self, cohort: Cohort, population: Tree, model: Tree) -> Tensor:
-        """The fitness of each candidate over all examples of the cohort."""
-        fixed = {name: leaf for name, leaf in model.items() if name not in population}
-        return cohort.reduce(self.judge, {"population": population, "fixed": fixed})["fitness"]["fitness"]
+        """Return the fitness of each candidate over all examples of the cohort."""
+        shared = {"population": population, "fixed": without(model, population)}
+        return cohort.reduce(self.judge, shared)["fitness"]["fitness"]
 
     def judge(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
-        """The client's half: one number for each candidate."""
+        """Answer with one number for each candidate."""
         return self.answer(task, shared["population"], shared["fixed"], data), own
 
     def answer(self, task: Task, population: Tree, fixed: Tree, data: Clients) -> Update:
-        """The fitness of a population on every client's examples. `fixed` holds what is the same for all candidates."""
+        """Return the fitness of a population on each client's examples; all candidates share the leaves in `fixed`."""
         held = [self._rows(data, position) for position in range(len(data))]
         if data.setup.group > 1:
             found = fitness_side_by_side(task, population, fixed, data, held, self.fitness)
@@ -84,9 +74,9 @@ class Search(Algorithm):
 
 @torch.no_grad()
 def fitness_on(task: Task, population: Tree, fixed: Tree, data: Clients, rows: Tensor, kind: FitnessName) -> Tensor:
-    """The mean fitness of every individual on some rows of the federation, in double precision.
+    """Return the mean fitness of every individual on some rows of the federation, in double precision.
 
-    All individuals go through a pass together; the sizes of passes depend on the numbers of both alone.
+    A pass computes all individuals together. The sizes of passes depend only on the numbers of individuals and rows.
     """
     individuals = len(next(iter(population.values())))
     total = torch.zeros(individuals, dtype=torch.float64)
@@ -102,22 +92,23 @@ def fitness_on(task: Task, population: Tree, fixed: Tree, data: Clients, rows: T
 def fitness_side_by_side(
     task: Task, population: Tree, fixed: Tree, data: Clients, held: Sequence[Tensor], kind: FitnessName
 ) -> list[Tensor]:
-    """The same for several clients at once, each of whose examples are padded to whole blocks.
+    """Do the same for several clients at once. Each client's examples are padded to whole blocks.
 
-    Every pass has exactly `group` blocks, the last one dummies if need be: passes of one shape give an example the same
-    bits, no matter which others are in them, so that a cohort may be cut anywhere.
+    Every pass has exactly `group` blocks, and the last pass is filled with dummies. Because all passes have one shape,
+    an example gets the same bits whatever else is in its pass, so a cohort can be cut anywhere.
     """
     individuals, lanes = len(next(iter(population.values()))), data.setup.group
     sizes = [-(-len(rows) // BLOCK) for rows in held]
-    padded = [
-        torch.cat([rows, rows[-1:].expand(size * BLOCK - len(rows))]) for rows, size in zip(held, sizes, strict=True)
-    ]
-    real = torch.cat([torch.arange(size * BLOCK) < len(rows) for rows, size in zip(held, sizes, strict=True)])
+    padded, real = [], []
+    for rows, size in zip(held, sizes, strict=True):
+        padded.append(torch.cat([rows, rows[-1:].expand(size * BLOCK - len(rows))]))
+        real.append(torch.arange(size * BLOCK) < len(rows))
     dummies = -sum(sizes) % lanes * BLOCK
-    rows = torch.cat([*padded, padded[0][:1].expand(dummies)])
-    real = torch.cat([real, torch.zeros(dummies, dtype=torch.bool)])
+    padded.append(held[0][:1].expand(dummies))
+    real.append(torch.zeros(dummies, dtype=torch.bool))
     sums = []
-    for part, mask in zip(torch.split(rows, lanes * BLOCK), torch.split(real, lanes * BLOCK), strict=True):
+    passes = (torch.cat(parts).split(lanes * BLOCK) for parts in (padded, real))
+    for part, mask in zip(*passes, strict=True):
         x, y = evaluation.batch(data, part, task)
         values = scores(task, population_outputs(task, population, fixed, x, data.setup), y, kind).cpu()
         sums.append(torch.where(mask, values, 0.0).double().reshape(individuals, lanes, BLOCK).sum(2))
@@ -127,10 +118,10 @@ def fitness_side_by_side(
 
 
 def scores(task: Task, outputs: Tensor, y: Tensor, kind: FitnessName) -> Tensor:
-    """How well each individual does on each example, where more is better.
+    """Return how well each individual does on each example; higher is better.
 
     `mse` is the negative mean squared error against one-hot labels (or against the numbers of a regression),
-    `cross_entropy` its negative, `accuracy` 1 or 0, and `loss` the negative of the task's own loss.
+    `cross_entropy` is the negative cross-entropy, `accuracy` is 1 or 0, and `loss` is the negative of the task's loss.
 
     >>> outputs = torch.tensor([[[1.0, 0.0]], [[0.5, 0.5]]])  # two individuals, one example, two classes
     >>> scores(Task(torch.nn.Identity), outputs, torch.tensor([0]), "mse")
@@ -140,14 +131,15 @@ def scores(task: Task, outputs: Tensor, y: Tensor, kind: FitnessName) -> Tensor:
     if kind == "loss":
         return -torch.stack([task.losses(output, y) for output in outputs])
     if kind == "mse":
-        target = _one_hot(y, outputs) if _has_classes(outputs, y) else y.to(outputs.dtype).reshape(len(y), -1)
+        target = F.one_hot(y, outputs.shape[-1]) if _has_classes(outputs, y) else y
+        target = target.to(outputs.dtype)
         return -(outputs.reshape(*outputs.shape[:2], -1) - target.reshape(len(y), -1)).square().mean(2)
     if not _has_classes(outputs, y):
         raise InputError(
-            f'fitness = "{kind}" needs classes and one output for each of them. Use fitness = "mse" or "loss".'
+            f'fitness = "{kind}" needs classes and one output for each class. Use fitness = "mse" or "loss".'
         )
     if kind == "accuracy":
-        right = (outputs.argmax(-1) == y) & ~outputs.isnan().any(-1)  # the largest of nothing is nobody's class
+        right = (outputs.argmax(-1) == y) & ~outputs.isnan().any(-1)  # argmax would take a NaN as the largest
         return right.to(outputs.dtype).reshape(*outputs.shape[:2], -1).mean(2)
     log = F.log_softmax(outputs, -1)
     chosen = log.gather(-1, y.expand(len(outputs), *y.shape).unsqueeze(-1))
@@ -158,23 +150,18 @@ def _has_classes(outputs: Tensor, y: Tensor) -> bool:
     return not y.is_floating_point() and outputs.dim() == y.dim() + 2 and outputs.shape[-1] > 1
 
 
-def _one_hot(y: Tensor, outputs: Tensor) -> Tensor:
-    return F.one_hot(y, outputs.shape[-1]).to(outputs.dtype)
-
-
 @torch.no_grad()
 def population_outputs(task: Task, population: Tree, fixed: Tree, x: Tensor, setup: Setup = Setup()) -> Tensor:
-    """What every individual says about some examples, in evaluation mode: individuals × examples × outputs."""
-    module = task.module
-    training = module.training
-    module.eval()
+    """Return the outputs of every individual in evaluation mode: individuals × examples × outputs."""
+    training = task.module.training
+    task.module.eval()
     try:
         if setup.rows_apart and _can_stack(task, population, fixed, x, setup):
             with generators.lent(), task.python_state.fresh():
                 return _stacked(task, population, fixed, x, setup)
         return _one_by_one(task, population, fixed, x, setup)
     finally:
-        module.train(training)
+        task.module.train(training)
 
 
 def _stacked(task: Task, population: Tree, fixed: Tree, x: Tensor, setup: Setup) -> Tensor:
@@ -195,12 +182,9 @@ def _one_by_one(task: Task, population: Tree, fixed: Tree, x: Tensor, setup: Set
     found = []
     for number in range(len(next(iter(population.values())))):
         with generators.lent(), task.python_state.fresh():
-            generators.seed(0, setup.device)  # whatever is drawn, it is the same for everybody
-            found.append(
-                evaluation.outputs(
-                    task, {**fixed, **row(population, number)}, x.clone(), setup.drops_evaluating
-                ).clone()
-            )
+            generators.seed(0, setup.device)  # all individuals draw the same numbers
+            individual = {**fixed, **row(population, number)}
+            found.append(evaluation.outputs(task, individual, x.clone(), setup.drops_evaluating).clone())
     return torch.stack(found)
 
 
@@ -208,17 +192,17 @@ _CAN_STACK: WeakKeyDictionary[Task, bool] = WeakKeyDictionary()
 
 
 def _can_stack(task: Task, population: Tree, fixed: Tree, x: Tensor, setup: Setup) -> bool:
-    """Whether a model can be vmapped over its weights, and gives the same as without; tried once for each task."""
+    """Whether a model can be vmapped over its weights with the same result; tried once for each task."""
     if task not in _CAN_STACK:
-        two, few = {name: leaf[:2] for name, leaf in population.items()}, x[:2].clone()
-        copies = clone({**task.transient, **fixed})
-        state = task.python_state
+        two, few = map_leaves(lambda leaf: leaf[:2], population), x[:2].clone()
+        others, state = {**task.transient, **fixed}, task.python_state
+        copies = clone(others)
         try:
             with warnings.catch_warnings(), generators.lent(), state.fresh():
                 warnings.simplefilter("error")
                 together = _stacked(task, two, copies, few.clone(), setup)
                 untouched = not state.changed()
-            untouched &= all(torch.equal(leaf, copies[name]) for name, leaf in {**task.transient, **fixed}.items())
+            untouched &= all(torch.equal(leaf, copies[name]) for name, leaf in others.items())
             alone = _one_by_one(task, two, fixed, few, setup)
             same = torch.allclose(together, alone, rtol=1e-4, atol=1e-5, equal_nan=True)
             _CAN_STACK[task] = same and untouched

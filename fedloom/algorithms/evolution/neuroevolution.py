@@ -1,4 +1,4 @@
-"""Federated neuroevolution: a genetic algorithm whose fitness is measured where the data lives."""
+"""Federated neuroevolution: a genetic algorithm in which clients measure the fitness."""
 
 from __future__ import annotations
 
@@ -10,45 +10,25 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from fedloom.algorithm import (
-    AtLeastOne,
-    Cohort,
-    Count,
-    Groups,
-    InputError,
-    NonNegative,
-    Share,
-    Task,
-    Tree,
-    clone,
-    keys,
-    row,
-    select,
-    stack,
-)
+from fedloom import keys
+from fedloom.algorithm import Cohort, Groups, InputError, Task
+from fedloom.algorithms.evolution import operators
 from fedloom.algorithms.evolution.fitness import Search
-from fedloom.algorithms.evolution.operators import (
-    CROSSOVERS,
-    CrossoverName,
-    MutationName,
-    diversity,
-    mutate,
-    next_generation,
-)
+from fedloom.record import AtLeastOne, Count, NonNegative, Share
+from fedloom.tree import Tree, clone, row, select, stack
 
-NEVER = float("inf")  # a value that no generation ever had
+NEVER = float("inf")  # a value that no generation has
 
 
 class Neuroevolution(Search):
-    """A population of models, judged by the clients and bred by the server: no gradient and no update ever leaves one.
+    """The server breeds models, and clients judge them; no gradients.
 
-    P ← best ∪ mutate(cross(best)).
-    A round is a generation. Clients answer with one fitness for each individual; the server takes the mean over all
-    their examples, keeps the `parents` − 1 fittest and one random other unchanged, and fills the population up with
-    mutated children of random pairs. When the validation accuracy of a generation's fittest equals one of the last
-    `stuck_check_length`, mutation grows by `stuck_evasion_rate` a generation, up to `stuck_multiplier_max` times (the
-    number of mutated values by its square root). The global model is the fittest of the last generation. For
-    models of a few thousand weights whose gradients must not be seen, or do not exist.
+    P ← best ∪ mutate(cross(best)). A round is a generation. Clients answer with one fitness for each individual. The
+    server takes the mean over all their examples, keeps the `parents` − 1 fittest and one random other unchanged, and
+    fills the population with mutated children of random pairs. If the validation accuracy of a generation's fittest
+    equals one of the last `stuck_check_length`, mutation grows by `stuck_evasion_rate` a generation, up to
+    `stuck_multiplier_max` times (the number of mutated values by its square root). The global model is the fittest of
+    the last generation. Use it for models of a few thousand weights whose gradients must stay secret or do not exist.
     """
 
     reference: ClassVar[str] = "Szegedi, Algorithms and Models for Federated Machine Learning, ELTE 2019"
@@ -57,9 +37,9 @@ class Neuroevolution(Search):
     """The number of models in a generation."""
     parents: Count = 8
     """How many models survive and are bred: the fittest ones and one random other."""
-    crossover: CrossoverName = "kernelwise"
+    crossover: operators.CrossoverName = "kernelwise"
     """How two parents make a child."""
-    mutation: MutationName = "multiplication"
+    mutation: operators.MutationName = "multiplication"
     """How a value is mutated."""
     mutation_chance: Share = 0.01
     """The share of values that are mutated."""
@@ -99,38 +79,28 @@ class Neuroevolution(Search):
         fittest = int(fitness.argmax())
         model = {**state["model"], **clone(row(population, fittest))}
         multiplier = float(state["stuck"]["multiplier"])
-        bred = next_generation(
-            population,
-            fitness,
-            self.parents,
-            keys.generator(cohort.key("breeding")),
-            CROSSOVERS[self.crossover],
-            partial(
-                mutate,
-                kind=self.mutation,
-                chance=self.mutation_chance * multiplier**0.5,
-                rate=self.mutation_rate * multiplier,
-                each=self.mutation_draw,
-            ),
-        )
+        chance, rate = self.mutation_chance * multiplier**0.5, self.mutation_rate * multiplier
+        mutation = partial(operators.mutate, kind=self.mutation, chance=chance, rate=rate, each=self.mutation_draw)
+        crossover, random = operators.CROSSOVERS[self.crossover], keys.generator(cohort.key("breeding"))
+        bred = operators.next_generation(population, fitness, self.parents, random, crossover, mutation)
         seen = cohort.validate(model)
         watched = fitness[fittest] if seen is None else torch.tensor(seen, dtype=torch.float64)
         cohort.note(fitness=float(fitness[fittest]), mean_fitness=float(fitness.mean()), multiplier=multiplier)
-        cohort.note(diversity=float(diversity(population)), **({} if seen is None else {"validation": seen}))
+        cohort.note(diversity=float(operators.diversity(population)), **({} if seen is None else {"validation": seen}))
         return {"model": model, "population": bred, "stuck": self._stuck(state["stuck"], watched)}
 
     def _stuck(self, stuck: Tree, watched: Tensor) -> Tree:
-        """The multiplier for the next generation, and the values that the next one is compared with."""
+        """Return the multiplier for the next generation, and the values that the next one is compared with."""
         grown = (stuck["multiplier"] * self.stuck_evasion_rate).clamp(max=self.stuck_multiplier_max)
         multiplier = torch.where((stuck["recent"] == watched).any(), grown, torch.ones_like(grown))
         return {"multiplier": multiplier, "recent": torch.cat([stuck["recent"][1:], watched.reshape(1)])}
 
 
 class RandomSearch(Search):
-    """New random models every round, of which the fittest so far is kept: what any search must beat.
+    """Tries random models and keeps the fittest: a baseline.
 
-    w ← the fittest of w and new draws.
-    The best of all rounds is judged again beside the newcomers, so that a round costs `population` evaluations.
+    w ← the fittest of w and new draws. The best of all rounds is judged again beside the new models, so a round costs
+    `population` evaluations.
     """
 
     name: ClassVar[str] = "random_search"
@@ -143,7 +113,7 @@ class RandomSearch(Search):
     def _sizes(self) -> RandomSearch:
         if self.population < 2:
             raise InputError(
-                f"The 'population' of random search must be at least 2, of which one is the best so far. "
+                "The 'population' of random search must be at least 2, because one is the best so far. "
                 f"Got {self.population}."
             )
         return self
@@ -158,6 +128,6 @@ class RandomSearch(Search):
 
 
 def newcomers(task: Task, count: int, key: int, first: Tree) -> Tree:
-    """A population of trainable weights: `first`, and others that are initialised like it, each from its own seed."""
+    """Return a population of trainable weights: `first`, and others initialised like it, each from its own seed."""
     others = (replace(task, seed=keys.key(key, number) >> 1).initial() for number in range(1, count))
     return stack([select(tree, task.trainable) for tree in (first, *others)])

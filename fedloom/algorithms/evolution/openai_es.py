@@ -1,4 +1,4 @@
-"""The evolution strategy of Salimans et al.: random directions from a seed, tried in both senses."""
+"""The evolution strategy of Salimans et al."""
 
 from __future__ import annotations
 
@@ -8,36 +8,24 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from fedloom import tree
-from fedloom.algorithm import (
-    Clients,
-    Cohort,
-    Count,
-    Decay,
-    Groups,
-    InputError,
-    NonNegative,
-    Positive,
-    Task,
-    Tree,
-    Update,
-    select,
-)
+from fedloom.algorithm import Clients, Cohort, Groups, InputError, Task, Update, without
+from fedloom.algorithms.evolution import perturbations
 from fedloom.algorithms.evolution.fitness import FitnessName, Search
-from fedloom.algorithms.evolution.operators import flatten, unflatten
-from fedloom.algorithms.evolution.perturbations import around, centred_ranks, directions, weighted_sum
+from fedloom.algorithms.evolution.perturbations import centred_ranks, directions_from, to_tree, to_vector
+from fedloom.record import Count, Decay, NonNegative, Positive
+from fedloom.tree import Tree, concat, row, select, stack
 
 EPSILON = 1e-8
 
 
 class OpenAIES(Search):
-    """One model, judged with small random changes that clients rebuild from a seed; the server follows those that help.
+    """Moves a model along the random changes that help; no gradients.
 
-    w ← w + η / (n sigma) · Σ F_i ε_i, through Adam.
-    Half the population is w + sigma · ε, the other half w − sigma · ε. F is the clients' mean
-    fitness as centred ranks. `travels` says what clients are sent: the `model` and a seed; or, where
-    all clients take part in every round and keep the model themselves, only the last round's `fitness` and a seed.
-    For models whose gradients must not be seen or do not exist; better than breeding on all but the smallest of them.
+    w ← w + η / (n sigma) · Σ F_i ε_i, through Adam. Half of the population is w + sigma · ε, the other half is
+    w − sigma · ε; clients rebuild the random directions ε from a seed. F is the clients' mean fitness as centred ranks.
+    `travels` says what clients receive: the `model` and a seed; or only the last round's `fitness` and a seed, if all
+    clients take part in every round and keep the model themselves. Use it for models whose gradients must stay secret
+    or do not exist. It does better than neuroevolution on all but the smallest models.
     """
 
     name: ClassVar[str] = "openai_es"
@@ -64,7 +52,7 @@ class OpenAIES(Search):
     def _pairs(self) -> OpenAIES:
         if self.population % 2:
             raise InputError(
-                "The 'population' of openai_es must be even, because every direction is tried in both senses. "
+                "The 'population' of openai_es must be even, because every direction is tried both ways. "
                 f"Got {self.population}."
             )
         return self
@@ -85,9 +73,9 @@ class OpenAIES(Search):
         else:
             if len(cohort) < cohort.population:
                 raise InputError(
-                    'openai_es with travels = "fitness" needs every client in every round: a client that misses one '
-                    f"loses the model. Round {cohort.round} has {len(cohort)} of {cohort.population} clients: leave "
-                    'out [cohort], or use travels = "model".'
+                    'openai_es with travels = "fitness" needs every client in every round, because a client that '
+                    f"misses one loses the model. Round {cohort.round} has {len(cohort)} of {cohort.population} "
+                    'clients: leave out [cohort], or use travels = "model".'
                 )
             found = cohort.reduce(self.follow, {"last": state["last"], "now": seed})
         fitness = found["fitness"]["fitness"]
@@ -102,48 +90,41 @@ class OpenAIES(Search):
         return self.answer_around(task, shared["model"], shared["now"]["seed"], data), own
 
     def follow(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
-        """Take the server's last step on the model that this client keeps, then judge what is around it."""
+        """Take the server's last step on the model that each client keeps, then judge the candidates around it."""
         answers, kept = [], []
         for position, client in enumerate(data):
-            mine = {group: tree.row(stacked, position) for group, stacked in own.items()}
-            if mine["optimizer"]["steps"] < shared["last"]["steps"]:
-                model, optimizer = self.step(task, mine["model"], mine["optimizer"], shared["last"])
-                mine = {"model": model, "optimizer": optimizer}
-            answers.append(self.answer_around(task, mine["model"], shared["now"]["seed"], client))
-            kept.append(mine)
-        fitness = tree.concat([answer.groups["fitness"] for answer in answers])
+            model, optimizer = row(own["model"], position), row(own["optimizer"], position)
+            if optimizer["steps"] < shared["last"]["steps"]:
+                model, optimizer = self.step(task, model, optimizer, shared["last"])
+            answers.append(self.answer_around(task, model, shared["now"]["seed"], client))
+            kept.append({"model": model, "optimizer": optimizer})
+        fitness = concat([answer.groups["fitness"] for answer in answers])
         update = Update({"fitness": fitness}, torch.cat([answer.weights("fitness") for answer in answers]))
-        return update, {group: tree.stack([mine[group] for mine in kept]) for group in own}
+        return update, {group: stack([mine[group] for mine in kept]) for group in own}
 
     def answer_around(self, task: Task, model: Tree, seed: Tensor, data: Clients) -> Update:
-        """The fitness of the model plus and minus every direction."""
+        """Return the fitness of the model plus and minus every direction."""
         centre = select(model, task.trainable)
-        steps = self._directions(centre, seed)
-        population = around(centre, torch.tensor(self.sigma), torch.cat([steps, -steps]))
-        return self.answer(task, population, {n: leaf for n, leaf in model.items() if n not in centre}, data)
-
-    def _directions(self, centre: Tree, seed: Tensor) -> Tensor:
-        size = sum(leaf.numel() for leaf in centre.values())
-        return directions(int(seed), self.population // 2, size, next(iter(centre.values())).dtype)
+        steps = directions_from(centre, seed, self.population // 2)
+        population = perturbations.around(centre, torch.tensor(self.sigma), torch.cat([steps, -steps]))
+        return self.answer(task, population, without(model, centre), data)
 
     def step(self, task: Task, model: Tree, optimizer: Tree, last: Tree) -> tuple[Tree, Tree]:
-        """One step of Adam up the estimated gradient: the same bits on the server and on every client."""
+        """Take one step of Adam up the estimated gradient, with the same bits on the server and on every client."""
         centre = select(model, task.trainable)
-        weights = flatten({name: leaf.unsqueeze(0) for name, leaf in centre.items()})[0]
-        gradient = weighted_sum(
-            last["utilities"] / (self.population * self.sigma), self._directions(centre, last["seed"])
-        )
-        gradient = gradient - self.decay * weights
+        steps = directions_from(centre, last["seed"], self.population // 2)
+        weights, share = to_vector(centre), last["utilities"] / (self.population * self.sigma)
+        gradient = perturbations.weighted_sum(share, steps) - self.decay * weights
         count = int(optimizer["steps"]) + 1
         first = self.beta1 * optimizer["first"] + (1 - self.beta1) * gradient
         second = self.beta2 * optimizer["second"] + (1 - self.beta2) * gradient.square()
         scale = (second / (1 - self.beta2**count)).sqrt() + EPSILON
         weights = weights + self.server_lr / (1 - self.beta1**count) * first / scale
-        moved = tree.row(unflatten(weights.unsqueeze(0), centre), 0)
-        return {**model, **tree.clone(moved)}, {"first": first, "second": second, "steps": optimizer["steps"] + 1}
+        moved = {"first": first, "second": second, "steps": optimizer["steps"] + 1}
+        return {**model, **to_tree(weights, centre)}, moved
 
 
 def _untouched(task: Task, model: Tree) -> Tree:
-    centre = select(model, task.trainable)
-    nothing = torch.zeros(sum(leaf.numel() for leaf in centre.values()), dtype=task.torch_dtype)
+    """Return Adam's state before its first step."""
+    nothing = torch.zeros(len(to_vector(select(model, task.trainable))), dtype=task.torch_dtype)
     return {"first": nothing, "second": nothing.clone(), "steps": torch.zeros((), dtype=torch.int64)}

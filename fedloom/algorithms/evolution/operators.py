@@ -1,6 +1,6 @@
-"""Selection, crossover and mutation: pure functions over a stacked population, whose first dimension is individuals.
+"""Selection, crossover and mutation: pure functions on a stacked population, whose first dimension is individuals.
 
-Whatever is random comes from a numpy generator that the caller makes from a key (`keys.generator`).
+All random numbers come from a NumPy generator that the caller makes from a key (`keys.generator`).
 """
 
 from __future__ import annotations
@@ -13,31 +13,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedloom.tree import Tree, concat, map_leaves, rows
+from fedloom.tree import Tree, concat, flatten, map_leaves, row, rows, unflatten
 
 Random = np.random.Generator
 CrossoverName = Literal["kernelwise", "filterwise", "halving", "interleave", "mean"]
 MutationName = Literal["multiplication", "uniform_multiplication", "offset"]
 
 
-def flatten(stacked: Tree) -> Tensor:
-    """Every individual as one row of numbers, leaf after leaf.
-
-    >>> flatten({"w": torch.ones(2, 1, 2), "b": torch.zeros(2, 1)})
-    tensor([[1., 1., 0.],
-            [1., 1., 0.]])
-    """
-    return torch.cat([leaf.reshape(len(leaf), -1) for leaf in stacked.values()], 1)
-
-
-def unflatten(flat: Tensor, like: Tree) -> Tree:
-    """Rows of numbers as a stacked population, in views; `like` is one individual."""
-    parts = torch.split(flat, [leaf.numel() for leaf in like.values()], 1)
-    return {name: part.reshape(len(flat), *leaf.shape) for part, (name, leaf) in zip(parts, like.items(), strict=True)}
-
-
 def choose_parents(fitness: Tensor, parents: int, random: Random) -> Tensor:
-    """The numbers of the `parents` − 1 fittest, best first, and of one random other; equals in their order.
+    """Return the numbers of the `parents` − 1 fittest, best first, and of one random other. Ties keep their order.
 
     >>> choose_parents(torch.tensor([0.1, 0.9, 0.5]), 2, np.random.default_rng(0))[0]
     tensor(1)
@@ -48,7 +32,7 @@ def choose_parents(fitness: Tensor, parents: int, random: Random) -> Tensor:
 
 
 def choose_pairs(parents: int, offspring: int, random: Random) -> tuple[Tensor, Tensor]:
-    """Two different parents for each child."""
+    """Draw two different parents for each child."""
     first = random.integers(parents, size=offspring)
     second = (first + random.integers(1, parents, size=offspring)) % parents
     return torch.from_numpy(first), torch.from_numpy(second)
@@ -58,46 +42,41 @@ def choose_pairs(parents: int, offspring: int, random: Random) -> tuple[Tensor, 
 
 
 def halving(a: Tree, b: Tree, random: Random) -> Tree:
-    """Of all values in a row, the first half (rounded down) from the first parent and the rest from the second."""
+    """Take the first half of all values (rounded down) from the first parent and the rest from the second."""
     return _from_first(a, b, lambda place, count: place < count // 2)
 
 
 def interleave(a: Tree, b: Tree, random: Random) -> Tree:
-    """Of all values in a row, numbered from 1, the even ones from the first parent and the odd ones from the second."""
+    """Number all values from 1; take the even ones from the first parent and the odd ones from the second."""
     return _from_first(a, b, lambda place, count: place % 2 == 1)
 
 
 def mean(a: Tree, b: Tree, random: Random) -> Tree:
-    """Every value the mean of the parents'."""
+    """Take the mean of the parents for every value."""
     return map_leaves(lambda one, other: (one + other) / 2, a, b)
 
 
 def kernelwise(a: Tree, b: Tree, random: Random) -> Tree:
-    """A choice for each index but that of outputs (dimension 0), which share it; a bias is whole from one parent.
+    """Choose a parent for each kernel; all outputs (dimension 0) share the choice. A bias comes from one parent whole.
 
-    This is what the published listing computes on Keras's layout, whose last dimension is that of outputs.
+    This is what the published listing computes in Keras's layout, in which outputs are the last dimension.
     """
     return map_leaves(lambda one, other: _chosen(one, other, (len(one), 1, *one.shape[2:]), random), a, b)
 
 
 def filterwise(a: Tree, b: Tree, random: Random) -> Tree:
-    """A choice for each output (dimension 0): whole filters, which is what the published text says."""
+    """Choose a parent for each output (dimension 0), so for whole filters, as the published text says."""
     return map_leaves(lambda one, other: _chosen(one, other, one.shape[:2] + (1,) * (one.dim() - 2), random), a, b)
 
 
-CROSSOVERS: dict[str, Callable[[Tree, Tree, Random], Tree]] = {
-    "kernelwise": kernelwise,
-    "filterwise": filterwise,
-    "halving": halving,
-    "interleave": interleave,
-    "mean": mean,
-}
+CROSSOVERS = {crossover.__name__: crossover for crossover in (kernelwise, filterwise, halving, interleave, mean)}
 
 
 def _from_first(a: Tree, b: Tree, rule: Callable[[Tensor, int], Tensor]) -> Tree:
+    """Take the places that `rule` chooses from the first parent and the others from the second."""
     one, other = flatten(a), flatten(b)
     chosen = rule(torch.arange(one.shape[1]), one.shape[1])
-    return unflatten(torch.where(chosen, one, other), {name: leaf[0] for name, leaf in a.items()})
+    return unflatten(torch.where(chosen, one, other), row(a, 0))
 
 
 def _chosen(one: Tensor, other: Tensor, shape: tuple[int, ...], random: Random) -> Tensor:
@@ -122,7 +101,7 @@ def mutate(
     - `uniform_multiplication`: the same with ε uniform in ± 0.01 · rate;
     - `offset`: w ← w + ε, ε uniform in ± rate.
 
-    There is one ε for each child and leaf, as published, or one for `each` value.
+    There is one ε for each child and leaf, as published (`each = "layer"`), or one for each value (`"value"`).
     """
 
     def leaf(values: Tensor) -> Tensor:
@@ -141,11 +120,11 @@ def mutate(
 
 
 def _some(count: int, size: int, share: int, random: Random) -> NDArray[np.int64]:
-    """For each of `count` children, `share` different places out of `size`, each set equally likely."""
+    """Draw `share` different places out of `size` for each of `count` children; each set is equally likely."""
     if share * 8 > size:
         order: NDArray[np.int64] = np.argsort(random.random((count, size)), axis=1)
         return order[:, :share]
-    # Floyd's algorithm, for all children at once: its cost grows with the share, not with the size
+    # Floyd's algorithm for all children at once: its cost grows with the share, not with the size
     children = np.arange(count)
     drawn = random.integers(np.arange(size - share + 1, size + 1), size=(count, share))
     taken = np.zeros((count, size), dtype=bool)
@@ -156,6 +135,7 @@ def _some(count: int, size: int, share: int, random: Random) -> NDArray[np.int64
 
 
 def _changes(kind: str, rate: float, shape: tuple[int, int], random: Random) -> NDArray[np.float64]:
+    """Draw the ε of `mutate`."""
     if kind == "multiplication":
         return random.normal(0.0, 0.01 * rate, size=shape)
     widest = rate if kind == "offset" else 0.01 * rate
@@ -173,7 +153,7 @@ def next_generation(
     crossover: Callable[[Tree, Tree, Random], Tree],
     mutation: Callable[[Tree, Random], Tree],
 ) -> Tree:
-    """The parents as they are, then mutated children of random pairs of them, as many individuals as before."""
+    """Return the parents unchanged, then mutated children of random pairs of them. The size stays the same."""
     kept = rows(population, choose_parents(fitness, parents, random))
     first, second = choose_pairs(parents, len(fitness) - parents, random)
     children = mutation(crossover(rows(kept, first), rows(kept, second), random), random)
@@ -181,7 +161,7 @@ def next_generation(
 
 
 def diversity(population: Tree) -> Tensor:
-    """Return the root mean square distance of individuals from their mean, divided by their root mean square norm.
+    """Return the root mean square distance of individuals from their mean, as a share of their root mean square norm.
 
     >>> diversity({"w": torch.tensor([[1.0], [-1.0]])}), diversity({"w": torch.tensor([[2.0], [2.0]])})
     (tensor(1.), tensor(0.))

@@ -8,32 +8,19 @@ from typing import ClassVar
 import torch
 from pydantic import model_validator
 
-from fedloom.algorithm import (
-    Clients,
-    Cohort,
-    Count,
-    Groups,
-    InputError,
-    Positive,
-    Task,
-    Tree,
-    Update,
-    clone,
-    map_leaves,
-    row,
-    select,
-)
+from fedloom.algorithm import Clients, Cohort, Count, Groups, InputError, Positive, Task, Tree, Update, without
+from fedloom.algorithms.evolution import perturbations
 from fedloom.algorithms.evolution.fitness import FitnessName, Search
-from fedloom.algorithms.evolution.operators import flatten, unflatten
-from fedloom.algorithms.evolution.perturbations import around, directions, natural_utilities, weighted_sum
+from fedloom.algorithms.evolution.perturbations import to_tree, to_vector, weighted_sum
+from fedloom.tree import map_leaves, select
 
 
 class SNES(Search):
-    """One model and a width for each weight, both moved towards whatever random changes help.
+    """Adapts a model and a step width for each weight; no gradients.
 
-    Candidates are w + s ∘ ε, which clients rebuild from a seed. With utilities u from ranks, w ← w + η_w s ∘ Σ u ε and
-    s ← s ∘ exp(η_s / 2 · Σ u (ε² − 1)). Left to itself, η_s is (3 + ln d) / (5 √d) for d weights. It needs no learning
-    rate: for small models whose weights differ in scale.
+    Candidates are w + s ∘ ε, which clients rebuild from a seed. With utilities u from the ranks of the candidates,
+    w ← w + η_w s ∘ Σ u ε and s ← s ∘ exp(η_s / 2 · Σ u (ε² − 1)). By default η_s is (3 + ln d) / (5 √d) for d weights,
+    so you need no learning rate. Use it for small models whose weights differ in scale.
     """
 
     reference: ClassVar[str] = "Schaul et al., High Dimensions and Heavy Tails for Natural Evolution Strategies, 2011"
@@ -63,28 +50,17 @@ class SNES(Search):
         seed = torch.tensor(cohort.key("directions") >> 1)
         fitness = cohort.reduce(self.judge, {**state, "now": {"seed": seed}})["fitness"]["fitness"]
         centre = select(state["model"], state["widths"])
-        steps = self._directions(centre, int(seed))
-        utilities = natural_utilities(fitness)
-        width = _flat(state["widths"])
+        steps = perturbations.directions_from(centre, seed, self.population)
+        utilities = perturbations.natural_utilities(fitness)
+        width = to_vector(state["widths"])
         rate = self.width_lr or (3 + math.log(len(width))) / (5 * math.sqrt(len(width)))
-        moved = _flat(centre) + self.centre_lr * width * weighted_sum(utilities, steps)
+        moved = to_vector(centre) + self.centre_lr * width * weighted_sum(utilities, steps)
         widened = width * torch.exp(rate / 2 * weighted_sum(utilities, steps.square() - 1))
         cohort.note(fitness=float(fitness.max()), mean_fitness=float(fitness.mean()), width=float(widened.mean()))
-        return {"model": {**state["model"], **_tree(moved, centre)}, "widths": _tree(widened, centre)}
+        return {"model": {**state["model"], **to_tree(moved, centre)}, "widths": to_tree(widened, centre)}
 
     def judge(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         centre = select(shared["model"], shared["widths"])
-        population = around(centre, _flat(shared["widths"]), self._directions(centre, int(shared["now"]["seed"])))
-        fixed = {name: leaf for name, leaf in shared["model"].items() if name not in centre}
-        return self.answer(task, population, fixed, data), own
-
-    def _directions(self, centre: Tree, seed: int) -> torch.Tensor:
-        return directions(seed, self.population, len(_flat(centre)), next(iter(centre.values())).dtype)
-
-
-def _flat(one: Tree) -> torch.Tensor:
-    return flatten({name: leaf.unsqueeze(0) for name, leaf in one.items()})[0]
-
-
-def _tree(flat: torch.Tensor, like: Tree) -> Tree:
-    return clone(row(unflatten(flat.unsqueeze(0), like), 0))
+        steps = perturbations.directions_from(centre, shared["now"]["seed"], self.population)
+        population = perturbations.around(centre, to_vector(shared["widths"]), steps)
+        return self.answer(task, population, without(shared["model"], centre), data), own

@@ -16,16 +16,14 @@ from fedloom.algorithms.evolution.operators import (
     choose_parents,
     diversity,
     filterwise,
-    flatten,
     halving,
     interleave,
     kernelwise,
     mean,
     mutate,
     next_generation,
-    unflatten,
 )
-from fedloom.tree import Tree
+from fedloom.tree import Tree, flatten, unflatten
 
 
 def random(seed: int = 0) -> np.random.Generator:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fedloom import keys, tree
 from fedloom.algorithms import SNES, OpenAIES
-from fedloom.algorithms.evolution.operators import flatten
 from fedloom.algorithms.evolution.perturbations import (
     around,
     centred_ranks,
@@ -27,6 +26,7 @@ from fedloom.errors import InputError
 from fedloom.federation.engine import Evaluation, RoundRecord, fit
 from fedloom.federation.sampling import Sampling
 from fedloom.task import Task
+from fedloom.tree import flatten
 from tests.algorithms.evolution.test_neuroevolution import fitness_by_hand
 from tests.conftest import ALL_TRAIN, Dense, federation
 
