@@ -1,4 +1,4 @@
-"""What fedloom knows about its algorithms, in words: `fedloom algorithms` and the documentation show it."""
+"""Descriptions of the algorithms in words, for `fedloom algorithms` and the documentation."""
 
 from __future__ import annotations
 
@@ -11,22 +11,26 @@ from fedloom.algorithm import Algorithm, Central
 from fedloom.algorithms import ALGORITHMS
 from fedloom.errors import InputError, nearest
 
+# the words of a JSON schema in plain English
+KINDS = {"number": "number", "integer": "whole number", "string": "text", "boolean": "true or false", "array": "list"}
+BOUNDS = {"minimum": "at least", "exclusiveMinimum": "more than", "maximum": "at most", "exclusiveMaximum": "less than"}
+
 
 @dataclass(frozen=True)
 class Entry:
-    """One algorithm."""
+    """The description of one algorithm."""
 
     name: str
     summary: str  # the first line of its docstring
     details: str
     reference: str
     fields: dict[str, tuple[str, str]]  # name → type and default
-    secure: str  # whether it goes together with secure aggregation, in words
-    network: str
+    secure: str  # whether it works with secure aggregation, in words
+    network: str  # whether it runs on a network, in words
 
 
 def entry(name: str) -> Entry:
-    """All about one algorithm.
+    """Describe one algorithm.
 
     >>> entry("fedprox").fields["mu"]
     ('number, at least 0', '0.01')
@@ -42,13 +46,13 @@ def entry(name: str) -> Entry:
         if field != "train":
             default = "" if info.default is PydanticUndefined else repr(info.default).replace("'", '"')
             fields[field] = ("a robust rule" if field == "rule" else _words(schema[field]), default)
-    if "rule" in fields:  # what is special about an algorithm comes first
+    if "rule" in fields:  # an algorithm's own fields come first
         fields["rule"] = fields.pop("rule")
     return Entry(name, summary, details.strip(), kind.reference, fields, _secure(kind), _network(kind))
 
 
 def entries() -> list[Entry]:
-    """All algorithms."""
+    """Describe all algorithms."""
     return [entry(name) for name in ALGORITHMS]
 
 
@@ -56,9 +60,8 @@ def _secure(kind: type[Algorithm]) -> str:
     if kind.pooled:
         return "not federated"
     if not kind().linear:
-        return (
-            "no: the server sees each answer" if issubclass(kind, Central) else "no: clients see each other's weights"
-        )
+        why = "the server sees each answer" if issubclass(kind, Central) else "clients see each other's weights"
+        return f"no: {why}"
     return f"yes: the server needs only sums{' (not with a rule)' if 'rule' in kind.model_fields else ''}"
 
 
@@ -67,26 +70,13 @@ def _network(kind: type[Algorithm]) -> str:
 
 
 def _words(schema: dict[str, object]) -> str:
-    """A field's type in words."""
-    kinds = {
-        "number": "number",
-        "integer": "whole number",
-        "string": "text",
-        "boolean": "true or false",
-        "array": "list",
-    }
+    """Return a field's type in words."""
     if "enum" in schema:
         return " | ".join(str(choice) for choice in schema["enum"])  # type: ignore[attr-defined]
     if "const" in schema:
         return str(schema["const"])
     if "anyOf" in schema:
         return " or ".join(_words(choice) for choice in schema["anyOf"] if choice.get("type") != "null")  # type: ignore[attr-defined]
-    word = kinds.get(str(schema.get("type")), "table")
-    bounds = {
-        "minimum": "at least",
-        "exclusiveMinimum": "more than",
-        "maximum": "at most",
-        "exclusiveMaximum": "less than",
-    }
-    limits = [f"{words} {schema[bound]:g}" for bound, words in bounds.items() if bound in schema]
+    word = KINDS.get(str(schema.get("type")), "table")
+    limits = [f"{words} {schema[bound]:g}" for bound, words in BOUNDS.items() if bound in schema]
     return ", ".join([word, *limits])

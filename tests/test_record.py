@@ -150,7 +150,7 @@ def test_a_parameter_of_another_optimizer_is_refused(given: dict[str, object], m
 
 def test_fedsgd_refuses_what_has_no_meaning_for_it() -> None:
     assert message(FedSGD, momentum=0.9) == (
-        "FedSGD takes one plain gradient step a round: 'momentum' has no meaning for it. Leave it out, or use "
+        "FedSGD takes one plain gradient step a round, so 'momentum' has no meaning. Leave it out, or use "
         'fedavg with batch_size = "full".'
     )
 

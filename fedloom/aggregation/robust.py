@@ -1,10 +1,11 @@
-"""Aggregation that survives some wrong clients. A rule sees what each client changed, and says what all changed.
+"""Robust rules: aggregation that tolerates some wrong clients. A rule makes one change from the clients' changes.
 
-`rule = "median"` or `rule = { name = "krum", byzantine = 1 }` in the table of any central algorithm. The server then
-sees each client's change, so none of this goes together with secure aggregation.
+Write `rule = "median"` or `rule = { name = "krum", byzantine = 1 }` in the table of any central algorithm. The server
+then sees each client's change, so robust rules do not work with secure aggregation.
 
-A change that is not finite (NaN or infinite anywhere) is certainly wrong, so it is left out before a rule looks at the
-rest. It counts among the wrong ones that the rule tolerates; where there are more, the round is abandoned.
+A change that is not finite (with a NaN or an infinity anywhere) is certainly wrong, so it is left out before the rule
+sees the others. It counts as one of the wrong clients that the rule tolerates. If there are more, the round is
+abandoned.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from torch import Tensor
 from fedloom.aggregation import means
 from fedloom.errors import InputError, ParameterError, RoundAbandoned, nearest
 from fedloom.record import Count, Positive, Record
-from fedloom.tree import Tree, rows
+from fedloom.tree import Tree, flatten, row, rows, unflatten
 
 
 class Robust(Record):
-    """Base of robust rules: works on one long vector per client; counters are averaged."""
+    """Base of robust rules. A rule works on one long vector per client; counters are averaged."""
 
     name: ClassVar[str] = ""
 
     def __call__(self, stacked: Tree, weights: Tensor, gone: int = 0) -> Tree:
-        """What all changed; `gone` clients of the round were found to be wrong before."""
+        """Combine the clients' changes into one; `gone` clients of this round were already found to be wrong."""
         sound = finite(stacked) & weights.isfinite()
         gone += int((~sound).sum())
         clients = int(sound.sum()) + gone
@@ -45,28 +46,27 @@ class Robust(Record):
         counters = {name: leaf for name, leaf in stacked.items() if name not in floating}
         if not floating:
             return means.mean(counters, weights)
-        flat = torch.cat([leaf.reshape(len(weights), -1) for leaf in floating.values()], dim=1)
+        flat = flatten(floating)
         found = self.combine(flat, weights.to(flat.dtype), gone)
-        sizes = [leaf[0].numel() for leaf in floating.values()]
-        parts = dict(zip(floating, torch.split(found, sizes), strict=True))
-        result = {name: part.reshape(floating[name].shape[1:]) for name, part in parts.items()}
+        result = row(unflatten(found.unsqueeze(0), row(floating, 0)), 0)
         return {**result, **(means.mean(counters, weights) if counters else {})}
 
     def check(self, clients: int) -> None:
-        """Raise if the rule cannot work with this number of clients."""
+        """Raise an error if the rule cannot work with this number of clients."""
 
     def tolerates(self, clients: int) -> int:
-        """Return how many of this number of clients may be wrong: fewer than half, unless the rule sets its own number.
+        """Return how many of the clients may be wrong: fewer than half, unless the rule has a parameter for it.
 
-        Clipping and bounding promise no number: they bound what each wrong client can do.
+        Clipping and bounding guarantee no number: they bound what each wrong client can do.
         """
         return (clients - 1) // 2
 
     def combine(self, changes: Tensor, weights: Tensor, gone: int = 0) -> Tensor:
-        """One vector from one row per client; `gone` wrong ones are left out already."""
+        """Make one vector from one row per client; `gone` wrong clients are already left out."""
         raise NotImplementedError(f"{type(self).__name__} is abstract")
 
     def _need(self, clients: int, least: int, why: str) -> None:
+        """Raise an error if there are fewer than `least` clients."""
         if clients < least:
             raise InputError(
                 f"The rule {self.name} needs at least {least} clients a round ({why}). Got {clients} instead."
@@ -74,7 +74,7 @@ class Robust(Record):
 
 
 class Median(Robust):
-    """The median of every coordinate: fewer than half of the clients may be wrong (Yin et al. 2018)."""
+    """Takes the median of every coordinate; fewer than half of the clients may be wrong (Yin et al. 2018)."""
 
     name: ClassVar[str] = "median"
 
@@ -83,7 +83,7 @@ class Median(Robust):
 
 
 class TrimmedMean(Robust):
-    """The mean of every coordinate without its `trim` largest and smallest values (Yin et al. 2018)."""
+    """Takes the mean of every coordinate without its `trim` largest and smallest values (Yin et al. 2018)."""
 
     name: ClassVar[str] = "trimmed_mean"
     trim: Annotated[int, Strict(), Ge(0)] = 1
@@ -101,7 +101,7 @@ class TrimmedMean(Robust):
 
 
 class Krum(Robust):
-    """The one change that is nearest to its neighbours (Blanchard et al. 2017)."""
+    """Takes the one change that is nearest to its neighbours (Blanchard et al. 2017)."""
 
     name: ClassVar[str] = "krum"
     byzantine: Count = 1
@@ -118,11 +118,11 @@ class Krum(Robust):
 
 
 class MultiKrum(Krum):
-    """The mean of the `keep` changes that are nearest to their neighbours (Blanchard et al. 2017)."""
+    """Takes the mean of the `keep` changes that are nearest to their neighbours (Blanchard et al. 2017)."""
 
     name: ClassVar[str] = "multi_krum"
     keep: Count | None = None
-    """How many changes to average. By default, all but the `byzantine` ones."""
+    """How many changes to average. By default, all clients minus `byzantine`."""
 
     def check(self, clients: int) -> None:
         super().check(clients)
@@ -136,7 +136,7 @@ class MultiKrum(Krum):
 
 
 class Bulyan(Robust):
-    """Krum chooses, then a mean of the values around each coordinate's median (El Mhamdi et al. 2018)."""
+    """Chooses changes by Krum, then averages the values around each coordinate's median (El Mhamdi et al. 2018)."""
 
     name: ClassVar[str] = "bulyan"
     byzantine: Count = 1
@@ -163,19 +163,19 @@ class Bulyan(Robust):
 
 
 class GeometricMedian(Robust):
-    """The point with the smallest weighted sum of distances to all changes (Pillutla et al. 2022)."""
+    """Finds the point with the smallest weighted sum of distances to all changes (Pillutla et al. 2022)."""
 
     name: ClassVar[str] = "geometric_median"
     iterations: Count = 100
-    """The most steps of Weiszfeld's algorithm."""
+    """The largest number of steps of Weiszfeld's algorithm."""
     tolerance: Positive = 1e-6
     """Stop when the relative change of a step is below this."""
 
     def combine(self, changes: Tensor, weights: Tensor, gone: int = 0) -> Tensor:
         shares = weights / weights.sum()
-        point = Median().combine(changes, weights)  # not the mean: one that is far off must not take it along
+        point = Median().combine(changes, weights)  # not the mean, which one distant change can move anywhere
         for _ in range(self.iterations):
-            # smoothed: a point that is one of the changes must not divide by zero
+            # bounded from below, because the point may be one of the changes
             pull = shares / (changes - point).norm(dim=1).clamp(min=self.tolerance)
             moved = (pull / pull.sum()) @ changes
             done = bool((moved - point).norm() <= self.tolerance * (1 + point.norm()))
@@ -186,16 +186,16 @@ class GeometricMedian(Robust):
 
 
 class CentredClipping(Robust):
-    """Repeated means of changes clipped around the last mean (Karimireddy et al. 2021)."""
+    """Averages changes clipped around the last mean, repeatedly (Karimireddy et al. 2021)."""
 
     name: ClassVar[str] = "centred_clipping"
     radius: Positive = 1.0
     """Changes are clipped to this distance from the last mean."""
     iterations: Count = 3
-    """How often to clip and average."""
+    """How many times to clip and average."""
 
     def combine(self, changes: Tensor, weights: Tensor, gone: int = 0) -> Tensor:
-        centre = torch.zeros_like(changes[0])  # every client counts the same: weights are what attackers lie about
+        centre = torch.zeros_like(changes[0])  # all clients count the same, because attackers can lie about weights
         for _ in range(self.iterations):
             offset = changes - centre
             centre = centre + (offset * shrink(offset, self.radius)).mean(dim=0)
@@ -203,21 +203,21 @@ class CentredClipping(Robust):
 
 
 class NormBounding(Robust):
-    """The mean of changes that are no longer than `bound` (Sun et al. 2019)."""
+    """Averages changes after scaling long ones down to the norm `bound` (Sun et al. 2019)."""
 
     name: ClassVar[str] = "norm_bounding"
     bound: Positive = 1.0
-    """The longest norm that a change keeps; a longer one is scaled down to it."""
+    """The largest norm of a change. A longer change is scaled down to it."""
 
     def combine(self, changes: Tensor, weights: Tensor, gone: int = 0) -> Tensor:
         return (weights / weights.sum()) @ (changes * shrink(changes, self.bound))
 
 
 def judge(rule: Any, stacked: Tree, weights: Tensor, sound: Tensor, gone: int, base: Tree | None) -> Tree:
-    """What a rule makes of one group of changes, added to the base that they started from if there is one.
+    """Apply a rule to one group of changes, and add the result to the base that they started from, if there is one.
 
-    `sound` says which clients are finite; `gone` wrong clients left the round before. A client without weight in this
-    group is not judged in it. A group of a single number, which has no direction to judge, becomes its median.
+    `sound` says which clients are finite; `gone` wrong clients left the round earlier. A client without weight in this
+    group is not judged in it. A group of a single number has no direction to judge, so its median is taken.
     """
     present = weights != 0
     numbers = sum(leaf[0].numel() for leaf in stacked.values())
@@ -233,24 +233,24 @@ def judge(rule: Any, stacked: Tree, weights: Tensor, sound: Tensor, gone: int, b
 
 
 def finite(stacked: Tree) -> Tensor:
-    """For each client, whether all its numbers are finite."""
+    """Return for each client whether all its numbers are finite."""
     found = [leaf.isfinite().flatten(1).all(1) if leaf.dim() > 1 else leaf.isfinite() for leaf in stacked.values()]
     return torch.stack(found).all(0)
 
 
 def shrink(changes: Tensor, longest: float) -> Tensor:
-    """A factor per row that makes it no longer than this."""
+    """Return a factor for each row that scales it down to at most this length."""
     lengths: Tensor = torch.linalg.vector_norm(changes, dim=1, keepdim=True).clamp(min=1e-30)
     return (longest / lengths).clamp(max=1.0)
 
 
 def distances(changes: Tensor) -> Tensor:
-    """Squared distances between all rows, computed from differences, which are exact where rows are close."""
-    return torch.stack([(changes - row).square().sum(dim=1) for row in changes])
+    """Return squared distances between all rows, from their differences, which are exact for close rows."""
+    return torch.stack([(changes - one).square().sum(dim=1) for one in changes])
 
 
 def krum_scores(squared: Tensor, byzantine: int) -> Tensor:
-    """For each row the sum of its n − f − 2 smallest distances to others."""
+    """Return for each row the sum of its n − f − 2 smallest distances to others."""
     others = squared + torch.diag(torch.full((len(squared),), torch.inf, dtype=squared.dtype))
     return others.sort(dim=1).values[:, : max(len(squared) - byzantine - 2, 1)].sum(dim=1)
 
@@ -264,7 +264,7 @@ AnyRule = SerializeAsAny[Robust]
 
 
 def robust(value: Any) -> Any:
-    """A rule from its name, or from a table with its name and fields."""
+    """Make a rule from its name, or from a table with its name and fields."""
     if value is None or isinstance(value, Robust):
         return value
     fields = {"name": value} if isinstance(value, str) else dict(value)

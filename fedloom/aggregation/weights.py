@@ -1,4 +1,4 @@
-"""How much each client counts: functions that return rows of a mixing matrix, and graphs of which clients exchange."""
+"""How much each client counts: functions that make rows of a mixing matrix, and graphs of neighbours."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from torch import Tensor
 from fedloom import keys
 from fedloom.errors import InputError
 
-SMALLEST_LOSS = 1e-6  # stands in for a loss of exactly zero, whose inverse would be infinite
-SMALLEST_SCORE = 1e-12  # stands in for a score of zero: nothing beside any other, but equal weights if all are zero
+SMALLEST_LOSS = 1e-6  # replaces a loss of exactly zero, whose inverse would be infinite
+SMALLEST_SCORE = 1e-12  # replaces a score of zero: negligible beside any other, but equal weights if all are zero
 
 
 def by_size(kind: str, examples: Tensor) -> Tensor:
-    """`examples` or `uniform` weights, from the numbers of training examples."""
+    """Return `examples` or `uniform` weights, from the numbers of training examples."""
     return by_examples(examples) if kind == "examples" else uniform(examples)
 
 
 def by_examples(examples: Tensor) -> Tensor:
-    """In proportion to the number of training examples (McMahan et al. 2017)."""
+    """Return weights proportional to the number of training examples (McMahan et al. 2017)."""
     return examples.to(torch.float64)
 
 
 def uniform(examples: Tensor) -> Tensor:
-    """Every client the same."""
+    """Return the same weight for every client."""
     return torch.ones(len(examples), dtype=torch.float64)
 
 
 def by_score(scores: Tensor, higher_is_better: bool = True) -> Tensor:
-    """In proportion to a score, or to the inverse of one that should be low; equal if all are zero.
+    """Return weights proportional to a score, or to the inverse of a score that should be low; equal if all are zero.
 
-    A score that is not defined (NaN or infinite) counts for nothing beside any other, and all count the same where none
-    is defined. Each client can compute its own weight, so the server need not see the scores.
+    An undefined score (NaN or infinite) has no weight beside defined ones. If no score is defined, all count the same.
+    Each client can compute its own weight, so the server does not need to see the scores.
 
     >>> by_score(torch.tensor([0.5, 1.0]))
     tensor([0.5000, 1.0000], dtype=torch.float64)
@@ -42,10 +42,10 @@ def by_score(scores: Tensor, higher_is_better: bool = True) -> Tensor:
 
 
 def within_one_std(scores: Tensor, higher_is_better: bool = True) -> Tensor:
-    """Equal weights for those not more than one (population) standard deviation worse than the mean, none for others.
+    """Return weight 1 for scores at most one (population) standard deviation worse than the mean, and 0 for others.
 
-    Mean and deviation are those of the scores that are defined (finite). One that is not has no weight, and all count
-    the same where none is defined.
+    Mean and deviation are those of the defined (finite) scores. An undefined score has no weight. If no score is
+    defined, all count the same.
 
     >>> within_one_std(torch.tensor([0.9, 0.9, 0.9, 0.1, torch.nan]))
     tensor([1., 1., 1., 0., 0.], dtype=torch.float64)
@@ -55,14 +55,14 @@ def within_one_std(scores: Tensor, higher_is_better: bool = True) -> Tensor:
     if not bool(defined.any()):
         return torch.ones_like(scores)
     mean, spread = scores[defined].mean(), scores[defined].std(correction=0)
-    # equal scores have a spread of zero, and rounding must not exclude everybody
+    # equal scores have a spread of zero, and rounding must not exclude all of them
     slack = 1e-12 * (1 + mean.abs())
     chosen = scores >= mean - spread - slack if higher_is_better else scores <= mean + spread + slack
     return (chosen & defined).to(torch.float64)
 
 
 def metropolis(graph: Tensor) -> Tensor:
-    """A doubly stochastic matrix for a symmetric graph: 1 / (1 + the larger degree) on edges, the rest for itself."""
+    """Return a doubly stochastic matrix: 1 / (1 + the larger degree) on a graph's edges, the rest on the diagonal."""
     edges = graph.bool() & ~torch.eye(len(graph), dtype=torch.bool)
     degree = edges.sum(1)
     matrix = edges / (1.0 + torch.maximum(degree[:, None], degree[None, :])).to(torch.float64)
@@ -70,7 +70,7 @@ def metropolis(graph: Tensor) -> Tensor:
 
 
 def topology(name: str, clients: int, key: int, degree: int = 2, probability: float = 0.5) -> Tensor:
-    """Return the graph in which clients exchange: a symmetric boolean matrix. Every client is its own neighbour.
+    """Return which clients are neighbours, as a symmetric boolean matrix. Every client is its own neighbour.
 
     >>> topology("ring", 4, key=0).int().tolist()
     [[1, 1, 0, 1], [1, 1, 1, 0], [0, 1, 1, 1], [1, 0, 1, 1]]
@@ -100,7 +100,7 @@ def topology(name: str, clients: int, key: int, degree: int = 2, probability: fl
 
 
 def _regular(clients: int, degree: int, key: int) -> Tensor:
-    """A random graph in which everybody has `degree` neighbours: stubs are paired until no edge is doubled."""
+    """Draw a random graph in which every client has `degree` neighbours: pair stubs until no edge is doubled."""
     if degree >= clients or clients * degree % 2:
         raise InputError(
             f"There is no graph in which {clients} clients have {degree} neighbours each: the degree must be less than "
@@ -115,7 +115,7 @@ def _regular(clients: int, degree: int, key: int) -> Tensor:
         graph = graph | graph.t()
         if not graph.diagonal().any() and bool((graph.sum(1) == degree).all()):
             return graph
-    # dense graphs are rarely drawn without a double edge: a ring with longer and longer chords has them all
+    # dense graphs are rarely drawn without a double edge: use a ring with longer and longer chords
     graph = torch.zeros((clients, clients), dtype=torch.bool)
     order = torch.from_numpy(keys.permutation(key, clients))
     number = torch.arange(clients)

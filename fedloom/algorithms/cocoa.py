@@ -18,7 +18,7 @@ Vector = NDArray[np.float64]
 
 
 class CoCoA(Algorithm):
-    """Clients solve parts of the dual problem; the server adds them up.
+    """Clients solve parts of the dual problem of a linear model.
 
     w ← w + γ Σ Δw_k with Δw_k = Σ x_i Δα_i / (λ n), by dual coordinate ascent on each client: adding (γ = 1, σ' = m) or
     averaging (γ = 1/m, σ' = 1). It minimises (1/n) Σ ℓ_i(w) + (λ/2) ‖w‖², where ℓ is the task's loss and w includes the
@@ -85,8 +85,8 @@ class CoCoA(Algorithm):
             change, dual = self._ascend(task, shared, own["dual"]["alpha"][position].numpy(), data, position)
             changes.append(change)
             duals.append(torch.from_numpy(dual))
-        change = unflatten(torch.from_numpy(np.stack(changes)), _weight_first(shared["model"]))
-        sent = {"change": {name: change[name] for name in shared["model"]}}
+        stacked = unflatten(torch.from_numpy(np.stack(changes)), _weight_first(shared["model"]))
+        sent = {"change": {name: stacked[name] for name in shared["model"]}}
         return Update(sent, torch.ones(len(data))), {"dual": {**own["dual"], "alpha": torch.stack(duals)}}
 
     def _ascend(self, task: Task, shared: Groups, alpha: Vector, data: Clients, position: int) -> tuple[Vector, Vector]:

@@ -10,10 +10,10 @@ from fedloom.algorithms.fedavg import FedAvg
 
 
 class Ditto(FedAvg):
-    """Each client also trains its own model, pulled to the global one.
+    """Each client also trains a model near the global one.
 
-    v_k ← v_k − lr (g + lam (v_k − w)) is a client's own model; w ← Σ p_k w_k is the global one, trained as in FedAvg.
-    Use it for fairness and robustness through personalisation.
+    v_k ← v_k − lr (g + lam (v_k − w)) pulls a client's own model towards the global one; w ← Σ p_k w_k is the global
+    one, trained as in FedAvg. Use it for fairness and robustness through personalisation.
     """
 
     reference: ClassVar[str] = "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021"

@@ -9,7 +9,7 @@ from fedloom.tree import add, expand, select, sub, zeros_like
 
 
 class FedDyn(Central):
-    """Changes each client's loss so that the clients' optima agree.
+    """Changes the clients' losses so that their optima agree.
 
     A local step uses g − g_k + α (w − w_global). Then g_k ← g_k − α (w_k − w), h ← h − α (1/K) Σ (w_k − w) and
     w ← (1/m) Σ w_k − h / α. Use it for many local steps on data that differ between clients.

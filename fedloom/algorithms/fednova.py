@@ -12,10 +12,10 @@ from fedloom.tree import add, expand, scale, select, sub
 
 
 class FedNova(Central):
-    """Averages changes per step: more steps do not count for more.
+    """Averages what clients change per local step.
 
-    w ← w − (Σ p_k a_k) Σ p_k (w − w_k) / a_k, where a_k is the effective number of local steps. Use it for clients with
-    different amounts of data or work.
+    w ← w − (Σ p_k a_k) Σ p_k (w − w_k) / a_k, where a_k is the effective number of local steps. A client that takes
+    more steps does not count for more. Use it for clients with different amounts of data or work.
     """
 
     reference: ClassVar[str] = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"

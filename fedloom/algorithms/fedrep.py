@@ -12,7 +12,7 @@ from fedloom.tree import expand, select
 
 
 class FedRep(FedAvg):
-    """Clients share the body of a model, and each keeps its own head.
+    """Clients share the body of a model and keep their own head.
 
     A client takes steps on F_k(body, h_k) by h_k, then by body_k, which starts as the shared body; then
     body ← Σ p_k body_k. `head` names the leaves of the head by the beginnings of their names; by default it is the last

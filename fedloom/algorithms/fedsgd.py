@@ -11,7 +11,7 @@ from fedloom.tree import add, expand, select
 
 
 class FedSGD(Central):
-    """Clients send full gradients, and the server takes one step a round.
+    """Clients send full gradients, and the server takes a step.
 
     w ← w − lr · Σ n_k g_k / Σ n_k, where g_k is the gradient over all examples of client k. This equals FedAvg with one
     epoch of one full batch, and is the baseline for FedAvg. Of the training parameters, only `lr` has a meaning.

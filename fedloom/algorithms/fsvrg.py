@@ -106,7 +106,7 @@ class FSVRG(Central):
 
 
 class SVRG(FSVRG):
-    """FSVRG on pooled data, without scaling: the baseline for FSVRG.
+    """FSVRG on pooled data, without scaling: its baseline.
 
     w ← w − (h / n) (∇f_i(w) − ∇f_i(w₀) + ∇f(w₀)) over one random permutation of all n examples, from w₀.
     """

@@ -13,7 +13,7 @@ from fedloom.algorithm import Central, Clients, Cohort, Count, Groups, Task, Tre
 
 
 class IFCA(Central):
-    """Each client trains the one of several models that fits it best.
+    """Each client trains the best fitting of several models.
 
     j_k = argmin_j F_k(w_j) on the training data, w_j ← Σ p_k w_k over the clients with j_k = j; a model that no client
     chose stays as it is. Clients choose whenever they use a model, also for evaluation and in rounds without them. Use

@@ -15,7 +15,7 @@ from fedloom.tree import row, rows, select, stack
 
 
 class Peer(Algorithm):
-    """Each client averages the weights of its neighbours; no server.
+    """Each client averages its neighbours' weights; no server.
 
     W ← A W, with one row of A for each client. A row is uniform, Metropolis, or made from the scores of the neighbours'
     weights on the client's own validation split (`score`, `within_std`). With `scores = "pre"`, neighbours also send

@@ -9,7 +9,7 @@ from fedloom.algorithms.fedavg import FedAvg
 
 
 class PerFedAvg(FedAvg):
-    """Learns a model that is good after one step on a client's data.
+    """Learns a model that is good after one step by a client.
 
     w_k ← w_k − lr ∇f(w_k − alpha ∇f(w_k)), then w ← Σ p_k w_k. This is the first-order variant, with the same batch for
     both gradients. Use it if clients will adapt the model to their own data.

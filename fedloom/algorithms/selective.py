@@ -9,7 +9,7 @@ from fedloom.algorithms.evaluation_weighted import EvaluationWeighted, higher_is
 
 
 class Selective(EvaluationWeighted):
-    """Only clients with a good enough validation score are averaged.
+    """Averages only clients with a good validation score.
 
     w ← (1/m) Σ w_k over the m clients whose score by `metric` is at most one standard deviation worse than the mean of
     the scores. A client with an undefined score, such as the AUROC of a single class, is left out. If no score is

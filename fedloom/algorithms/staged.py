@@ -12,7 +12,7 @@ from fedloom.algorithms.fedavg import FedAvg
 
 
 class Staged(FedAvg):
-    """Averages within groups, and then the averages of the groups.
+    """Averages within groups, and then between groups.
 
     w ← Σ_g (p_g / p) Σ_(k in g) (p_k / p_g) w_k, as edge servers and a cloud would compute it. It equals FedAvg,
     because a group counts as much as its clients together.

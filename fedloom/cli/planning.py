@@ -84,8 +84,10 @@ def algorithms(
         found = catalogue.entries()
         if as_json:
             print_json([asdict(entry) for entry in found])
-        for entry in found if not as_json else ():
-            print(f"{entry.name:<12} {entry.summary}")
+            return
+        width = max(len(entry.name) for entry in found)
+        for entry in found:
+            print(f"{entry.name:<{width}}  {entry.summary}")
         return
     entry = catalogue.entry(name)
     if as_json:
@@ -94,8 +96,9 @@ def algorithms(
     print(f"{entry.name}: {entry.summary}\n")
     if entry.details:
         print(f"{entry.details}\n")
+    width = max(map(len, entry.fields), default=0)
     for key, (kind, default) in entry.fields.items():
-        print(f"  {key:<16} {kind} (default {default})")
+        print(f"  {key:<{width}}  {kind} (default {default})")
     print(f"\nAlso any key of [train]. Secure aggregation: {entry.secure}. On a network: {entry.network}.")
     if entry.reference:
         print(f"Reference: {entry.reference}.")

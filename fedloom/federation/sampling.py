@@ -1,4 +1,4 @@
-"""Which clients take part in a round."""
+"""Draws the clients of a round."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fedloom.record import Count, Duration, NonNegative, Positive, Record, Share
 
 
 class Sampling(Record):
-    """The clients that take part in each round.
+    """Which clients take part in a round.
 
-    `fraction` is C of the papers (0 means one client); `count` gives the number itself. Sampling is `fixed` (exactly
-    this many, at random), `poisson` (each client independently with probability `fraction`) or `window` (moves on by
-    one client at a time).
+    Give the number of clients as `fraction`, C in the papers (0 means one client), or directly as `count`. Sampling is
+    `fixed` (exactly this many, at random), `poisson` (each client independently with probability `fraction`) or
+    `window` (moves by one client at a time).
     """
 
     fraction: Share = 1.0
-    """The fraction of clients in a round, C in the papers. 0 means one client."""
+    """The share of clients in a round, C in the papers. 0 means one client."""
     count: Count | None = None
     """The number of clients in a round, instead of `fraction`."""
     sampling: Literal["fixed", "poisson", "window"] = "fixed"
@@ -33,7 +33,7 @@ class Sampling(Record):
     everyone_every: Count | None = None
     """All clients take part in every round that is a multiple of this."""
     quorum: NonNegative = 0.0
-    """The fewest clients for a round to count: a fraction of the cohort, or a number above 1."""
+    """The fewest clients for a round to count: a share of the cohort, or a number above 1."""
     start_when: Count | tuple[str, ...] = 2
     """How many agents to wait for before the first round, or their names. Only on a network."""
     deadline: Duration = "10m"
@@ -52,29 +52,30 @@ class Sampling(Record):
                 f"A cohort takes either a count or a fraction. Got count = {self.count} and fraction = {self.fraction}."
             )
         if self.sampling == "poisson" and self.count is not None:
-            raise InputError("Poisson sampling draws each client by itself: give cohort.fraction, not cohort.count.")
-        if self.sampling == "poisson" and self.fraction == 0:
             raise InputError(
-                "Poisson sampling with cohort.fraction = 0 would never draw anybody. Use a larger fraction."
+                "Poisson sampling draws each client independently: give cohort.fraction, not cohort.count."
             )
+        if self.sampling == "poisson" and self.fraction == 0:
+            raise InputError("Poisson sampling with cohort.fraction = 0 never draws a client. Use a larger fraction.")
         return self
 
     def size(self, population: int) -> int:
-        """How many clients a round has (the expected number for Poisson sampling)."""
+        """Return how many clients a round has (the expected number for Poisson sampling)."""
         return self.count or max(int(self.fraction * population + 0.5), 1)
 
     def needed(self, population: int) -> int:
-        """The fewest clients for a round to count."""
+        """Return the fewest clients for a round to count."""
         size = self.size(population)
         return int(np.ceil(self.quorum * size if self.quorum <= 1 else self.quorum))
 
     def identity(self) -> dict[str, Any]:
-        """What of this decides the result: not how long somebody waits, and on a network only what was asked for."""
+        """Return the values that decide the result: no waiting times, and network keys only if they were changed."""
         values = self.model_dump(mode="json", exclude_none=True, exclude={"start_when", "deadline"})
         plain = {name: type(self).model_fields[name].default for name in ("over_select", "weight_cap")}
         return {name: value for name, value in values.items() if name not in plain or value != plain[name]}
 
     def check(self, population: int) -> None:
+        """Raise an error if the population is too small for these values."""
         if self.count is not None and self.count > population:
             raise InputError(
                 f"cohort.count = {self.count}, but there are only {population} clients. Allowed: 1 to {population}."
@@ -86,11 +87,11 @@ class Sampling(Record):
             )
 
     def is_for_everyone(self, round: int) -> bool:
-        """Whether all clients take part in this round, whatever else is said."""
+        """Return whether all clients take part in this round, whatever the other values say."""
         return self.everyone_every is not None and round % self.everyone_every == 0
 
     def draw(self, population: int, round: int, seed: int) -> tuple[int, ...]:
-        """The clients of a round, in ascending order.
+        """Draw the clients of a round, in ascending order.
 
         >>> Sampling(count=3).draw(1_000_000, round=1, seed=7) == Sampling(count=3).draw(1_000_000, round=1, seed=7)
         True
@@ -109,7 +110,7 @@ class Sampling(Record):
             return tuple(range(population))
         if size * 2 > population:
             return tuple(sorted(int(client) for client in keys.permutation(key, population)[:size]))
-        # a few of many: draw with repetition until enough differ, so that the cost does not grow with the population
+        # a few of many: draw with repetition until enough are different, so the cost does not grow with the population
         chosen_ids: dict[int, None] = {}
         draws = size
         while len(chosen_ids) < size:

@@ -1,7 +1,7 @@
-"""One suite that every algorithm must pass: fedloom's own, and yours.
+"""The checks that every algorithm must pass: fedloom's and yours.
 
-`check_algorithm(MyAlgorithm)` trains three small clients on small nets and raises an AssertionError with one clear
-sentence where a promise is broken.
+`check_algorithm(MyAlgorithm)` trains three small clients on small nets. If the algorithm breaks a promise, it raises an
+AssertionError that says which one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ROUNDS = 3
 FEATURES, CLASSES = 16, 3
 SIZES = (9, 23, 14)  # three unequal clients
 _SMALL = {"lr": 0.05, "batch_size": 4}
-TIGHT = 1e-7  # how far grouped clients may be from single ones in float64, relative to the largest weight
+TIGHT = 1e-7  # how far grouped clients may be from single ones in float64, as a share of the largest weight
 
 
 def check_algorithm(
@@ -52,16 +52,16 @@ def check_algorithm(
 ) -> None:
     """Check the promises that an algorithm makes; an AssertionError says which one is broken.
 
-    - The serial backend and clients computed together give the same bits, however a cohort is cut; clients trained side
-      by side agree with them tightly. With `workers`, this is also tried with that number of processes.
-    - What it is given (the server's state, what is shared, what clients keep) is not changed in place.
-    - A run that resumes from a checkpoint is the same as one that was never stopped, absent clients included.
+    - The serial backend and clients computed together give the same bits, wherever a cohort is cut. Clients trained
+      side by side agree with them closely. With `workers`, this is also checked on that many processes.
+    - The algorithm does not change its inputs in place: the server's state, what is shared, and what clients keep.
+    - A run that continues from a checkpoint equals one that was never stopped, also if a client was absent.
     - It runs on a dense net, a CNN with batch normalisation and two LSTMs: one with layer normalisation inside, and
-      torch's own, whose clients are never side by side (`needs = "linear"`: on linear models instead).
-    - Wrong parameters are refused with a message that says what is allowed; the right ones survive a trip as JSON.
+      torch's own, whose clients are never side by side. With `needs = "linear"` it runs on linear models instead.
+    - It refuses wrong parameters with a message that names them. Right ones stay the same when written as JSON.
     - Its docstring begins with one plain sentence.
 
-    `settings` are fields to test it with, besides small ones for training.
+    `settings` are fields to test it with. By default, training uses small batches.
 
     >>> from fedloom.algorithms import FedAvg
     >>> check_algorithm(FedAvg, settings={"epochs": 2.0})
@@ -86,7 +86,7 @@ def check_algorithm(
 
 
 def _with_settings(algorithm: type[Algorithm] | Algorithm, settings: dict[str, Any]) -> Algorithm:
-    """The algorithm to be tested, with small batches unless it asks for others itself."""
+    """Return the algorithm to test, with small batches unless its own defaults differ from those of Training."""
     if isinstance(algorithm, Algorithm):
         changed: Algorithm = algorithm.replace(**settings)
         return changed
@@ -99,23 +99,22 @@ def _with_settings(algorithm: type[Algorithm] | Algorithm, settings: dict[str, A
     return algorithm(**{**small, **settings})
 
 
-# --- what it says about itself
+# --- its description and parameters
 
 
 def _check_docstring(kind: type[Algorithm]) -> None:
     lines = (vars(kind).get("__doc__") or "").strip().splitlines()
     assert lines, f"{kind.__name__} has no docstring: say in one plain sentence what it does."
     first = lines[0].strip()
-    assert first[0].isupper() or not first[0].isalpha(), f"{kind.__name__}'s docstring begins without a capital letter."
-    assert first.endswith((".", "!")), (
-        f"{kind.__name__}'s docstring must have a whole sentence as its first line: {first!r}"
-    )
-    assert len(first.split()) >= 4, f"{kind.__name__}'s docstring says too little in its first line: {first!r}"
-    assert not set(first) & set("`<>{}|"), f"{kind.__name__}'s docstring must begin with plain words: {first!r}"
+    who = f"{kind.__name__}'s docstring"
+    assert first[0].isupper() or not first[0].isalpha(), f"{who} begins without a capital letter: {first!r}"
+    assert first.endswith((".", "!")), f"{who} must have a whole sentence as its first line: {first!r}"
+    assert len(first.split()) >= 4, f"{who} says too little in its first line: {first!r}"
+    assert not set(first) & set("`<>{}|"), f"{who} must begin with plain words: {first!r}"
 
 
 def _check_parameters(algorithm: Algorithm, settings: dict[str, Any]) -> None:
-    """Wrong values are refused in the house form, right ones survive a trip as JSON."""
+    """Check that wrong values are refused with a clear message, and that right ones stay the same as JSON."""
     kind = type(algorithm)
     given = {**{name: getattr(algorithm, name) for name in kind.model_fields}, **settings}
     for name, field in kind.model_fields.items():
@@ -123,14 +122,16 @@ def _check_parameters(algorithm: Algorithm, settings: dict[str, Any]) -> None:
             continue
         for bad in _bad_values(field.annotation, tuple(field.metadata)):
             said = _refusal(kind, {**given, name: bad})
-            assert said is not None, f"{kind.__name__} takes {name} = {bad!r}, which its own field does not allow."
+            assert said is not None, f"{kind.__name__} takes {name} = {bad!r}, which its field does not allow."
             assert name in said, f"{kind.__name__}(… {name} = {bad!r} …) does not say which parameter is wrong: {said}"
             assert repr(bad) in said, f"{kind.__name__}(… {name} = {bad!r} …) does not say what it was given: {said}"
     said = _refusal(kind, {**given, "no_such_parameter": 1})
     assert said is not None, f"{kind.__name__} takes parameters that it does not have."
     assert "no_such_parameter" in said, f"{kind.__name__} does not say which parameter is unknown: {said}"
     fields = json.loads(algorithm.model_dump_json())
-    assert kind(**fields) == algorithm, f"{kind.__name__} is another one after its fields went through JSON: {fields}"
+    assert kind(**fields) == algorithm, (
+        f"{kind.__name__} changes when its fields are written as JSON and read again: {fields}"
+    )
     try:
         hash(algorithm)
     except TypeError as error:
@@ -138,7 +139,7 @@ def _check_parameters(algorithm: Algorithm, settings: dict[str, Any]) -> None:
 
 
 def _refusal(kind: type[Algorithm], fields: dict[str, Any]) -> str | None:
-    """What an algorithm says about wrong fields; None if it takes them."""
+    """Return the message with which an algorithm refuses wrong fields; None if it takes them."""
     try:
         kind(**fields)
     except InputError as error:
@@ -150,8 +151,11 @@ def _refusal(kind: type[Algorithm], fields: dict[str, Any]) -> str | None:
     return None
 
 
+_OUTSIDE: dict[type, int] = {Ge: -1, Gt: 0, Le: 1, Lt: 0}  # from a bound to the nearest value that it forbids
+
+
 def _bad_values(annotation: Any, metadata: tuple[Any, ...]) -> Iterator[Any]:
-    """Values just outside the bounds of a numeric field, and a choice that does not exist."""
+    """Yield values just outside the bounds of a numeric field, and a choice that does not exist."""
     kinds = list(_kinds(annotation, metadata))
     names = [choice for kind, _ in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
     if names and all(get_origin(kind) is Literal or kind is type(None) for kind, _ in kinds):
@@ -159,21 +163,14 @@ def _bad_values(annotation: Any, metadata: tuple[Any, ...]) -> Iterator[Any]:
     for kind, bounds in kinds:
         if kind not in (int, float):
             continue
-        for bound in bounds:
-            if isinstance(bound, Ge):
-                yield kind(bound.ge - 1)  # type: ignore[operator]
-            elif isinstance(bound, Gt):
-                yield kind(bound.gt)
-            elif isinstance(bound, Le):
-                yield kind(bound.le + 1)  # type: ignore[operator]
-            elif isinstance(bound, Lt):
-                yield kind(bound.lt)
+        for bound in bounds:  # its only field has the name of its class: Ge(ge=0)
+            yield kind(getattr(bound, type(bound).__name__.lower()) + _OUTSIDE[type(bound)])
         if bounds and str not in [other for other, _ in kinds]:
             yield "a word"
 
 
 def _kinds(annotation: Any, metadata: tuple[Any, ...]) -> Iterator[tuple[Any, list[Any]]]:
-    """The kinds of value that a field takes, each with its bounds."""
+    """Yield the kinds of value that a field takes, each with its bounds."""
     if get_origin(annotation) is Annotated:
         inner, *more = get_args(annotation)
         yield from _kinds(inner, (*metadata, *more))
@@ -185,7 +182,7 @@ def _kinds(annotation: Any, metadata: tuple[Any, ...]) -> Iterator[tuple[Any, li
         yield annotation, [part for part in flat if isinstance(part, Ge | Gt | Le | Lt)]
 
 
-# --- what it does
+# --- its rounds
 
 
 @dataclass(frozen=True)
@@ -202,7 +199,7 @@ class _Trial:
         return f"{type(self.algorithm).__name__} on {self.net}"
 
     def check(self, crew: Workers | None) -> set[str]:
-        """Check everything; returns the methods whose answers the server sees one by one."""
+        """Check everything; return the methods whose answers the server sees one by one."""
         found = probe(self.federation, self.task)
         alone = found.setup(group=1)
         with self._drawing_only_from_keys():
@@ -230,23 +227,15 @@ class _Trial:
         return InProcess(Place(self.federation, self.task, setup), cuts)
 
     def _run(self, backend: Backend, resume: Snapshot | None = None) -> list[RoundRecord]:
-        """All rounds, or those after a snapshot. No state may change once it was handed out."""
+        """Run all rounds, or those after a snapshot, and check that no state changes after it was handed out."""
         try:
             before = self.task.initial()
             begin = resume or Snapshot(0, self.algorithm.init(self.task, before))
             handed = [(f"the state after round {begin.round}", begin.state, _bits(begin.state))]
             handed += [(f"what client {c} kept", own, _bits(own)) for c, own in begin.own.items()]
             records = []
-            for record in fit(
-                self.federation,
-                self.task,
-                self.algorithm,
-                ROUNDS,
-                seed=1,
-                sampling=_Absent(),
-                backend=backend,
-                resume=begin,
-            ):
+            options: dict[str, Any] = {"seed": 1, "sampling": _Absent(), "backend": backend, "resume": begin}
+            for record in fit(self.federation, self.task, self.algorithm, ROUNDS, **options):
                 records.append(record)
                 handed.append((f"the state after round {record.round}", record.state, _bits(record.state)))
                 for client, own in record.own.items():
@@ -262,15 +251,14 @@ class _Trial:
 
     @contextmanager
     def _drawing_only_from_keys(self) -> Iterator[None]:
+        """Check that nothing draws from the global generators."""
         before, numpy_before = torch.random.get_rng_state(), repr(np.random.get_state())
         yield
         same = torch.equal(before, torch.random.get_rng_state()) and numpy_before == repr(np.random.get_state())
-        assert same, (
-            f"{self.who} draws from a global generator: draw from cohort.key and data.key, which can be repeated."
-        )
+        assert same, f"{self.who} draws from a global generator. Use cohort.key and data.key, which can be repeated."
 
     def _check_structure(self, records: list[RoundRecord]) -> None:
-        """Leaves keep their names, shapes and kinds; only the server may learn new ones in a round."""
+        """Check that leaves keep their names, shapes and dtypes; only the server may add new ones in a round."""
         initial = self.task.initial()
         server = _shapes(self.algorithm.init(self.task, initial))
         client = _shapes(self.algorithm.init_own(self.task, initial))
@@ -278,25 +266,27 @@ class _Trial:
             state = _shapes(record.state)
             known = {group: {name: state.get(group, {}).get(name) for name in server[group]} for group in server}
             assert known == server, (
-                f"{self.who}: the leaves of the server's state must stay as init gives them. They began as {server} "
-                f"and became {known} in round {record.round}."
+                f"{self.who}: the leaves of the server's state must stay as init gives them. They were {server} and "
+                f"became {known} in round {record.round}."
             )
             for own in record.own.values():
                 assert _shapes(own) == client, (
-                    f"{self.who}: what a client keeps must always have the leaves that init_own gives it. They began "
-                    f"as {client} and became {_shapes(own)} in round {record.round}."
+                    f"{self.who}: what a client keeps must always have the leaves that init_own gives it. They were "
+                    f"{client} and became {_shapes(own)} in round {record.round}."
                 )
 
     def _check_bits(self, reference: list[RoundRecord], how: str, backend: Backend) -> None:
+        """Check that another backend gives the same bits."""
         for one, other in zip(reference, self._run(backend), strict=True):
             self._same(one, other, f"with {how}")
 
     def _same(self, one: RoundRecord, other: RoundRecord, how: str) -> None:
         a, b = _facts(one), _facts(other)
         wrong = [name for name in a if a[name] != b[name]]
-        assert not wrong, f"{self.who}: {how}, round {one.round} is another one, in {', '.join(wrong)}."
+        assert not wrong, f"{self.who}: {how}, round {one.round} differs in {', '.join(wrong)}."
 
     def _check_close(self, reference: list[RoundRecord], others: list[RoundRecord], group: int) -> None:
+        """Check that clients trained side by side get nearly the same numbers as clients trained alone."""
         for one, other in zip(reference, others, strict=True):
             pairs = [("the server's state", one.state, other.state)]
             pairs += [(f"what client {client} keeps", own, other.own[client]) for client, own in one.own.items()]
@@ -308,7 +298,7 @@ class _Trial:
                 )
 
     def _check_resumed(self, reference: list[RoundRecord]) -> None:
-        """After a checkpoint of round 1 or 2, the rest of the run is the same, bit for bit."""
+        """Check that the rest of a run after a checkpoint of round 1 or 2 is the same, bit for bit."""
         own: dict[int, Groups] = {}
         with tempfile.TemporaryDirectory() as folder:
             for record in reference[:-1]:
@@ -320,24 +310,24 @@ class _Trial:
                     raise AssertionError(f"{self.who}: its state cannot be saved: {error}") from error
                 assert loaded is not None
                 saved = loaded.snapshot
-                assert _bits(saved.state) == _bits(record.state), f"{self.who}: the state is another one after saving."
+                assert _bits(saved.state) == _bits(record.state), f"{self.who}: the state changes when it is saved."
                 assert {c: _bits(kept) for c, kept in saved.own.items()} == {c: _bits(own[c]) for c in sorted(own)}, (
-                    f"{self.who}: what clients keep is something else after saving."
+                    f"{self.who}: what clients keep changes when it is saved."
                 )
                 serial = Serial(self.federation, self.task, probe(self.federation, self.task).setup(group=1))
                 for one, other in zip(reference[record.round :], self._run(serial, saved), strict=True):
-                    self._same(one, other, f"going on after round {record.round}")
+                    self._same(one, other, f"continuing after round {record.round}")
 
 
 class _Absent(Sampling):
-    """Everybody takes part, but for the second client in round 2."""
+    """All clients take part, except the second client in round 2."""
 
     def draw(self, population: int, round: int, seed: int) -> tuple[int, ...]:
         return tuple(client for client in range(population) if (round, client) != (2, 1))
 
 
 class _Watching(Backend):
-    """Looks at what a backend is given, before and after, and at what the server gets to see."""
+    """Watches a backend: whether methods change their inputs in place, and what the server sees."""
 
     def __init__(self, backend: Serial, who: str) -> None:
         self.backend, self.who = backend, who
@@ -360,7 +350,7 @@ class _Watching(Backend):
         return outcome
 
     def _check_positions(self, work: ClientWork, method: str) -> None:
-        """A position starts from a group that was shared, leaf by leaf."""
+        """Check that every position starts from a group that was shared, leaf by leaf."""
         answer = replace(work.part(0, 1), keep="stack").perform(self.backend.place)
         for group, base in (answer.positions or {}).items():
             assert group in answer.stack, f"{self.who}: {method} declares '{group}' a position, but does not send it."
@@ -380,6 +370,7 @@ class _Watching(Backend):
 
 
 def _given(work: Work) -> dict[str, Groups]:
+    """Return the inputs of some work, by name."""
     if isinstance(work, ClientWork):
         return {"shared": work.shared, "own": work.own, "each": work.each or {}, "peers": work.peers or {}}
     return {"shared": work.shared, "own": work.own} if isinstance(work, EvaluationWork) else {}
@@ -394,7 +385,7 @@ def _shapes(groups: Groups) -> dict[str, dict[str, str]]:
 
 
 def _facts(record: RoundRecord) -> dict[str, Any]:
-    """All that a record says but the time it took: equal facts mean equal bits."""
+    """Return everything in a record except times. Equal facts mean equal bits."""
     return {
         "the server's state": _bits(record.state),
         "what clients keep": {client: _bits(own) for client, own in record.own.items()},
@@ -406,7 +397,7 @@ def _facts(record: RoundRecord) -> dict[str, Any]:
 
 
 def _distance(a: Groups, b: Groups) -> float:
-    """Return the largest difference between two sets of trees, relative to each leaf's largest value (at least 1)."""
+    """Return the largest difference between two sets of trees, as a share of each leaf's largest value (at least 1)."""
     far = 0.0
     for group, leaves in a.items():
         for name, leaf in leaves.items():
@@ -434,36 +425,17 @@ def _federation(loss: str) -> Federation:
     return Federation(x[: sum(SIZES)], labels[: sum(SIZES)], np.cumsum([0, *SIZES]), classes=names, server=held)
 
 
-class _Dense(nn.Module):
-    """Two layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hidden = nn.Linear(FEATURES, 6)
-        self.out = nn.Linear(6, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.out(torch.relu(self.hidden(x)))
-        return scores
+def _dense() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 6), nn.ReLU(), nn.Linear(6, CLASSES))
 
 
-class _Pictures(nn.Module):
-    """A convolution with batch normalisation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(1, 3, 3, padding=1)
-        self.norm = nn.BatchNorm2d(3)
-        self.out = nn.Linear(3 * 4, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        seen = torch.relu(self.norm(self.conv(x.reshape(-1, 1, 4, 4))))
-        scores: Tensor = self.out(nn.functional.max_pool2d(seen, 2).flatten(1))
-        return scores
+def _pictures() -> nn.Module:
+    normalised = (nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU())
+    return nn.Sequential(*normalised, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3 * 4, CLASSES))
 
 
 class _Recurrent(nn.Module):
-    """An LSTM over four steps with layer normalisation inside, so with a cell of its own, which can be vmapped."""
+    """An LSTM over four steps with layer normalisation inside. It has its own cell, so it can be vmapped."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -482,7 +454,7 @@ class _Recurrent(nn.Module):
 
 
 class _Library(nn.Module):
-    """Torch's own LSTM, which cannot be vmapped: clients are computed one by one, whatever group is asked for."""
+    """Torch's own LSTM, which cannot be vmapped: clients are always computed one by one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -499,8 +471,8 @@ def _line() -> nn.Module:
 
 
 _NETS: Sequence[tuple[str, Callable[[], nn.Module], str]] = (
-    ("a dense net", _Dense, "cross_entropy"),
-    ("a CNN with batch normalisation", _Pictures, "cross_entropy"),
+    ("a dense net", _dense, "cross_entropy"),
+    ("a CNN with batch normalisation", _pictures, "cross_entropy"),
     ("an LSTM with layer normalisation", _Recurrent, "cross_entropy"),
     ("torch's LSTM", _Library, "cross_entropy"),
 )

@@ -101,5 +101,5 @@ def test_a_head_or_a_body_that_is_frozen_is_refused() -> None:
             self.hidden.requires_grad_(False)
 
     task = Task(Frozen)
-    with pytest.raises(InputError, match="one of them is frozen"):
+    with pytest.raises(InputError, match="all of one are frozen"):
         FedRep().init_own(task, task.initial())

@@ -17,6 +17,8 @@ def test_algorithms_are_listed_and_shown(monkeypatch: pytest.MonkeyPatch, capsys
     in_this_process("algorithms", monkeypatch=monkeypatch)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(ALGORITHMS)
+    assert all(len(line) <= 80 for line in lines)
+    assert len({re.match(r"\S+ +", line).end() for line in lines}) == 1, "the summaries are not aligned"  # type: ignore[union-attr]
     in_this_process("algorithms", "scaffold", monkeypatch=monkeypatch)
     shown = capsys.readouterr().out
     assert re.search(r"server_lr +number, more than 0 \(default 1.0\)", shown)

@@ -1,4 +1,4 @@
-"""The suite for outsiders finds what it is there to find."""
+"""`check_algorithm` finds every broken promise, and names it."""
 
 from typing import Any, Literal
 
@@ -194,11 +194,11 @@ def test_a_good_algorithm_passes() -> None:
     [
         (ChangesShared, "changes shared in place"),
         (ChangesState, "was changed in place later"),
-        (DependsOnItsRange, "all clients computed together, round 1 is another one"),
+        (DependsOnItsRange, "all clients computed together, round 1 differs in"),
         (CentresItsGroup, "2 clients side by side, the server's state is .* off after round 1"),
         (Draws, "draws from a global generator"),
         (DrawsInNumpy, "draws from a global generator"),
-        (Remembers, "going on after round 1, round 2 is another one"),
+        (Remembers, "continuing after round 1, round 2 differs in"),
         (Forgets, "the leaves of the server's state must stay as init gives them|does not run"),
         (Grows, "must always have the leaves that init_own gives it|does not run"),
         (SeesEverybody, "must say linear = False"),

@@ -93,7 +93,7 @@ def test_poisson_draws_each_client_by_itself_at_the_rate() -> None:
     assert np.var(sizes) == pytest.approx(45, rel=0.35)
     assert Sampling(fraction=1.0, sampling="poisson").draw(50, 1, 0) == tuple(range(50))
     assert Sampling(fraction=1e-9, sampling="poisson").draw(50, 1, 0) == ()
-    with pytest.raises(InputError, match="never draw anybody"):
+    with pytest.raises(InputError, match="never draws a client"):
         Sampling(fraction=0.0, sampling="poisson")
 
 

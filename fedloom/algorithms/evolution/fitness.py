@@ -107,7 +107,7 @@ def fitness_side_by_side(
     padded.append(held[0][:1].expand(dummies))
     real.append(torch.zeros(dummies, dtype=torch.bool))
     sums = []
-    passes = (torch.cat(parts).split(lanes * BLOCK) for parts in (padded, real))
+    passes = (torch.split(torch.cat(parts), lanes * BLOCK) for parts in (padded, real))
     for part, mask in zip(*passes, strict=True):
         x, y = evaluation.batch(data, part, task)
         values = scores(task, population_outputs(task, population, fixed, x, data.setup), y, kind).cpu()

@@ -21,7 +21,7 @@ NEVER = float("inf")  # a value that no generation has
 
 
 class Neuroevolution(Search):
-    """The server breeds models, and clients judge them; no gradients.
+    """Breeds models that clients judge; needs no gradients.
 
     P ← best ∪ mutate(cross(best)). A round is a generation. Clients answer with one fitness for each individual. The
     server takes the mean over all their examples, keeps the `parents` − 1 fittest and one random other unchanged, and

@@ -19,7 +19,7 @@ EPSILON = 1e-8
 
 
 class OpenAIES(Search):
-    """Moves a model along the random changes that help; no gradients.
+    """Follows random changes that help; needs no gradients.
 
     w ← w + η / (n sigma) · Σ F_i ε_i, through Adam. Half of the population is w + sigma · ε, the other half is
     w − sigma · ε; clients rebuild the random directions ε from a seed. F is the clients' mean fitness as centred ranks.

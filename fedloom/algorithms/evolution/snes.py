@@ -16,7 +16,7 @@ from fedloom.tree import map_leaves, select
 
 
 class SNES(Search):
-    """Adapts a model and a step width for each weight; no gradients.
+    """Adapts each weight and its step; needs no gradients.
 
     Candidates are w + s ∘ ε, which clients rebuild from a seed. With utilities u from the ranks of the candidates,
     w ← w + η_w s ∘ Σ u ε and s ← s ∘ exp(η_s / 2 · Σ u (ε² − 1)). By default η_s is (3 + ln d) / (5 √d) for d weights,
