@@ -62,9 +62,9 @@ class Algorithm(Record):
     `FedAvg(train=Training(lr=0.1))`.
     """
 
-    name: ClassVar[str]  # in experiment files; without one, the name of the class in lower case
+    name: ClassVar[str]  # in experiment files; by default, the name of the class in lower case
     reference: ClassVar[str] = ""
-    takes_complex: ClassVar[bool] = True  # whether its server's formulas hold for complex parameters
+    takes_complex: ClassVar[bool] = True  # whether its formulas hold for complex parameters
     pooled: ClassVar[bool] = False  # trains on the union of all clients' data: a baseline, not federated
     needs: ClassVar[str] = ""  # "linear" if it trains only linear models
 

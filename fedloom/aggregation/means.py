@@ -1,8 +1,8 @@
-"""Pure aggregation. Every averaging rule is a mixing matrix: rows of weights times the stacked clients.
+"""Weighted means of clients' trees, with the same bits on every backend.
 
 All sums are pairwise sums over the clients' positions: position 0 with 1, 2 with 3, those pairs with each other, and so
-on. The brackets depend on positions alone, so arrival order and the number of processes cannot change a bit, and a
-process that holds a range of clients sends few partial sums instead of one tree per client.
+on. The brackets depend only on positions, so the order of arrival and the number of processes cannot change a bit. A
+process that holds a range of clients sends a few partial sums instead of one tree per client.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ class PairwiseSum:
         self.nodes: dict[Node, Tree] = {}
 
     def add(self, value: Tree, index: int, level: int = 0) -> None:
+        """Add the tree of one position, or the sum of a node, and merge it with its sibling if that is there."""
         while (sibling := self.nodes.pop((level, index ^ 1), None)) is not None:
             value, level, index = add(sibling, value), level + 1, index >> 1
         self.nodes[level, index] = value
 
     def extend(self, nodes: dict[Node, Tree]) -> None:
-        """Partial sums that another process made."""
+        """Add partial sums that another process made."""
         for (level, index), value in nodes.items():
             self.add(value, index, level)
 
     def total(self) -> Tree:
-        """All nodes, added from left to right."""
+        """Return the sum of all nodes, added from left to right."""
         ordered: Iterator[Tree] = iter(self.nodes[node] for node in sorted(self.nodes, key=lambda n: n[1] << n[0]))
         value = next(ordered)
         for other in ordered:
@@ -50,17 +51,17 @@ class PairwiseSum:
 
 
 _HALF = (torch.float16, torch.bfloat16)
-BLOCK = 800_000  # numbers that are summed at a time, so that partial sums stay in the cache
-ROWS_BLOCK = 200_000  # the same for rows that are not in one stack: they are copied first
+BLOCK = 800_000  # numbers to sum at a time, so that partial sums stay in the cache
+ROWS_BLOCK = 200_000  # the same for separate rows, which are copied into a stack first
 
 
-Rows = Tensor | Sequence[Tensor]  # a stack, or its rows one by one: large ones need not be copied into a stack
+Rows = Tensor | Sequence[Tensor]  # a stack, or separate rows, which saves a copy of large ones
 
 
 def partial_sums(stacked: Mapping[str, Rows], weights: Tensor, first: int = 0) -> dict[Node, Tree]:
-    """Weighted sums over the leading dimension, whose rows are the positions `first`, `first + 1`, …
+    """Return weighted sums over the leading dimension, whose rows are the positions `first`, `first + 1`, …
 
-    The brackets are those of `PairwiseSum`, and so are the bits; whole numbers are summed in double precision.
+    The brackets and the bits are those of `PairwiseSum`. Whole numbers are summed in double precision.
     """
     found: dict[Node, Tree] = {}
     for begin, level in _aligned(first, len(weights)):
@@ -70,7 +71,7 @@ def partial_sums(stacked: Mapping[str, Rows], weights: Tensor, first: int = 0) -
 
 
 def _aligned(first: int, count: int) -> Iterator[tuple[int, int]]:
-    """A range of positions as the fewest nodes: where each begins, and its level.
+    """Divide a range of positions into the fewest nodes; yield where each begins, and its level.
 
     >>> list(_aligned(5, 5))
     [(5, 0), (6, 1), (8, 1)]
@@ -84,7 +85,7 @@ def _aligned(first: int, count: int) -> Iterator[tuple[int, int]]:
 
 
 def _pairwise(rows: Rows, weights: Tensor) -> Tensor:
-    """The weighted sum of 2^k rows, pair by pair, column block by column block."""
+    """Return the weighted sum of 2^k rows, pair by pair, one block of columns after the other."""
     first, count = rows[0], len(rows)
     kind = _summed_as(first)
     factors = weights.to(kind).unsqueeze(1)
@@ -104,22 +105,23 @@ def _pairwise(rows: Rows, weights: Tensor) -> Tensor:
 
 
 def finalise(total: Tree, weight: Tensor, whole: Mapping[str, torch.dtype]) -> Tree:
-    """A weighted sum divided by the sum of weights; leaves in `whole` (counters) are rounded to the nearest number."""
+    """Divide a weighted sum by the sum of weights; leaves in `whole` get back their dtype, and counters are rounded."""
     means = {name: value / weight.to(value.dtype) for name, value in total.items()}
     return {name: _back(mean, whole[name]) if name in whole else mean for name, mean in means.items()}
 
 
 def _summed_as(leaf: Tensor) -> torch.dtype:
-    """What kind of numbers a sum is made of: half precision would lose too much."""
+    """Return the dtype in which to sum a leaf: half precision would lose too much."""
     return torch.float64 if is_whole(leaf) else torch.float32 if leaf.dtype in _HALF else leaf.dtype
 
 
 def _back(mean: Tensor, kind: torch.dtype) -> Tensor:
+    """Return a mean in the dtype of its leaf."""
     return mean.to(kind) if kind.is_floating_point else mean.round().to(kind)
 
 
 def mean(stacked: Tree, weights: Tensor) -> Tree:
-    """Σ w_i x_i / Σ w_i over the leading dimension.
+    """Return Σ w_i x_i / Σ w_i over the leading dimension.
 
     >>> mean({"w": torch.tensor([[1.0], [4.0]])}, torch.tensor([2.0, 1.0]))
     {'w': tensor([2.])}
@@ -131,5 +133,5 @@ def mean(stacked: Tree, weights: Tensor) -> Tree:
 
 
 def other_dtypes(tree: Tree) -> dict[str, torch.dtype]:
-    """The leaves that are not summed as what they are: whole numbers, such as a batch counter, and half precision."""
+    """Return the leaves that are summed in another dtype: whole numbers, such as batch counters, and half precision."""
     return {name: leaf.dtype for name, leaf in tree.items() if _summed_as(leaf) != leaf.dtype}

@@ -1,7 +1,7 @@
-"""One paper, one file. Every algorithm in this folder is found by itself: there is no list to edit.
+"""The algorithms, one file for each paper. All algorithms in this folder are found automatically: there is no list.
 
-A name in an experiment file resolves to a class in `ALGORITHMS`: its `name`, or without one the name of the class in
-lower case. `from fedloom.algorithms import FedAvg` works for every class.
+`ALGORITHMS` maps the names of experiment files to classes. An algorithm's name is its `name`, or by default the name of
+its class in lower case. `from fedloom.algorithms import FedAvg` works for every class.
 """
 
 from __future__ import annotations

@@ -16,16 +16,17 @@ class ClientStates:
         self.initial = initial
         self.states = dict(states or {})
         self.changed: set[int] = set()
-        self._before: dict[int, Groups | None] = {}  # as it was when the changes were last taken
+        self._before: dict[int, Groups | None] = {}  # the states when the changes were last taken
 
     def gather(self, ids: Iterable[int]) -> Groups:
-        """The states of some clients, stacked."""
+        """Return the states of some clients, stacked."""
         if not self.initial:
             return {}
         found = [self.states.get(client, self.initial) for client in ids]
         return {group: tree.stack([state[group] for state in found]) for group in self.initial} if found else {}
 
     def put(self, ids: Iterable[int], own: Groups) -> None:
+        """Store the new states of some clients, given as a stack."""
         if own.keys() != self.initial.keys():
             raise InputError(
                 f"A client method must return all that clients keep: {', '.join(self.initial) or 'nothing'}. "
@@ -39,13 +40,13 @@ class ClientStates:
             self.changed.add(client)
 
     def take_changed(self) -> dict[int, Groups]:
-        """The states that changed since this was last asked."""
+        """Return the states that changed since the last call."""
         changed, self.changed = self.changed, set()
         self._before = {}
         return {client: self.states[client] for client in sorted(changed)}
 
     def undo(self, ids: Iterable[int] | None = None) -> None:
-        """Give up all changes that were not taken, or some clients': the round they belong to does not count."""
+        """Undo changes since the last `take_changed`, of all or some clients, because their round does not count."""
         for client in list(self._before) if ids is None else [client for client in ids if client in self._before]:
             state = self._before.pop(client)
             if state is None:

@@ -37,7 +37,7 @@ class Evaluation(Record):
     splits: tuple[SplitName, ...] = ("test",)
     """The splits of each client to evaluate on, before and after local training."""
     clients: Literal["all", "cohort"] = "all"
-    """Evaluate at all clients before local training, or only at the cohort's."""
+    """Evaluate at all clients before local training, or only at those of the cohort."""
     universal: bool = False
     """At the end, evaluate every client's model on the union of all test splits."""
     epochs: bool = False
@@ -170,7 +170,7 @@ def _checked(state: Groups, before: Groups, cohort: Cohort, federation: Federati
         for name, group in cohort.own.states[client].items():
             if not tree.is_sound(group, trainable):
                 raise _diverged(f"the {name} that client '{federation.name(client)}' keeps", cohort, federation)
-    # averaging equal numbers may change their last bits, and frozen parameters must not drift
+    # averaging equal numbers can change their last bits, and frozen parameters must not drift
     return {
         name: {**group, **tree.select(before.get(name, {}), [leaf for leaf in frozen if leaf in group])}
         for name, group in state.items()

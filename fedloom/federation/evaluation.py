@@ -1,4 +1,4 @@
-"""Evaluation as work for a backend: of clients' models on their own data, and of the global model on the server's."""
+"""Evaluation as work for a backend: clients' models on their own data, and the global model on the server's data."""
 
 from __future__ import annotations
 
