@@ -21,7 +21,7 @@ class Sampling(Record):
     """
 
     fraction: Share = 1.0
-    """The share of clients in a round, C in the papers. 0 means one client."""
+    """The fraction of clients in a round, C in the papers. 0 means one client."""
     count: Count | None = None
     """The number of clients in a round, instead of `fraction`."""
     sampling: Literal["fixed", "poisson", "window"] = "fixed"
@@ -33,7 +33,7 @@ class Sampling(Record):
     everyone_every: Count | None = None
     """All clients take part in every round that is a multiple of this."""
     quorum: NonNegative = 0.0
-    """The fewest clients for a round to count: a share of the cohort, or a number above 1."""
+    """The fewest clients for a round to count: a fraction of the cohort, or a number above 1."""
     start_when: Count | tuple[str, ...] = 2
     """How many agents to wait for before the first round, or their names. Only on a network."""
     deadline: Duration = "10m"

@@ -44,7 +44,7 @@ ROUNDS = 3
 FEATURES, CLASSES = 16, 3
 SIZES = (9, 23, 14)  # three unequal clients
 _SMALL = {"lr": 0.05, "batch_size": 4}
-TIGHT = 1e-7  # how far grouped clients may be from single ones in float64, as a share of the largest weight
+TIGHT = 1e-7  # how far grouped clients may be from single ones in float64, relative to the largest weight
 
 
 def check_algorithm(
@@ -397,7 +397,7 @@ def _facts(record: RoundRecord) -> dict[str, Any]:
 
 
 def _distance(a: Groups, b: Groups) -> float:
-    """Return the largest difference between two sets of trees, as a share of each leaf's largest value (at least 1)."""
+    """Return the largest difference between two sets of trees, relative to each leaf's largest value (at least 1)."""
     far = 0.0
     for group, leaves in a.items():
         for name, leaf in leaves.items():
