@@ -50,7 +50,7 @@ class QuorumError(FedloomError):
 
 
 class RoundAbandoned(QuorumError):
-    """Too few clients answered in this round: the model stays as it is, and the run goes on."""
+    """Too few clients answered in this round: the model stays as it is, and the run continues."""
 
 
 class StoreError(FedloomError):

@@ -127,7 +127,7 @@ def _drawing(key):
 def _frozen(population):
     """neat-python's population as bytes in a tensor, so that it is checkpointed with the run.
 
-    It is a pickle, as in neat-python's own checkpoints: go on only with runs that are your own.
+    It is a pickle, as in neat-python's own checkpoints: continue only runs that are your own.
     """
     return {"population": torch.frombuffer(bytearray(pickle.dumps(population)), dtype=torch.uint8)}
 

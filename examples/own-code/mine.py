@@ -1,4 +1,4 @@
-"""A loader, a model, a loss and an algorithm: everything of yours that an experiment file can name."""
+"""A loader, a model, a loss and an algorithm: all the code that an experiment file can name."""
 
 import numpy as np
 import torch.nn.functional as F

@@ -155,5 +155,5 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=10).close()
     except (OSError, OverflowError) as error:
         raise InputError(
-            f'[run] address = "{address}": nobody answers there ({error}). `ray start --head` prints the address.'
+            f'[run] address = "{address}": no Ray answered there ({error}). `ray start --head` prints the address.'
         ) from None

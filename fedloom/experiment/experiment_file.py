@@ -41,7 +41,7 @@ class DataTable(Record):
     source: str = "digits"
     """Where the examples come from: a source's name, or `my_file.py:loader`."""
     partition: dict[str, Any] | str | None = None
-    """How examples are dealt to clients: a table with a `name` and its keys, or `natural` to use the data's own
+    """How examples are divided among clients: a table with a `name` and its keys, or `natural` to use the data's own
     clients.
     """
     normalize: Literal["none", "client", "federated"] = "none"

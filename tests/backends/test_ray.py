@@ -430,5 +430,5 @@ def test_an_address_where_nobody_answers_is_refused() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-        with pytest.raises(InputError, match=rf'address = "{address}": nobody answers there'):
+        with pytest.raises(InputError, match=rf'address = "{address}": no Ray answered there'):
             connection._check_reachable(address)

@@ -1,4 +1,4 @@
-"""Where examples come from. One file, one source: a new file in this folder is found by itself."""
+"""Where examples come from. One file, one source: fedloom finds every file in this folder."""
 
 from __future__ import annotations
 
