@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -72,12 +72,11 @@ def export(
 @data_app.command()
 def get(
     name: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Argument(help="Dataset (without it: a list of datasets).", metavar="NAME"),
+        str | None, typer.Argument(help="Dataset (without it: a list of datasets).", metavar="NAME")
     ] = None,
-    to: Annotated[Optional[Path], typer.Option(help="Folder (default: your cache).")] = None,  # noqa: UP045
+    to: Annotated[Path | None, typer.Option(help="Folder (default: your cache).")] = None,
     from_file: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--from", metavar="FILE", help="A file, archive or folder that you have, instead of a download."),
     ] = None,
 ) -> None:

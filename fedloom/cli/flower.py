@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -44,16 +44,16 @@ def write(
 @flower_app.command()
 def worker(
     app: Annotated[
-        Optional[Path],  # noqa: UP045 (typer reads this at run time, also on Python 3.10)
+        Path | None,
         typer.Argument(help="In a rehearsal with the experiment's own data: the app's folder.", metavar="[APP]"),
     ] = None,
-    site: Annotated[Optional[Path], typer.Option(help="This site's file (TOML): [site], [data], [policy].")] = None,  # noqa: UP045
+    site: Annotated[Path | None, typer.Option(help="This site's file (TOML): [site], [data], [policy].")] = None,
     partition_id: Annotated[
         int | None, typer.Option(help="In a rehearsal: the number of this part of the clients.")
     ] = None,
-    num_partitions: Annotated[Optional[int], typer.Option(help="In a rehearsal: the number of parts.")] = None,  # noqa: UP045
+    num_partitions: Annotated[int | None, typer.Option(help="In a rehearsal: the number of parts.")] = None,
     state: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(help="Folder for the node's key and its clients' states, if its --node-config names one."),
     ] = None,
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -72,7 +72,7 @@ def graph(
 
 
 def algorithms(
-    name: Annotated[Optional[str], typer.Argument(help="The algorithm to describe.", metavar="NAME")] = None,  # noqa: UP045
+    name: Annotated[str | None, typer.Argument(help="The algorithm to describe.", metavar="NAME")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the algorithms, or describe one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -84,25 +84,21 @@ def export(
     mlflow: Annotated[bool, typer.Option("--mlflow", help="All cells as runs in a local MLflow store.")] = False,
     model: Annotated[bool, typer.Option("--model", help="The trained weights: safetensors and a state_dict.")] = False,
     client: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="NAME", help="With --model: the whole model that this client uses."),
+        str | None, typer.Option(metavar="NAME", help="With --model: the whole model that this client uses.")
     ] = None,
-    to: Annotated[Optional[Path], typer.Option(help="The folder to write to (default: DIR/export).")] = None,  # noqa: UP045
+    to: Annotated[Path | None, typer.Option(help="The folder to write to (default: DIR/export).")] = None,
 ) -> None:
     """Export tables, curves or trained weights from a run's folder for other programs."""
     from fedloom.results import export as exporting
     from fedloom.results.result import Result
 
-    wanted = [
-        exporter
-        for asked, exporter in (
-            (csv, exporting.export_csv),
-            (parquet, exporting.export_parquet),
-            (tensorboard, exporting.export_tensorboard),
-            (mlflow, exporting.export_mlflow),
-        )
-        if asked
-    ]
+    asked = {
+        exporting.export_csv: csv,
+        exporting.export_parquet: parquet,
+        exporting.export_tensorboard: tensorboard,
+        exporting.export_mlflow: mlflow,
+    }
+    wanted = [exporter for exporter, yes in asked.items() if yes]
     if not wanted and not model:
         raise InputError("Say what to export: --csv, --parquet, --tensorboard, --mlflow or --model; several are fine.")
     if client is not None and not model:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
 def run(
     file: File,
     changes: Changes = None,
-    workers: Annotated[Optional[int], typer.Option(help="Worker processes (default: one per core).")] = None,  # noqa: UP045
+    workers: Annotated[int | None, typer.Option(help="Worker processes (default: one per core).")] = None,
     out: Out = None,
     fresh: Fresh = False,
     as_json: AsJson = False,
@@ -75,13 +75,13 @@ def _run(
 def sweep(
     file: File,
     over: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option(
             "--over", metavar="TABLE.KEY=A,B,C", help="Values of a key to try. Repeat it to try all combinations."
         ),
     ] = None,
     random: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(min=1, help="Draw this many settings at random. Keys may have ranges: low:high or low:high:log."),
     ] = None,
     seed: Annotated[int, typer.Option(help="The seed of --random.")] = 0,
@@ -89,7 +89,7 @@ def sweep(
         bool, typer.Option("--prune", help="After a third of the rounds, continue only with the better half.")
     ] = False,
     changes: Changes = None,
-    out: Annotated[Optional[Path], typer.Option(help="The sweep's folder (default: runs/NAME-sweep).")] = None,  # noqa: UP045
+    out: Annotated[Path | None, typer.Option(help="The sweep's folder (default: runs/NAME-sweep).")] = None,
     fresh: Fresh = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -118,15 +118,15 @@ def sweep(
 
 
 def reproduce(
-    name: Annotated[Optional[str], typer.Argument(help="Its name. Without it, list all.", metavar="NAME")] = None,  # noqa: UP045
+    name: Annotated[str | None, typer.Argument(help="Its name. Without it, list all.", metavar="NAME")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Run a shortened version, labelled as such.")] = False,
     only: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option("--only", metavar="ROW", help="Run only these rows; * matches anything. Repeatable."),
     ] = None,
-    data: Annotated[Optional[Path], typer.Option(help="The folder with the data.")] = None,  # noqa: UP045
+    data: Annotated[Path | None, typer.Option(help="The folder with the data.")] = None,
     changes: Changes = None,
-    out: Annotated[Optional[Path], typer.Option(help="The folder (default: runs/reproduce-NAME).")] = None,  # noqa: UP045
+    out: Annotated[Path | None, typer.Option(help="The folder (default: runs/reproduce-NAME).")] = None,
     fresh: Fresh = False,
     estimate: Annotated[bool, typer.Option("--estimate", help="Only estimate how long it takes.")] = False,
     as_json: AsJson = False,

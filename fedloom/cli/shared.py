@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 File = Annotated[Path, typer.Argument(help="The experiment file (TOML).", metavar="FILE")]
 Folder = Annotated[Path, typer.Argument(help="A run's folder.", metavar="DIR")]
 Changes = Annotated[
-    Optional[list[str]],  # noqa: UP045 (typer reads this at run time, also on Python 3.10)
+    list[str] | None,
     typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change a key of the file. The value is TOML. Repeatable."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress.")]
-Out = Annotated[Optional[Path], typer.Option(help="The run's folder (default: runs/NAME).")]  # noqa: UP045
+Out = Annotated[Path | None, typer.Option(help="The run's folder (default: runs/NAME).")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start over; an old folder is kept beside the new one.")]
 
 

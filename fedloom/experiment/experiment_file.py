@@ -195,27 +195,22 @@ class Experiment(Record):
 
     def resolved(self) -> dict[str, Any]:
         """Return every key with its value, defaults included, as in a file."""
-        source = self.source.model_dump(mode="json", exclude_none=True)
-        data = self.data.model_dump(mode="json", exclude_none=True)
+        tables = {name: _values(getattr(self, name)) for name in TABLES}
+        data, run = tables.pop("data"), tables.pop("run")
         algorithms = {}
         for label, algorithm in self.algorithm.items():
-            fields = algorithm.model_dump(mode="json", exclude_none=True)
-            train = fields.pop("train")
-            default = self.train.model_dump(mode="json", exclude_none=True)
-            changed = {key: value for key, value in train.items() if default.get(key) != value}
+            fields = _values(algorithm)
+            changed = {key: value for key, value in fields.pop("train").items() if tables["train"].get(key) != value}
             algorithms[label] = {"name": self.names[label], **fields, **changed}
         return {
             "format": self.format,
             "name": self.name,
             "rounds": self.rounds,
             "seeds": list(self.seeds),
-            "data": {"source": data.pop("source"), **source, **data},
-            "task": self.task.model_dump(mode="json", exclude_none=True),
-            "train": self.train.model_dump(mode="json", exclude_none=True),
-            "cohort": self.cohort.model_dump(mode="json", exclude_none=True),
-            "evaluate": self.evaluate.model_dump(mode="json", exclude_none=True),
+            "data": {"source": data.pop("source"), **_values(self.source), **data},
+            **tables,
             "algorithm": algorithms,
-            "run": self.run.model_dump(mode="json", exclude_none=True),
+            "run": run,
         }
 
     def description(self) -> dict[str, Any]:
@@ -226,6 +221,10 @@ class Experiment(Record):
         files = {name: user_code.code_file(name, self.base) for name in names if user_code.is_code(name)}
         code = {name: user_code.fingerprint(file) for name, file in files.items() if file is not None}
         return {**described, "code": code} if code else described
+
+
+def _values(record: Record) -> dict[str, Any]:
+    return record.model_dump(mode="json", exclude_none=True)
 
 
 def identity(description: Mapping[str, Any]) -> str:

@@ -25,38 +25,6 @@ Row = dict[str, Any]
 Status = Literal["waiting", "running", "done", "stopped", "failed"]
 
 APPLICATION = 0x666C6F6D  # marks a database as fedloom's
-# One tuple of statements per schema version, never changed once released: a new version is a new tuple at the end.
-MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        """CREATE TABLE cells (id INTEGER PRIMARY KEY, label TEXT NOT NULL, seed INTEGER NOT NULL, status TEXT NOT NULL
-           DEFAULT 'waiting' CHECK (status IN ('waiting', 'running', 'done', 'stopped', 'failed')),
-           rounds_done INTEGER NOT NULL DEFAULT 0, weights_sha256 TEXT, error TEXT, started TEXT, finished TEXT,
-           UNIQUE (label, seed))""",
-        """CREATE TABLE rounds (cell INTEGER REFERENCES cells, round INTEGER, seconds REAL NOT NULL,
-           participants INTEGER NOT NULL, complete INTEGER NOT NULL, bytes_up INTEGER NOT NULL,
-           bytes_down INTEGER NOT NULL, PRIMARY KEY (cell, round)) WITHOUT ROWID""",
-        """CREATE TABLE participants (cell INTEGER REFERENCES cells, round INTEGER, client INTEGER,
-           bytes_up INTEGER NOT NULL, bytes_down INTEGER NOT NULL, PRIMARY KEY (cell, round, client)) WITHOUT ROWID""",
-        """CREATE TABLE client_metrics (cell INTEGER REFERENCES cells, round INTEGER, client INTEGER, phase TEXT,
-           split TEXT, metric TEXT, value REAL, examples INTEGER NOT NULL,
-           PRIMARY KEY (cell, round, client, phase, split, metric)) WITHOUT ROWID""",
-        """CREATE TABLE pooled_metrics (cell INTEGER REFERENCES cells, round INTEGER, phase TEXT, split TEXT,
-           metric TEXT, value REAL, examples INTEGER NOT NULL,
-           PRIMARY KEY (cell, round, phase, split, metric)) WITHOUT ROWID""",
-        """CREATE TABLE server_metrics (cell INTEGER REFERENCES cells, round INTEGER, split TEXT, metric TEXT,
-           value REAL, examples INTEGER NOT NULL, PRIMARY KEY (cell, round, split, metric)) WITHOUT ROWID""",
-        """CREATE TABLE history (cell INTEGER REFERENCES cells, round INTEGER, client INTEGER, epoch INTEGER,
-           metric TEXT, value REAL, PRIMARY KEY (cell, round, client, epoch, metric)) WITHOUT ROWID""",
-        """CREATE TABLE clients (client INTEGER PRIMARY KEY, name TEXT NOT NULL, train INTEGER NOT NULL,
-           validation INTEGER NOT NULL, test INTEGER NOT NULL)""",
-        "CREATE TABLE metrics (metric TEXT PRIMARY KEY, is_mean INTEGER NOT NULL, higher_is_better INTEGER NOT NULL)",
-        "CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
-    ),
-    (
-        """CREATE TABLE public_numbers (cell INTEGER REFERENCES cells, round INTEGER, client INTEGER, name TEXT,
-           about INTEGER, value REAL, PRIMARY KEY (cell, round, client, name, about)) WITHOUT ROWID""",
-    ),
-)
 # What a round writes besides its cell; the columns in KEY, with the cell, make the primary key.
 PER_ROUND = {
     "rounds": ("round", "seconds", "participants", "complete", "bytes_up", "bytes_down"),
@@ -68,6 +36,32 @@ PER_ROUND = {
     "public_numbers": ("round", "client", "name", "about", "value"),
 }
 KEY = ("round", "client", "epoch", "phase", "split", "metric", "name", "about")
+TYPES = {"seconds": "REAL", "value": "REAL"} | dict.fromkeys(("phase", "split", "metric", "name"), "TEXT")
+
+
+def _create(table: str) -> str:
+    """Return the SQL that makes a table of rounds. Only values may be NULL: an undefined one is."""
+    needed = {name: "" if name in KEY or name == "value" else " NOT NULL" for name in PER_ROUND[table]}
+    columns = ", ".join(f"{name} {TYPES.get(name, 'INTEGER')}{null}" for name, null in needed.items())
+    key = ", ".join(name for name in PER_ROUND[table] if name in KEY)
+    return f"CREATE TABLE {table} (cell INTEGER REFERENCES cells, {columns}, PRIMARY KEY (cell, {key})) WITHOUT ROWID"
+
+
+# One tuple of statements per schema version, never changed once released: a new version is a new tuple at the end.
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """CREATE TABLE cells (id INTEGER PRIMARY KEY, label TEXT NOT NULL, seed INTEGER NOT NULL, status TEXT NOT NULL
+           DEFAULT 'waiting' CHECK (status IN ('waiting', 'running', 'done', 'stopped', 'failed')),
+           rounds_done INTEGER NOT NULL DEFAULT 0, weights_sha256 TEXT, error TEXT, started TEXT, finished TEXT,
+           UNIQUE (label, seed))""",
+        *(_create(table) for table in PER_ROUND if table != "public_numbers"),
+        """CREATE TABLE clients (client INTEGER PRIMARY KEY, name TEXT NOT NULL, train INTEGER NOT NULL,
+           validation INTEGER NOT NULL, test INTEGER NOT NULL)""",
+        "CREATE TABLE metrics (metric TEXT PRIMARY KEY, is_mean INTEGER NOT NULL, higher_is_better INTEGER NOT NULL)",
+        "CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    ),
+    (_create("public_numbers"),),
+)
 TABLES = (*PER_ROUND, "cells", "clients", "metrics", "facts")
 # The pooled baseline trains a client that does not exist, numbered after the last one that does.
 CLIENT_NAME = """coalesce(clients.name, CASE t.client WHEN (SELECT max(client) + 1 FROM clients) THEN 'everyone'
@@ -191,7 +185,7 @@ class Store:
     def forget_all(self) -> None:
         """Delete everything: for a run that never reached its first round."""
         with self._transaction() as database:
-            for table in (*PER_ROUND, "cells", "clients", "metrics", "facts"):
+            for table in TABLES:
                 database.execute(f"DELETE FROM {table}")
 
     def rounds(self, cell: int) -> list[Row]:
