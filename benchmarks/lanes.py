@@ -3,7 +3,7 @@
     python benchmarks/lanes.py
 
 Both take turns, so that a busy machine slows both. Examples are random: only their shapes matter. The table is in the
-docstring of `fedloom.training.local.lanes`, which chooses between them.
+docstring of `fedloom.training.trainers.lanes`, which chooses between them.
 """
 
 from __future__ import annotations

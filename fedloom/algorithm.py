@@ -25,14 +25,15 @@ from fedloom.task import Task
 from fedloom.training import local
 from fedloom.training.clients import Clients
 from fedloom.training.evaluation import batch, evaluate
+from fedloom.training.full_gradient import full_gradient
 from fedloom.training.local import Groups, Step, Trained, Training
 from fedloom.tree import Tree, add, clone, concat, expand, map_leaves, row, rows, scale, select, stack, sub, zeros_like
 
 __all__ = ["Aggregate", "Algorithm", "Answers", "AtLeastOne", "Central", "Clients", "Cohort", "Count", "Decay"]
 __all__ += ["Groups", "Inbox", "InputError", "NonNegative", "Positive", "Share", "Step", "Task", "Trained"]
 __all__ += ["Training", "Tree", "Update", "add", "batch", "by_examples", "by_score", "by_size", "clone", "concat"]
-__all__ += ["evaluate", "expand", "keys", "local", "map_leaves", "mean", "metropolis", "row", "rows", "scale"]
-__all__ += ["select", "stack", "sub", "topology", "uniform", "within_one_std", "without", "zeros_like"]
+__all__ += ["evaluate", "expand", "full_gradient", "keys", "local", "map_leaves", "mean", "metropolis", "row", "rows"]
+__all__ += ["scale", "select", "stack", "sub", "topology", "uniform", "within_one_std", "without", "zeros_like"]
 
 
 @dataclass(frozen=True)

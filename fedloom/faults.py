@@ -1,6 +1,6 @@
-"""Named instants around fsyncs, renames and commits at which a test may kill the process, and a clock that it may move.
+"""Named points around fsyncs, renames and commits where a test can kill the process, and a clock that it can move.
 
-Inert unless the environment asks for it.
+Nothing happens unless environment variables ask for it.
 """
 
 from __future__ import annotations
@@ -9,47 +9,45 @@ import os
 import signal
 import time
 
-# where a process may be killed, and by whom the instant is passed: the tests kill at each of them
+# the points of each process: tests kill it at every one of them
 COORDINATOR_POINTS = (
-    "coordinator.ask",  # before the clients of a call are asked
-    "update.received",  # an update is on the disk, but not accepted
+    "coordinator.ask",  # before the clients of a call get their work
+    "update.received",  # an update is on the disk, but not accepted yet
     "ledger.accept",  # before accepted updates are committed
-    "ledger.accepted",  # after that, before the agents are told
-    "coordinator.aggregate",  # all updates are there, none is added up
-    "coordinator.aggregated",  # added up, nothing is checkpointed
+    "ledger.accepted",  # after that, before the agents get their answers
+    "coordinator.aggregate",  # all updates have arrived, none is added up yet
+    "coordinator.aggregated",  # they are added up, but there is no checkpoint yet
     "checkpoint.write",  # before a checkpoint's file is synced
-    "checkpoint.rename",  # synced, not yet in its place
-    "checkpoint.renamed",  # in its place, the folder is not synced
+    "checkpoint.rename",  # synced, but not renamed yet
+    "checkpoint.renamed",  # renamed, but the folder is not synced yet
     "ledger.forget",  # before updates that were added up are deleted
 )
 AGENT_POINTS = (
-    "agent.asked",  # an ask has arrived
-    "agent.trained",  # before anything of the answer is kept
+    "agent.asked",  # work has arrived
+    "agent.trained",  # before any of the answer is stored
     "own.write",  # before a client's new state is synced
-    "own.rename",  # synced, not yet in its place
-    "own.renamed",  # in its place, the answer is not sent
+    "own.rename",  # synced, but not renamed yet
+    "own.renamed",  # renamed, but the answer is not sent yet
     "agent.answered",  # the answer was accepted
     "audit.written",  # the audit log has a new line
 )
-VARIABLE = "FEDLOOM_KILL_AT"  # "NAME:N" kills this process when it passes the instant for the N-th time
+VARIABLE = "FEDLOOM_KILL_AT"  # "NAME:N" kills this process when it passes the point for the N-th time
 CLOCK = "FEDLOOM_CLOCK"  # "3600@5" moves this process's clock by an hour after five seconds
 
 _name, _, _number = os.environ.get(VARIABLE, "").partition(":")
 _left = int(_number or 1)
-
-
 _jump, _, _after = os.environ.get(CLOCK, "").partition("@")
 _begun = time.monotonic()
 
 
 def clock() -> float:
-    """The time of day, which a test may move."""
+    """Return the time of day, which a test can move."""
     moved = float(_jump) if _jump and time.monotonic() - _begun >= float(_after or 0) else 0.0
     return time.time() + moved
 
 
 def point(name: str) -> None:
-    """An instant at which a test may kill this process."""
+    """Mark a point where a test can kill this process."""
     global _left
     if name == _name:
         _left -= 1

@@ -1,4 +1,4 @@
-"""Counter-based randomness: every random choice is a hash of what it is for, never of when it is made.
+"""Counter-based randomness: every random choice is a hash of its purpose, and never depends on when it is made.
 
 A key is a 64-bit number made from (seed, purpose, round, client, …). The draws of a key are a hash of the key and a
 counter, so they do not depend on the process, the lane or the order in which clients are trained.
@@ -19,7 +19,7 @@ MASK = 0xFFFFFFFF
 
 
 def key(seed: int, *parts: int | str) -> int:
-    """A 64-bit key for one purpose.
+    """Return a 64-bit key for one purpose.
 
     >>> key(1, "batches", 3, 7) == key(1, "batches", 3, 7) != key(1, "batches", 7, 3)
     True
@@ -29,25 +29,25 @@ def key(seed: int, *parts: int | str) -> int:
 
 
 def mix(values: Any) -> Any:
-    """A 32-bit integer hash on int64 arrays or tensors; products stay below 2⁶³, so nothing ever overflows."""
+    """Hash 32-bit integers in int64 arrays or tensors. Products stay below 2⁶³, so nothing overflows."""
     for _ in range(3):
         values = ((values >> 16) ^ values) * 0x45D9F3B & MASK
     return (values >> 16) ^ values
 
 
 def words(key: int) -> tuple[int, int]:
-    """The two 32-bit halves of a key."""
+    """Return the two 32-bit halves of a key."""
     return key & MASK, key >> 32
 
 
 def hashes(key: int, count: int) -> NDArray[np.int64]:
-    """`count` uniformly distributed 32-bit numbers."""
+    """Return `count` uniformly distributed 32-bit numbers."""
     low, high = words(key)
     return mix(mix((np.arange(count, dtype=np.int64) + low) & MASK) ^ high)  # type: ignore[no-any-return]
 
 
 def permutation(key: int, count: int) -> NDArray[np.int64]:
-    """A random order of 0 … count − 1.
+    """Return the numbers 0 … count − 1 in random order.
 
     >>> sorted(permutation(key(1, "doc"), 5).tolist())
     [0, 1, 2, 3, 4]
@@ -56,12 +56,12 @@ def permutation(key: int, count: int) -> NDArray[np.int64]:
 
 
 def generator(key: int) -> np.random.Generator:
-    """A numpy generator for draws that need a distribution (Dirichlet, log-normal); also counter-based."""
+    """Return a counter-based numpy generator, for draws from a distribution (Dirichlet, log-normal)."""
     return np.random.Generator(np.random.Philox(key=key))
 
 
 def uniform(key: Tensor, count: int, call: int) -> Tensor:
-    """`count` uniform numbers in [0, 1) from a key tensor of two 32-bit words; works under vmap."""
+    """Return `count` uniform numbers in [0, 1) for a key tensor of two 32-bit words. It works under vmap."""
     import torch
 
     counter = torch.arange(count, device=key.device) + key[0]

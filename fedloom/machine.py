@@ -37,7 +37,7 @@ _before: list[int] = []  # torch's threads before the outermost `computing`
 
 @contextmanager
 def computing() -> Iterator[None]:
-    """Do the same for a while, in a process that also does other things."""
+    """Use the settings of `prepare_process` for a while, in a process that also does other work."""
     import torch
 
     _before.append(torch.get_num_threads())

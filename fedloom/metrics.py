@@ -1,7 +1,7 @@
 """Losses and metrics, and which of them may be averaged.
 
-A metric that is a mean over examples is kept as a sum, so that it can be added over batches and clients. One that is
-not (AUROC) is computed from all scores at once and never averaged silently.
+A metric that is a mean over examples is kept as a sum, so that it can be added over batches and clients. A metric that
+is not a mean (AUROC) is computed from all scores at once, and is never averaged.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Metric:
 
     name: str
     values: Callable[[Tensor, Tensor], Tensor] | None = None  # one value per example, averaged
-    scores: Callable[[Tensor], Tensor] | None = None  # or one score per example …
-    summary: Callable[[np.ndarray, np.ndarray], float] | None = None  # … and what is computed from all of them
+    scores: Callable[[Tensor], Tensor] | None = None  # or: one score per example …
+    summary: Callable[[np.ndarray, np.ndarray], float] | None = None  # … and the function of all scores and labels
     higher_is_better: bool = True
 
     @property
@@ -36,7 +36,7 @@ class Metric:
 
 
 def is_binary(output: Tensor) -> bool:
-    """One logit per example instead of one per class."""
+    """Whether an output has one logit per example, not one per class."""
     return output.dim() == 1 or output.shape[-1] == 1
 
 
@@ -71,22 +71,22 @@ def _auroc(scores: np.ndarray, targets: np.ndarray) -> float:
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """For classes."""
+    """Return the cross-entropy of each example, for classes."""
     return F.cross_entropy(output, target, reduction="none")
 
 
 def mse(output: Tensor, target: Tensor) -> Tensor:
-    """Squared error, for a regression."""
+    """Return the squared error of each example, for regression."""
     return (output.reshape(target.shape) - target.to(output.dtype)).square()
 
 
 def mae(output: Tensor, target: Tensor) -> Tensor:
-    """Absolute error, for a regression."""
+    """Return the absolute error of each example, for regression."""
     return (output.reshape(target.shape) - target.to(output.dtype)).abs()
 
 
 def bce(output: Tensor, target: Tensor) -> Tensor:
-    """For a yes or no, from one logit per example."""
+    """Return the binary cross-entropy of each example, for two classes and one logit per example."""
     logits = output.reshape(target.shape)
     return F.binary_cross_entropy_with_logits(logits, target.to(logits.dtype), reduction="none")
 
@@ -106,7 +106,7 @@ METRICS = {
 
 
 def loss(name: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """A loss by name; it returns one value per example."""
+    """Return the loss with this name. The loss returns one value per example."""
     if name not in LOSSES:
         raise InputError(
             f"There is no loss '{name}'. Known: {', '.join(LOSSES)}, or your own as 'file.py:name'."
@@ -116,7 +116,7 @@ def loss(name: str) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def metric(name: str) -> Metric:
-    """A metric by name: accuracy, top_k (top_3, top_5, …), mse, mae, auroc.
+    """Return the metric with this name: accuracy, top_k (top_3, top_5, …), mse, mae or auroc.
 
     >>> metric("top_3").name
     'top_3'
@@ -131,9 +131,9 @@ def metric(name: str) -> Metric:
 
 
 def per_example(loss: Callable[[Any, Tensor], Tensor], output: Any, target: Tensor) -> Tensor:
-    """One loss per example, from a loss that gives that, or one per token, or one for a batch.
+    """Return one loss per example, for a loss that returns one value per example, per token or per batch.
 
-    A loss that gives one number for a batch is asked for every example as a batch of its own.
+    A loss that returns one number per batch is called on every example alone.
     """
     values = loss(output, target)
     if values.dim() == 0 and len(target) == 1:

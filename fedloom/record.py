@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from fedloom.errors import UNKNOWN, InputError, ParameterError, nearest
 
-# numbers as fields: strict, so that "0.1" and true are errors and not numbers
+# types of number fields: strict, so that "0.1" and true are errors
 Count = Annotated[int, Strict(), Ge(1)]
 Whole = Annotated[int, Strict()]
 Positive = Annotated[float, Strict(), AllowInfNan(False), Gt(0)]
@@ -22,7 +22,7 @@ Decay = Annotated[float, Strict(), Ge(0), Lt(1)]
 
 
 def seconds(duration: str) -> float:
-    """How long a duration is.
+    """Return the seconds of a duration.
 
     >>> seconds("1.5m")
     90.0
@@ -42,9 +42,9 @@ Duration = Annotated[str, AfterValidator(_checked_duration)]
 
 
 class Record(BaseModel):
-    """A value with named, typed fields. Wrong fields raise an InputError that says what is allowed.
+    """A value with named, typed fields. A wrong field raises an InputError that says what is allowed.
 
-    A string under a field says what the field means. Messages and the documentation read it as `description`.
+    The string under a field says what the field means. Messages and the documentation read it as `description`.
 
     >>> class Prox(Record):
     ...     mu: float = 0.01
@@ -73,16 +73,16 @@ class Record(BaseModel):
 
     @classmethod
     def known(cls) -> list[str]:
-        """Names that may be given."""
+        """Return the names of all fields that you can give."""
         return sorted(cls.model_fields)
 
     def replace(self, **changes: Any) -> Any:
-        """A copy with some fields changed, validated like a new record."""
+        """Return a copy with some fields changed. It is validated like a new record."""
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
 
 
 def explain(record: type[BaseModel], error: ValidationError) -> InputError:
-    """The first thing that is wrong, in the house form: parameter, record, what is allowed, what was given."""
+    """Return the first problem as an error that names the parameter, the record, what is allowed and what you gave."""
     details = error.errors(include_url=False)
     first = details[0]
     original = first.get("ctx", {}).get("error")
@@ -94,7 +94,7 @@ def explain(record: type[BaseModel], error: ValidationError) -> InputError:
         known = record.known() if issubclass(record, Record) else sorted(record.model_fields)
         advice = f" Got {first['input']!r} for it. Known: {', '.join(known)}.{nearest(name, known)}"
         return ParameterError(record.__name__, name, UNKNOWN, advice)
-    # a field that may be of several kinds has an error for each: name them all
+    # a field of several types has an error for each type: name them all
     alternatives = [_problem(detail) for detail in details if detail["loc"][0] == first["loc"][0]]
     problems = list(dict.fromkeys(problem.removeprefix("must be ") for problem, _ in alternatives))
     start = "must be " if alternatives[0][0].startswith("must be ") else ""
@@ -127,7 +127,7 @@ _KINDS = {
 
 
 def _problem(detail: ErrorDetails) -> tuple[str, str]:
-    """What is wrong, and a hint."""
+    """Return the problem and a hint."""
     kind, context, given = detail["type"], detail.get("ctx", {}), detail["input"]
     if kind == "missing":
         return "is needed", ""

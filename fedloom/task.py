@@ -1,4 +1,4 @@
-"""What is learnt: a model, a loss and metrics. Weights are never part of it: they travel as trees."""
+"""What is learnt: a model, a loss and metrics. A task does not hold weights, which travel as trees."""
 
 from __future__ import annotations
 
@@ -27,22 +27,12 @@ NORMALIZATION = (
     nn.GroupNorm,
     nn.RMSNorm,
 )
-CACHED = (
-    "held_loss",
-    "module",
-    "tensors",
-    "python_state",
-    "trainable",
-    "frozen",
-    "transient",
-    "normalization",
-)  # what each process finds out for itself
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Model + loss + metrics.
+    """A model, a loss and metrics.
 
     `model` is a module class (built with `args`), a function that returns a module, a module (whose weights are then
     the initial ones), or the name of a shipped model. `loss` is a name or a function of outputs and labels.
@@ -71,8 +61,8 @@ class Task:
         if isinstance(self.loss, nn.Module) and any(leaf.requires_grad for leaf in self.loss.parameters()):
             names = ", ".join(name for name, leaf in self.loss.named_parameters() if leaf.requires_grad)
             raise InputError(
-                f"The loss has parameters of its own ({names}), and only the model's are trained. Make them part of "
-                "the model, whose outputs the loss then gets."
+                f"The loss has parameters ({names}), but only the model's are trained. Make them part of "
+                "the model, and let the model return what the loss needs of them."
             )
         object.__setattr__(
             self, "measures", tuple(m if isinstance(m, Metric) else metrics.metric(m) for m in self.metrics)
@@ -83,25 +73,25 @@ class Task:
         return DTYPES[self.dtype]
 
     def batch_loss(self, output: Any, target: Tensor) -> Tensor:
-        """The loss of a batch: what the loss function says of it, or the mean if it says several numbers."""
+        """Return the loss of a batch: the value of the loss function, or the mean if it returns several numbers."""
         value: Tensor = self.loss_function(output, target)
         if not isinstance(value, Tensor):
             raise InputError(f"The loss must return a tensor. It returned {type(value).__name__}.")
         return value if value.dim() == 0 else value.mean()
 
     def losses(self, output: Any, target: Tensor) -> Tensor:
-        """One loss per example: their mean is the batch's loss only where `Setup.loss_is_mean` says so."""
+        """Return one loss per example. Their mean is the batch's loss only if `Setup.loss_is_mean` is true."""
         return metrics.per_example(self.loss_function, output, target)
 
     @property
     def loss_function(self) -> Callable[[Any, Tensor], Tensor]:
-        """The loss, in the task's precision; a copy of it, while a client uses it (`python_state.py`)."""
+        """The loss in the task's precision. While a client uses it, this is a copy (see `python_state.py`)."""
         found: Callable[[Any, Tensor], Tensor] = self.held_loss["loss"]
         return found
 
     @cached_property
     def held_loss(self) -> dict[str, Any]:
-        """Where the loss function is kept."""
+        """A dict that holds the loss function, so that a copy can replace it."""
         if isinstance(self.loss, str):
             return {"loss": metrics.loss(self.loss)}
         if isinstance(self.loss, nn.Module):
@@ -110,7 +100,7 @@ class Task:
 
     @cached_property
     def module(self) -> nn.Module:
-        """The model's structure; what its parameters hold means nothing."""
+        """The module that computes. The values of its parameters have no meaning between calls."""
         return self.build()
 
     @cached_property
@@ -120,7 +110,7 @@ class Task:
 
     @cached_property
     def python_state(self) -> PythonState:
-        """What module and loss keep in Python."""
+        """What the module and the loss keep in Python."""
         return PythonState(self.module, self.held_loss)
 
     def move(self, device: str) -> None:
@@ -130,7 +120,7 @@ class Task:
         self.__dict__.pop("python_state", None)
 
     def release(self) -> None:
-        """Give back the module's memory where only names are needed from now on; it is built again when needed."""
+        """Free the module's memory but keep its names. The module is built again if you need it."""
         for name in ("trainable", "frozen"):
             getattr(self, name)
         for name in ("module", "tensors", "python_state"):
@@ -138,24 +128,24 @@ class Task:
 
     @cached_property
     def trainable(self) -> tuple[str, ...]:
-        """Names of the leaves that gradients change; the others are buffers and frozen parameters."""
+        """The names of parameters that are trained. All other leaves are buffers and frozen parameters."""
         return tuple(name for name, parameter in self.module.named_parameters() if parameter.requires_grad)
 
     @cached_property
     def frozen(self) -> tuple[str, ...]:
-        """Names of parameters that are not trained: they stay as they are, bit for bit."""
+        """The names of parameters that are not trained. They never change, not even in their last bits."""
         return tuple(name for name, parameter in self.module.named_parameters() if not parameter.requires_grad)
 
     @cached_property
     def transient(self) -> Tree:
-        """Buffers that are not saved with a model, as they are at first: every client starts with these."""
+        """The initial values of buffers that are not saved with a model. Every client starts with these."""
         named = dict(self.build().named_buffers())
         kept = self.module.state_dict().keys()
         return {name: buffer for name, buffer in named.items() if name not in kept}
 
     @cached_property
     def normalization(self) -> tuple[str, ...]:
-        """Names of the leaves that belong to normalisation layers, found by the layers' type, however deep they are."""
+        """The names of leaves in normalisation layers, which are found by their type, at any depth."""
         inside = [path for path, part in self.module.named_modules() if isinstance(part, NORMALIZATION)]
         return tuple(name for name in leaves(self.module) if name.rpartition(".")[0] in inside)
 
@@ -164,7 +154,7 @@ class Task:
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     def initial(self) -> Tree:
-        """The initial weights, always the same for the same seed."""
+        """Return the initial weights. The same seed always gives the same weights."""
         module = self.build()
         if self.init == "glorot":
             with GENERATOR, torch.random.fork_rng(devices=[]):
@@ -174,7 +164,7 @@ class Task:
         return weights if self.init in ("torch", "glorot") else _load(Path(self.init), weights)
 
     def build(self) -> nn.Module:
-        """A new module with initial weights."""
+        """Return a new module with initial weights."""
         # modules draw their initial weights from torch's global generator: lend them a seeded one
         with GENERATOR, torch.random.fork_rng(devices=[]):
             torch.manual_seed(keys.key(self.seed, "init") >> 1)
@@ -190,19 +180,20 @@ class Task:
         unbuilt = [name for name, leaf in module.named_parameters() if is_lazy(leaf)]
         if unbuilt:
             raise InputError(
-                f"The model does not know the shape of {', '.join(unbuilt)} before it is first used, and all weights "
+                f"The model does not know the shape of {', '.join(unbuilt)} before it is first used, but all weights "
                 "must be known before training. Give its lazy layers their sizes, or use the model once on an example "
                 "where it is built."
             )
         return widened(module, self.torch_dtype)
 
     def __getstate__(self) -> dict[str, Any]:
-        # worker processes rebuild the module: what it holds must not travel with the task
-        return {name: value for name, value in self.__dict__.items() if name not in CACHED}
+        # each worker process builds its own module: nothing that is derived from one travels with the task
+        derived = {name for name, value in vars(Task).items() if isinstance(value, cached_property)}
+        return {name: value for name, value in self.__dict__.items() if name not in derived}
 
 
 def widened(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A module in double precision, where that is asked for; else each tensor stays of the kind that it is."""
+    """Convert a module to double precision if `dtype` is that; otherwise each tensor keeps its dtype."""
     if dtype != torch.float64:
         return module
 
@@ -215,14 +206,14 @@ def widened(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def leaves(module: nn.Module) -> Tree:
-    """Parameters and persistent buffers of a module, by their state_dict names; tied parameters appear once."""
+    """Return a module's parameters and saved buffers by their state_dict names. Tied parameters appear once."""
     persistent = module.state_dict().keys()
     named = {**dict(module.named_parameters()), **{n: b for n, b in module.named_buffers() if n in persistent}}
     return {name: leaf.detach().clone(memory_format=torch.contiguous_format) for name, leaf in named.items()}
 
 
 def _glorot(module: nn.Module) -> None:
-    """Keras's defaults: Glorot-uniform matrices, zero biases; normalisation layers keep theirs."""
+    """Initialise as Keras does: Glorot-uniform matrices and zero biases. Normalisation layers keep their values."""
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
             if parameter.dim() >= 2:

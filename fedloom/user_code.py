@@ -48,7 +48,8 @@ def fingerprint(file: Path) -> str:
 def code_fingerprint(thing: Any) -> str:
     """Return a hash of the code of a class, function or object: edited code is another experiment.
 
-    Source text where Python has it, else the code itself, by value. Code that fedloom or torch ships has versions.
+    It hashes the source text if Python has it, and the pickled code otherwise. For code of fedloom and torch it returns
+    the name, because their versions are recorded.
     """
     kind = thing if isinstance(thing, type) or (callable(thing) and hasattr(thing, "__code__")) else type(thing)
     if kind.__module__.split(".")[0] in ("fedloom", "torch", "builtins"):
@@ -65,7 +66,7 @@ def code_fingerprint(thing: Any) -> str:
 def _load_file(file: Path) -> ModuleType:
     if not file.is_file():
         raise InputError(f"There is no file {file}.")
-    # the name carries the path, so that two folders may each have a net.py
+    # the name depends on the path, so that two folders can each have a net.py
     name = f"{PREFIX}{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:

@@ -19,18 +19,10 @@ STILL_MOVING = (
     "aggregation/robust.py",
     "algorithm.py",
     "algorithms/",
-    "backends/ray_cluster.py",
     "cli/network.py",
-    "errors.py",
-    "faults.py",
     "federation/evaluation.py",
     "federation/work.py",
-    "machine.py",
-    "models/",
     "network/",
-    "testing/",
-    "training/clients.py",
-    "user_code.py",
 )
 
 

@@ -45,7 +45,6 @@ ONE_ROUND = (
     "federation/work.py",
     "backends/serial.py",
     "training/local.py",
-    "training/single.py",
     "training/schedule.py",
     "aggregation/means.py",
 )

@@ -6,7 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from fedloom.algorithm import Central, Clients, Cohort, Groups, InputError, Task, Update, by_size, local
+from fedloom.algorithm import Central, Clients, Cohort, Groups, InputError, Task, Update, by_size
+from fedloom.training.full_gradient import full_gradient
 from fedloom.tree import add, expand, select
 
 
@@ -38,6 +39,6 @@ class FedSGD(Central):
         return {**state, "model": {**state["model"], **stepped, **mean["buffers"]}}
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
-        full = local.full_gradient(task, data, expand(shared["model"], len(data)))
+        full = full_gradient(task, data, expand(shared["model"], len(data)))
         groups = {"gradient": full.gradient, "buffers": full.buffers}
         return Update(groups, by_size(self.weights, data.examples), positions={"buffers": "model"}), own

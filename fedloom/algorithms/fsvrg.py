@@ -13,6 +13,7 @@ from fedloom.algorithm import Central, Clients, Cohort, Groups, InputError, Step
 from fedloom.record import Positive
 from fedloom.training import local
 from fedloom.training.evaluation import batch
+from fedloom.training.full_gradient import full_gradient
 from fedloom.tree import add, expand, map_leaves, scale, select, sub
 
 
@@ -68,7 +69,7 @@ class FSVRG(Central):
 
     def gradient(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         """Return every client's full gradient, weighted by its examples."""
-        full = local.full_gradient(task, data, expand(shared["model"], len(data)))
+        full = full_gradient(task, data, expand(shared["model"], len(data)))
         return Update({"gradient": full.gradient}, by_examples(data.examples)), own
 
     def features(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:

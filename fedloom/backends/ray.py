@@ -1,7 +1,7 @@
 """Compute clients on a Ray cluster. Ray moves data, schedules tasks and retries them; fedloom computes and adds up.
 
-Every node's object store holds the examples once, and all of its processes map them. What all clients of a round
-need (algorithm, shared weights) is put there once a round. A range of clients is a task; the sums of a node's ranges
+Every node's object store holds the examples once, and all of its processes map them. Once a round, it also gets what
+all clients need (algorithm, shared weights). A range of clients is a task; the sums of a node's ranges
 are added up on that node, so that it sends one message with the sums of the fewest whole subtrees of the pairwise sum
 (`means.PairwiseSum`). Tasks depend only on their arguments, so Ray may repeat them anywhere.
 """
@@ -83,7 +83,7 @@ class Ray(Backend):
         return work.merge(unpack(found[ref]) for _, ref, _ in answers)
 
     def _add_up(self, answers: list[tuple[Node, Any, str]], empty: Any) -> tuple[Node, Any, str]:
-        """Some nodes' answers, added up on the first of them."""
+        """Add up the answers of some nodes on the first of them."""
         node = answers[0][0]
         return node, self.cluster.on(node, merge)(empty, *(ref for _, ref, _ in answers)), f"{node.name} for others"
 
@@ -136,7 +136,7 @@ class Ray(Backend):
         free = self.cluster.ray.available_resources().get("CPU", 0)
         total = sum(node.workers for node in nodes)
         self.cluster.tell(
-            f"{what}: waiting since {seconds:.0f} s for {'; '.join(who[:3])}{' …' if len(who) > 3 else ''}. "
+            f"{what}: waited {seconds:.0f} s for {'; '.join(who[:3])}{' …' if len(who) > 3 else ''}. "
             f"Nodes in the cluster: {len(nodes)}, with {total} workers in all; free processors: {free:g}."
         )
 
@@ -155,7 +155,7 @@ def check_memory(node: Node, data: int, model: int, group: int) -> None:
     stored = data + model * (2 + 4 * workers)
     if stored > node.store_bytes:
         raise InputError(
-            f"Node {node.name} has too small an object store: {data / gb:.2f} GB of examples + "
+            f"The object store of node {node.name} is too small: {data / gb:.2f} GB of examples + "
             f"(2 + 4 × {workers} workers) × {model / gb:.3f} GB of weights and sums = {stored / gb:.2f} GB, "
             f"and it has {node.store_bytes / gb:.2f} GB. Start its Ray with a larger --object-store-memory."
         )

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,21 +15,12 @@ import numpy as np
 import torch
 
 from fedloom.data.federation import Federation
-from fedloom.data.split import Split
 
 Array = np.ndarray[Any, Any]
 MOST_NAMES = 100_000  # with more clients, workers name clients by their numbers
 
 
-@dataclass(frozen=True)
-class Rest:
-    """Everything of a federation except its arrays."""
-
-    split: Split
-    seed: int
-    names: Sequence[str] | None
-    classes: tuple[str, ...]
-    scale: float
+Rest = dict[str, Any]  # the fields of a federation that are not arrays
 
 
 @dataclass(frozen=True)
@@ -46,25 +37,16 @@ def dismantle(federation: Federation) -> tuple[dict[str, Array], Rest]:
     arrays = {"x": federation.x.numpy(), "y": federation.y.numpy(), "offsets": federation.offsets}
     for split, (x, y) in federation.server.items():
         arrays[f"server/{split}/x"], arrays[f"server/{split}/y"] = x.numpy(), y.numpy()
-    names = federation.names if federation.names is not None and len(federation.names) <= MOST_NAMES else None
-    return arrays, Rest(federation.split, federation.seed, names, federation.classes, federation.scale)
+    rest = {name: getattr(federation, name) for name in ("split", "seed", "names", "classes", "scale")}
+    return arrays, rest if len(rest["names"] or ()) <= MOST_NAMES else {**rest, "names": None}
 
 
 def assemble(arrays: Mapping[str, Array], rest: Rest) -> Federation:
     """Build a federation from its parts. It uses the memory of the arrays."""
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items() if name != "offsets"}
     held = sorted({name.split("/")[1] for name in arrays if name.startswith("server/")})
-    return Federation(
-        tensors["x"],
-        tensors["y"],
-        arrays["offsets"],
-        split=rest.split,
-        seed=rest.seed,
-        names=rest.names,
-        classes=rest.classes,
-        scale=rest.scale,
-        server={split: (tensors[f"server/{split}/x"], tensors[f"server/{split}/y"]) for split in held},
-    )
+    server = {split: (tensors[f"server/{split}/x"], tensors[f"server/{split}/y"]) for split in held}
+    return Federation(tensors["x"], tensors["y"], arrays["offsets"], server=server, **rest)
 
 
 def share(federation: Federation) -> Handle:

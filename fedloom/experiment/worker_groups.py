@@ -23,8 +23,8 @@ from fedloom.experiment.store import Store
 from fedloom.task import Task
 from fedloom.training.clients import Setup
 from fedloom.training.generators import GENERATOR
-from fedloom.training.local import lanes
 from fedloom.training.probe import Probe, probe
+from fedloom.training.trainers import lanes
 
 if TYPE_CHECKING:
     from fedloom.backends.ray_cluster import Cluster

@@ -17,6 +17,6 @@ class DigitsMLP(nn.Module):
         self.out = nn.Linear(32, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """One logit per digit."""
+        """Return one logit per digit."""
         logits: Tensor = self.out(relu(self.hidden(x.flatten(1))))
         return logits

@@ -11,7 +11,7 @@ from torch.nn.functional import avg_pool1d, conv1d, logsigmoid
 from fedloom.errors import InputError
 
 ELECTRODES, SAMPLES = 64, 256
-SMALLEST = 1e-6  # stands in for a power of zero, whose logarithm would be infinite
+SMALLEST = 1e-6  # replaces a power of zero, whose logarithm would be infinite
 
 
 class EegCNN(nn.Module):
@@ -19,10 +19,10 @@ class EegCNN(nn.Module):
 
     inputs = (ELECTRODES, SAMPLES)  # the shape of an example
 
-    # The first two convolutions have no activation between them, so together they are one convolution whose kernel is a
-    # product of theirs. With `composed` it is computed so: the same function of the same parameters with the same
-    # gradients, but without 30 maps of 64 × 232 values in between; and under vmap over individuals, whose kernels alone
-    # differ, it is one convolution for the whole population.
+    # There is no activation between the first two convolutions, so together they are one convolution, whose kernel is
+    # the product of theirs. With `composed`, this one is computed: the same function of the same parameters, with the
+    # same gradients, but without 30 maps of 64 × 232 values in between. Under vmap over individuals, which differ only
+    # in their kernels, it is one convolution for the whole population.
 
     def __init__(self, output: Literal["sigmoid", "log_sigmoid"] = "sigmoid", composed: bool = True) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class EegCNN(nn.Module):
         self.output, self.composed = output, composed
 
     def forward(self, x: Tensor) -> Tensor:
-        """One value per class: from 0 to 1, or its logarithm, whose cross-entropy is Keras's categorical one."""
+        """Return one value per class: from 0 to 1, or its logarithm, whose cross-entropy is Keras's categorical one."""
         x = x.reshape(-1, 1, ELECTRODES, SAMPLES)
         seen = self._composed(x) if self.composed else self.space(self.time(x))
         power = avg_pool1d(seen.square().squeeze(2), 15, 1).unsqueeze(2)

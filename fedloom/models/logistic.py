@@ -16,6 +16,6 @@ class Logistic(nn.Module):
         self.out = nn.Linear(features, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """One logit per class, or the predicted number."""
+        """Return one logit per class, or the predicted number."""
         logits: Tensor = self.out(x.flatten(1))
         return logits

@@ -26,7 +26,7 @@ class MLP(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(*widths) for widths in pairwise((features, *hidden, classes)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """One logit per class."""
+        """Return one logit per class."""
         x = x.flatten(1)
         for layer in self.layers[:-1]:
             x = relu(layer(x))
@@ -35,7 +35,7 @@ class MLP(nn.Module):
 
 
 def check_sizes(model: str, **sizes: int) -> None:
-    """Refuse layers without a width."""
+    """Raise if a width is not a whole number from 1."""
     for name, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise InputError(f"The '{name}' parameter of {model} must be a whole number from 1. Got {size!r} instead.")

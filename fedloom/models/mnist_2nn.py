@@ -18,6 +18,6 @@ class Mnist2NN(nn.Module):
         self.out = nn.Linear(200, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """One logit per digit."""
+        """Return one logit per digit."""
         logits: Tensor = self.out(relu(self.second(relu(self.first(x.flatten(1))))))
         return logits

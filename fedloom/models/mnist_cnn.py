@@ -19,7 +19,7 @@ class MnistCNN(nn.Module):
         self.out = nn.Linear(512, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """One logit per digit, from images with or without a channel dimension, or flat ones."""
+        """Return one logit per digit. Images may be flat, and may lack the channel dimension."""
         seen = max_pool2d(relu(self.first(x.reshape(-1, 1, 28, 28))), 2)
         seen = max_pool2d(relu(self.second(seen)), 2)
         logits: Tensor = self.out(relu(self.hidden(seen.flatten(1))))

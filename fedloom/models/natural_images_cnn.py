@@ -22,7 +22,7 @@ class NaturalImagesCNN(nn.Module):
         self.out = nn.Linear(256, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        """One logit per class."""
+        """Return one logit per class."""
         seen = max_pool2d(relu(self.second(relu(self.first(x)))), 2)
         seen = max_pool2d(relu(self.third(seen)), 2)
         seen = max_pool2d(relu(self.fourth(seen)), 2)

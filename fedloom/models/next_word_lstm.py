@@ -1,8 +1,8 @@
 """The next-word model.
 
-The recurrence is written out, with one bias vector as in Keras: torch's LSTM has two, and cannot be computed for
-several clients at once. With `layer_norm` the cell is normalised as in TensorFlow Addons (inputs, recurrent part and
-state); `recurrent_dropout` drops candidate values, so that nothing that is remembered is lost.
+The recurrence is written out, with one bias vector as in Keras: torch's LSTM has two, and does not work for several
+clients at once. With `layer_norm`, the cell is normalised as in TensorFlow Addons (inputs, recurrent part and state).
+`recurrent_dropout` drops candidate values, so that the cell keeps what it remembers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedloom.models.mlp import check_sizes
 
 
 class NextWordLSTM(nn.Module):
-    """Embedding 16, LSTM 64 and a dense layer over 10,000 words: the word that follows some tokens."""
+    """Embedding 16, LSTM 64 and a dense layer over 10,000 words: predicts the word that follows some tokens."""
 
     inputs = (10,)  # the shape of an example
 
@@ -47,7 +47,7 @@ class NextWordLSTM(nn.Module):
 
     @torch.no_grad()
     def _as_keras(self) -> None:
-        """Initial weights as the published model had them."""
+        """Initialise the weights as in the published model."""
         nn.init.uniform_(self.embedding.weight, -0.05, 0.05)
         for matrix in (self.input.weight, self.out.weight):
             nn.init.xavier_uniform_(matrix)
@@ -57,7 +57,7 @@ class NextWordLSTM(nn.Module):
         self.input.bias[self.units : 2 * self.units] = 1.0  # remember at first
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """One logit per word, from the state after the last token."""
+        """Return one logit per word, from the state after the last token."""
         seen = self.embedding(tokens)
         if self.norms:  # the bias comes after the normalisation
             entering = self._norm("input", F.linear(seen, self.input.weight)) + self.input.bias

@@ -195,12 +195,12 @@ class Result:
         self, algorithm: str | None = None, seed: int | None = None, client: str | int | None = None
     ) -> nn.Module:
         """Return a trained model, ready to use; by default that of the first algorithm and seed."""
-        from fedloom.training.modules import load
+        from fedloom.training.modules import ModuleTensors, load
 
         cell = self._cell(algorithm, seed)
         weights = self.weights(cell.algorithm, cell.seed, client)
         module = self._algorithm_and_task(cell)[1].build()
-        load(module, next(iter(weights.values())))
+        load(ModuleTensors(module).own, next(iter(weights.values())))
         return module.eval()
 
     def personal(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Stand-ins for the vector and the network backend, without processes: what they add up, in this process."""
+"""Stand-ins for the vector backend and the network, which compute in this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedloom.machine import computing
 
 
 class InProcess(Backend):
-    """A stand-in for the vector backend without processes: ranges of clients, of which the last is computed first."""
+    """Computes ranges of clients as the vector backend does, but in this process and starting with the last."""
 
     def __init__(self, place: Place, cuts: tuple[int, ...]) -> None:
         self.place, self.cuts = place, cuts
@@ -23,13 +23,13 @@ class InProcess(Backend):
         borders = sorted({0, units, *(cut for cut in self.cuts if cut < units)})
         results = [work.part(begin, end).perform(self.place) for begin, end in reversed(list(pairwise(borders)))]
         merged = work.merge(reversed(results))
-        if isinstance(merged, Outcome):  # sums must not depend on which part arrives first
+        if isinstance(merged, Outcome):  # sums must not depend on the order in which parts arrive
             return replace(merged, sums=work.merge(results).sums)
         return merged
 
 
 class InAgents(Backend):
-    """A stand-in for the network: every client answers by itself, unsummed, and the answers are added up here."""
+    """Computes as the network does: every client answers alone, and the answers are added up here."""
 
     def __init__(self, place: Place) -> None:
         self.place = place

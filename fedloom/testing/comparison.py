@@ -1,4 +1,4 @@
-"""One task computed in every way that fedloom has, each held against the plain loop."""
+"""Compute one task in every way that fedloom has, and compare each with the plain loop."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from fedloom.training.probe import Probe, probe
 from fedloom.training.schedule import Training
 from fedloom.tree import Tree
 
-TOLERANCE = {"float64": 1e-9, "float32": 1e-3}  # how far two ways of computing may be apart
+TOLERANCE = {"float64": 1e-9, "float32": 1e-3}  # the largest difference allowed between two ways to compute
 ONE = "one client after another"
 PAIRS = "pairs of clients side by side"
 
 
 @dataclass(frozen=True)
 class Found:
-    """How one way compares: how far it is from the plain loop and where, or what went wrong."""
+    """The result for one way: how far it is from the plain loop and where, or what went wrong."""
 
     way: str
     far: float = 0.0  # the largest difference, relative to the largest value of a leaf (at least 1)
@@ -47,18 +47,18 @@ class Found:
 
     @property
     def sentence(self) -> str:
-        """What is wrong, or nothing."""
+        """The problem as a sentence; empty if there is none."""
         if self.error is not None:
             return f"{self.way}: {type(self.error).__name__}: {self.error}"
         said = [self.wrong] if self.wrong else []
         if self.far > self.allowed:
-            said.append(f"{self.where} is {self.far:.1e} away from what the plain torch loop gives.")
+            said.append(f"{self.where} differs by {self.far:.1e} from the plain torch loop.")
         return f"{self.way}: {' '.join(said)}" if said else ""
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to compute a run; `like` names another one that must have the same bits."""
+    """A way to compute a run. `like` names another way that must give the same bits."""
 
     name: str
     backend: Callable[[Task], Backend]
@@ -77,7 +77,7 @@ class Comparison:
     evaluation_batch: int = 1000
     crews: Sequence[Workers] = ()  # worker processes to try it on
     reference_task: Task | None = None  # the same mathematics, where the plain loop needs another module
-    records: dict[str, list[RoundRecord]] = field(default_factory=dict)  # what each way gave
+    records: dict[str, list[RoundRecord]] = field(default_factory=dict)  # the results of each way
 
     @cached_property
     def reference(self) -> list[PlainRound]:
@@ -95,7 +95,7 @@ class Comparison:
 
     @cached_property
     def found(self) -> Probe:
-        """What fedloom finds out about the task before the first round."""
+        """The facts that fedloom finds about the task before the first round."""
         return probe(self.federation, replace(self.task))
 
     @property
@@ -106,7 +106,7 @@ class Comparison:
         return self.found.setup(group=group, evaluation_batch=self.evaluation_batch)
 
     def ways(self) -> Iterator[Way]:
-        """All ways, those first that others are compared with."""
+        """Iterate over all ways. A way comes after the one that it is compared with."""
         alone, pairs, threes = self.setup(1), self.setup(2), self.setup(3)
         again = replace(self.task)
         yield Way(f"{ONE}, step by step", self._serial(replace(alone, replay=False)))
@@ -140,7 +140,7 @@ class Comparison:
 
     def compare(self, names: Sequence[str] = ()) -> Iterator[Found]:
         """Try every way, or only some."""
-        _ = self.reference  # first: what a way breaks must not reach it
+        _ = self.reference  # compute this first, so that nothing a way breaks can affect it
         for way in self.ways():
             if not names or way.name in names:
                 yield self.try_out(way)
@@ -154,7 +154,7 @@ class Comparison:
             return Found(way.name, error=error)
         found = self.distance(way.name, self.records[way.name])
         if _generators() != before:
-            return replace(found, wrong=f"{found.wrong} a global generator is not given back as it was.".strip())
+            return replace(found, wrong=f"{found.wrong} a global generator is not restored.".strip())
         if way.like in self.records and not found.wrong:
             for one, other in zip(self.records[way.like], self.records[way.name], strict=True):
                 differing = [name for name, value in facts(one).items() if value != facts(other)[name]]
@@ -173,7 +173,7 @@ class Comparison:
             return list(given)
 
     def distance(self, way: str, records: Sequence[RoundRecord]) -> Found:
-        """The largest difference from the plain loop in the weights; if there is none, in losses and measurements."""
+        """Return the largest difference from the plain loop: in weights or, if they agree, in losses and metrics."""
         for plain, record in zip(self.reference, records, strict=True):
             model = record.state["model"]
             if {n: leaf.dtype for n, leaf in model.items()} != {n: leaf.dtype for n, leaf in plain.weights.items()}:
@@ -189,7 +189,7 @@ class Comparison:
         return Found(way, far, where, allowed=self.tolerance)
 
     def _measured(self, records: Sequence[RoundRecord]) -> Iterator[tuple[float, str]]:
-        """How far every loss and measurement of a run is from the plain loop's."""
+        """Iterate over the differences of all losses and metrics from the plain loop's."""
         for plain, record in zip(self.reference, records, strict=True):
             phases: list[tuple[Phase, dict[int, dict[SplitName, Values]]]] = [
                 ("pre_fit", plain.before),
@@ -210,7 +210,7 @@ class Comparison:
 
     @cached_property
     def final(self) -> dict[int, dict[SplitName, Values]]:
-        """The last weights of the plain loop on every client's test split."""
+        """The metrics of the plain loop's last weights on every client's test split."""
         task, weights = self.reference_task or self.task, self.reference[-1].weights
         with computing():
             return {
@@ -233,7 +233,7 @@ def leaf_distance(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def values_distance(one: Mapping[str, float], other: Mapping[str, float]) -> float:
-    """The same for named numbers."""
+    """Return the same for named numbers."""
     if one.keys() != other.keys():
         return float("inf")
     far = [abs(value - other[name]) / max(abs(value), 1.0) for name, value in one.items()]
@@ -241,13 +241,13 @@ def values_distance(one: Mapping[str, float], other: Mapping[str, float]) -> flo
 
 
 def kinds(weights: Tree) -> str:
-    """Which kinds of numbers a tree has."""
+    """Describe the dtypes of a tree."""
     found = sorted({str(leaf.dtype).removeprefix("torch.") for leaf in weights.values()})
     return " and ".join(found) + f" in {len(weights)} leaves"
 
 
 def facts(record: RoundRecord) -> dict[str, Any]:
-    """All that a record says of a run, but the time it took: equal facts mean equal bits."""
+    """Return everything in a record except times. Equal facts mean equal bits."""
     return {
         "the weights": {group: tree.sha256(leaves) for group, leaves in record.state.items()},
         "what clients keep": {c: {g: tree.sha256(t) for g, t in own.items()} for c, own in record.own.items()},
@@ -257,6 +257,6 @@ def facts(record: RoundRecord) -> dict[str, Any]:
 
 
 def _generators() -> tuple[str, ...]:
-    """The states of the global generators."""
+    """Return the states of the global generators."""
     drawn = torch.random.get_rng_state().numpy().tobytes(), random.getstate(), np.random.get_state()
     return tuple(repr(state) for state in drawn)

@@ -1,8 +1,8 @@
 """FedAvg as a PyTorch user would write it: a module, torch.optim and a loop, and nothing of fedloom's training code.
 
-This is what fedloom's numbers are compared with. The loss of a batch is what the loss function says of the batch; every
-client trains a fresh copy of the module in every round. Only the random choices are fedloom's, so that the two can be
-compared, and they are few:
+fedloom's numbers are compared with these. The loss of a batch is the value of the loss function on the batch. Every
+client trains a new copy of the module in every round. Only a few random choices are fedloom's, so that the two can be
+compared:
 
 - The batches of epoch e are cut from the client's training rows in the order
   `keys.permutation(keys.key(seed, "batches", round, call, client, e), rows)`.
@@ -37,17 +37,17 @@ from fedloom.tree import Tree
 
 Values = dict[str, float]  # the loss, and metrics that are means over examples
 Loss = Callable[[Any, Tensor], Tensor]
-CALL = 0  # FedAvg asks its clients once in a round
+CALL = 0  # FedAvg calls its clients once in a round
 
 
 @dataclass(frozen=True)
 class PlainRound:
-    """What one round of the plain loop gives; dicts have an entry per client."""
+    """The results of one round of the plain loop. Dicts have an entry per client."""
 
     weights: Tree  # the new global weights
     losses: dict[int, list[float]]  # the mean training loss of every epoch
-    before: dict[int, dict[SplitName, Values]]  # the global weights of before this round on the client's splits
-    after: dict[int, dict[SplitName, Values]]  # the client's weights after training
+    before: dict[int, dict[SplitName, Values]]  # metrics of the global weights before this round
+    after: dict[int, dict[SplitName, Values]]  # metrics of the client's weights after training
 
 
 def plain_fedavg(
@@ -60,7 +60,7 @@ def plain_fedavg(
     splits: Sequence[SplitName] = ("test",),
     evaluation_batch: int = 1000,
 ) -> Iterator[PlainRound]:
-    """Rounds of FedAvg in which every client takes part: w ← Σ n_k w_k / Σ n_k.
+    """Compute rounds of FedAvg in which every client takes part: w ← Σ n_k w_k / Σ n_k.
 
     >>> from fedloom import FedAvg, fit
     >>> data = Federation.from_arrays(np.eye(12), np.arange(12) % 3, clients=2)
@@ -97,7 +97,7 @@ def train_client(
     round: int,
     kept: dict[int, dict[str, Any]],
 ) -> tuple[Tree, list[float]]:
-    """One client's local training: its weights, and the mean loss of every epoch."""
+    """Train one client. Return its weights and the mean loss of every epoch."""
     module, loss_of = fresh_module(task), fresh_loss(task)
     load(module, start)
     module.train()
@@ -143,15 +143,15 @@ def train_client(
 def evaluate(
     task: Task, weights: Tree, federation: Federation, client: int, split: SplitName, largest: int = 1000
 ) -> Values:
-    """Loss and metrics on one split: Σ n_b · value(batch b) / n over equal batches of at most `largest` rows.
+    """Return loss and metrics on one split: Σ n_b · value(batch b) / n over equal batches of at most `largest` rows.
 
-    Every batch is given to a fresh copy in evaluation mode, so that no batch changes the weights or the next result.
+    Every batch gets a new copy of the module in evaluation mode, so that no batch affects the next.
     """
     rows = federation.indices(client, split)
     sums: Values = {}
     for batch in torch.tensor_split(rows, math.ceil(len(rows) / largest)) if len(rows) else ():
         x, y = examples(task, federation, batch)
-        # torch computes some models another way inside a mode, so it is there only if dropout is active in evaluation
+        # inside a mode, torch computes some models in another way: use it only if dropout is active in evaluation
         for mode in (KeyedDropout(0), nullcontext()):
             module, loss_of = fresh_module(task), fresh_loss(task)
             load(module, weights)
@@ -177,7 +177,7 @@ def evaluate(
 
 
 def fresh_module(task: Task) -> nn.Module:
-    """The module as its code builds it: whatever it keeps in Python (counters, generators) begins afresh."""
+    """Build a new module, so that everything it keeps in Python (counters, generators) starts from the beginning."""
     with generators_given_back():
         torch.manual_seed(keys.key(task.seed, "init") >> 1)
         if isinstance(task.model, str):
@@ -188,13 +188,13 @@ def fresh_module(task: Task) -> nn.Module:
             module = copy.deepcopy(task.model) if isinstance(task.model, nn.Module) else task.model(**task.args)
     if task.dtype == "float64":
         wide = {torch.float32: torch.float64, torch.complex64: torch.complex128}
-        # leaves of a kind that the model chose by itself, such as bfloat16, keep it
+        # leaves for which the model chose a dtype, such as bfloat16, keep it
         module._apply(lambda leaf: leaf.to(wide.get(leaf.dtype, leaf.dtype)))  # type: ignore[no-untyped-call]
     return module
 
 
 def fresh_loss(task: Task) -> Loss:
-    """The loss as it was given to the task; one that is an object with a state begins afresh."""
+    """Return a new copy of the task's loss, so that a loss with a state starts from the beginning."""
     if isinstance(task.loss, str):
         return LOSSES[task.loss]
     return copy.deepcopy(task.loss)
@@ -216,7 +216,7 @@ LOSSES: dict[str, Loss] = {"cross_entropy": F.cross_entropy, "mse": _mse, "mae":
 
 
 def accuracy(output: Tensor, target: Tensor) -> float:
-    """The share of examples whose class is the one with the largest output, or the sign of the only one."""
+    """Return the share of examples whose class has the largest output, or the right sign if there is one output."""
     if output.dim() == 1 or output.shape[-1] == 1:
         right = (output.reshape(-1) > 0) == (target.reshape(-1) > 0)
     else:
@@ -225,7 +225,7 @@ def accuracy(output: Tensor, target: Tensor) -> float:
 
 
 def leaves(module: nn.Module) -> Tree:
-    """Copies of all parameters and of the buffers that are saved; a parameter with two names appears once."""
+    """Return copies of all parameters and saved buffers. A parameter with two names appears once."""
     saved = module.state_dict().keys()
     named = {**dict(module.named_parameters()), **{n: b for n, b in module.named_buffers() if n in saved}}
     return {name: leaf.detach().clone() for name, leaf in named.items()}
@@ -240,18 +240,18 @@ def load(module: nn.Module, weights: Tree) -> None:
 
 
 def initial_weights(task: Task) -> Tree:
-    """What the first round begins with."""
+    """Return the weights that the first round starts with."""
     return leaves(fresh_module(task)) if task.init == "torch" else task.initial()
 
 
 def frozen(task: Task, weights: Tree) -> Tree:
-    """Parameters that are not trained."""
+    """Return the parameters that are not trained."""
     named = fresh_module(task).named_parameters()
     return {name: weights[name] for name, parameter in named if not parameter.requires_grad}
 
 
 def mean(trees: Sequence[Tree], counts: Sequence[int], unchanged: Tree) -> Tree:
-    """Σ n_k w_k / Σ n_k of every leaf, in double precision; whole numbers are rounded."""
+    """Return Σ n_k w_k / Σ n_k of every leaf, in double precision. Whole numbers are rounded."""
     found = {}
     for name, first in trees[0].items():
         kind = torch.complex128 if first.is_complex() else torch.float64
@@ -263,12 +263,12 @@ def mean(trees: Sequence[Tree], counts: Sequence[int], unchanged: Tree) -> Tree:
 
 
 def steps(training: Training, per_epoch: int) -> int:
-    """How many steps a client makes in a round: epochs need not be whole."""
+    """Return the number of steps of a client in a round. Epochs may be fractions."""
     return max(1, round(training.epochs * per_epoch))
 
 
 def make_optimizer(training: Training, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimiser of torch that the settings name."""
+    """Return torch's optimiser for these settings."""
     given: dict[str, Any] = {"lr": training.lr, "weight_decay": training.weight_decay}
     if training.epsilon is not None:
         given["eps"] = training.epsilon
@@ -282,7 +282,7 @@ def make_optimizer(training: Training, parameters: list[nn.Parameter]) -> torch.
 
 
 def examples(task: Task, federation: Federation, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of the federation as the model takes them."""
+    """Return rows of the federation as the model takes them."""
     x, y = federation.x[rows], federation.y[rows]
     if x.is_floating_point():
         x = x.to(task.torch_dtype)
@@ -303,7 +303,7 @@ def seed_generators(key: int) -> None:
 
 @contextmanager
 def generators_given_back() -> Iterator[None]:
-    """Leave the global generators as they were."""
+    """Restore the global generators afterwards."""
     before = torch.random.get_rng_state(), random.getstate(), np.random.get_state()
     try:
         yield
@@ -314,7 +314,7 @@ def generators_given_back() -> Iterator[None]:
 
 
 class KeyedDropout(TorchFunctionMode):
-    """Dropout as torch defines it, in place where it is asked for, but with masks that are drawn from a key."""
+    """Computes dropout as torch defines it, but draws the masks from a key."""
 
     def __init__(self, key: int) -> None:
         super().__init__()
@@ -339,17 +339,15 @@ class KeyedDropout(TorchFunctionMode):
         training: bool = True,
         inplace: bool = False,
     ) -> Tensor:
-        """A dropout function's result; whole channels are the first two dimensions."""
+        """Return the result of a dropout function. `channels` drops whole channels (the first two dimensions)."""
         again = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
-        if (
-            not training or p == 0 or again
-        ):  # inside a checkpoint, which puts torch's generator back, torch draws itself
+        if not training or p == 0 or again:  # inside a checkpoint, torch draws itself: it restores its generator
             return func(input, p, training, inplace)
         shape = (*input.shape[:2], *(1 for _ in input.shape[2:])) if channels else input.shape
         keep = (keys.uniform(self.key, math.prod(shape), self.calls) >= p).reshape(shape)
         self.calls += 1
         if func in (F.alpha_dropout, F.feature_alpha_dropout):
-            floor = -1.7580993408473766  # −scale · alpha of SELU, whose mean and variance stay as they are
+            floor = -1.7580993408473766  # −scale · alpha of SELU; the factors below keep mean and variance
             a = ((1 - p) * (1 + p * floor**2)) ** -0.5 if p < 1 else 0.0
             output = torch.where(keep, input, floor) * a - a * p * floor
         else:

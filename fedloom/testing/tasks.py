@@ -27,14 +27,14 @@ from fedloom.training.schedule import Training
 ROUNDS, BATCH = 2, 4
 TARGETS = (10, 7, 11)  # training examples of three unequal clients: their last batches have 2, 3 and 3
 TRAINING = Training(lr=0.02, momentum=0.9, weight_decay=0.01, epochs=2, batch_size=BATCH)
-PATIENCE = 2.0  # seconds without a sign of life
+PATIENCE = 2.0  # seconds before it shows progress
 
 
 @dataclass(frozen=True)
 class TaskReport:
-    """What was compared with the plain loop, how far it was away, and how the task can be computed."""
+    """The differences from the plain loop, and how the task can be computed."""
 
-    ways: dict[str, float]  # the largest difference of every way
+    ways: dict[str, float]  # way to compute → its largest difference
     precision: str
     tolerance: float
     replayed: str  # empty if steps are recorded and replayed, else why not
@@ -61,15 +61,15 @@ class TaskReport:
 def check_task(
     task: Task, federation: Federation, *, training: Training = TRAINING, workers: int = 0, rounds: int = ROUNDS
 ) -> TaskReport:
-    """Check that fedloom trains your model with your loss as plain torch does; takes less than a minute.
+    """Check that fedloom trains your model with your loss as plain torch does. This takes less than a minute.
 
     FedAvg is computed on about ten examples of three clients by a plain loop (`fedloom.testing.plain_loop`: a module,
     torch.optim, `loss(module(x), y).backward()`), and then by fedloom in every way that it has: step by step, with
-    replayed steps, side by side, with the cohort cut in several places, as agents on a network, and on this number
-    of `workers`. Weights, training losses and measurements must agree to 1e-9 in float64, bits where they are promised.
-    A model that does not run in float64 is compared in float32, to 1e-3.
+    replayed steps, side by side, with the cohort cut in several places, as agents on a network, and on this number of
+    `workers`. Weights, training losses and metrics must agree to 1e-9 in float64, and to the bit where fedloom promises
+    that. A model that does not run in float64 is compared in float32, to 1e-3.
 
-    An AssertionError says which promise is broken. What fedloom cannot train at all is refused with an InputError.
+    An AssertionError says what differs. A task that fedloom cannot train raises an InputError.
 
     >>> data = Federation.from_arrays(np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) % 2, clients=3)
     >>> report = check_task(Task(nn.Linear, args={"in_features": 4, "out_features": 2}), data)
@@ -98,7 +98,7 @@ def check_task(
 
 
 def a_few(federation: Federation, batch: int) -> Federation:
-    """Three unequal clients with a few of their examples, so that last batches are short, but never one example."""
+    """Return three unequal clients with a few of their examples. Last batches are short, but never one example."""
     rows, sizes, names = [], [], []
     counts = federation.sizes("train")
     large = [int(client) for client in np.argsort(-counts, kind="stable") if counts[client] > 1]
@@ -125,7 +125,7 @@ def a_few(federation: Federation, batch: int) -> Federation:
 
 
 def _runnable(task: Task, federation: Federation, training: Training, rounds: int, crew: Workers | None) -> Comparison:
-    """The comparison in float64, or in float32 where the model or its loss does not run in float64."""
+    """Return the comparison in float64, or in float32 if the model or its loss does not run in float64."""
     crews = (crew,) if crew else ()
     for one in (_double(task), replace(task, dtype="float32")):
         comparison = Comparison(one, federation, training, rounds, evaluation_batch=BATCH, crews=crews)
@@ -137,20 +137,20 @@ def _runnable(task: Task, federation: Federation, training: Training, rounds: in
     try:
         comparison.run(Serial(federation, comparison.task, comparison.setup(1)))
     except FedloomError:
-        raise  # it says what is wrong with the task in better words
+        raise  # its message is better
     raise AssertionError(
         f"A plain torch loop cannot train this task, but fedloom does: {type(why).__name__}: {why}"
     ) from why
 
 
 def _double(task: Task) -> Task:
-    """The task in float64; the weights of a loss that is a module are also converted."""
+    """Return the task in float64. If the loss is a module, its weights are converted too."""
     loss = copy.deepcopy(task.loss).double() if isinstance(task.loss, nn.Module) else task.loss
     return replace(task, dtype="float64", loss=loss)
 
 
 def _shown(comparison: Comparison) -> Iterator[Found]:
-    """What the ways give; after a moment, it shows which one is computed."""
+    """Iterate over the results of all ways. After a moment, show progress."""
     began = time.perf_counter()
     ways = list(comparison.ways())
     for number, way in enumerate(ways):

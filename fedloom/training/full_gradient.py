@@ -11,9 +11,9 @@ from fedloom.errors import InputError
 from fedloom.task import Task
 from fedloom.training import generators
 from fedloom.training.clients import Clients
+from fedloom.training.local import gradient_of, passes_over, with_zeros
 from fedloom.training.modules import load
 from fedloom.training.schedule import blame, check_finite, dropout_key, training_rows
-from fedloom.training.single import gradient_of, passes_over, with_zeros
 from fedloom.tree import Tree, row, stack
 
 
@@ -38,11 +38,11 @@ def full_gradient(task: Task, data: Clients, weights: Tree) -> FullGradient:
     task.module.train()
     leaves = {name: tensors.parameters[name] for name in task.trainable}
     for position in range(len(data)):
-        load(task.module, {**task.transient, **row(weights, position)})
+        load(tensors.own, {**task.transient, **row(weights, position)})
         rows = training_rows(data, position)
         passes = passes_over(task, data, rows, dropout_key(data, position, 0), data.key(position, "draws", 0))
         try:
-            with generators.lent(), task.python_state.fresh(), tensors.kept():
+            with generators.lent(), task.python_state.fresh(), tensors.replaced(tensors.own):
                 loss, gradient = gradient_of(task, passes, len(rows), leaves)
             check_finite(loss.item())
         except Exception as error:

@@ -23,6 +23,7 @@ from fedloom.training import generators, optimizers
 from fedloom.training.clients import Setup
 from fedloom.training.evaluation import batch
 from fedloom.training.fast_paths import load_shared, must_agree, watched_step
+from fedloom.training.local import StepTensors, client_step, clip, load_client
 from fedloom.training.masking import Masked
 from fedloom.training.schedule import (
     ClientResult,
@@ -34,7 +35,6 @@ from fedloom.training.schedule import (
     TrainingJob,
     blame,
 )
-from fedloom.training.single import StepTensors, client_step, clip, load_client
 from fedloom.training.tape import CannotRecord, Tape, recorded
 from fedloom.tree import Tree, clone, row, select
 
@@ -186,9 +186,8 @@ class LaneTrainer:
         mask = (torch.arange(x.shape[1], device=counts.device) < counts.unsqueeze(1)).to(self.task.torch_dtype)
         trainable = select(tensors.parameters, self.task.trainable)
         others = {name: leaf for name, leaf in (tensors.parameters | tensors.buffers).items() if name not in trainable}
-        found: tuple[Tree, Tensor, Tree] = self.step(
-            trainable, others, x, y, mask, keys, tensors.start, tensors.shared, tensors.own
-        )
+        given = (others, x, y, mask, keys)
+        found: tuple[Tree, Tensor, Tree] = self.step(trainable, given, tensors.start, tensors.own, tensors.shared)
         return found
 
     @torch.no_grad()
@@ -270,30 +269,20 @@ def lane_step(task: Task, clip_at: float | None, correct: Correct | None, masked
         loss = torch.where(mask > 0, losses, 0.0).sum() / mask.sum().clamp(min=1)
         return loss, (loss, buffers)
 
-    def step(
-        parameters: Tree,
-        others: Tree,
-        x: Tensor,
-        y: Tensor,
-        mask: Tensor,
-        key: Tensor,
-        start: Tree,
-        shared: Groups,
-        own: Groups,
-    ) -> tuple[Tree, Tensor, Tree]:
+    def step(parameters: Tree, given: tuple[Any, ...], start: Tree, own: Groups, shared: Groups) -> Any:
         gradient_of = torch.func.grad(loss_of, has_aux=True)
-        gradient, (loss, buffers) = gradient_of(parameters, others, x, y, mask, key)
+        gradient, (loss, buffers) = gradient_of(parameters, *given)
         if correct is not None:
 
             def gradient_at(weights: Tree) -> Tree:
-                return dict(gradient_of(weights, others, x, y, mask, key)[0])
+                return dict(gradient_of(weights, *given)[0])
 
             gradient = correct(Step(gradient, parameters, start, gradient_at), shared, own)
         if clip_at is not None:
             gradient = clip(gradient, clip_at)
         return gradient, loss, buffers
 
-    return torch.func.vmap(step, in_dims=(0, 0, 0, 0, 0, 0, 0, None, 0))
+    return torch.func.vmap(step, in_dims=(0, 0, 0, 0, None))
 
 
 def _wide(leaf: Tensor) -> Tensor:

@@ -1,38 +1,43 @@
-"""Local training: train some clients, each from its own weights, and choose how.
+"""Local training with plain torch: train some clients, each from its own weights, one batch after another.
 
-`single.py` has the plain loop and step. `recorded.py` and `lanes.py` give the same results faster.
+This is the reference for what training means. `recorded.py` and `lanes.py` compute the same faster, and `trainers.py`
+chooses between them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedloom.errors import TrainingError
 from fedloom.task import Task
-from fedloom.training import optimizers
+from fedloom.training import generators, optimizers
 from fedloom.training.clients import Clients
-from fedloom.training.fast_paths import reused
-from fedloom.training.full_gradient import FullGradient, full_gradient
-from fedloom.training.lanes import LaneTrainer, lane_trainer
-from fedloom.training.recorded import RecordedTrainer
-from fedloom.training.schedule import ClientResult, Correct, Groups, Step, Training, TrainingJob
-from fedloom.training.single import SingleClientTrainer, client_tensors
-from fedloom.tree import Tree, stack
+from fedloom.training.evaluation import batch, passes
+from fedloom.training.masking import Masked
+from fedloom.training.modules import load
+from fedloom.training.schedule import (
+    ClientResult,
+    ClientSchedule,
+    Correct,
+    Groups,
+    Step,
+    Training,
+    TrainingJob,
+    blame,
+    check_finite,
+)
+from fedloom.training.tape import Sealed
+from fedloom.tree import Tree, clone, row, stack
 
-__all__ = ["Correct", "FullGradient", "Groups", "Step", "Trained", "Training", "full_gradient", "train"]
+__all__ = ["Correct", "Groups", "Step", "Trained", "Training", "train"]
 
-LANES = 10  # fewer lanes do not pay for the cost of vmap
-SMALL_MODEL = 256 * 1024  # bytes: above this, stacked weights leave the cache
-
-
-class Trainer(Protocol):
-    """A way to train clients. All ways give the same results."""
-
-    def train(self, job: TrainingJob) -> list[ClientResult]:
-        """Train all clients of a job: write their weights to `job.trained`, and return the rest in their order."""
+Passes = Callable[[], Iterable[tuple[Tensor, Tensor, Tensor | None]]]  # examples, labels and dropout key of each pass
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,8 @@ def train(
     trained = {name: torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device) for name, leaf in start.items()}
     optimizer = own.get("optimizer") if training.optimizer_state == "keep" else None
     job = TrainingJob(task, data, start, training, correct, shared or {}, own, optimizer, trained)
+    from fedloom.training.trainers import trainer_for  # here, because the faster trainers build on this module
+
     results = trainer_for(job).train(job)
     if optimizer is not None:
         own = {**own, "optimizer": stack([result.optimizer for result in results])}
@@ -75,42 +82,195 @@ def initial_optimizer(training: Training, task: Task, model: Tree) -> Groups:
     return {"optimizer": state} if state else {}
 
 
-def lanes(
-    wanted: int | Literal["auto"],
-    model_bytes: int = 0,
-    cohort: int = 2 * LANES,
-    batch_size: int | str | None = None,
-    pooled: bool = False,
-) -> int:
-    """Return how many clients to train side by side; 1 means one after another, with recorded steps.
+class StepTensors(NamedTuple):
+    """The tensors that one client's step reads and changes, beside the batch."""
 
-    This is the one rule that chooses. It reads sizes, never timings, because the choice decides the results' bits.
-    It is applied before the first round, to choose what `auto` means, and to every job.
+    parameters: Tree  # all of the module's, also the frozen ones
+    buffers: Tree
+    start: Tree  # the weights at the start of the round, if a `correct` hook may read them
+    shared: Groups
+    own: Groups
+    optimizer: Tree
+    loss_sum: Tensor  # the sum of the examples' losses in this epoch
 
-    Processor time of a round, in batches of ten (`python benchmarks/lanes.py`, 2026-11-16, one thread, AVX-512):
+    def changing(self) -> list[Tensor]:
+        """Return the tensors that a step may change."""
+        parameters = [leaf.detach() for leaf in self.parameters.values()]
+        return [*parameters, *self.buffers.values(), *self.optimizer.values(), self.loss_sum]
 
-    | model | bytes | clients | one by one | ten side by side | ratio |
-    | --- | --- | --- | --- | --- | --- |
-    | digits_mlp | 9,640 | 100 | 55 ms | 35 ms | 0.54 |
-    | mnist_2nn | 796,840 | 20 | 55 ms | 63 ms | 1.12 |
-    | mnist_cnn | 6,653,480 | 20 | 673 ms | 672 ms | 1.01 |
-    """
-    if wanted == 1 or batch_size == "full" or pooled:
-        return 1  # a full batch fills the machine by itself, and so does the one client that owns all examples
-    if wanted != "auto":
-        return wanted
-    return LANES if model_bytes <= SMALL_MODEL and cohort >= 2 * LANES else 1
+    def take_loss(self) -> float:
+        """Return the sum of the losses, and reset it."""
+        total = float(self.loss_sum.item())
+        self.loss_sum.zero_()
+        return total
 
 
-def trainer_for(job: TrainingJob) -> Trainer:
-    """Return the trainer for a job; one of an earlier job, where that saves recording its steps again."""
-    data, batch_size = job.data, job.training.batch_size
-    pooled = data.ids == (data.federation.everyone,)
-    if isinstance(batch_size, int) and lanes(data.setup.group, batch_size=batch_size, pooled=pooled) > 1:
-        examples = (data.federation.x, data.federation.y)
-        kinds = tuple((value.shape[1:], value.dtype) for value in examples)
-        return reused(LaneTrainer, job, lambda: lane_trainer(job, batch_size), data.setup, kinds, data.federation.scale)
-    if batch_size == "full" or not data.setup.replay:
-        return SingleClientTrainer()
-    task, training, correct = job.task, job.training, job.correct
-    return reused(RecordedTrainer, job, lambda: RecordedTrainer(task, training, correct, client_tensors(job, 0)))
+class SingleClientTrainer:
+    """Trains one client after another in the task's module, with plain steps."""
+
+    def train(self, job: TrainingJob) -> list[ClientResult]:
+        """Train all clients of a job."""
+        return [train_client(job, position, client_tensors(job, position)) for position in range(len(job.data))]
+
+
+def client_tensors(job: TrainingJob, position: int) -> StepTensors:
+    """Return the module's own tensors, and copies of what a client's steps need beside them."""
+    task, tensors = job.task, job.task.tensors
+    trainable = {name: tensors.parameters[name].detach() for name in task.trainable}
+    hooked = job.correct is not None
+    return StepTensors(
+        tensors.parameters,
+        tensors.buffers,
+        clone(trainable) if hooked else {},
+        {group: clone(tree) for group, tree in job.shared.items()} if hooked else {},
+        {group: clone(row(tree, position)) for group, tree in job.own.items()} if hooked else {},
+        optimizers.initial_state(job.training, trainable, task.trainable),
+        torch.zeros((), dtype=torch.float64, device=job.data.setup.device),
+    )
+
+
+def load_client(tensors: StepTensors, job: TrainingJob, position: int) -> None:
+    """Copy what one client starts with into tensors that clients use one after another."""
+    weights = {**job.task.transient, **row(job.start, position)}
+    load({**tensors.parameters, **tensors.buffers}, weights)
+    with torch.no_grad():
+        for name, leaf in tensors.start.items():
+            leaf.copy_(weights[name])
+        for group, tree in tensors.own.items():
+            for name, leaf in tree.items():
+                leaf.copy_(job.own[group][name][position])
+        for name, leaf in tensors.optimizer.items():
+            leaf.copy_(job.optimizer[name][position]) if job.optimizer else leaf.zero_()
+        tensors.loss_sum.zero_()
+
+
+def plain_step(job: TrainingJob, schedule: ClientSchedule, tensors: StepTensors) -> int:
+    """Train on the next batch. Return the number of steps, which is 1."""
+    step_on_rows(job, schedule, tensors, schedule.next_rows())
+    return 1
+
+
+def train_client(
+    job: TrainingJob,
+    position: int,
+    tensors: StepTensors,
+    take_steps: Callable[[TrainingJob, ClientSchedule, StepTensors], int] = plain_step,
+) -> ClientResult:
+    """Train one client until its schedule ends. `take_steps` trains on one or more batches."""
+    task, data = job.task, job.data
+    schedule = ClientSchedule(job, position)
+    task.module.train()
+    load_client(tensors, job, position)
+    done = False
+    # the model may draw from global generators and keep things in Python: every client gets its own
+    with torch.no_grad(), generators.lent(), task.python_state.fresh():
+        while not done:
+            place = f"local training, step {schedule.steps + 1} of {schedule.total}"
+            try:
+                steps = take_steps(job, schedule, tensors)
+                done = schedule.advance(tensors.take_loss, lambda: (task.tensors.weights(), tensors.optimizer), steps)
+            except Exception as error:
+                raise blame(error, place, data, position) from error
+    return schedule.finish(task.tensors.weights(), clone(tensors.optimizer))
+
+
+def step_on_rows(
+    job: TrainingJob, schedule: ClientSchedule, tensors: StepTensors, rows: Tensor, ahead: int = 0
+) -> None:
+    """Train on one batch: some rows of the client, `ahead` steps after the next."""
+    seed = job.data.key(schedule.position, "draws", schedule.steps + ahead)
+    batch_passes = passes_over(job.task, job.data, rows, schedule.dropout_key(ahead), seed)
+    check_finite(client_step(job.task, job.training, job.correct, tensors, batch_passes, len(rows)).item())
+
+
+def passes_over(task: Task, data: Clients, rows: Tensor, key: Tensor, seed: int) -> Passes:
+    """Return a function that reads rows in one pass, or in several where that gives the same. It always draws alike."""
+
+    def read() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        generators.seed(seed, data.setup.device)
+        cut = passes(rows, data.setup.micro_batch) if data.setup.cuts_batches else [rows]
+        for number, part in enumerate(cut):
+            yield *batch(data, part, task), key + number
+
+    return read
+
+
+@torch.enable_grad()
+def client_step(
+    task: Task, training: Training, correct: Correct | None, tensors: StepTensors, batch_passes: Passes, count: int
+) -> Tensor:
+    """Take one step of local training on `count` examples, as a loop in plain torch does. Return the loss."""
+    module_tensors = task.tensors
+    leaves = {name: tensors.parameters[name] for name in task.trainable}
+    buffers = clone(tensors.buffers) if correct else {}
+    with module_tensors.replaced({**tensors.parameters, **tensors.buffers}):
+        loss, found = gradient_of(task, batch_passes, count, leaves)
+    if correct is not None:
+
+        def grad_at(weights: Tree) -> Tree:
+            if has_hooks(module_tensors.parameters.values()):
+                raise TrainingError("The model has hooks on its parameters, which are not known at other weights.")
+            there = {name: weights[name].detach().requires_grad_() for name in task.trainable}
+            # only the real step may change buffers: this pass gets copies, which are thrown away
+            with module_tensors.replaced({**tensors.parameters, **there, **clone(buffers)}):
+                return with_zeros(gradient_of(task, batch_passes, count, there)[1], there)
+
+        params = {name: leaf.detach() for name, leaf in leaves.items()}
+        step = Step(with_zeros(found, leaves), params, tensors.start, grad_at)
+        found = dict(correct(step, tensors.shared, tensors.own))
+    gradient = {name: found[name] for name in leaves if found[name] is not None}
+    if training.clip is not None:
+        gradient = clip(gradient, training.clip)
+    with torch.no_grad():
+        changed = [leaves[name] for name in gradient]
+        optimizers.update(training, list(gradient), changed, list(gradient.values()), tensors.optimizer)
+        tensors.loss_sum.add_(loss.detach(), alpha=count)
+    return loss.detach()
+
+
+def gradient_of(
+    task: Task, batch_passes: Passes, count: int, leaves: Mapping[str, Tensor]
+) -> tuple[Tensor, dict[str, Any]]:
+    """Return the loss over `count` examples and its gradient, which is None for leaves that the batch does not use."""
+    total: Tensor | None = None
+    sums: dict[str, Any] = dict.fromkeys(leaves)
+    every_leaf = (*leaves.values(), *task.tensors.parameters.values())
+    for x, y, key in batch_passes():
+        with nullcontext() if key is None else Masked(key, with_gradient=True):
+            loss = task.batch_loss(task.module(x), y)
+            loss = loss if len(y) == count else loss * (len(y) / count)
+        for leaf in every_leaf:
+            leaf.grad = None
+        for name, new in zip(leaves, _backward(loss, list(leaves.values())), strict=True):
+            sums[name] = new if sums[name] is None else sums[name] if new is None else sums[name] + new
+        total = loss.detach() if total is None else total.to(torch.float64) + loss.detach()
+    for leaf in every_leaf:
+        leaf.grad = None
+    assert total is not None, "a step needs examples"
+    return total, sums
+
+
+def _backward(loss: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
+    if isinstance(loss, Sealed):  # while a step is recorded: this leaves out copies that `backward` makes
+        found: list[Tensor | None] = list(torch.autograd.grad(loss, leaves, allow_unused=True))
+    else:
+        loss.backward()  # type: ignore[no-untyped-call]
+        found = [leaf.grad for leaf in leaves]
+    return [g if g is None or g.layout == torch.strided else g.to_dense() for g in found]
+
+
+def with_zeros(gradient: Mapping[str, Any], leaves: Mapping[str, Tensor]) -> Tree:
+    """Return a gradient with zeros for leaves that the batch did not use."""
+    return {name: torch.zeros_like(leaves[name]) if g is None else g for name, g in gradient.items()}
+
+
+def clip(gradient: Mapping[str, Tensor], largest: float) -> Tree:
+    """Scale a gradient down to a norm of at most `largest`."""
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(leaf) for leaf in gradient.values()]))
+    factor = (largest / (norm + 1e-6)).clamp(max=1.0)
+    return {name: leaf * factor for name, leaf in gradient.items()}
+
+
+def has_hooks(parameters: Iterable[Tensor]) -> bool:
+    """Whether functions are registered that see or change gradients of parameters."""
+    return any(leaf._backward_hooks or leaf._post_accumulate_grad_hooks for leaf in parameters)

@@ -6,6 +6,7 @@ batch has rows that do not exist: batch normalisation must leave them out of its
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,20 +17,20 @@ from torch.overrides import TorchFunctionMode
 
 from fedloom import keys
 
-# these decide once per example and channel, which are always the first two dimensions
+# these drop whole channels: they draw once per example and channel, which are always the first two dimensions
 _CHANNEL_DROPOUT = (F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout)
 
 
 class Masked(TorchFunctionMode):
-    """Inside this mode dropout is drawn from `key`, and batch normalisation sees only the rows where `mask` is true."""
+    """Inside this mode, dropout is drawn from `key`, and batch normalisation uses only rows where `mask` is true."""
 
     def __init__(self, key: Tensor | None, mask: Tensor | None = None, with_gradient: bool = False) -> None:
         super().__init__()
         self.key = key
         self.mask = mask
-        self.with_gradient = with_gradient  # whether what is computed is differentiated afterwards
-        self.dropouts = 0  # calls of dropout so far
-        self.norms: list[int] = []  # values per channel and example of every batch normalisation seen
+        self.with_gradient = with_gradient  # whether the result is differentiated afterwards
+        self.dropouts = 0  # number of dropout calls so far
+        self.norms: list[int] = []  # for every batch normalisation: values per channel and example
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -49,18 +50,18 @@ class Masked(TorchFunctionMode):
         shape = tuple(input.shape)
         if func in _CHANNEL_DROPOUT:
             shape = shape[:2] + (1,) * (input.dim() - 2)
-        keep = (keys.uniform(self.key, _product(shape), self.dropouts) >= p).reshape(shape)
+        keep = (keys.uniform(self.key, math.prod(shape), self.dropouts) >= p).reshape(shape)
         self.dropouts += 1
         if func in (F.alpha_dropout, F.feature_alpha_dropout):
             output = _alpha_dropout(input, keep, p)
         else:
             output = input * (keep.to(input.dtype) / (1.0 - p if p < 1 else 1.0))
-        return input.copy_(output) if inplace else output  # what was given may be used again
+        return input.copy_(output) if inplace else output  # the model may use its input again
 
     def _is_computed_again(self) -> bool:
         """Whether this part of a model is computed a second time for its gradient, as checkpointing does.
 
-        No mode sees the second time, but torch's generator is put back for it: so torch's own dropout is right there.
+        No mode sees the second time, but torch restores its generator for it, so torch's own dropout is correct there.
         """
         hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
         return hooked or (self.with_gradient and not torch.is_grad_enabled())
@@ -76,45 +77,32 @@ class Masked(TorchFunctionMode):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        values = _product(input.shape[2:])
+        values = math.prod(input.shape[2:])
         self.norms += [values] * training
         if not training or self.mask is None:
             return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
         rows = self.mask.to(input.dtype)
-        return _masked_batch_norm(input, rows, running_mean, running_var, weight, bias, momentum, eps)
-
-
-def _masked_batch_norm(
-    input: Tensor,
-    rows: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    momentum: float,
-    eps: float,
-) -> Tensor:
-    over = [0, *range(2, input.dim())]
-    as_channels = (1, -1) + (1,) * (input.dim() - 2)
-    mask = rows.reshape(-1, *(1,) * (input.dim() - 1))
-    count = (rows.sum() * _product(input.shape[2:])).clamp(min=1)
-    mean = (input * mask).sum(over) / count
-    centred = (input - mean.reshape(as_channels)) * mask
-    variance = centred.square().sum(over) / count
-    output = centred * torch.rsqrt(variance + eps).reshape(as_channels)
-    if weight is not None:
-        output = output * weight.reshape(as_channels)
-    if bias is not None:
-        output = output + bias.reshape(as_channels)
-    if running_mean is not None and running_var is not None:
-        unbiased = variance.detach() * (count / (count - 1).clamp(min=1))
-        running_mean.mul_(1 - momentum).add_(mean.detach() * momentum)
-        running_var.mul_(1 - momentum).add_(unbiased * momentum)
-    return output
+        over = [0, *range(2, input.dim())]
+        as_channels = (1, -1) + (1,) * (input.dim() - 2)
+        mask = rows.reshape(-1, *(1,) * (input.dim() - 1))
+        count = (rows.sum() * values).clamp(min=1)
+        mean = (input * mask).sum(over) / count
+        centred = (input - mean.reshape(as_channels)) * mask
+        variance = centred.square().sum(over) / count
+        output = centred * torch.rsqrt(variance + eps).reshape(as_channels)
+        if weight is not None:
+            output = output * weight.reshape(as_channels)
+        if bias is not None:
+            output = output + bias.reshape(as_channels)
+        if running_mean is not None and running_var is not None:
+            unbiased = variance.detach() * (count / (count - 1).clamp(min=1))
+            running_mean.mul_(1 - momentum).add_(mean.detach() * momentum)
+            running_var.mul_(1 - momentum).add_(unbiased * momentum)
+        return output
 
 
 def _alpha_dropout(input: Tensor, keep: Tensor, p: float) -> Tensor:
-    # keeps mean and variance of a SELU network: dropped values become −scale·alpha of SELU, then an affine correction
+    # dropped values become −scale·alpha of SELU; the affine correction then restores mean and variance
     floor = -1.7580993408473766
     if p == 1:
         return torch.zeros_like(input)
@@ -122,10 +110,3 @@ def _alpha_dropout(input: Tensor, keep: Tensor, p: float) -> Tensor:
     b = -a * p * floor
     kept: Tensor = torch.where(keep, input, torch.full_like(input, floor)) * a + b
     return kept
-
-
-def _product(shape: Iterable[int]) -> int:
-    total = 1
-    for side in shape:
-        total *= side
-    return total

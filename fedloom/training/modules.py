@@ -74,16 +74,6 @@ class ModuleTensors:
             for name, held, key in self.holders:
                 held[key] = own[name]
 
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Use the module with its own tensors. If the model assigns new ones, their values are copied into its own."""
-        try:
-            yield
-            self._copy_assigned(self.own)
-        finally:
-            for name, held, key in self.holders:
-                held[key] = self.own[name]
-
     def _copy_assigned(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy tensors that the model assigned into those that were there before."""
         for name, held, key in self.holders:
@@ -108,9 +98,8 @@ def set_value(tensor: Tensor, value: Tensor) -> None:
     tensor.copy_(value)
 
 
-@torch.no_grad()
-def load(module: nn.Module, weights: Tree) -> None:
-    """Copy weights into a module."""
-    for name, leaf in (*module.named_parameters(), *module.named_buffers()):
+def load(tensors: Mapping[str, Tensor], weights: Tree) -> None:
+    """Copy weights into tensors of the same names."""
+    for name, leaf in tensors.items():
         if name in weights:
             set_value(leaf, weights[name])

@@ -1,7 +1,7 @@
 """Local optimisers on stacked parameters: the formulas of torch.optim, with step counts for every lane.
 
-torch.optim knows no lanes, which start and finish at different times; and it cannot be told to work in place on buffers
-that are reused from client to client. Every update here is in place.
+torch.optim cannot count steps per lane, and lanes start and finish at different times. It also cannot work on buffers
+that clients use one after another. Every update here is in place.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedloom.tree import Tree, per_client
 if TYPE_CHECKING:
     from fedloom.training.schedule import Training
 
-# the running averages each optimiser keeps per parameter, beside the step count
+# the running averages that each optimiser keeps per parameter, in addition to the step count
 SLOTS: dict[str, tuple[str, ...]] = {
     "sgd": (),
     "momentum": ("velocity",),
@@ -25,16 +25,17 @@ SLOTS: dict[str, tuple[str, ...]] = {
     "adagrad": ("total",),
     "adadelta": ("square", "delta"),
 }
+Tensors = list[Tensor]
 EPSILON = {"adam": 1e-8, "adagrad": 1e-10, "adadelta": 1e-6}
 
 
 def slots(training: Training) -> tuple[str, ...]:
-    """Which running averages an optimiser keeps."""
+    """Return the names of the running averages that an optimiser keeps."""
     return SLOTS["momentum" if training.optimizer == "sgd" and training.momentum else training.optimizer]
 
 
 def initial_state(training: Training, weights: Tree, trainable: Sequence[str], lanes: int | None = None) -> Tree:
-    """The state of an optimiser that has made no step: zeros, named `slot:parameter`.
+    """Return the state of an optimiser before its first step: zeros, named `slot:parameter`.
 
     With `lanes`, the weights are stacked and each lane counts its own steps.
     """
@@ -45,12 +46,10 @@ def initial_state(training: Training, weights: Tree, trainable: Sequence[str], l
     return {**state, **{f"steps:{name}": torch.zeros(shape, dtype=torch.float32, device=device) for name in trainable}}
 
 
-def update(
-    training: Training, names: Sequence[str], parameters: list[Tensor], gradients: list[Tensor], state: Tree
-) -> None:
-    """One step, in place, of those parameters that have a gradient (`names`, in their order).
+def update(training: Training, names: Sequence[str], parameters: Tensors, gradients: Tensors, state: Tree) -> None:
+    """Take one step, in place, with the parameters that have a gradient (`names`, in their order).
 
-    `state` has a step count per parameter, and in lanes per lane: a parameter that a batch did not use makes no step.
+    `state` has a step count per parameter (in lanes, also per lane): parameters that a batch does not use take no step.
     """
     if training.weight_decay:
         gradients = list(torch._foreach_add(gradients, parameters, alpha=training.weight_decay))
@@ -60,37 +59,30 @@ def update(
     lists = [[state[f"{slot}:{name}"] for name in names] for slot in slots(training)]
     steps = [state[f"steps:{name}"] for name in names]
     torch._foreach_add_(steps, 1)
-    # complex numbers are optimised as the two real ones that they are made of
+    # a complex number is optimised as two real ones
     real = [_real(tensors) for tensors in (parameters, gradients, *lists)]
     _RULES[training.optimizer](training, real[0], real[1], steps, *real[2:])
 
 
-def _real(tensors: list[Tensor]) -> list[Tensor]:
+def _real(tensors: Tensors) -> Tensors:
     return [torch.view_as_real(leaf) if leaf.is_complex() else leaf for leaf in tensors]
 
 
-def _momentum(
-    training: Training, parameters: list[Tensor], gradients: list[Tensor], steps: list[Tensor], velocity: list[Tensor]
-) -> None:
+def _momentum(training: Training, parameters: Tensors, gradients: Tensors, steps: Tensors, velocity: Tensors) -> None:
     torch._foreach_mul_(velocity, training.momentum)
     torch._foreach_add_(velocity, gradients)
     torch._foreach_add_(parameters, velocity, alpha=-training.lr)
 
 
 def _adam(
-    training: Training,
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    steps: list[Tensor],
-    first: list[Tensor],
-    second: list[Tensor],
+    training: Training, parameters: Tensors, gradients: Tensors, steps: Tensors, first: Tensors, second: Tensors
 ) -> None:
     beta1, beta2 = training.beta1, training.beta2
-    epsilon = training.epsilon if training.epsilon is not None else EPSILON["adam"]
+    epsilon = training.epsilon or EPSILON["adam"]
     if steps[0].dim() == 0 and all(parameter.is_contiguous() for parameter in parameters):
-        # one pass over the memory instead of a dozen; torch's kernel takes any gradient for a contiguous one
+        # one pass over the memory instead of a dozen; torch's kernel assumes that gradients are contiguous
         given = [gradient.contiguous() for gradient in gradients]
-        for kind in {parameter.dtype for parameter in parameters}:  # it takes one kind of number at a time
+        for kind in {parameter.dtype for parameter in parameters}:  # it takes one dtype at a time
             chosen = [number for number, parameter in enumerate(parameters) if parameter.dtype == kind]
             lists = [[all_of[n] for n in chosen] for all_of in (parameters, given, first, second, steps)]
             torch._fused_adam_(
@@ -101,7 +93,7 @@ def _adam(
                 beta1=beta1,
                 beta2=beta2,
                 eps=epsilon,
-                weight_decay=0.0,  # it is in the gradients already
+                weight_decay=0.0,  # already in the gradients
                 amsgrad=False,
                 maximize=False,
             )
@@ -116,10 +108,8 @@ def _adam(
         parameter.sub_(mean / denominator * per_client(step_size, mean))
 
 
-def _adagrad(
-    training: Training, parameters: list[Tensor], gradients: list[Tensor], steps: list[Tensor], total: list[Tensor]
-) -> None:
-    epsilon = training.epsilon if training.epsilon is not None else EPSILON["adagrad"]
+def _adagrad(training: Training, parameters: Tensors, gradients: Tensors, steps: Tensors, total: Tensors) -> None:
+    epsilon = training.epsilon or EPSILON["adagrad"]
     torch._foreach_addcmul_(total, gradients, gradients, 1.0)
     denominator = torch._foreach_sqrt(total)
     torch._foreach_add_(denominator, epsilon)
@@ -127,14 +117,9 @@ def _adagrad(
 
 
 def _adadelta(
-    training: Training,
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    steps: list[Tensor],
-    square: list[Tensor],
-    delta: list[Tensor],
+    training: Training, parameters: Tensors, gradients: Tensors, steps: Tensors, square: Tensors, delta: Tensors
 ) -> None:
-    epsilon = training.epsilon if training.epsilon is not None else EPSILON["adadelta"]
+    epsilon = training.epsilon or EPSILON["adadelta"]
     torch._foreach_mul_(square, training.rho)
     torch._foreach_addcmul_(square, gradients, gradients, 1 - training.rho)
     ratio = torch._foreach_add(delta, epsilon)

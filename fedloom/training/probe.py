@@ -192,8 +192,8 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
     classes = len(federation.classes)
     if isinstance(task.loss, str) and not isinstance(output, Tensor):
         raise InputError(
-            f'The model gives a {type(output).__name__}, and loss = "{task.loss}" takes a tensor with one output per '
-            "example. Give the task a loss function of your own that takes what the model gives."
+            f'The model returns a {type(output).__name__}, but loss = "{task.loss}" takes a tensor with one output per '
+            "example. Give the task your own loss function, which takes what the model returns."
         )
     if isinstance(task.loss, str) and (output.dim() == 0 or output.shape[0] != len(y)):
         raise InputError(f"The model must give one output per example. For 2 examples it gave {tuple(output.shape)}.")

@@ -1,4 +1,4 @@
-"""What a module and a loss keep in Python, and how every client begins with a copy of its own."""
+"""Values that a module and a loss keep in Python. Every client starts with its own copy of them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from fedloom.errors import InputError
 
-# what torch keeps in a module's __dict__: each of these is looked after by itself, or by `modules.Places`
+# what torch keeps in a module's __dict__: handled one by one below, or by `modules.ModuleTensors`
 _TORCHS_OWN = frozenset({*vars(nn.Module()), "_flat_weights", "_flat_weight_refs"})
 _PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-# code is not state: what a function keeps in its closure or in globals is not seen here
+# code is not state: values in a function's closure or in globals are not handled here
 _CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 _MISSING = object()
 
@@ -28,7 +28,7 @@ Values = list[dict[Any, Any]]
 
 
 class PythonState:
-    """What a module and a loss keep in Python beside parameters and buffers, as it was when this was made.
+    """The values that a module and a loss keep in Python, beside parameters and buffers, as they are now.
 
     >>> class Counts(nn.Module):
     ...     def __init__(self):
@@ -47,27 +47,27 @@ class PythonState:
     """
 
     def __init__(self, module: nn.Module, held_loss: dict[str, Any] | None = None) -> None:
-        """`held_loss` is a dict with the loss function in it: there a copy can take its place."""
+        """`held_loss` is a dict that holds the loss function, so that a copy can replace it there."""
         held_loss = held_loss or {}
         losses = [part for loss in held_loss.values() if isinstance(loss, nn.Module) for part in loss.modules()]
         self.parts = [*module.modules(), *losses]
         tensors = chain(module.parameters(), module.buffers())
         self.fixed: dict[int, Any] = {id(thing): thing for thing in chain(self.parts, tensors)}  # never copied
         self.gradients = [(leaf, leaf.requires_grad) for leaf in module.parameters()]
-        # dicts that are put back, and which of their keys are not
+        # dicts to restore, and the keys in them to leave alone
         self.owners: list[tuple[dict[Any, Any], frozenset[str]]] = [(held_loss, frozenset())]
-        self.hooks: list[dict[Any, Any]] = []  # which are empty at first
+        self.hooks: list[dict[Any, Any]] = []  # dicts of hooks that are empty at first
         for part in self.parts:
             self.owners += [(vars(part), _TORCHS_OWN), (part._modules, frozenset())]
-            # buffers are exchanged; one that is None at first, or a loss's, is as good as kept in Python
+            # `modules.py` exchanges buffers, except those of a loss and those that are None at first
             exchanged = () if part in losses else [key for key, leaf in part._buffers.items() if leaf is not None]
             self.owners.append((part._buffers, frozenset(exchanged)))
             hooks = [value for key, value in vars(part).items() if key.endswith("_hooks") and value is not None]
             self.owners += [(found, frozenset()) for found in hooks]
             self.hooks += [found for found in hooks if not found]
         first = self._values()
-        self.plain = [{k: v for k, v in held.items() if self._is_plain(v)} for held in first]
-        self.others = [{k: _copyable(k, v) for k, v in held.items() if not self._is_plain(v)} for held in first]
+        self.plain = [{k: v for k, v in held.items() if _is_plain(v, self.fixed)} for held in first]
+        self.others = [{k: _copyable(k, v) for k, v in held.items() if not _is_plain(v, self.fixed)} for held in first]
         self.only_plain = not any(self.others)
         self.quick = [
             (held, plain, len(held)) for (held, _), plain in zip(self.owners, self.plain, strict=True) if held
@@ -76,12 +76,12 @@ class PythonState:
         self.frozen = self._freeze()
 
     def changed(self) -> bool:
-        """Whether anything is different from how it was at first."""
+        """Whether any value differs from the first one."""
         return not self._surely_same() and self._freeze() != self.frozen
 
     @contextmanager
     def fresh(self) -> Iterator[None]:
-        """Inside, everything begins as it was at first; afterwards it is what it was before."""
+        """Inside, all values start as they were at first. Afterwards they are what they were before."""
         modes = [part.training for part in self.parts]
         before = None if self._surely_same() else (self._values(), [leaf.requires_grad for leaf, _ in self.gradients])
         learns = [wanted for _, wanted in self.gradients]
@@ -98,7 +98,7 @@ class PythonState:
                     part.training = training
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Tensors that are kept as attributes, or in lists and dicts there."""
+        """Iterate over tensors that are attributes, or in lists and dicts that are attributes."""
         for held in self._values():
             for key, value in held.items():
                 inside = value.values() if isinstance(value, dict) else value
@@ -107,7 +107,7 @@ class PythonState:
                         yield str(key), leaf
 
     def _surely_same(self) -> bool:
-        """True if only plain values are kept, and they are the first ones: the usual case, found quickly."""
+        """True if there are only plain values and they are still the first ones: the usual case, which must be fast."""
         if not self.only_plain or any(self.hooks):
             return False
         for held, plain, size in self.quick:
@@ -135,12 +135,9 @@ class PythonState:
     def _freeze(self) -> object:
         return [leaf.requires_grad for leaf, _ in self.gradients], _freeze(self._values(), self.fixed, set())
 
-    def _is_plain(self, value: object) -> bool:
-        return _is_plain(value, self.fixed)
-
 
 def _is_plain(value: object, fixed: Mapping[int, Any]) -> bool:
-    """Whether a value cannot change by itself: a number, a function, or a part of the module that stays what it is."""
+    """Whether a value is immutable: a number, a function, or a part of the module that is never replaced."""
     if type(value) is tuple:
         return all(_is_plain(item, fixed) for item in value)
     if isinstance(value, types.MethodType):
@@ -149,7 +146,7 @@ def _is_plain(value: object, fixed: Mapping[int, Any]) -> bool:
 
 
 def _copyable(key: object, value: Any) -> Any:
-    """A value that can be copied for every client: a tensor without its history, or what it is."""
+    """Return a value that can be copied for every client: a tensor without its history, or the value itself."""
     if isinstance(value, Tensor) and not value.is_leaf:
         return value.detach()
     try:
@@ -157,13 +154,13 @@ def _copyable(key: object, value: Any) -> Any:
     except Exception as error:
         raise InputError(
             f"The model or the loss keeps a {type(value).__name__} as '{key}', which cannot be copied ({error}). Every "
-            "client begins with a copy of its own: make it inside forward, or keep it in a global variable."
+            "client starts with its own copy: make it inside forward, or keep it in a global variable."
         ) from None
     return value
 
 
 def _freeze(value: Any, fixed: Mapping[int, Any], seen: set[int]) -> object:
-    """A value as something that can be compared later, when the value itself may have changed."""
+    """Return something to compare with later, when the value itself may have changed."""
     if id(value) in fixed:
         return id(value)
     if _is_plain(value, fixed):
@@ -185,10 +182,10 @@ def _freeze(value: Any, fixed: Mapping[int, Any], seen: set[int]) -> object:
         return type(value), tuple((_freeze(k, fixed, seen), _freeze(v, fixed, seen)) for k, v in value.items())
     if isinstance(value, list | tuple | deque | set | frozenset):
         return type(value), tuple(_freeze(item, fixed, seen) for item in value)
-    try:  # everything else says itself what it is made of
+    try:  # any other object says how to pickle it
         return type(value), _freeze(value.__reduce_ex__(4)[1:], fixed, seen)
     except Exception:
-        return object()  # not equal to anything: what cannot be looked into may have changed
+        return object()  # equal to nothing: an object that cannot be inspected may have changed
 
 
 def _bits(value: Tensor) -> object:

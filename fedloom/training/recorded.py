@@ -1,4 +1,4 @@
-"""Train one client at a time with recorded steps: each step of `single.py` is recorded once, and then replayed.
+"""Train one client at a time with recorded steps: each step of `local.py` is recorded once, and then replayed.
 
 See `tape.py` for how a step is recorded. A model that cannot be recorded is trained with plain steps.
 """
@@ -16,8 +16,8 @@ from fedloom.task import Task
 from fedloom.training import generators
 from fedloom.training.evaluation import batch
 from fedloom.training.fast_paths import load_shared, must_agree, watched_step
+from fedloom.training.local import StepTensors, client_step, has_hooks, step_on_rows, train_client
 from fedloom.training.schedule import ClientResult, ClientSchedule, Correct, Training, TrainingJob
-from fedloom.training.single import StepTensors, client_step, has_hooks, step_on_rows, train_client
 from fedloom.training.tape import CannotRecord, Tape, recorded
 from fedloom.tree import size
 

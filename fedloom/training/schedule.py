@@ -1,6 +1,6 @@
 """What a client does in a round: the settings of local training, its batches and epochs, and when it stops.
 
-Nothing here computes weights. `single.py` has the loop and the step.
+Nothing here computes weights. `local.py` has the loop and the step.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""A computation recorded once and replayed on the same memory: no autograd, no module calls, no fresh tensors.
+"""Record a computation once and replay it on the same memory, without autograd, module calls or new tensors.
 
-Half of the cost of a small training step is Python and autograd deciding, in every step, to run the same few dozen
-kernels. A tape runs the step once under a dispatch mode that notes every kernel with the tensors it read and wrote.
-Replaying runs those kernels again on those very tensors; new data is copied into the inputs beforehand. Views need no
-replay at all, because memory never moves.
+In a small training step, half of the time goes to Python and autograd, which choose the same few dozen kernels every
+time. A tape runs the step once under a dispatch mode that records every kernel with the tensors it read and wrote. To
+replay the step, copy new data into the inputs; then the same kernels run on the same tensors. Views need no replay,
+because memory never moves.
 
-The kernels are torch's own, so a replayed step gives the same bits as the step itself. `fused` gives that up for speed
+The kernels are torch's own, so a replayed step gives the same bits as the step itself. `fused` gives this up for speed
 in one case: if a tensor is changed by a multiple of a matrix product that nothing else reads, as plain SGD changes a
-weight matrix, the product is added to the tensor directly, rounded once less, and never stored.
+weight matrix, the product is added to the tensor directly. It is rounded once less and never stored.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ aten = torch.ops.aten
 Memory = int  # the address of a storage: tensors with the same one share memory
 Call = Callable[[], Any]
 
-# they look at the shape of their first argument, not at its values
+# these use only the shape of their first argument, not its values
 _SHAPE_ONLY = {aten.ones_like, aten.zeros_like, aten.full_like, aten.empty_like}
 _SHAPE_ONLY |= {aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty}
 _PRODUCTS = {aten.mm.default: Tensor.addmm_, aten.bmm.default: Tensor.baddbmm_}
 _ROWS = aten.embedding_dense_backward.default
-_RESIZES = {aten.smooth_l1_loss, aten.huber_loss, aten.binary_cross_entropy}  # their output is larger for a while
+_RESIZES = {aten.smooth_l1_loss, aten.huber_loss, aten.binary_cross_entropy}  # these enlarge their output for a while
 _IN_PLACE_SUMS = (aten.add_.Tensor, aten._foreach_add_.List)
-_NOT_FOR_OUT = {"dtype", "layout", "device", "pin_memory", "memory_format"}  # the result's memory says all this
+_NOT_FOR_OUT = {"dtype", "layout", "device", "pin_memory", "memory_format"}  # the result's memory decides all this
 
 
 class CannotRecord(Exception):
@@ -63,7 +63,7 @@ class Kernel:
 
 
 class Tape:
-    """What a function did to tensors that exist outside it.
+    """The kernels with which a function changed tensors that exist outside it.
 
     >>> x, total = torch.zeros(2), torch.zeros(())
     >>> tape = record(lambda x, total: total.add_((x * x).sum()), x, total)
@@ -76,29 +76,29 @@ class Tape:
 
     def __init__(self, kernels: Sequence[Kernel], keep: object = None) -> None:
         self.kernels = _needed(_without_constants(kernels))
-        self._keep = keep if keep is not None else kernels  # constants and views live as long as the tape
+        self._keep = keep if keep is not None else kernels  # keeps constants and views alive
         with torch.no_grad():
             self._calls = [_call(kernel) for kernel in self.kernels]
 
     def __len__(self) -> int:
-        """How many kernels a replay launches."""
+        """Return the number of kernels in a replay."""
         return len(self._calls)
 
     def replay(self) -> None:
-        """Do it again; gradients must be switched off."""
+        """Run the kernels again. Gradients must be off."""
         for call in self._calls:
             call()
 
     def fused(self) -> Tape:
-        """The same with products added directly to what they change. It works on the same memory."""
+        """Return a tape on the same memory that adds products directly to the tensors they change."""
         return Tape(_fused(self.kernels), self._keep)
 
 
 def record(computation: Callable[..., Any], *given: Any) -> Tape:
-    """Run a computation once on some tensors (in dicts, lists or by themselves), and keep what it did to them.
+    """Run a computation once on some tensors (alone, or in dicts and lists), and record what it does to them.
 
-    It is given sealed tensors: they compute, but no value in them can be read by Python, in whichever way it is asked
-    for. So what is recorded cannot depend on values. It may change what it is given, and nothing else.
+    It gets sealed tensors: they compute, but Python cannot read any value in them. So the recording cannot depend on
+    values. The computation may change these tensors and nothing else.
     """
     sealed: dict[int, Sealed] = {}
     recorder = _Recorder({_memory(leaf) for leaf in tree_leaves(given) if isinstance(leaf, Tensor)})
@@ -119,10 +119,10 @@ def recorded(
     changes: Callable[[], Sequence[Tensor]],
     others: Sequence[Tensor],
 ) -> Tape:
-    """A fused tape of a computation that is `given` some tensors: it reads `inputs` and changes `changes`.
+    """Return a fused tape of a computation on the tensors `given`. It reads `inputs` and changes `changes`.
 
-    The recording is tried on other values, `others` instead of `inputs`: it must give the same bits as the computation
-    itself, and almost the same when fused. In the end all values are what they were. Raises CannotRecord.
+    A trial with the values `others` in `inputs` must give the same bits as the computation itself, and almost the same
+    when fused. Afterwards all values are restored. Raise CannotRecord if there is no such tape.
     """
     with torch.no_grad():
         before = [leaf.clone() for leaf in changes()]
@@ -151,14 +151,14 @@ def recorded(
         for one, other, near in zip(done, replayed, almost, strict=True):
             if not torch.allclose(one, other, rtol=0, atol=0, equal_nan=True):
                 raise CannotRecord("a trial on other values gave something else than the step itself")
-            # what is decided here must not depend on which client is first: rounding is never a reason
+            # the decision must not depend on which client comes first, so rounding must never cause a refusal
             rough = 64 * torch.finfo(one.dtype).eps if not is_whole(one) else 0.0
             if not torch.allclose(one, near, rtol=max(rough, 1e-3), atol=max(rough, 1e-4), equal_nan=True):
                 raise CannotRecord("a trial with products added directly gave something else than the step itself")
         return fused
     except CannotRecord:
         raise
-    except Exception as error:  # what is wrong with the computation itself is said when it is done without a tape
+    except Exception as error:  # if the computation itself is wrong, running it without a tape reports that
         raise CannotRecord(str(error).strip().partition("\n")[0] or type(error).__name__) from error
     finally:
         with torch.no_grad():
@@ -170,20 +170,20 @@ _recording = threading.local()  # whether this thread records
 
 
 def _way_out(name: str) -> Any:
-    """A method of tensors that tells Python values."""
+    """Return a method that lets Python read values only after the recording."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(_recording, "now", False):
             raise CannotRecord("it reads values into Python")
-        return getattr(self._inside, name)(*args, **kwargs)  # left over from a recording, such as in a cache
+        return getattr(self._inside, name)(*args, **kwargs)  # left from a recording, for example in a cache
 
     return method
 
 
 class Sealed(Tensor):
-    """A tensor that computes like the one inside it, but tells Python no values: it has no memory of its own.
+    """A tensor that computes like the one inside it, but has no memory from which Python could read values.
 
-    A constant that was made during a recording and is kept in somebody's cache is an ordinary tensor afterwards.
+    After the recording it behaves as an ordinary tensor: a library may keep a constant from a recording in its cache.
     """
 
     _inside: Tensor
@@ -200,7 +200,7 @@ class Sealed(Tensor):
             requires_grad=inside.requires_grad,
         )
         made._inside = inside.detach()
-        torch._C._set_throw_on_mutable_data_ptr(made)  # C++ code would read from no address
+        torch._C._set_throw_on_mutable_data_ptr(made)  # C++ code would read from a null address
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -208,12 +208,12 @@ class Sealed(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if getattr(_recording, "now", False):
-            raise CannotRecord(f"{func} is asked below the recording")
+            raise CannotRecord(f"{func} is called below the recording")
         args, kwargs = tree_map_only(Sealed, lambda leaf: leaf._inside, (args, kwargs or {}))
         return func(*args, **kwargs)
 
 
-# most ways out fail by themselves, because there is no memory to read; these would not
+# most ways to read values fail by themselves, because there is no memory; these would not
 for _name in ("__dlpack__", "__reduce_ex__", "__deepcopy__", "__format__", "__repr__", "__array__", "data_ptr"):
     setattr(Sealed, _name, _way_out(_name))
 for _name in ("untyped_storage", "storage", "numpy", "tolist", "item"):
@@ -221,16 +221,16 @@ for _name in ("untyped_storage", "storage", "numpy", "tolist", "item"):
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes every kernel below autograd, and keeps all tensors so that no memory is used twice."""
+    """Records every kernel below autograd, and keeps all tensors alive, so that no memory is used twice."""
 
     def __init__(self, given: set[Memory]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kernels: list[Kernel] = []
-        self.own = given  # memory that may be written: what was given, and what was made since
+        self.own = given  # memory that may be written: the given tensors, and those made since
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled in here, and the default would import torch's compiler, for a second
+        return False  # nothing is compiled here, and the default imports torch's compiler, which takes a second
 
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -264,7 +264,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _kernel(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Kernel:
     values = result if isinstance(result, (tuple, list)) else (result,)
     if any(value is not None and not isinstance(value, Tensor) for value in values):
-        raise CannotRecord(f"{op} gives Python numbers")
+        raise CannotRecord(f"{op} returns Python numbers")
     outputs = tuple(None if value is None else value.detach() for value in values)
     read = _memories((args, kwargs))
     written = (_memories(outputs) - read) | _memories(_changed(op, args, kwargs))
@@ -282,7 +282,7 @@ def _memories(values: Any) -> frozenset[Memory]:
 
 
 def _changed(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The arguments that an operator works on in place, according to its schema."""
+    """Return the arguments that an operator changes in place, according to its schema."""
     written = [argument.alias_info is not None and argument.alias_info.is_write for argument in op._schema.arguments]
     names = [argument.name for argument in op._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -290,7 +290,7 @@ def _changed(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any
 
 
 def _without_constants(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """Leave out views, and what is the same in every replay: made from nothing outside and never changed."""
+    """Leave out views, and constants: tensors that use nothing from outside and never change."""
     writers = Counter(place for kernel in kernels for place in kernel.writes)
     constant: set[Memory] = set()
     kept = []
@@ -303,7 +303,7 @@ def _without_constants(kernels: Sequence[Kernel]) -> list[Kernel]:
 
 
 def _needed(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """Leave out what neither a later kernel nor anybody outside sees."""
+    """Leave out kernels whose results neither a later kernel nor code outside reads."""
     inside = {place for kernel in kernels for place in kernel.writes - kernel.reads}
     wanted: set[Memory] = set()
     kept = []
@@ -315,7 +315,7 @@ def _needed(kernels: Sequence[Kernel]) -> list[Kernel]:
 
 
 def _fused(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """Products that only serve to be added to something in place are added to it directly."""
+    """Add products directly to a tensor, if all they do is to be added to it in place."""
     readers = Counter(place for kernel in kernels for place in kernel.reads)
     writers = Counter(place for kernel in kernels for place in kernel.writes)
     products = {place: kernel for kernel in kernels if kernel.op in _PRODUCTS for place in kernel.writes}
@@ -324,12 +324,12 @@ def _fused(kernels: Sequence[Kernel]) -> list[Kernel]:
     absorbed: set[Kernel] = set()
 
     def settled(tensors: Iterable[Tensor]) -> bool:
-        """Whether tensors stay what they are once they are made, so that whatever reads them can be moved to later."""
+        """Whether tensors never change after they are made, so that a kernel that reads them can run later."""
         places = [_memory(tensor) for tensor in tensors]
         return all(writers[place] == (1 if place in inside else 0) for place in places)
 
     def row_by_row(target: Tensor, term: Tensor, factor: Any) -> Kernel | None:
-        """The gradient of an embedding, which is zero but in the rows that were looked up."""
+        """Return a kernel that adds the gradient of an embedding only to the rows that were looked up."""
         gather = gathers.get(_memory(term))
         if gather is None or readers[_memory(term)] > 1:
             return None
@@ -337,7 +337,7 @@ def _fused(kernels: Sequence[Kernel]) -> list[Kernel]:
         whole = gather.outputs[0]
         assert whole is not None
         plain = _same(term, whole) and padding < 0 and not by_frequency
-        flat = gradient.is_contiguous() and rows.is_contiguous()  # a copy made now would go stale
+        flat = gradient.is_contiguous() and rows.is_contiguous()  # a copy made now would be out of date
         if not plain or not flat or not settled((gradient, rows)):
             return None
         absorbed.add(gather)
@@ -346,6 +346,7 @@ def _fused(kernels: Sequence[Kernel]) -> list[Kernel]:
         return Kernel(Tensor.index_add_, args, {"alpha": factor}, (target,), gather.reads | place, place)
 
     def directly(target: Tensor, term: Tensor, factor: Any) -> Kernel | None:
+        """Return a kernel that adds a matrix product to its target without storing it."""
         product = products.get(_memory(term))
         if product is None or readers[_memory(term)] > 1 or not settled(product.args):
             return None
@@ -382,7 +383,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _call(kernel: Kernel) -> Call:
-    """A kernel as a call that writes to the memory it wrote to when it was recorded."""
+    """Return a call that writes to the same memory as the recorded kernel did."""
     if kernel.op is aten.max_pool2d_with_indices.default and (pooled := _pool_by_channel(kernel)) is not None:
         return pooled
     if kernel.in_place:
@@ -391,7 +392,7 @@ def _call(kernel: Kernel) -> Call:
 
 
 def _direct(op: Any) -> Callable[..., Any]:
-    """Torch's own Python function for an operator in place, which is quicker to call than the operator."""
+    """Return torch's Python function for an in-place operator: calling it is faster than calling the operator."""
     if op is aten._foreach_add_.List:
         return torch._foreach_add_
     if op in (aten.add_.Tensor, aten.mul_.Tensor, aten.copy_.default):
@@ -400,7 +401,7 @@ def _direct(op: Any) -> Callable[..., Any]:
 
 
 def _into_outputs(kernel: Kernel) -> Call | None:
-    """The variant of an operator that writes to given tensors, where there is one for all of them."""
+    """Return the variant of an operator that writes to all its given output tensors, if there is one."""
     if any(output is None for output in kernel.outputs) or kernel.op.overloadpacket in _RESIZES:
         return None
     expected = {argument.name: str(argument.type) for argument in kernel.op._schema.arguments}
@@ -435,7 +436,7 @@ def _copied(kernel: Kernel) -> None:
 
 
 def _pool_by_channel(kernel: Kernel) -> Call | None:
-    """Max-pooling with the channels last, the layout for which torch has a vectorised kernel: ten times as fast."""
+    """Max-pool with the channels last: torch has a vectorised kernel for this layout, which is ten times as fast."""
     image, (values, places) = kernel.args[0], kernel.outputs
     if image.dim() != 4 or image.device.type != "cpu" or not image.is_contiguous():
         return None

@@ -20,9 +20,10 @@ from fedloom.task import Task
 from fedloom.training import evaluation, generators
 from fedloom.training.clients import Setup
 from fedloom.training.lanes import LaneTrainer
+from fedloom.training.local import StepTensors, client_step, gradient_of, has_hooks
+from fedloom.training.modules import load
 from fedloom.training.recorded import RecordedTrainer
 from fedloom.training.schedule import Training
-from fedloom.training.single import StepTensors, client_step, gradient_of, has_hooks
 from fedloom.tree import clone
 
 ROWS, MANY_ROWS = 8, 256  # examples in a trial
@@ -209,8 +210,7 @@ class Trial:
         task, weights = self.task, {**self.task.transient, **self.task.initial()}
         task.module.train()
         with torch.no_grad():
-            for name, leaf in task.tensors.own.items():
-                leaf.copy_(weights[name])
+            load(task.tensors.own, weights)
             tensors = self.tensors()._replace(parameters=task.tensors.parameters, buffers=task.tensors.buffers)
             trainer = RecordedTrainer(task, Training(batch_size=ROWS), None, tensors)
             key = [self.key] if self.masked else []

@@ -19,8 +19,8 @@ from fedloom.experiment.progress import Progress
 from fedloom.experiment.worker_groups import backend_on, choose_setup, start_workers
 from fedloom.federation.engine import Evaluation, RoundRecord, fit
 from fedloom.training.clients import Setup
-from fedloom.training.local import LANES, SMALL_MODEL
 from fedloom.training.probe import Probe, probe
+from fedloom.training.trainers import LANES, SMALL_MODEL
 from fedloom.tuning.estimate import duration, size
 
 WARM_UP = 2  # rounds that are not counted: they load, record and fill caches

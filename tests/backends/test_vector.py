@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
@@ -15,99 +14,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedloom.algorithm import Algorithm, Update
-from fedloom.algorithms import ALGORITHMS, FedAvg, LocalOnly
+from fedloom.algorithm import Update
+from fedloom.algorithms import FedAvg
 from fedloom.backends.serial import Serial
 from fedloom.backends.vector import Vector, Workers, cut
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError, TrainingError
-from fedloom.federation.engine import Evaluation, RoundRecord, fit
+from fedloom.federation.engine import Evaluation, fit
 from fedloom.federation.sampling import Sampling
 from fedloom.task import Task
 from fedloom.training.clients import Clients
 from fedloom.training.local import Groups
 from fedloom.training.probe import probe
+from tests.backends.helpers import LIGHT, Moody, cases, ragged, run, serial, task
 from tests.conftest import (
     ALL_TRAIN,
     FEATURES,
-    Cumulative,
     Dense,
-    Logit,
-    Noisy,
     Normed,
-    Pictures,
-    Recurrent,
     assert_close,
     facts,
     federation,
     last,
-    two_classes,
 )
-
-MODELS: dict[str, Any] = {
-    "dense": Dense,
-    "normed": Normed,
-    "pictures": Pictures,
-    "cumulative": Cumulative,
-    "lstm": Recurrent,
-    "rand_like": Noisy,
-    "lstm dropout": lambda: Recurrent(layers=2, dropout=0.5),
-    "logit": Logit,
-}
-
-
-LIGHT = {"lr": 0.05, "batch_size": 32}
-
-
-CASES: dict[str, Algorithm] = {
-    **{name: kind(**LIGHT) for name, kind in ALGORITHMS.items()},
-    "fedavg keeps adam": FedAvg(optimizer="adam", lr=0.01, batch_size=32, optimizer_state="keep", epochs=1.5),
-    "fedavg stops early": FedAvg(patience=1, epochs=4, clip=0.5, **LIGHT),
-    "local keeps momentum": LocalOnly(momentum=0.9, optimizer_state="keep", **LIGHT),
-}
-
-
-FIRST = ("fedavg", "fedsgd", "local", "pooled")
-
-
-ROUNDS = 2
-
-
-MEASURE = Evaluation(splits=("train", "test"), universal=True)
-
-
-@lru_cache
-def ragged(model: str) -> Federation:
-    """Clients with 1 to 600 training examples; more than one where batch normalisation needs it."""
-    smallest = (4, 6) if model in ("normed", "cumulative") else (1, 4)
-    extra = federation((20,), seed=8)
-    data = federation((33, *smallest, 1000, 9, 107), server={"test": (extra.x, extra.y)})
-    return two_classes(data) if model == "logit" else data
-
-
-@lru_cache
-def task(model: str, dtype: str) -> Task:
-    return Task(MODELS[model], dtype=dtype, loss="bce" if model == "logit" else "cross_entropy")
-
-
-def cases(model: str) -> list[str]:
-    """Every algorithm on the dense net, the first ones also on the others."""
-    if model == "dense":
-        # early stopping needs validation examples, which a client with one example has not; CoCoA is for linear models
-        return [case for case in CASES if case not in ("fedavg stops early", "cocoa")]
-    more = [case for case in CASES if case not in ALGORITHMS and (case != "fedavg stops early" or model == "normed")]
-    return [*FIRST, *more]
-
-
-def run(model: str, case: str, dtype: str, backend: Any = None) -> list[RoundRecord]:
-    data = ragged(model)
-    return list(fit(data, task(model, dtype), CASES[case], ROUNDS, seed=6, evaluation=MEASURE, backend=backend))
-
-
-@lru_cache
-def serial(model: str, case: str, dtype: str) -> list[RoundRecord]:
-    return run(model, case, dtype, Serial(ragged(model), task(model, dtype)))
-
 
 VMAPPED = [(model, case) for model in ("dense", "normed", "pictures") for case in cases(model)] + [("logit", "cocoa")]
 
@@ -270,19 +199,6 @@ def test_a_worker_that_is_killed_while_it_waits_ends_the_run_with_an_error(own_w
     own_workers.processes[1].wait()
     with pytest.raises(TrainingError, match="Worker process 2 of 2 ended: signal 9"):
         list(records)
-
-
-class Moody(nn.Module):
-    """Refuses batches of twelve."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.out = nn.Linear(FEATURES, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.shape[0] == 12:
-            raise RuntimeError("twelve is right out")
-        return self.out(x)
 
 
 def test_an_error_inside_the_model_comes_back_from_the_worker_with_client_and_step(

@@ -1,3 +1,5 @@
+"""Models are found by name, and all of them keep the same promises."""
+
 from __future__ import annotations
 
 import json
@@ -10,12 +12,12 @@ from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 from typer.testing import CliRunner
 
-from fedloom import keys, models
+from fedloom import models
 from fedloom.cli import app
 from fedloom.errors import InputError
 from fedloom.models import MODELS, build, describe
 from fedloom.task import Task
-from fedloom.training.masking import Masked
+from tests.models.helpers import parameters
 
 ARGS: dict[str, dict[str, Any]] = {
     "mlp": {"features": 36, "hidden": [512, 128, 32], "classes": 5},
@@ -47,10 +49,6 @@ def examples(name: str, *shape: int) -> torch.Tensor:
     return (x * 10_000).long() if name == "next_word_lstm" else x
 
 
-def parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -69,30 +67,6 @@ def test_models_have_exactly_as_many_parameters_as_the_papers_say(name: str, exp
     assert parameters(build(name, **ARGS.get(name, {}))) == expected
 
 
-@pytest.mark.parametrize(
-    ("args", "expected"),
-    [
-        ({"layer_norm": True}, 830_736 + 2 * (256 + 256 + 64)),
-        ({"recurrent_dropout": 0.5}, 830_736),
-        ({"units": 128}, 10_000 * 16 + 4 * 128 * (16 + 128 + 1) + 10_000 * 129),
-        ({"embedding": 6}, 10_000 * 6 + 4 * 64 * (6 + 64 + 1) + 10_000 * 65),
-    ],
-)
-def test_variants_of_the_next_word_model_have_the_parameters_of_their_layers(
-    args: dict[str, Any], expected: int
-) -> None:
-    assert parameters(build("next_word_lstm", **args)) == expected
-
-
-def test_the_next_word_model_starts_as_in_keras() -> None:
-    model = build("next_word_lstm", vocabulary=500, embedding=6, units=8)
-    assert model.embedding.weight.abs().max() <= 0.05
-    assert model.out.weight.abs().max() <= (6 / 508) ** 0.5
-    torch.testing.assert_close(model.recurrent.weight.T @ model.recurrent.weight, torch.eye(8))
-    assert model.input.bias.tolist() == [0.0] * 8 + [1.0] * 8 + [0.0] * 16  # the second quarter lets it remember
-    assert not model.out.bias.any()
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_gives_one_logit_per_class_and_a_gradient_to_every_parameter(name: str) -> None:
     model = build(name, **ARGS.get(name, {}))
@@ -109,82 +83,6 @@ def test_models_can_be_stacked(name: str) -> None:
     weights, buffers = stack_module_state(pair)
     stacked = vmap(lambda w, b, x: functional_call(pair[0], (w, b), (x,)))(weights, buffers, x)
     torch.testing.assert_close(stacked, torch.stack([model(rows) for model, rows in zip(pair, x, strict=True)]))
-
-
-@pytest.mark.parametrize("name", ["mnist_2nn", "mnist_cnn"])
-@pytest.mark.parametrize("shape", [(28, 28), (1, 28, 28), (784,)])
-def test_images_may_come_in_any_shape(name: str, shape: tuple[int, ...]) -> None:
-    model, x = build(name), torch.rand(2, 784)
-    assert torch.equal(model(x.reshape(2, *shape)), model(x))
-
-
-def test_the_next_word_model_is_torchs_lstm_with_one_bias() -> None:
-    model = build("next_word_lstm", vocabulary=11, embedding=3, units=4)
-    lstm, order = nn.LSTM(3, 4, batch_first=True), [0, 1, 3, 2]  # torch has the candidate third, the model last
-    with torch.no_grad():
-        for ours, theirs in ((model.input.weight, lstm.weight_ih_l0), (model.recurrent.weight, lstm.weight_hh_l0)):
-            theirs.copy_(torch.cat([ours.chunk(4)[gate] for gate in order]))
-        lstm.bias_ih_l0.copy_(torch.cat([model.input.bias.chunk(4)[gate] for gate in order]))
-        lstm.bias_hh_l0.zero_()
-    tokens = torch.randint(0, 11, (5, 7))
-    expected = model.out(lstm(model.embedding(tokens))[0][:, -1])
-    torch.testing.assert_close(model(tokens), expected)
-
-
-def test_a_normalised_cell_follows_its_definition() -> None:
-    model = build("next_word_lstm", vocabulary=11, embedding=3, units=4, layer_norm=True).double()
-    tokens = torch.randint(0, 11, (5, 7))
-    hidden = memory = torch.zeros(5, 4, dtype=torch.float64)
-    with torch.no_grad():
-        model.norms["state"].weight.mul_(1.5)
-
-    def normal(name: str, values: torch.Tensor) -> torch.Tensor:
-        centred = values - values.mean(1, keepdim=True)
-        scaled = centred / (centred.square().mean(1, keepdim=True) + 1e-3).sqrt()
-        return scaled * model.norms[name].weight + model.norms[name].bias
-
-    for step in range(7):
-        entering = normal("input", model.embedding(tokens[:, step]) @ model.input.weight.T)
-        gates = entering + normal("recurrent", hidden @ model.recurrent.weight.T) + model.input.bias
-        enter, forget, leave, candidate = gates.chunk(4, 1)
-        memory = normal("state", forget.sigmoid() * memory + enter.sigmoid() * candidate.tanh())
-        hidden = leave.sigmoid() * memory.tanh()
-    torch.testing.assert_close(model(tokens), model.out(hidden))
-
-
-def test_recurrent_dropout_is_for_training_only() -> None:
-    model = build("next_word_lstm", vocabulary=11, embedding=3, units=4, recurrent_dropout=0.5)
-    tokens = torch.randint(0, 11, (5, 7))
-    assert torch.equal(model.eval()(tokens), model(tokens))
-    assert not torch.equal(model.train()(tokens), model(tokens))
-
-
-def test_recurrent_dropout_drops_candidates_and_never_what_is_remembered() -> None:
-    model = build("next_word_lstm", vocabulary=11, embedding=3, units=4, recurrent_dropout=0.5).double()
-    tokens, key = torch.randint(0, 11, (5, 7)), torch.tensor([3, 4])
-    hidden = memory = torch.zeros(5, 4, dtype=torch.float64)
-    for step in range(7):
-        gates = model.input(model.embedding(tokens[:, step])) + model.recurrent(hidden)
-        enter, forget, leave, candidate = gates.chunk(4, 1)
-        kept = (keys.uniform(key, 20, step) >= 0.5).reshape(5, 4)  # the draw of this client, in this step
-        memory = forget.sigmoid() * memory + enter.sigmoid() * candidate.tanh() * kept * 2
-        hidden = leave.sigmoid() * memory.tanh()
-    with Masked(key):
-        torch.testing.assert_close(model(tokens), model.out(hidden))
-
-
-def test_an_mlp_computes_what_its_layers_say() -> None:
-    model = build("mlp", features=2, hidden=[2], classes=1)
-    with torch.no_grad():
-        for parameter, values in zip(model.parameters(), ([[1, -1], [2, 0]], [0, 1], [[1, 10]], [5]), strict=True):
-            parameter.copy_(torch.tensor(values))
-    assert model(torch.tensor([[1.0, 3.0]])).tolist() == [[35.0]]  # relu(-2) + 10 · relu(2 + 1) + 5
-
-
-def test_an_mlp_without_hidden_layers_is_linear() -> None:
-    assert parameters(build("mlp", features=4, hidden=[], classes=3)) == parameters(
-        build("logistic", features=4, classes=3)
-    )
 
 
 def test_a_dotted_path_is_imported() -> None:
@@ -300,45 +198,3 @@ def test_describing_draws_no_random_numbers() -> None:
     before = torch.random.get_rng_state()
     describe()
     assert torch.equal(before, torch.random.get_rng_state())
-
-
-def test_the_net_for_pictures_has_the_published_layers() -> None:
-    counts = {name: parameters(part) for name, part in build("natural_images_cnn").named_children()}
-    assert list(counts.values()) == [896, 18_496, 73_856, 147_584, 295_168, 2_359_552, 2_056]
-
-
-# The EEG net
-
-
-def test_the_eeg_net_has_the_published_layers_and_four_numbers_that_are_not_trained() -> None:
-    model = build("eeg_cnn")
-    counts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
-    assert counts == {"time": 780, "space": 19_210, "power": 162, "norm": 4, "out": 846}
-    buffers = {name: leaf for name, leaf in model.named_buffers() if leaf.is_floating_point()}
-    assert parameters(model) + sum(leaf.numel() for leaf in buffers.values()) == 21_006
-
-
-@pytest.mark.parametrize("mode", ["train", "eval"])
-def test_composing_its_first_convolutions_changes_neither_answers_nor_gradients(mode: str) -> None:
-    composed, plain = (build("eeg_cnn", composed=composed).double() for composed in (True, False))
-    plain.load_state_dict(composed.state_dict())
-    x = torch.randn(5, 64, 256, generator=torch.Generator().manual_seed(0)).double() * 10
-    answers = []
-    for model in (composed, plain):
-        answer = getattr(model, mode)()(x)
-        answer.square().sum().backward()
-        answers.append(answer.detach())
-    torch.testing.assert_close(*answers, rtol=1e-10, atol=1e-12)
-    for (name, one), other in zip(composed.named_parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=1e-7, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
-
-
-def test_its_logarithms_make_the_cross_entropy_of_keras() -> None:
-    chances, logs = build("eeg_cnn").eval(), build("eeg_cnn", output="log_sigmoid").eval()
-    logs.load_state_dict(chances.state_dict())
-    x, y = torch.randn(6, 1, 64, 256), torch.tensor([0, 1, 1, 0, 1, 0])
-    p = chances(x)
-    expected = -(p[torch.arange(6), y] / p.sum(1)).log()  # Keras scales outputs to a sum of one
-    torch.testing.assert_close(torch.nn.functional.cross_entropy(logs(x), y, reduction="none"), expected)
-    with pytest.raises(InputError, match="'output' of eeg_cnn must be"):
-        build("eeg_cnn", output="softmax")

@@ -16,7 +16,7 @@ from fedloom.task import Task
 from fedloom.training import local
 from fedloom.training.clients import Clients, Setup
 from fedloom.training.local import Groups, Step, Trained, Training
-from fedloom.training.modules import load
+from fedloom.training.modules import ModuleTensors, load
 from fedloom.training.probe import probe
 from fedloom.training.schedule import TrainingJob
 from fedloom.tree import Tree
@@ -80,7 +80,7 @@ def by_torch(
 ) -> Tree:
     """The same local training, written with torch.optim and autograd."""
     module = task.build()
-    load(module, task.initial())
+    load(ModuleTensors(module).own, task.initial())
     module.train()
     optimizer = make(module.parameters())
     for epoch in range(epochs):

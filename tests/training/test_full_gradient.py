@@ -8,7 +8,7 @@ import torch
 from fedloom import tree
 from fedloom.errors import InputError, TrainingError
 from fedloom.task import Task
-from fedloom.training import local
+from fedloom.training.full_gradient import full_gradient
 from fedloom.training.local import Training
 from tests.conftest import (
     Dense,
@@ -26,7 +26,7 @@ def test_the_full_gradient_of_a_model_that_draws_by_itself_is_reproducible_too(m
     for seed in (1, 2):
         torch.manual_seed(seed)
         before = torch.random.get_rng_state()
-        full = local.full_gradient(task, clients(task, data), tree.expand(task.initial(), 2))
+        full = full_gradient(task, clients(task, data), tree.expand(task.initial(), 2))
         found.append(tree.sha256(full.gradient))
         assert torch.equal(torch.random.get_rng_state(), before)
     assert found[0] == found[1]
@@ -35,7 +35,7 @@ def test_the_full_gradient_of_a_model_that_draws_by_itself_is_reproducible_too(m
 @pytest.mark.parametrize("model", MODELS)
 def test_the_full_gradient_is_that_of_the_mean_loss(model: str) -> None:
     task, data = Task(MODELS[model], dtype="float64"), federation((9, 30))
-    full = local.full_gradient(task, clients(task, data), tree.expand(task.initial(), 2))
+    full = full_gradient(task, clients(task, data), tree.expand(task.initial(), 2))
     one = fit(task, data, Training(lr=0.25, batch_size="full"))
     stepped = tree.add(tree.expand(tree.select(task.initial(), task.trainable), 2), full.gradient, scale=-0.25)
     assert_trees_close(stepped, tree.select(one.model, task.trainable), 1e-12)
@@ -46,10 +46,10 @@ def test_the_full_gradient_is_that_of_the_mean_loss(model: str) -> None:
 def test_a_full_gradient_without_training_examples_names_the_client() -> None:
     task, data = Task(Dense), empty_client()
     with pytest.raises(InputError, match="Client 'ben' has no training examples"):
-        local.full_gradient(task, clients(task, data), tree.expand(task.initial(), 3))
+        full_gradient(task, clients(task, data), tree.expand(task.initial(), 3))
 
 
 def test_a_full_gradient_that_is_not_finite_names_round_and_client() -> None:
     task, data = Task(Dense), with_bad_client()
     with pytest.raises(TrainingError, match=r"Round 3, client 'client-1', its full gradient: the loss is nan"):
-        local.full_gradient(task, clients(task, data), tree.expand(task.initial(), 3))
+        full_gradient(task, clients(task, data), tree.expand(task.initial(), 3))

@@ -1,35 +1,47 @@
-"""What a client computes: local training, in lanes and plain, and full gradients."""
+"""Local training computes what torch computes, and failures name the client and the step."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from pydantic import Field
+from torch import Tensor, nn
 
 from fedloom import tree
 from fedloom.algorithms import FedAvg
+from fedloom.data.federation import Federation
+from fedloom.errors import TrainingError
 from fedloom.task import Task
 from fedloom.training import local
-from fedloom.training.local import Groups, Step, Training
-from fedloom.training.modules import load
-from fedloom.training.recorded import RecordedTrainer
+from fedloom.training.local import Groups, Step, Training, clip
+from fedloom.training.modules import ModuleTensors, load
 from fedloom.tree import Tree
 from tests.conftest import (
+    ALL_TRAIN,
+    FEATURES,
     Dense,
+    Noisy,
+    Normed,
+    Recurrent,
     federation,
+    numbers_federation,
 )
 from tests.training.helpers import (
     ADAM_KEEP,
     MODELS,
     RAGGED,
+    Moody,
     Prox,
     assert_trees_close,
     batches,
     by_torch,
     clients,
     fit,
-    job_of,
+    with_bad_client,
 )
 
 
@@ -56,17 +68,6 @@ def test_local_training_is_torchs_on_the_keyed_order_of_batches(
         expected = by_torch(task, clients(task, data), position, make, epochs=2, size=8)
         # Adam divides by a root that is nearly zero where a gradient is: rounding shows there
         assert_trees_close(tree.row(trained.model, position), expected, 1e-9)
-
-
-def test_a_trainer_is_found_again_when_an_equal_algorithm_comes_from_another_process() -> None:
-    task = Task(Dense)
-
-    def trainer(mu: float) -> object:
-        return local.trainer_for(job_of(task, correct=Prox(mu=mu).correct))
-
-    assert isinstance(trainer(0.5), RecordedTrainer)
-    assert trainer(0.5) is trainer(0.5)
-    assert trainer(0.7) is not trainer(0.5)
 
 
 class Chosen(FedAvg):
@@ -97,7 +98,7 @@ def test_a_kept_optimizer_goes_on_where_it_stopped(training: Training, group: in
     # the same without a pause: two epochs of the same order of batches, by torch
     for position in range(data.clients):
         module = task.build()
-        load(module, task.initial())
+        load(ModuleTensors(module).own, task.initial())
         optimizer = (
             torch.optim.Adam(module.parameters(), lr=0.01)
             if training.optimizer == "adam"
@@ -119,3 +120,208 @@ def test_only_an_optimizer_that_is_kept_and_has_a_state_is_kept() -> None:
     assert local.initial_optimizer(Training(optimizer="adam"), task, task.initial()) == {}
     assert local.initial_optimizer(Training(optimizer_state="keep"), task, task.initial()) == {}
     assert list(local.initial_optimizer(ADAM_KEEP, task, task.initial())) == ["optimizer"]
+
+
+@pytest.mark.parametrize("group", [1, 3])
+def test_clipping_is_torchs_clip_grad_norm(group: int) -> None:
+    task, data = Task(Dense, dtype="float64"), federation(RAGGED)
+    trained = fit(task, data, Training(lr=0.5, batch_size=8, epochs=2, clip=0.2), group)
+    free = fit(task, data, Training(lr=0.5, batch_size=8, epochs=2), group)
+    assert tree.sha256(trained.model) != tree.sha256(free.model)
+    for position in range(data.clients):
+        make = lambda p: torch.optim.SGD(p, lr=0.5)  # noqa: E731
+        expected = by_torch(task, clients(task, data), position, make, epochs=2, size=8, clip=0.2)
+        assert_trees_close(tree.row(trained.model, position), expected)
+
+
+def test_a_gradient_within_the_bound_is_not_clipped() -> None:
+    gradient = {"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}
+    assert torch.equal(clip(gradient, 10.0)["a"], gradient["a"])
+    assert clip(gradient, 1.0)["b"].item() == pytest.approx(0.8, abs=1e-6)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("group", [1, 4])
+def test_a_proximal_correction_is_the_gradient_of_the_proximal_term(model: str, group: int) -> None:
+    task, data = Task(MODELS[model], dtype="float64"), federation(RAGGED)
+    training = Training(lr=0.1, batch_size=16, epochs=2)
+    trained = fit(task, data, training, group, correct=Prox(mu=0.5).correct)
+    assert_trees_close(trained.model, fit(task, data, training, 1, correct=Prox(mu=0.5).correct).model, 1e-9)
+    assert tree.sha256(trained.model) != tree.sha256(fit(task, data, training, group).model)
+
+
+def test_fedprox_by_hand() -> None:
+    data = numbers_federation([[1.0], [2.0], [3.0]], [2.0, 3.0, 5.0], [3])
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 0.5)
+    task = Task(model, loss="mse", metrics=[], dtype="float64")
+    x, y, start = np.array([1.0, 2.0, 3.0]), np.array([2.0, 3.0, 5.0]), 0.5
+    w = start
+    for _ in range(3):
+        w -= 0.01 * (2 * np.mean((w * x - y) * x) + 0.7 * (w - start))
+    trained = fit(task, data, Training(lr=0.01, epochs=3, batch_size="full"), correct=Prox(mu=0.7).correct)
+    assert trained.model["weight"].item() == pytest.approx(w, rel=1e-13)
+
+
+class Spectral(nn.Module):
+    """Its buffers decide about its output, and every call in training moves them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.utils.parametrizations.spectral_norm(nn.Linear(FEATURES, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x)
+
+
+def twice_minus_once(step: Step, shared: Groups, own: Groups) -> Tree:
+    return tree.sub(tree.scale(step.grad, 2.0), step.grad_at(step.params))
+
+
+@pytest.mark.parametrize(
+    ("model", "batch_size", "group"),
+    [
+        *((model, 8, group) for model in MODELS.values() for group in (1, 3)),
+        *((model, 8, 1) for model in (Spectral, Noisy, Recurrent)),
+        *((model, "full", 1) for model in (Normed, Noisy)),
+    ],
+)
+def test_the_gradient_at_the_present_weights_is_the_present_gradient(
+    model: type[nn.Module], batch_size: Any, group: int
+) -> None:
+    task, data = Task(model, dtype="float64"), federation((9, 21))
+    training = Training(batch_size=batch_size, epochs=2)
+    settings = {"micro_batch": 6}  # so that a full batch has more than one pass
+    corrected = fit(task, data, training, group, correct=twice_minus_once, **settings)
+    assert_trees_close(corrected.model, fit(task, data, training, group, **settings).model)
+
+
+@pytest.mark.parametrize("group", [1, 3])
+def test_weights_that_were_given_are_never_changed(group: int) -> None:
+    task, data = Task(Normed), federation(RAGGED)
+    shared = {"model": task.initial()}
+    own = {
+        "optimizer": tree.expand(local.initial_optimizer(ADAM_KEEP, task, task.initial())["optimizer"], data.clients)
+    }
+    before = tree.sha256(shared["model"]), tree.sha256(own["optimizer"])
+    start = tree.expand(shared["model"], data.clients)
+    fit(task, data, ADAM_KEEP, group, start, correct=Prox().correct, shared=shared, own=own)
+    assert (tree.sha256(shared["model"]), tree.sha256(own["optimizer"])) == before
+
+
+@pytest.mark.parametrize("model", [Noisy, lambda: Recurrent(layers=2, dropout=0.5)], ids=["rand_like", "lstm dropout"])
+def test_a_model_that_draws_by_itself_is_reproducible_and_leaves_the_generator_alone(model: Any) -> None:
+    task, data = Task(model), federation((9, 20))
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.random.get_rng_state()
+        found.append(tree.sha256(fit(task, data, Training(batch_size=8, epochs=2)).model))
+        assert torch.equal(torch.random.get_rng_state(), before)
+    assert found[0] == found[1]
+
+
+def test_a_model_that_draws_by_itself_draws_anew_in_every_step_and_for_every_client() -> None:
+    task, data = Task(Noisy), federation((8,), split=ALL_TRAIN)
+    twins = Federation(
+        data.x.repeat(2, 1), data.y.repeat(2), np.array([0, 8, 16]), split=ALL_TRAIN, classes=data.classes
+    )
+    one_step = fit(task, twins, Training(batch_size="full"))
+    assert not torch.equal(one_step.model["out.weight"][0], one_step.model["out.weight"][1])
+    losses = [epoch["loss"] for epoch in fit(task, twins, Training(batch_size="full", lr=1e-12, epochs=3)).history[0]]
+    assert len(set(losses)) == 3
+
+
+class Memory(nn.Module):
+    """Keeps a running mean in a buffer that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(FEATURES, 3)
+        self.register_buffer("seen", torch.zeros(FEATURES), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen.mul_(0.5).add_(0.5 * x.detach().mean(0))
+        return self.out(x - self.seen)
+
+
+def test_a_buffer_that_is_not_saved_does_not_leak_from_one_client_to_the_next() -> None:
+    task, data = Task(Memory), federation((9, 20))
+    chosen = clients(task, data)
+    together = local.train(task, chosen, tree.expand(task.initial(), 2), Training())
+    alone = local.train(task, replace(chosen, ids=(1,)), tree.expand(task.initial(), 1), Training())
+    assert tree.sha256(tree.row(alone.model, 0)) == tree.sha256(tree.row(together.model, 1))
+
+
+class Frozen(nn.Module):
+    """A parameter that is not trained and one that is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, 4)
+        self.first.weight.requires_grad_(False)
+        self.unused = nn.Parameter(torch.ones(2))
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.first(x).relu())
+
+
+@pytest.mark.parametrize("group", [1, 3])
+def test_what_is_frozen_or_unused_stays_and_the_rest_learns(group: int) -> None:
+    task, data = Task(Frozen, dtype="float64"), federation((20, 30))
+    trained = fit(task, data, Training(momentum=0.9, weight_decay=0.0, epochs=2, batch_size=8), group).model
+    initial = task.initial()
+    for client in range(2):
+        assert torch.equal(trained["first.weight"][client], initial["first.weight"])
+        assert torch.equal(trained["unused"][client], initial["unused"])
+        assert not torch.equal(trained["first.bias"][client], initial["first.bias"])
+
+
+class TiedWeights(nn.Module):
+    """Encoder and decoder share one matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Linear(FEATURES, FEATURES, bias=False)
+        self.decode = nn.Linear(FEATURES, FEATURES, bias=False)
+        self.decode.weight = self.encode.weight
+        self.out = nn.Linear(FEATURES, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.decode(torch.tanh(self.encode(x))))
+
+
+@pytest.mark.parametrize("group", [1, 3])
+def test_tied_weights_stay_tied(group: int) -> None:
+    task, data = Task(TiedWeights, dtype="float64"), federation((20, 30))
+    trained = fit(task, data, Training(batch_size=8), group).model
+    for position in range(2):
+        make = lambda p: torch.optim.SGD(p, lr=0.1)  # noqa: E731
+        expected = by_torch(task, clients(task, data), position, make, epochs=1, size=8)
+        assert torch.equal(expected["encode.weight"], expected["decode.weight"])
+        torch.testing.assert_close(trained["encode.weight"][position], expected["encode.weight"])
+
+
+def test_the_plain_step_also_names_the_step() -> None:
+    with pytest.raises(TrainingError, match=r"client 'client-1', local training, step 1 of 6: the loss is nan"):
+        fit(Task(Dense), with_bad_client(), Training(batch_size=8, epochs=2))
+
+
+def test_an_error_inside_the_model_names_client_and_step() -> None:
+    data = federation((16, 28, 16), split=ALL_TRAIN)
+    message = r"^Round 3, client 'client-1', local training, step 2 of 2: RuntimeError: twelve is right out$"
+    with pytest.raises(TrainingError, match=message) as caught:
+        fit(Task(Moody), data, Training(batch_size=16))
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_an_error_inside_a_correction_names_the_client() -> None:
+    def broken(step: Step, shared: Groups, own: Groups) -> Tree:
+        raise KeyError("control")
+
+    with pytest.raises(
+        TrainingError, match=r"Round 3, client 'client-0', local training, step 1 of 1: KeyError: 'control'"
+    ):
+        fit(Task(Dense), federation((8,), split=ALL_TRAIN), Training(batch_size=8), correct=broken)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError
 from fedloom.task import Task
-from fedloom.training.local import LANES, lanes
 from fedloom.training.probe import probe
 from tests.conftest import FEATURES, Cumulative, Dense, Noisy, Normed, Pictures, Recurrent, federation
 
@@ -66,16 +65,6 @@ def test_what_a_model_needs_is_found_by_trying_it(
     assert (setup.masked, setup.micro_batch) == (masked, 7)
 
 
-def test_the_automatic_group_depends_on_the_model_and_the_cohort_alone() -> None:
-    small = probe(federation((20,)), Task(Dense))
-    assert small.bytes == 4 * (FEATURES * 7 + 7 + 7 * 3 + 3)
-    assert lanes("auto", small.bytes, cohort=2 * LANES) == LANES
-    assert lanes("auto", small.bytes, cohort=2 * LANES - 1) == 1
-    large = probe(federation((20,)), Task(lambda: nn.Sequential(nn.Linear(FEATURES, 10_000), nn.Linear(10_000, 3))))
-    assert lanes("auto", large.bytes, cohort=1000) == 1
-    assert probe(federation((20,)), Task(Cumulative)).setup(group=LANES).group == 1
-
-
 @pytest.mark.parametrize("model", [Dense, Normed, Noisy, Cumulative])
 def test_probing_leaves_the_global_generator_alone(model: type[nn.Module]) -> None:
     before = torch.random.get_rng_state()
@@ -111,7 +100,7 @@ def test_more_outputs_than_classes_are_no_error() -> None:
 def test_what_is_not_one_output_per_example_is_refused() -> None:
     with pytest.raises(InputError, match=r"must give one output per example\. For 2 examples it gave \(1, 3\)\."):
         probe(federation((20,)), Task(lambda: Flexible((3,), lose=1)))
-    with pytest.raises(InputError, match=r'The model gives a tuple, and loss = "cross_entropy" takes a tensor'):
+    with pytest.raises(InputError, match=r'The model returns a tuple, but loss = "cross_entropy" takes a tensor'):
         probe(federation((20,)), Task(Pair))
 
 

@@ -1,9 +1,8 @@
 """Which steps are recorded."""
 
 from fedloom.task import Task
-from fedloom.training.local import Training
+from fedloom.training.local import Training, client_tensors
 from fedloom.training.recorded import RecordedTrainer
-from fedloom.training.single import client_tensors
 from tests.conftest import (
     Dense,
 )

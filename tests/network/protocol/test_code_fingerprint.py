@@ -95,7 +95,7 @@ def test_only_what_runs_counts(before: str, after: str, same: bool) -> None:
 
 def test_the_modules_are_those_that_clients_run_and_no_others(package: Path) -> None:
     assert {
-        "fedloom.training.single",
+        "fedloom.training.local",
         "fedloom.training.tape",
         "fedloom.data.federation",
         "fedloom.federation.work",
@@ -137,7 +137,7 @@ def test_every_function_that_a_client_calls_is_in_a_hashed_module() -> None:
         sys.setprofile(None)
     hashed = {str(file_of(name, PACKAGE)) for name in HASHES}
     ours = {name for name in called if name.startswith(str(PACKAGE))}
-    assert str(PACKAGE / "training" / "single.py") in ours
+    assert str(PACKAGE / "training" / "local.py") in ours
     assert ours <= hashed
 
 

@@ -60,7 +60,7 @@ def test_a_difference_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         plain_loop, "make_optimizer", lambda training, parameters: real(training.replace(lr=0.03), parameters)
     )
-    with pytest.raises(AssertionError, match=r"not trained as plain torch .* step by step: '.* away from"):
+    with pytest.raises(AssertionError, match=r"not trained as plain torch .* step by step: '.* differs by"):
         check_task(Task(Normed), DATA)
 
 

@@ -1,0 +1,75 @@
+"""Code that an experiment file names is found, or the message says what to write."""
+
+import re
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from fedloom import user_code
+from fedloom.errors import InputError
+
+NET = "class Net:\n    depth = 3\n\ndef build():\n    return Net()\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "net.py").write_text(NET)
+    return tmp_path
+
+
+def test_a_name_with_a_colon_is_your_own_code() -> None:
+    assert user_code.is_code("net.py:Net")
+    assert user_code.is_code("package.module:Net")
+    assert not user_code.is_code("mnist_cnn")
+
+
+def test_a_file_is_relative_to_the_experiment_and_a_module_has_no_file(folder: Path) -> None:
+    assert user_code.code_file("net.py:Net", folder) == (folder / "net.py").resolve()
+    assert user_code.code_file("package.module:Net", folder) is None
+
+
+def test_an_object_is_loaded_from_a_file_or_a_module(folder: Path) -> None:
+    assert user_code.code("net.py:Net", folder).depth == 3
+    assert user_code.code("torch.nn:Linear", folder) is nn.Linear
+
+
+def test_two_folders_may_have_files_of_the_same_name(folder: Path) -> None:
+    other = folder / "other"
+    other.mkdir()
+    (other / "net.py").write_text(NET.replace("3", "5"))
+    assert user_code.code("net.py:Net", folder).depth == 3
+    assert user_code.code("net.py:Net", other).depth == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("net.py:", "'net.py:' names no code: write file.py:Name or package.module:Name."),
+        (":Net", "':Net' names no code"),
+        ("net.py:Nett", "'net.py:Nett': net.py has no 'Nett'. Did you mean 'Net'?"),
+        ("none.py:Net", "There is no file"),
+        ("no_such_module:Net", "'no_such_module:Net': there is no module 'no_such_module'. Write file.py:Name"),
+        ("broken.py:Net", "broken.py failed while it was loaded: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_mistake_is_explained(folder: Path, name: str, message: str) -> None:
+    (folder / "broken.py").write_text("1 / 0\n")
+    with pytest.raises(InputError, match=re.escape(message)):
+        user_code.code(name, folder)
+
+
+def test_the_fingerprint_of_code_changes_with_its_text(folder: Path) -> None:
+    before = user_code.code_fingerprint(user_code.code("net.py:Net", folder))
+    file_before = user_code.fingerprint(folder / "net.py")
+    changed = folder / "changed.py"
+    changed.write_text(NET.replace("3", "4"))
+    assert user_code.code_fingerprint(user_code.code("changed.py:Net", folder)) != before
+    assert user_code.fingerprint(changed) != file_before
+    assert user_code.code_fingerprint(user_code.code("net.py:build", folder)) != before
+    assert user_code.code_fingerprint(user_code.code("net.py:Net", folder)()) == before  # an object: its class
+
+
+def test_shipped_code_is_named_because_its_version_is_recorded() -> None:
+    assert user_code.code_fingerprint(nn.Linear) == "torch.nn.modules.linear.Linear"
+    assert user_code.code_fingerprint(nn.Linear(2, 2)) == "torch.nn.modules.linear.Linear"

@@ -1,0 +1,32 @@
+"""Clients of one call know their rows, names and keys, and do not depend on who else is called."""
+
+from dataclasses import replace
+
+from fedloom import keys
+from fedloom.training.clients import Clients
+from tests.conftest import ALL_TRAIN, federation
+
+DATA = federation((5, 7, 4), split=ALL_TRAIN)
+SOME = Clients(DATA, (2, 0), seed=3, round=4, call=1)
+
+
+def test_they_keep_the_order_of_the_call() -> None:
+    assert len(SOME) == 2
+    assert SOME.examples.tolist() == [4, 5]
+    assert [SOME.name(position) for position in range(2)] == [DATA.name(2), DATA.name(0)]
+
+
+def test_rows_are_those_of_the_federation() -> None:
+    assert SOME.rows(0, "train").sort().values.tolist() == list(range(12, 16))
+    assert SOME.rows(1, "train").sort().values.tolist() == list(range(5))
+
+
+def test_one_by_one_they_are_the_same_clients() -> None:
+    assert list(SOME) == [replace(SOME, ids=(2,)), replace(SOME, ids=(0,))]
+
+
+def test_a_key_depends_on_the_client_and_not_on_its_position() -> None:
+    alone = replace(SOME, ids=(0,))
+    assert SOME.key(1, "batches", 7) == alone.key(0, "batches", 7) == keys.key(3, "batches", 4, 1, 0, 7)
+    assert SOME.key(0, "batches", 7) != SOME.key(1, "batches", 7)
+    assert replace(SOME, call=2).key(1, "batches", 7) != SOME.key(1, "batches", 7)
