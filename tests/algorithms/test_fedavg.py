@@ -3,47 +3,22 @@
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
-from torch import nn
 
 from fedloom import keys
 from fedloom.algorithms import FedAvg
-from fedloom.data.federation import Federation
 from fedloom.federation.engine import Evaluation, fit
 from fedloom.federation.sampling import Sampling
 from fedloom.task import Task
-from tests.conftest import ALL_TRAIN, Normed, federation, last, numbers_federation
-
-X = np.array([[1.0, 2.0], [3.0, -1.0], [0.0, 1.0], [2.0, 2.0], [-1.0, 3.0]])
-Y = np.array([1.0, 2.0, 0.0, 3.0, 1.0])
-SIZES = (2, 3)
-RANGES = [np.arange(0, 2), np.arange(2, 5)]
-LR = 0.1
-START = np.array([0.5, -0.25, 0.1])  # two weights and a bias
-
-Vector = NDArray[np.float64]
-
-
-def two_clients() -> Federation:
-    return numbers_federation(X.tolist(), Y.tolist(), SIZES)
-
-
-def linear_task() -> Task:
-    model = nn.Linear(2, 1).double()
-    start = torch.from_numpy(START)
-    model.load_state_dict({"weight": start[None, :2], "bias": start[2:]})
-    return Task(model, loss="mse", metrics=[], dtype="float64")
-
-
-def descend(w: Vector, rows: NDArray[np.int64]) -> Vector:
-    """One step on the mean squared error of some rows."""
-    inputs = np.column_stack([X[rows], np.ones(len(rows))])
-    return w - LR * 2 * inputs.T @ (inputs @ w - Y[rows]) / len(rows)
-
-
-def found(algorithm: FedAvg, rounds: int, seed: int = 0) -> Vector:
-    record = last(fit(two_clients(), linear_task(), algorithm, rounds, seed=seed, evaluation=Evaluation(splits=())))
-    return np.append(record.state["model"]["weight"].numpy().ravel(), record.state["model"]["bias"].numpy())
+from tests.algorithms.linear import (
+    LR,
+    RANGES,
+    START,
+    descend,
+    linear_task,
+    trained,
+    two_clients,
+)
+from tests.conftest import ALL_TRAIN, Normed, federation, last
 
 
 @pytest.mark.parametrize(("weights", "shares"), [("examples", (2 / 5, 3 / 5)), ("uniform", (1 / 2, 1 / 2))])
@@ -52,7 +27,7 @@ def test_a_round_of_one_full_batch(weights: str, shares: tuple[float, float]) ->
     for rounds in (1, 2, 3):
         expected = sum(share * descend(expected, rows) for share, rows in zip(shares, RANGES, strict=True))
         algorithm = FedAvg(lr=LR, batch_size="full", weights=weights)
-        np.testing.assert_allclose(found(algorithm, rounds), expected, rtol=1e-14, atol=1e-14)
+        np.testing.assert_allclose(trained(algorithm, rounds), expected, rtol=1e-14, atol=1e-14)
 
 
 def test_the_first_step_in_plain_numbers() -> None:
@@ -61,7 +36,7 @@ def test_the_first_step_in_plain_numbers() -> None:
     second = START - 0.1 * np.array([-5.3 / 3, -22.8 / 3, -9.4 / 3])
     np.testing.assert_allclose(descend(START, RANGES[0]), first, rtol=1e-14)
     np.testing.assert_allclose(descend(START, RANGES[1]), second, rtol=1e-14)
-    np.testing.assert_allclose(found(FedAvg(lr=0.1, batch_size="full"), 1), (2 * first + 3 * second) / 5, rtol=1e-14)
+    np.testing.assert_allclose(trained(FedAvg(lr=0.1, batch_size="full"), 1), (2 * first + 3 * second) / 5, rtol=1e-14)
 
 
 @pytest.mark.parametrize(("weights", "shares"), [("examples", (2 / 5, 3 / 5)), ("uniform", (1 / 2, 1 / 2))])
@@ -70,17 +45,17 @@ def test_rounds_of_minibatches_in_the_order_of_the_keys(batch: int, weights: str
     seed, epochs = 11, 3
     expected = START
     for round in (1, 2):
-        trained = []
+        models = []
         for client, rows in enumerate(RANGES):
             w = expected
             for epoch in range(epochs):
                 order = rows[keys.permutation(keys.key(seed, "batches", round, 0, client, epoch), len(rows))]
                 for begin in range(0, len(rows), batch):
                     w = descend(w, order[begin : begin + batch])
-            trained.append(w)
-        expected = sum(share * w for share, w in zip(shares, trained, strict=True))
+            models.append(w)
+        expected = sum(share * w for share, w in zip(shares, models, strict=True))
         algorithm = FedAvg(lr=LR, batch_size=batch, epochs=epochs, weights=weights)
-        np.testing.assert_allclose(found(algorithm, round, seed), expected, rtol=1e-13, atol=1e-13)
+        np.testing.assert_allclose(trained(algorithm, round, seed=seed), expected, rtol=1e-13, atol=1e-13)
 
 
 def test_a_fraction_of_zero_is_one_client_whose_weights_are_the_new_model() -> None:

@@ -10,7 +10,7 @@ from fedloom.algorithms import FedAvg, FedSGD
 from fedloom.federation.engine import Evaluation, fit
 from fedloom.federation.sampling import Sampling
 from fedloom.task import Task
-from tests.algorithms.test_fedavg import LR, RANGES, START, X, Y, linear_task, two_clients
+from tests.algorithms.linear import LR, RANGES, START, X, Y, linear_task, two_clients
 from tests.conftest import Dense, Normed, Pictures, federation, last
 
 

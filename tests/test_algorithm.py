@@ -1,0 +1,47 @@
+"""The base classes of algorithms and what updates declare."""
+
+import pytest
+import torch
+
+from fedloom.algorithm import Algorithm, Update, without
+from fedloom.algorithms import FedAvg
+from fedloom.errors import InputError
+from fedloom.training.schedule import Training
+
+
+def test_training_parameters_may_be_given_directly() -> None:
+    assert FedAvg(lr=0.5) == FedAvg(train=Training(lr=0.5))
+    assert FedAvg(train=Training(epochs=3), lr=0.5).train == Training(epochs=3, lr=0.5)
+
+
+def test_weights_are_for_all_groups_or_for_each() -> None:
+    one, two = torch.tensor([1.0]), torch.tensor([2.0])
+    assert Update({"a": {}}, one).weights("a") is one
+    assert Update({"a": {}, "b": {}}, {"a": one, "b": two}).weights("b") is two
+
+
+def test_an_algorithm_without_round_says_so() -> None:
+    with pytest.raises(NotImplementedError, match="Algorithm is abstract: it does not define round"):
+        Algorithm().round({}, None)  # type: ignore[arg-type]
+
+
+def test_a_rule_shows_the_server_each_answer() -> None:
+    assert FedAvg().linear
+    assert not FedAvg(rule="median").linear
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"weights": "score"}, 'name = "evaluation_weighted" instead of weights = "score"'),
+        ({"metric": "loss"}, "both have the keys metric and scores"),
+        ({"share": "deltas"}, "FedAvg has no 'share': clients send their weights"),
+    ],
+)
+def test_keys_that_moved_to_other_algorithms_are_errors_that_name_them(given: dict[str, str], meant: str) -> None:
+    with pytest.raises(InputError, match=meant):
+        FedAvg(**given)
+
+
+def test_without_leaves_the_named_leaves_out() -> None:
+    assert list(without({"a": torch.ones(1), "b": torch.ones(1)}, ["a"])) == ["b"]
