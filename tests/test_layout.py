@@ -16,9 +16,6 @@ WITHOUT_TESTS = {
 
 # rooms and modules where some tests are still in other files: take an entry out once all its tests have moved
 STILL_MOVING = (
-    "aggregation/robust.py",
-    "algorithm.py",
-    "algorithms/",
     "cli/network.py",
     "federation/evaluation.py",
     "federation/work.py",
