@@ -111,7 +111,7 @@ def test_coordinator_and_agent_share_only_the_protocol() -> None:
             }
         if module.startswith("fedloom.network.agent"):
             assert not {other for other in others if other.startswith("fedloom.network.coordinator")}, module
-        if module.startswith("fedloom.network.coordinator") and module != "fedloom.network.coordinator.local_agents":
+        if module.startswith("fedloom.network.coordinator") and module != "fedloom.network.coordinator.rehearsal":
             assert not {other for other in others if other.startswith("fedloom.network.agent")}, module
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
@@ -57,6 +57,7 @@ def serve(
 ) -> None:
     """Run an experiment on other machines: wait for agents, then do what `run` does."""
     _needs_extra()
+    from fedloom.network.coordinator.rehearsal import Rehearsal
     from fedloom.network.coordinator.serve import HttpsRun, prepare_folder
 
     if (certificate is None) != (key is None):
@@ -66,16 +67,15 @@ def serve(
     prepare_folder(folder, fresh)
     host, port = _address(listen)
     with showing(quiet) as progress:
-        served = HttpsRun(
-            experiment,
-            folder,
-            host=host,
-            port=port if not local or listen != "127.0.0.1:8443" else 0,
-            local=local,
-            certificate=(certificate, key) if certificate and key else None,
-            tls=not no_tls,
-            tell=say if quiet else progress.note,
-        )
+        settings: dict[str, Any] = {
+            "host": host,
+            "port": port if not local or listen != "127.0.0.1:8443" else 0,
+            "certificate": (certificate, key) if certificate and key else None,
+            "tls": not no_tls,
+            "tell": say if quiet else progress.note,
+        }
+        run = (experiment, folder)
+        served = Rehearsal(*run, local, **settings) if local else HttpsRun(*run, **settings)
         with stop_on_interrupt() as should_stop:
             result = served.run(progress, should_stop)
     finish(result, served.experiment, folder, f"fedloom serve {file}" + (f" --out {out}" if out else ""), as_json)

@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedloom[flower]'")
 
+from fedloom.errors import StoreError
+from fedloom.experiment.run_folder import locked
 from tests.flower.conftest import THREE, VALUES, FlowerProcesses, app_of
 from tests.network.conftest import serial_weights, wait_for, weights
 
@@ -155,6 +157,16 @@ def test_a_killed_superlink_and_worker_lose_nothing_with_tls_and_node_keys(
         os.kill(killed.pid, 9)
         killed.wait()
     flower.superlink()
+    wait_for(lambda: unlocked(out / "network"), 300)  # a ServerApp outlives its SuperLink for a while
     said = flower.flwr("run", app, "here", "--stream", "--run-config", f"out='{out}'")
     assert weights(out) == serial_weights(values, tmp_path / "serial"), said
     assert "Ready: 2 client(s)" in flower.log("node-0")
+
+
+def unlocked(folder: Path) -> bool:
+    """Whether no process holds a folder."""
+    try:
+        with locked(folder):
+            return True
+    except StoreError:
+        return False

@@ -188,7 +188,7 @@ def test_a_site_that_refuses_is_named(fake_grid: Grids, tmp_path: Path, capsys: 
     del made.nodes[7]
     made.nodes[8], stays = (lambda payload: answer(app, payload, {"site": str(site)})), made.nodes[8]
     made.nodes[9] = stays
-    with pytest.raises(InputError, match="do not make up one numbering"):
+    with pytest.raises(InputError, match="do not fit together"):
         run(made, app, tmp_path / "net")  # the one that is left has half of the clients
     said = capsys.readouterr().out
     assert "node 8 cannot take part: This site does not take part: the policy does not allow the algorithm" in said

@@ -24,7 +24,7 @@ def run(fake_grid: FakeGrid, app: Path, folder: Path, **config: Any) -> None:
 def test_nonsense_does_not_end_a_worker(fake_grid: Grids) -> None:
     made, _ = fake_grid()
     for header, words in (
-        ({"plan": {}}, "does not have the form"),
+        ({"plan": {}}, "the coordinator's plan is malformed"),
         ({"nonsense": 1}, "KeyError"),
         ({"run": "unknown", "ask": {}}, "work of an unknown run"),
     ):

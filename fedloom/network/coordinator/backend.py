@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -156,10 +156,8 @@ class NetworkBackend(Backend):
         faults.point("coordinator.ask")
         needed = max(self.sampling.needed(self.roster.clients), 1)
         self._wait_for(call, needed)
-        answered = [client for client in work.ids if client in call.answers]
-        if call.enough is not None:  # only the first answers count
-            first = set(list(call.answers)[: call.enough])
-            answered = [client for client in answered if client in first]
+        counted = set(list(call.answers)[: call.enough])  # with over-selection, only the first answers count
+        answered = [client for client in work.ids if client in counted]
         status = "accepted" if len(answered) >= needed else "abandoned"
         self.pool.ledger.end(cell.name, work.round, self.attempt, len(answered), status)
         if len(answered) < needed:
@@ -228,20 +226,19 @@ class NetworkBackend(Backend):
     def _aggregate(self, work: ClientWork, call: Call, answered: list[int]) -> Outcome:
         """Sum the answers in the order of the cohort: clients that did not answer change no bit."""
         answers = [call.answers[client] for client in answered]
-        scored = _scored(answer.measured for answer in answers)
         tickets = [answer.ticket for answer in answers if answer.ticket is not None]
-        reports = tuple(self._report(call, answer, scored) for answer in answers)
+        measured = _comparable([answer.measured for answer in answers])
+        reports = tuple(self._report(call, *one) for one in zip(answers, measured, strict=True))
         own = ticket_group(tickets) if tickets else {}
         return work.outcome_of([answer.update for answer in answers], own, reports)
 
-    def _report(self, call: Call, answer: ClientAnswer, scored: bool) -> Report:
+    def _report(self, call: Call, answer: ClientAnswer, measured: dict[str, Measured]) -> Report:
         agent, _ = self.participants.hosts[answer.client]
         down, assignment = 0, call.assignments.get(agent)
         if assignment is not None:  # a parcel that the agent received for an evaluation counts where it trains with it
             size = sum(part.bytes for part in assignment.parts)
             down = max(call.sent.get(agent, 0), size) // len(assignment.clients)
         up = call.received.get(answer.client, answer.bytes)
-        measured = answer.measured if scored else _unscored(answer.measured)
         return Report(answer.client, up, down, answer.history, measured)
 
     def _abandon(self, work: ClientWork, call: Call, answered: int, needed: int) -> None:
@@ -276,8 +273,7 @@ class NetworkBackend(Backend):
         }
         call = self._evaluation(title, work.ids, work.own, groups, self._check_measured, fields)
         found = {client: call.answers[client].measured for client in work.ids if client in call.answers}
-        scored = _scored(found.values())
-        return {client: measured if scored else _unscored(measured) for client, measured in found.items()}
+        return dict(zip(found, _comparable(list(found.values())), strict=True))
 
     def _evaluation(
         self,
@@ -392,11 +388,8 @@ def _rows(groups: Groups, positions: torch.Tensor) -> Groups:
     return {group: {name: leaf[positions] for name, leaf in leaves.items()} for group, leaves in groups.items()}
 
 
-def _scored(answers: Iterable[Mapping[str, Measured]]) -> bool:
-    """Return whether all clients sent the scores of single examples: a summary needs all of them."""
-    return all(found.targets is not None for measured in answers for found in measured.values() if found.count)
-
-
-def _unscored(measured: Mapping[str, Measured]) -> dict[str, Measured]:
-    """Return measurements without the scores of single examples."""
-    return {where: Measured(found.count, found.sums) for where, found in measured.items()}
+def _comparable(answers: Sequence[dict[str, Measured]]) -> Sequence[dict[str, Measured]]:
+    """Leave out the scores of single examples unless all clients sent them: a summary needs all of them."""
+    if all(found.targets is not None for measured in answers for found in measured.values() if found.count):
+        return answers
+    return [{where: Measured(one.count, one.sums) for where, one in measured.items()} for measured in answers]

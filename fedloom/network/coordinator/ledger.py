@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,7 @@ class Ledger:
             self._database, self._reader = (
                 sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False) for _ in range(2)
             )  # two connections, so that reading does not wait for writing
+            self._reader.row_factory = sqlite3.Row
             for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
                 self._database.execute(f"PRAGMA {pragma}")
             with self._transaction() as database:
@@ -96,12 +97,15 @@ class Ledger:
                 if not durable:
                     self._database.execute("PRAGMA synchronous = FULL")
 
+    def _write(self, statement: str, *values: Any, durable: bool = True) -> int:
+        """Run one statement in its own transaction; return how many rows it changed."""
+        with self._transaction(durable=durable) as database:
+            return database.execute(statement, values).rowcount
+
     def _rows(self, query: str, *values: Any) -> list[Row]:
         with self._reading:
             try:
-                cursor = self._reader.execute(query, values)
-                names = [column[0] for column in cursor.description]
-                return [dict(zip(names, row, strict=True)) for row in cursor]
+                return [dict(row) for row in self._reader.execute(query, values)]
             except sqlite3.Error as error:
                 raise StoreError(f"The coordinator's ledger in {self.folder} cannot be read: {error}.") from error
 
@@ -112,8 +116,7 @@ class Ledger:
         return json.loads(found[0]["value"]) if found else None
 
     def set_fact(self, key: str, value: Any) -> None:
-        with self._transaction() as database:
-            database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (key, json.dumps(value)))
+        self._write("INSERT OR REPLACE INTO facts VALUES (?, ?)", key, json.dumps(value))
 
     def next_attempt(self) -> int:
         """Return a number that no earlier process of this coordinator had, to tell its calls from theirs."""
@@ -125,8 +128,7 @@ class Ledger:
 
     def invite(self, digest: str) -> None:
         """Store a one-time token."""
-        with self._transaction() as database:
-            database.execute("INSERT OR IGNORE INTO tokens (digest, made) VALUES (?, ?)", (digest, time.time()))
+        self._write("INSERT OR IGNORE INTO tokens (digest, made) VALUES (?, ?)", digest, time.time())
 
     def unused_tokens(self) -> int:
         return int(self._rows("SELECT count(*) AS n FROM tokens WHERE agent IS NULL")[0]["n"])
@@ -159,18 +161,13 @@ class Ledger:
 
     def revoke(self, name: str) -> None:
         """Reject this agent's requests from now on."""
-        with self._transaction() as database:
-            changed = database.execute(
-                "UPDATE agents SET revoked = coalesce(revoked, ?) WHERE name = ? OR agent = ?",
-                (time.time(), name, name),
-            )
-            if not changed.rowcount:
-                known = ", ".join(row["name"] for row in self.agents()) or "none"
-                raise InputError(f"There is no agent '{name}'. Enrolled: {known}.")
+        statement = "UPDATE agents SET revoked = coalesce(revoked, ?) WHERE name = ? OR agent = ?"
+        if not self._write(statement, time.time(), name, name):
+            known = ", ".join(row["name"] for row in self.agents()) or "none"
+            raise InputError(f"There is no agent '{name}'. Enrolled: {known}.")
 
     def set_hello(self, agent: str, hello: Row) -> None:
-        with self._transaction() as database:
-            database.execute("UPDATE agents SET hello = ? WHERE agent = ?", (json.dumps(hello), agent))
+        self._write("UPDATE agents SET hello = ? WHERE agent = ?", json.dumps(hello), agent)
 
     # --- clients: which agent hosts which, fixed when the run begins
 
@@ -184,27 +181,19 @@ class Ledger:
     # --- rounds
 
     def begin(self, cell: str, round: int, attempt: int, asked: int) -> None:
-        with self._transaction(durable=False) as database:
-            database.execute(
-                "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, NULL, 'running')",
-                (cell, round, attempt, time.time(), asked),
-            )
+        statement = "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, NULL, 'running')"
+        self._write(statement, cell, round, attempt, time.time(), asked, durable=False)
 
     def end(self, cell: str, round: int, attempt: int, accepted: int, status: str) -> None:
-        with self._transaction(durable=False) as database:
-            database.execute(
-                "UPDATE attempts SET accepted = ?, status = ? WHERE cell = ? AND round = ? AND attempt = ?",
-                (accepted, status, cell, round, attempt),
-            )
+        statement = "UPDATE attempts SET accepted = ?, status = ? WHERE cell = ? AND round = ? AND attempt = ?"
+        self._write(statement, accepted, status, cell, round, attempt, durable=False)
 
     def accept(self, updates: Sequence[AcceptedUpdate]) -> None:
         """Store accepted updates in one commit, which is on the disk when this returns."""
         faults.point("ledger.accept")
         with self._transaction() as database:
-            database.executemany(
-                "INSERT OR REPLACE INTO updates VALUES (?, ?, ?, ?, ?, ?, ?)",
-                [(u.cell, u.round, u.call, u.client, u.digest, u.file, u.sha256) for u in updates],
-            )
+            rows = [astuple(update) for update in updates]
+            database.executemany("INSERT OR REPLACE INTO updates VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
         faults.point("ledger.accepted")
 
     def accepted(self, cell: str, round: int, call: int, digest: str) -> list[AcceptedUpdate]:
@@ -215,9 +204,8 @@ class Ledger:
 
     def drop(self, update: AcceptedUpdate) -> None:
         """Delete an update that came too late after all."""
-        with self._transaction(durable=False) as database:
-            where = (update.cell, update.round, update.call, update.client)
-            database.execute("DELETE FROM updates WHERE cell = ? AND round = ? AND call = ? AND client = ?", where)
+        statement = "DELETE FROM updates WHERE cell = ? AND round = ? AND call = ? AND client = ?"
+        self._write(statement, update.cell, update.round, update.call, update.client, durable=False)
         (self.updates / update.file).unlink(missing_ok=True)
 
     def forget(self, cell: str, round: int) -> None:
@@ -225,8 +213,7 @@ class Ledger:
         faults.point("ledger.forget")
         rows = self._rows("SELECT file FROM updates WHERE cell = ? AND round <= ?", cell, round)
         if rows:
-            with self._transaction(durable=False) as database:
-                database.execute("DELETE FROM updates WHERE cell = ? AND round <= ?", (cell, round))
+            self._write("DELETE FROM updates WHERE cell = ? AND round <= ?", cell, round, durable=False)
         for row in rows:
             (self.updates / row["file"]).unlink(missing_ok=True)
 
@@ -240,9 +227,8 @@ class Ledger:
     # --- what happened
 
     def note(self, kind: str, message: str, agent: str | None = None) -> None:
-        with self._transaction(durable=False) as database:
-            values = (time.time(), agent, kind, message)
-            database.execute("INSERT INTO events (time, agent, kind, message) VALUES (?, ?, ?, ?)", values)
+        statement = "INSERT INTO events (time, agent, kind, message) VALUES (?, ?, ?, ?)"
+        self._write(statement, time.time(), agent, kind, message, durable=False)
 
 
 def _is_undamaged(path: Path, sha256: str) -> bool:

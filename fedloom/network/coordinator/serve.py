@@ -21,10 +21,8 @@ from fedloom.files import write_private
 from fedloom.network.coordinator.agent_pool import AgentPool
 from fedloom.network.coordinator.http_api import make_app
 from fedloom.network.coordinator.ledger import Ledger
-from fedloom.network.coordinator.local_agents import LocalAgents
 from fedloom.network.coordinator.network_run import NetworkRun
 from fedloom.network.protocol.certificates import Certificates, local_authority, user_certificate
-from fedloom.network.protocol.messages import DataFormat
 from fedloom.network.protocol.token import Token
 
 
@@ -74,7 +72,7 @@ class HttpsServer:
 
 
 class HttpsRun(NetworkRun):
-    """A run whose agents connect to this process's port; in a rehearsal they run on this machine."""
+    """A run whose agents connect to this process's port."""
 
     def __init__(
         self,
@@ -83,57 +81,34 @@ class HttpsRun(NetworkRun):
         *,
         host: str = "127.0.0.1",
         port: int = 8443,
-        local: int = 0,
         certificate: tuple[Path, Path] | None = None,
         tls: bool = True,
-        names: tuple[str, ...] = (),
         tell: Callable[[str], None] = print,
     ) -> None:
         super().__init__(experiment, folder, tell)
         self.certificates = None
         if tls:
-            self.certificates = user_certificate(*certificate) if certificate else local_authority(self.network, names)
+            self.certificates = user_certificate(*certificate) if certificate else local_authority(self.network)
         self.fingerprint = self.certificates.fingerprint if self.certificates else ""
         self.ledger.set_fact("fingerprint", self.fingerprint)
         self.operator, token = operator_token(self.network, self.fingerprint)
         self.server = HttpsServer(self.pool, host, port, self.certificates, token.digest)
         shown = host if host not in ("0.0.0.0", "::") else socket.gethostname()
         self.url = f"{'https' if tls else 'http'}://{f'[{shown}]' if ':' in shown else shown}:{self.server.number}"
-        self.local: LocalAgents | None = None
-        if local:
-            self.local = LocalAgents(self.network / "local", self.experiment, local, lambda: self.invite(1)[0])
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[None]:
         torch.set_num_threads(1)  # answers are checked in parallel and must not compete for the processor
-        with self.server, self._agents():
-            if self.local is None:
-                self._print_commands()
+        with self.server:
+            self._announce()
             yield
-
-    def _agents(self) -> contextlib.AbstractContextManager[None]:
-        """Run agents on this machine in a rehearsal."""
-        if self.local is None:
-            return contextlib.nullcontext()
-        return self.local.running(self.url, self.plan.federation(self.experiment.seeds[0]).clients, self.tell)
-
-    def _check_agents(self) -> None:
-        if self.local is not None:
-            self.local.check()
-
-    def _publish_plan(self) -> None:
-        if self.local is not None:
-            self.ledger.set_fact("data", DataFormat.of(self.plan.federation(self.experiment.seeds[0])).message())
-        super()._publish_plan()
-
-    def _start_when(self) -> int | tuple[str, ...]:
-        return self.local.count if self.local is not None else super()._start_when()
 
     def invite(self, count: int) -> list[Path]:
         """Make one-time tokens, each in its own file."""
         return invite(self.ledger, self.network, self.fingerprint, count)
 
-    def _print_commands(self) -> None:
+    def _announce(self) -> None:
+        """Print the commands with which agents join and the operator watches."""
         wanted = self._start_when()
         missing = (wanted if isinstance(wanted, int) else len(wanted)) - len(self.ledger.agents())
         files = self.invite(missing) if missing > 0 and not self.ledger.unused_tokens() else []
