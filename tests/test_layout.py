@@ -16,10 +16,8 @@ WITHOUT_TESTS = {
 
 # rooms and modules where some tests are still in other files: take an entry out once all its tests have moved
 STILL_MOVING = (
-    "cli/network.py",
     "federation/evaluation.py",
     "federation/work.py",
-    "network/",
 )
 
 
