@@ -85,7 +85,11 @@ class Ray(Backend):
     def _add_up(self, answers: list[tuple[Node, Any, str]], empty: Any) -> tuple[Node, Any, str]:
         """Add up the answers of some nodes on the first of them."""
         node = answers[0][0]
-        return node, self.cluster.on(node, merge)(empty, *(ref for _, ref, _ in answers)), f"{node.name} for others"
+        return (
+            node,
+            self.cluster.on(node, merge)(empty, *(ref for _, ref, _ in answers)),
+            f"{node.name}, adding up",
+        )
 
     def _alive(self) -> list[Node]:
         nodes = self.cluster.nodes()

@@ -111,7 +111,7 @@ class Comparison:
         again = replace(self.task)
         yield Way(f"{ONE}, step by step", self._serial(replace(alone, replay=False)))
         yield Way(ONE, self._serial(alone))
-        yield Way(f"{ONE}, with a task of its own", lambda _: Serial(self.federation, again, alone), ONE)
+        yield Way(f"{ONE}, with another copy of the task", lambda _: Serial(self.federation, again, alone), ONE)
         yield Way(f"{ONE}, with that task again", lambda _: Serial(self.federation, again, alone), ONE)
         yield Way("all clients together", self._ranges(alone), ONE)
         for cut in range(1, min(self.federation.clients, 3)):

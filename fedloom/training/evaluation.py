@@ -60,8 +60,7 @@ def pool(parts: Sequence[Measured]) -> Measured:
 
 def evaluate(task: Task, weights: Tree, data: Clients, position: int, split: SplitName) -> Measured:
     """Evaluate a model on one client's split."""
-    rows = data.rows(position, split)
-    return evaluate_rows(task, weights, data, rows)
+    return evaluate_rows(task, weights, data, data.rows(position, split))
 
 
 @torch.no_grad()

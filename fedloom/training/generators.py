@@ -28,13 +28,15 @@ def lent() -> Iterator[None]:
     GENERATOR.acquire()
     _lent.now = True
     torch_before, python_before = torch.get_rng_state(), random.getstate()
-    numpy_before = _numpy.get_bit_generator()
+    numpy_before, numpy_state = _numpy.get_bit_generator(), np.random.get_state(legacy=False)
     _numpy.set_bit_generator(_LENT)
     try:
         yield
     finally:
         _lent.now = False
         _numpy.set_bit_generator(numpy_before)
+        if numpy_state["has_gauss"]:  # numpy draws normal numbers in pairs, and exchanging drops one that is left
+            np.random.set_state(numpy_state)
         random.setstate(python_before)
         torch.set_rng_state(torch_before)
         GENERATOR.release()

@@ -251,7 +251,7 @@ class LaneTrainer:
 
 
 def lane_trainer(job: TrainingJob, batch_size: int) -> LaneTrainer:
-    """Build the lanes for a job, and for others like it."""
+    """Build the lanes for a job, and for later jobs like it."""
     x, y = batch(job.data, torch.zeros(batch_size, dtype=torch.int64), job.task)
     start, own = row(job.start, 0), {group: row(tree, 0) for group, tree in job.own.items()}
     return LaneTrainer(job.task, job.training, job.correct, job.data.setup, start, job.shared, own, x, y)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.errors import InputError
-from fedloom.tree import Tree
+from fedloom.tree import Tree, size
 
 KEPT_BYTES = 16_000_000  # keep copies up to this size: allocating memory takes longer than copying
 
@@ -54,7 +54,7 @@ class ModuleTensors:
                 leaf.copy_(weights[name])
             return self._copies
         made = {name: weights[name].detach().clone() for name in self.own}
-        if sum(leaf.numel() * leaf.element_size() for leaf in made.values()) <= KEPT_BYTES:
+        if size(made) <= KEPT_BYTES:
             self._copies = made
         return made
 

@@ -22,7 +22,7 @@ from fedloom.training import generators
 from fedloom.training.clients import Setup
 from fedloom.training.masking import Masked
 from fedloom.training.trials import ROWS, Trial, differentiable, prepared, some_examples
-from fedloom.tree import Tree, clone
+from fedloom.tree import Tree, clone, size
 
 LARGE_MODEL = 64_000_000  # bytes: recording the steps of a larger model takes much memory and gains little
 LABELS = 4096  # the most examples to try a loss on: one of every label
@@ -159,8 +159,7 @@ def probe(federation: Federation, task: Task) -> Probe:
                 f"The model fails in evaluation mode, where gradients are off: {type(error).__name__}: {error}"
             ) from error
     masked = mode.dropouts > 0 or bool(mode.norms)
-    size = sum(leaf.numel() * leaf.element_size() for leaf in initial.values())
-    return Probe(masked, refuses_one, draws, evaluating.dropouts > 0, size, task, federation)
+    return Probe(masked, refuses_one, draws, evaluating.dropouts > 0, size(initial), task, federation)
 
 
 def _check_memory(task: Task) -> None:

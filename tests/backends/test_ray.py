@@ -1,4 +1,4 @@
-"""Ray: the same bits as other backends on two nodes of a real cluster, whoever dies."""
+"""Ray: the same bits as other backends on two nodes of a real cluster, even if processes and nodes die."""
 
 import os
 import re
@@ -192,7 +192,7 @@ class Mortal(FedAvg):
     """FedAvg, but in round 2 one process dies at work, or a whole node does."""
 
     mark: str  # a file that is made by the one that dies
-    node: str = ""  # which node dies; without it, whoever comes first kills itself only
+    node: str = ""  # which node dies; without it, only the first process kills itself
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         import ray
@@ -220,7 +220,7 @@ def test_a_node_that_joins_and_is_killed_at_work_changes_nothing(
     monkeypatch.setattr(backend, "FAN_IN", 2)  # so that one of three nodes adds up for another
     data, learnt = federation((20, 30, 40, 17, 9, 12, 25)), Task(Dense)
     where = machines(data, learnt)
-    victim = machines.add()  # whoever joins is given work
+    victim = machines.add()  # a node that joins gets work
     mortal = Mortal(mark=str(tmp_path / "killed"), node=victim)
     found = last(fit(data, learnt, mortal, 3, backend=where))
     assert (tmp_path / "killed").exists()
@@ -258,7 +258,7 @@ class Sleepy(FedAvg):
         return super().client(task, shared, own, data)
 
 
-def test_whoever_waits_is_told_for_what(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_wait_is_reported(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
     data, learnt = federation((20, 30, 10)), Task(Dense)
     where = machines(data, learnt)
     machines.told.clear()
@@ -323,7 +323,7 @@ def test_a_node_with_another_kind_of_processor_is_named(machines: Machines, monk
 
 def test_data_that_has_no_room_is_refused_before_it_is_sent(machines: Machines) -> None:
     examples = 10**11
-    huge = torch.zeros(1, 1).expand(examples, 1)  # takes no memory as long as nobody copies it
+    huge = torch.zeros(1, 1).expand(examples, 1)  # takes no memory unless something copies it
     data = Federation(huge, torch.zeros(1, dtype=torch.int64).expand(examples), np.array([0, examples]))
     with pytest.raises(InputError, match=r"The object store of node .* is too small: 1200\.00 GB of examples \+ "):
         Ray(data, Task(Dense), Setup(), machines.cluster)

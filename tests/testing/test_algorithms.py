@@ -19,7 +19,7 @@ from fedloom.tree import Tree, add, clone, expand, scale, sub
 
 
 class Mine(FedAvg):
-    """A pull towards the global model, written by somebody else."""
+    """A pull towards the global model, as a user might write it."""
 
     pull: NonNegative = 0.1
 
@@ -66,7 +66,7 @@ class CentresItsGroup(FedAvg):
 
 
 class Draws(FedAvg):
-    """The server adds noise that nobody can repeat."""
+    """The server adds noise that cannot be repeated."""
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
         new = super().round(state, cohort)
@@ -74,7 +74,7 @@ class Draws(FedAvg):
 
 
 class DrawsInNumpy(FedAvg):
-    """The server adds noise that nobody can repeat, with numpy."""
+    """The server adds noise that cannot be repeated, with numpy."""
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
         noise = np.random.normal()

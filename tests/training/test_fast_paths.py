@@ -25,7 +25,7 @@ CALLS = {"n": 0}
 
 
 class TurnsAround(Dense):
-    """Goes another way after some calls, which it counts where nobody looks."""
+    """Goes another way after some calls, which it counts in a hidden place."""
 
     def forward(self, x: Tensor) -> Tensor:
         CALLS["n"] += 1

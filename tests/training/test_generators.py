@@ -50,3 +50,15 @@ def test_a_use_inside_another_continues_its_draws() -> None:
         with generators.lent():
             assert draw() == first
         assert draw() != first
+
+
+def test_numpys_second_normal_number_of_a_pair_is_not_lost() -> None:
+    np.random.seed(1)
+    expected = [np.random.normal(), np.random.normal(), np.random.normal()]
+    np.random.seed(1)
+    found = [np.random.normal()]
+    with generators.lent():
+        generators.seed(3)
+        np.random.normal()
+    found += [np.random.normal(), np.random.normal()]
+    assert found == expected

@@ -221,7 +221,7 @@ def test_a_model_that_draws_by_itself_is_reproducible_and_leaves_the_generator_a
     assert found[0] == found[1]
 
 
-def test_a_model_that_draws_by_itself_draws_anew_in_every_step_and_for_every_client() -> None:
+def test_a_model_that_draws_by_itself_draws_other_numbers_in_every_step_and_for_every_client() -> None:
     task, data = Task(Noisy), federation((8,), split=ALL_TRAIN)
     twins = Federation(
         data.x.repeat(2, 1), data.y.repeat(2), np.array([0, 8, 16]), split=ALL_TRAIN, classes=data.classes

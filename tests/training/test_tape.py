@@ -208,7 +208,7 @@ def test_what_does_not_change_is_computed_once() -> None:
     assert len(tape) == 2
 
 
-def test_what_nobody_sees_is_not_computed() -> None:
+def test_a_result_that_nothing_reads_is_not_computed() -> None:
     def computation(x: Tensor, total: Tensor) -> None:
         (x.exp() + 3).sin()
         total.add_(x)
