@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import sys
@@ -109,11 +110,15 @@ def print_rows(table: Any, most: int = 30) -> Callable[[str], None]:
     from rich.console import Console
     from rich.table import Table
 
+    from fedloom.results.table import missing
+
     made = Table(title=table.title, caption=table.note, caption_justify="left")
-    for name, kind in zip(table.columns, table.kinds, strict=True):
+    # in a terminal, empty columns take the room of others; the files have them all
+    filled = [not all(missing(row[place]) for row in table.rows) for place in range(len(table.columns))]
+    for name, kind in itertools.compress(zip(table.columns, table.kinds, strict=True), filled):
         made.add_column(name, justify="left" if kind == "text" else "right")
     for row in table.rows[:most]:
-        made.add_row(*table.shown(row))
+        made.add_row(*itertools.compress(table.shown(row), filled))
     if len(table.rows) > most:
         made.add_row("…")
     Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False).print(made)

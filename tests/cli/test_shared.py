@@ -66,6 +66,14 @@ def test_a_long_table_is_cut_with_a_sign(capsys: pytest.CaptureFixture[str]) -> 
     assert said.endswith("Table: here\n")
 
 
+def test_a_column_without_any_value_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = (("a", None, 1), ("b", None, None))
+    shared.print_rows(Table("t", "Numbers", ("row", "spread", "value"), rows, ("text", "number", "whole"), ""))
+    said = capsys.readouterr().out
+    assert "value" in said
+    assert "spread" not in said
+
+
 def test_a_stopped_run_says_how_to_continue_and_exits_with_130(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
