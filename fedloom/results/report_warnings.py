@@ -72,6 +72,8 @@ def _overfitting(run: RunData) -> Iterator[str]:
     metric = run.metric(run.main_metric)
     scale, unit = (100, "points") if metric.percent else (1, metric.name)
     for label in run.labels:
+        if run.is_pooled(label):  # it does not train at clients
+            continue
         train, test = (_gain(run, label, split) for split in ("train", "test"))
         if train is not None and test is not None and train > 0.005 and test <= 0:
             yield (

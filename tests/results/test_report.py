@@ -167,3 +167,15 @@ def test_an_unfinished_or_failed_run_says_so(tmp_path: Path) -> None:
     Page(text)
     assert "not finished" in text
     assert "bad (seed 1) failed after" in text
+
+
+def test_a_dark_scheme_is_for_screens_only_and_leaves_figures_on_white() -> None:
+    style = (report.TEMPLATES / "report.css").read_text(encoding="utf-8")
+    dark = re.search(r"@media screen and \(prefers-color-scheme: dark\) \{\n(.*?)\n\}", style, re.DOTALL)
+    assert dark is not None
+    assert ".drawing { background: #fff;" in dark[1]
+    named = {*re.findall(r"var\((--[a-z-]+)\)", style)}
+    light = style.splitlines()[0]
+    for name in sorted(named):  # a colour that the dark scheme forgets would be dark on dark
+        assert f"{name}: #" in light
+        assert f"{name}: #" in dark[1]

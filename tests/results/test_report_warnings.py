@@ -107,3 +107,22 @@ def test_cautions_find_overfitting_and_clients_left_behind(comparison: Path, tmp
             database.execute(f"INSERT INTO client_metrics {rows} AND {last} AND phase = 'post_fit'", (client, value))
     text = " ".join(cautions(RunData.read(folder)))
     assert re.search(r"Left behind with fedavg[^:]*: client-7 \(10.00 %\)\.", text)
+
+
+def test_the_pooled_model_does_not_overfit_at_clients(comparison: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    shutil.copytree(comparison, folder)
+    everybody = "(SELECT id FROM cells WHERE label = 'pooled')"
+    with Store(folder) as store, store._transaction() as database:
+        for phase, split, value in (
+            ("pre_fit", "train", 0.5), ("final", "train", 0.9), ("pre_fit", "test", 0.8), ("final", "test", 0.7)
+        ):  # fmt: skip
+            changed = database.execute(
+                "UPDATE client_metrics SET value = ? WHERE metric = 'accuracy' AND phase = ? AND split = ? "
+                f"AND cell IN {everybody}",
+                (value, phase, split),
+            )
+            assert changed.rowcount
+    run = RunData.read(folder)
+    assert run.is_pooled("pooled")
+    assert not any("pooled overfits at its clients" in text for text in cautions(run))
