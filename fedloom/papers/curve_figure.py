@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fedloom.record import Record
@@ -66,8 +65,3 @@ def _line(axes: Axes, line: Line, metric: str, best: bool, name: str, number: in
     rounds, values = view.server_values(*next(iter(view.cells)), metric, split)
     shown = monotone(values, view.metric(metric).higher_is_better) if best else values
     axes.plot(rounds, shown, **line_style(number), linewidth=1.2, label=name, marker="." if len(rounds) == 1 else "")
-
-
-def save(curves: Curves, rows: Mapping[str, RunData], title: str, folder: Path, target: float | None = None) -> None:
-    """`curves.png` and `curves.svg`."""
-    draw(curves, rows, title, target).save(folder)

@@ -18,7 +18,7 @@ from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.run import run_plan
 from fedloom.files import write_atomically
 from fedloom.papers.comparison import Planned, table
-from fedloom.papers.curve_figure import save
+from fedloom.papers.curve_figure import draw
 from fedloom.papers.measurement import Measure
 from fedloom.papers.published import Reproduction, Row
 from fedloom.results.report import write as write_report
@@ -139,7 +139,7 @@ def reproduce(
             places = {done.row.name: folder / "rows" / done.row.folder for done in shown if done.ours}
             views = {name: ran.get(place) or RunData.read(place) for name, place in places.items()}
             target = next(iter(one.experiment.evaluate.target.values()), None)
-            save(reproduction.curves, views, reproduction.title, folder, target)
+            draw(reproduction.curves, views, reproduction.title, target).save(folder)
     return made
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedloom.papers.curve_figure import Curves, draw, save
+from fedloom.papers.curve_figure import Curves, draw
 from fedloom.results.run_data import RunData
 
 
@@ -39,5 +39,5 @@ def test_a_line_has_the_values_of_the_server_or_the_best_so_far(run: RunData) ->
 def test_a_row_of_panels_for_each_metric_is_saved_in_two_formats(run: RunData, tmp_path: Path) -> None:
     curves = Curves(metrics=("accuracy", "loss"))
     assert len(draw(curves, {"a, x": run, "b, x": run}, "").figure.axes) == 4
-    save(curves, {"a, x": run}, "Digits", tmp_path)
+    draw(curves, {"a, x": run}, "Digits").save(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"curves.png", "curves.svg"}
