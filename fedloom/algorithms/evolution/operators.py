@@ -161,7 +161,7 @@ def next_generation(
 
 
 def diversity(population: Tree) -> Tensor:
-    """Return the root mean square distance of individuals from their mean, as a share of their root mean square norm.
+    """Return the root mean square distance of individuals from their mean, divided by their root mean square norm.
 
     >>> diversity({"w": torch.tensor([[1.0], [-1.0]])}), diversity({"w": torch.tensor([[2.0], [2.0]])})
     (tensor(1.), tensor(0.))
