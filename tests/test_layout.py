@@ -2,7 +2,6 @@
 
 import ast
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,22 +13,14 @@ WITHOUT_TESTS = {
     "__main__": "starts the command line, which tests/cli runs as a process",
 }
 
-# rooms and modules where some tests are still in other files: take an entry out once all its tests have moved
-STILL_MOVING = (
-    "federation/evaluation.py",
-    "federation/work.py",
-)
 
-
-def modules() -> list[Any]:
+def modules() -> list[str]:
     """Every module of the package that defines a function or a class."""
-    moving = pytest.mark.xfail(reason="its tests are still in another file", strict=False)
     found = []
     for file in sorted(PACKAGE.rglob("*.py")):
         defines = any(isinstance(node, (ast.FunctionDef, ast.ClassDef)) for node in ast.parse(file.read_text()).body)
         if defines and file.name != "__init__.py" and file.stem not in WITHOUT_TESTS:
-            module = file.relative_to(PACKAGE).as_posix()
-            found.append(pytest.param(module, marks=moving if module.startswith(STILL_MOVING) else ()))
+            found.append(file.relative_to(PACKAGE).as_posix())
     return found
 
 

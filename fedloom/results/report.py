@@ -23,7 +23,7 @@ from fedloom.results.figure_style import CaptionedFigure
 from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import RunData
 from fedloom.results.statistics import Spread, differences, spread
-from fedloom.results.table import STATISTICS, Table, missing, show
+from fedloom.results.table import STATISTICS, Table, missing, show, two_digits
 from fedloom.results.table import write as write_tables
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -143,11 +143,13 @@ def _against_others(best: str, others: Sequence[str], comparison: Comparison) ->
     apart = [other for other, each in found.items() if (each.clear if tested else each.excludes_zero)]
     close = [other for other in found if other not in apart]
     if close:
-        scale, unit = (100, " points") if comparison.metric.percent else (1, "")
-        widest = max(max(abs(found[o].spread.low), abs(found[o].spread.high)) for o in close) * scale
+        widest = max(max(abs(found[o].spread.low), abs(found[o].spread.high)) for o in close)
+        unit = ""
+        if comparison.metric.percent:  # two accuracies are at most 100 points apart, however wide the interval is
+            widest, unit = 100 * min(widest, 1.0), " points"
         yield (
             f"These seeds do not tell it apart from {_listed(close)}: by their 95 % intervals, differences of up to "
-            f"{widest:.2g}{unit} remain possible."
+            f"{two_digits(widest)}{unit} remain possible."
         )
     if apart:
         why = "corrected p ≤ 0.05" if tested else "the 95 % interval of the difference excludes zero"

@@ -10,7 +10,7 @@ import numpy as np
 from fedloom.results import headline
 from fedloom.results.run_data import RunData
 from fedloom.results.statistics import SEEDS_FOR_A_TEST
-from fedloom.results.table import show
+from fedloom.results.table import show, two_digits
 
 SMALL_TEST = 10  # with fewer test examples, a client's accuracy moves in steps of more than ten points
 
@@ -78,7 +78,8 @@ def _overfitting(run: RunData) -> Iterator[str]:
         if train is not None and test is not None and train > 0.005 and test <= 0:
             yield (
                 f"{label} overfits at its clients: in the last round, local training improved {metric.name} by "
-                f"{train * scale:.2g} {unit} on the training splits and by {test * scale:.2g} on the test splits."
+                f"{two_digits(train * scale)} {unit} on the training splits and by {two_digits(test * scale)} on the "
+                "test splits."
             )
 
 

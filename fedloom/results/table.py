@@ -72,6 +72,15 @@ def missing(value: Value) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
+def two_digits(value: float) -> str:
+    """Return a number rounded to two digits, written without an exponent where people would not write one.
+
+    >>> two_digits(123.4), two_digits(0.0456)
+    ('120', '0.046')
+    """
+    return f"{float(f'{value:.2g}'):g}"
+
+
 def show(value: Value, kind: str) -> str:
     """A value as text, rounded for people.
 

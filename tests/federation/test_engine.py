@@ -1,14 +1,11 @@
 """The round loop: what is measured when, what a record says, and how a run goes on."""
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 from fedloom import tree
@@ -21,13 +18,10 @@ from fedloom.federation.sampling import Sampling
 from fedloom.task import Task
 from fedloom.training import local
 from fedloom.training.clients import Clients
-from fedloom.training.evaluation import Measured
 from fedloom.training.local import Groups
-from fedloom.tree import Tree
 from tests.conftest import FEATURES, Dense, Logit, Noisy, Normed, facts, federation, last, two_classes
+from tests.federation.helpers import LIGHT, SIZES, by_hand, values
 
-SIZES = (12, 30, 21, 45)
-LIGHT = {"batch_size": 8, "lr": 0.05}
 EVERY_ALGORITHM = {
     **{name: kind(**LIGHT) for name, kind in ALGORITHMS.items()},
     "fedavg that keeps adam": FedAvg(optimizer="adam", lr=0.01, batch_size=8, optimizer_state="keep"),
@@ -44,21 +38,6 @@ def suited_to(name: str) -> tuple[Task, Federation]:
     if name == "cocoa":
         return Task(Logit, loss="bce"), two_classes(federation(SIZES))
     return Task(Normed), federation(SIZES)
-
-
-def by_hand(task: Task, weights: Tree, data: Federation, rows: Tensor) -> dict[str, float]:
-    """Loss and accuracy, computed without fedloom."""
-    module = task.build().eval()
-    module.load_state_dict(weights)
-    output = module(data.x[rows].to(task.torch_dtype))
-    return {
-        "loss": F.cross_entropy(output, data.y[rows]).item(),
-        "accuracy": (output.argmax(1) == data.y[rows]).double().mean().item(),
-    }
-
-
-def values(measured: dict[str, Measured], task: Task, split: str = "test") -> dict[str, float]:
-    return measured[split].values(task)
 
 
 def test_before_the_first_round_every_client_measures_the_initial_model() -> None:
@@ -170,77 +149,6 @@ def test_the_universal_test_is_every_clients_model_on_the_union_of_all_test_spli
 
 
 # what the server measures
-
-
-def with_server_data(examples: int) -> Federation:
-    extra = federation((examples,), seed=9)
-    return federation(SIZES, server={"test": (extra.x, extra.y)})
-
-
-@pytest.mark.parametrize("examples", [7, 1000, 2345])
-def test_the_new_global_model_is_measured_on_what_the_server_holds(examples: int) -> None:
-    task, data = Task(Dense, dtype="float64"), with_server_data(examples)
-    for record in fit(data, task, FedAvg(**LIGHT), 2):
-        assert record.server["test"].count == examples
-        held = replace(data, x=data.server["test"][0], y=data.server["test"][1])
-        expected = by_hand(task, record.state["model"], held, torch.arange(examples))
-        assert values(record.server, task) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("split", ["train", "validation", "test"])
-@pytest.mark.parametrize("sizes", [SIZES, (12, 1, 30)], ids=["all have some", "one has none"])
-def test_the_global_model_may_be_measured_on_the_union_of_the_clients(split: Any, sizes: tuple[int, ...]) -> None:
-    task, data = Task(Dense, dtype="float64"), federation(sizes)
-    record = last(fit(data, task, FedAvg(**LIGHT), 2, evaluation=Evaluation(server=(split,))))
-    expected = by_hand(task, record.state["model"], data, data.indices(data.everyone, split))
-    assert values(record.server, task, split) == pytest.approx(expected)
-
-
-class PersonalHead(FedAvg):
-    """Every client keeps its own last layer."""
-
-    def init_own(self, task: Task, model: Tree) -> Groups:
-        return {"head": tree.select(model, ["out.weight", "out.bias"])}
-
-    def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> Any:
-        start = {**tree.expand(shared["model"], len(data)), **own["head"]}
-        trained = self.fit(task, start, shared, {}, data)
-        from fedloom.algorithm import Update
-
-        return Update({"model": trained.model}, data.examples.double(), trained=trained), {
-            "head": tree.select(trained.model, ["out.weight", "out.bias"])
-        }
-
-    def model(self, task: Task, shared: Groups, own: Groups) -> Tree:
-        return {**shared["model"], **own["head"]}
-
-
-def test_the_global_model_of_a_personal_algorithm_is_measured_without_a_client() -> None:
-    task, data = Task(Dense, dtype="float64"), federation(SIZES)
-    record = last(fit(data, task, PersonalHead(**LIGHT), 2, evaluation=Evaluation(server=("train",))))
-    expected = by_hand(task, record.state["model"], data, data.indices(data.everyone, "train"))
-    assert values(record.server, task, "train") == pytest.approx(expected)
-    own = {**record.state["model"], **record.own[2]["head"]}
-    assert values(record.clients["final"][2], task) == pytest.approx(by_hand(task, own, data, data.indices(2, "test")))
-
-
-def test_without_a_global_model_the_server_measures_nothing() -> None:
-    record = last(
-        fit(with_server_data(7), Task(Dense), LocalOnly(**LIGHT), 1, evaluation=Evaluation(server=("train",)))
-    )
-    assert record.server == {}
-
-
-def test_auroc_of_the_union_comes_from_all_scores() -> None:
-    data = two_classes(federation((40, 25, 60)))
-    task = Task(Logit, loss="bce", metrics=["auroc"])
-    record = last(fit(data, task, FedAvg(**LIGHT), 2, evaluation=Evaluation(server=("test",))))
-    rows = data.indices(data.everyone, "test")
-    scores = torch.func.functional_call(task.build(), record.state["model"], (data.x[rows],)).detach()
-    assert values(record.server, task)["auroc"] == pytest.approx(roc_auc_score(data.y[rows], scores))
-    parts = [record.clients["final"][client]["test"] for client in range(3)]
-    mean = np.mean([part.values(task)["auroc"] for part in parts])
-    assert mean != pytest.approx(values(record.server, task)["auroc"], abs=1e-6)
 
 
 # going on
@@ -398,18 +306,6 @@ def test_frozen_parameters_stay_to_the_last_bit_over_many_rounds(name: str) -> N
     record = last(fit(federation(SIZES), task, EVERY_ALGORITHM[name], 5, evaluation=Evaluation(splits=())))
     for leaf in ("first.weight", "first.bias"):
         assert torch.equal(record.state["model"][leaf], task.initial()[leaf])
-
-
-def test_a_report_counts_the_bytes_that_travel() -> None:
-    task, data = Task(Dense), federation(SIZES)
-    size = tree.size(task.initial())
-    record = last(fit(data, task, FedAvg(**LIGHT), 1))
-    assert [report.client for report in record.reports] == [0, 1, 2, 3]
-    assert {report.bytes_down for report in record.reports} == {size}
-    assert {report.bytes_up for report in record.reports} == {size + 8}
-    nothing = last(fit(data, task, LocalOnly(**LIGHT), 1))
-    assert {(report.bytes_up, report.bytes_down) for report in nothing.reports} == {(0, 0)}
-    assert all(len(report.history) == 1 for report in record.reports)
 
 
 class Turning(Dense):

@@ -14,7 +14,9 @@ import pytest
 import fedloom as fl
 from fedloom.errors import TrainingError
 from fedloom.results import report
+from fedloom.results.comparisons import Comparison
 from fedloom.results.result import Result
+from fedloom.results.run_data import MetricInfo
 from tests.conftest import Dense, federation
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -179,3 +181,15 @@ def test_a_dark_scheme_is_for_screens_only_and_leaves_figures_on_white() -> None
     for name in sorted(named):  # a colour that the dark scheme forgets would be dark on dark
         assert f"{name}: #" in light
         assert f"{name}: #" in dark[1]
+
+
+def test_accuracies_are_never_said_to_differ_by_more_than_100_points() -> None:
+    values = {"a": {1: 0.9, 2: 0.2}, "b": {1: 0.1, 2: 0.6}}
+    accuracy = Comparison("test", MetricInfo("accuracy", is_mean=True, higher_is_better=True), values)
+    (sentence,) = report._against_others("a", ["b"], accuracy)
+    assert "differences of up to 100 points remain possible" in sentence
+    losses = {"a": {1: 900.0, 2: 200.0}, "b": {1: 100.0, 2: 600.0}}
+    (sentence,) = report._against_others(
+        "a", ["b"], Comparison("test", MetricInfo("loss", is_mean=True, higher_is_better=False), losses)
+    )
+    assert "differences of up to 7800 remain possible" in sentence  # 200 + 12.706 · 848.5 / √2, in two digits

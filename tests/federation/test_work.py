@@ -1,0 +1,59 @@
+"""The work of a verb: what is cut into parts, sent, summed and reported."""
+
+from typing import Literal
+
+import pytest
+import torch
+
+from fedloom import tree
+from fedloom.algorithms import FedAvg, LocalOnly
+from fedloom.backends.serial import Serial
+from fedloom.federation.engine import fit
+from fedloom.federation.work import ClientWork
+from fedloom.task import Task
+from tests.conftest import Dense, federation, last
+from tests.federation.helpers import LIGHT, SIZES
+
+
+def test_a_report_counts_the_bytes_that_travel() -> None:
+    task, data = Task(Dense), federation(SIZES)
+    size = tree.size(task.initial())
+    record = last(fit(data, task, FedAvg(**LIGHT), 1))
+    assert [report.client for report in record.reports] == [0, 1, 2, 3]
+    assert {report.bytes_down for report in record.reports} == {size}
+    assert {report.bytes_up for report in record.reports} == {size + 8}
+    nothing = last(fit(data, task, LocalOnly(**LIGHT), 1))
+    assert {(report.bytes_up, report.bytes_down) for report in nothing.reports} == {(0, 0)}
+    assert all(len(report.history) == 1 for report in record.reports)
+
+
+@pytest.mark.parametrize("keep", ["sum", "stack"])
+def test_work_that_is_cut_and_merged_gives_the_bits_of_the_whole(keep: Literal["sum", "stack"]) -> None:
+    task, data = Task(Dense), federation(SIZES)
+    place, model = Serial(data, task).place, {"model": task.initial()}
+    work = ClientWork(FedAvg(**LIGHT), "client", model, (0, 1, 2, 3), {}, seed=1, round=1, call=0, keep=keep)
+    assert list(work.costs(place)) == [int(count) + 1 for count in data.counts((0, 1, 2, 3), "train")]
+    whole = work.perform(place)
+    merged = work.merge(work.part(begin, begin + 1).perform(place) for begin in range(4))
+    assert [report.client for report in merged.reports] == [report.client for report in whole.reports] == [0, 1, 2, 3]
+    assert merged.positions == whole.positions == {"model": "model"}
+    assert merged.sums.keys() == whole.sums.keys()
+    assert bool(whole.sums) == (keep == "sum")
+    assert bool(whole.stack) == (keep == "stack")
+    for node, summed in whole.sums.items():
+        assert tree.sha256(merged.sums[node]) == tree.sha256(summed)
+    for group, stacked in whole.stack.items():
+        assert tree.sha256(merged.stack[group]) == tree.sha256(stacked)
+
+
+def test_a_part_knows_its_place_in_the_cohort_and_only_its_own_clients() -> None:
+    graph = torch.eye(3, dtype=torch.bool)
+    own = {"kept": {"w": torch.arange(3.0)}}
+    work = ClientWork(FedAvg(), "client", {}, (5, 7, 9), own, seed=1, round=1, call=0, keep="sum", graph=graph)
+    part = work.part(1, 3)
+    assert part.ids == (7, 9)
+    assert part.first == 1
+    assert part.own["kept"]["w"].tolist() == [1.0, 2.0]
+    assert part.graph is not None
+    assert part.graph.tolist() == [[False, True, False], [False, False, True]]
+    assert part.part(1, 2).first == 2
