@@ -77,10 +77,11 @@ def same_experiment(store: Store, folder: Path, plan: Plan) -> None:
 
 def _without_former_keys(known: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out keys that an earlier version wrote and that changed nothing, so that its runs can be continued."""
+    if "algorithm" not in known or "algorithm" not in described:  # described by its caller in another way
+        return dict(known)
+    now = described["algorithm"]
     algorithms = {
-        label: {
-            k: v for k, v in fields.items() if k in described["algorithm"].get(label, {}) or FORMER_KEYS.get(k) != v
-        }
+        label: {k: v for k, v in fields.items() if k in now.get(label, {}) or FORMER_KEYS.get(k) != v}
         for label, fields in known["algorithm"].items()
     }
     return {**known, "algorithm": algorithms}

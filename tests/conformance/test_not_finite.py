@@ -26,7 +26,8 @@ from fedloom.results.run_data import RunData
 from fedloom.task import Task
 from fedloom.training.clients import Clients
 from fedloom.tree import is_sound, map_leaves, per_client, sha256
-from tests.conformance import test_robust as brute
+from tests.aggregation import rules_by_hand as brute
+from tests.conformance.test_robust import PLAIN, WITH_RULE
 from tests.conformance.transcriptions import Attendance
 from tests.conftest import ALL_TRAIN, Dense, Logit, Pictures, federation, two_classes
 
@@ -128,10 +129,10 @@ def last(records: Any) -> RoundRecord:
     return record
 
 
-@pytest.mark.parametrize("name", brute.WITH_RULE)
+@pytest.mark.parametrize("name", WITH_RULE)
 def test_a_round_goes_on_as_if_the_client_had_not_been_there(name: str) -> None:
     kind, task, data = ALGORITHMS[name], Task(Pictures, dtype="float64"), federation([20] * 5)
-    given = {**brute.PLAIN, "rule": "median"}
+    given = {**PLAIN, "rule": "median"}
     record = last(fit(data, task, sending(kind, np.nan, (2,))(**given), 2, evaluation=QUIET))
     without = Attendance(rounds=((0, 1, 3, 4),) * 2)
     expected = last(fit(data, task, kind(**given), 2, sampling=without, evaluation=QUIET))
@@ -177,7 +178,7 @@ class Masked(nn.Module):
 
 @pytest.mark.parametrize("name", ["fedavg", "fednova"])
 def test_a_buffer_that_holds_infinities_makes_nobody_wrong(name: str) -> None:
-    algorithm = ALGORITHMS[name](**brute.PLAIN, rule="median")
+    algorithm = ALGORITHMS[name](**PLAIN, rule="median")
     record = last(fit(federation([9] * 3), Task(Masked), algorithm, 2, evaluation=QUIET))
     assert record.left_out == ()
     assert record.complete
