@@ -36,6 +36,9 @@ __all__ += ["evaluate", "expand", "full_gradient", "keys", "local", "map_leaves"
 __all__ += ["scale", "select", "stack", "sub", "topology", "uniform", "within_one_std", "without", "zeros_like"]
 
 
+FORMER_KEYS = {"metric": "accuracy", "scores": "post", "share": "weights"}  # of FedAvg, and their defaults
+
+
 @dataclass(frozen=True)
 class Update:
     """What some clients send: private leaves with weights, and public numbers. All of it is stacked over clients.
@@ -159,10 +162,14 @@ class Central(Algorithm):
     @classmethod
     def _moved_keys(cls, values: Any) -> Any:
         """Name the new home of keys that FedAvg had before its variants became algorithms."""
-        given = values if isinstance(values, dict) else {}
-        moved = [key for key in ("metric", "scores", "share") if key in given and key not in cls.model_fields]
+        if not isinstance(values, dict):
+            return values
+        # files that an earlier version wrote have every key: with these values, they never had an effect
+        former = {key for key, value in FORMER_KEYS.items() if key not in cls.model_fields and values.get(key) == value}
+        given = {key: value for key, value in values.items() if key not in former}
+        moved = [key for key in FORMER_KEYS if key in given and key not in cls.model_fields]
         moved += ["weights"] if str(given.get("weights")) in ("score", "within_std") else []
-        if moved == ["share"]:
+        if "share" in moved:
             raise InputError(f"{cls.__name__} has no 'share': clients send their weights. Leave it out.")
         if moved:
             raise InputError(
@@ -170,7 +177,7 @@ class Central(Algorithm):
                 'name = "evaluation_weighted" instead of weights = "score", and name = "selective" instead of '
                 'weights = "within_std"; both have the keys metric and scores.'
             )
-        return values
+        return given
 
 
 def without(tree: Tree, names: Any) -> Tree:

@@ -34,6 +34,7 @@ def write_private(path: Path, content: bytes) -> None:
 def replacing(path: Path, what: str = "checkpoint") -> Iterator[Path]:
     """Yield a temporary file that replaces `path` at the end of the block; `what` names the fault points of tests."""
     temporary = path.with_name(f"{path.name}.part")
+    temporary.unlink(missing_ok=True)  # one that a crash left may be readable by everybody
     try:
         yield temporary
         faults.point(f"{what}.write")

@@ -42,6 +42,8 @@ def code(name: str, base: Path) -> Any:
 
 def fingerprint(file: Path) -> str:
     """Return a hash of a file's content."""
+    if not file.is_file():
+        raise InputError(f"There is no file {file}.")
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 

@@ -55,3 +55,12 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_the_sha256_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * 2_500_000)
     assert files.sha256(tmp_path / "a") == hashlib.sha256(b"x" * 2_500_000).hexdigest()
+
+
+def test_a_private_file_is_private_even_if_a_crash_left_a_readable_one_behind(tmp_path: Path) -> None:
+    left_behind = tmp_path / "key.part"
+    left_behind.write_bytes(b"old")
+    left_behind.chmod(0o644)
+    files.write_private(tmp_path / "key", b"secret")
+    assert (tmp_path / "key").read_bytes() == b"secret"
+    assert (tmp_path / "key").stat().st_mode & 0o077 == 0

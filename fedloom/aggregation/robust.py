@@ -10,6 +10,7 @@ abandoned.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -213,13 +214,16 @@ class NormBounding(Robust):
         return (weights / weights.sum()) @ (changes * shrink(changes, self.bound))
 
 
-def judge(rule: Any, stacked: Tree, weights: Tensor, sound: Tensor, gone: int, base: Tree | None) -> Tree:
+def judge(
+    rule: Any, stacked: Tree, weights: Tensor, sound: Tensor, gone: int, base: Tree | None, judge_all: bool = False
+) -> Tree:
     """Apply a rule to one group of changes, and add the result to the base that they started from, if there is one.
 
     `sound` says which clients are finite; `gone` wrong clients left the round earlier. A client without weight in this
-    group is not judged in it. A group of a single number has no direction to judge, so its median is taken.
+    group is not judged in it, unless `judge_all` is true. A group of a single number has no direction to judge, so its
+    median is taken.
     """
-    present = weights != 0
+    present = (weights != 0) | judge_all
     numbers = sum(leaf[0].numel() for leaf in stacked.values())
     if numbers == 0 or not bool(present.any()):
         return base or {}
@@ -267,8 +271,10 @@ def robust(value: Any) -> Any:
     """Make a rule from its name, or from a table with its name and fields."""
     if value is None or isinstance(value, Robust):
         return value
-    fields = {"name": value} if isinstance(value, str) else dict(value)
+    fields = {"name": value} if isinstance(value, str) else dict(value) if isinstance(value, Mapping) else {}
     name = fields.pop("name", None)
+    if not isinstance(name, str):
+        raise InputError(f'A rule is a name, such as "median", or a table with a name. Got {value!r} instead.')
     if name not in RULES:
         raise InputError(f"There is no rule '{name}'. Known: {', '.join(RULES)}.{nearest(str(name), RULES)}")
     try:

@@ -25,4 +25,6 @@ class Selective(EvaluationWeighted):
         chosen = within_one_std(answers.public["score"], higher_is_better(self.metric, cohort.task))
         if self.rule is None:
             return {"model": mean(answers["model"], chosen)}
-        return {"model": cohort.combine(replace(answers, weights={"model": chosen}), state, self.rule)["model"]}
+        # a rule judges all clients: those that are left out have no weight, but the rule may need their number
+        answers = replace(answers, weights={"model": chosen})
+        return {"model": cohort.combine(answers, state, self.rule, judge_all=True)["model"]}

@@ -12,13 +12,13 @@ from typing import Any
 import tomli_w
 
 from fedloom import files
+from fedloom.algorithm import FORMER_KEYS
 from fedloom.errors import InputError, StoreError
 from fedloom.experiment.experiment_file import differences
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.store import Store
 
 # keys that averaging algorithms had before their score weights became algorithms, with the values that changed nothing
-FORMER_KEYS = {"metric": "accuracy", "scores": "post", "share": "weights"}
 
 
 @contextlib.contextmanager

@@ -110,11 +110,12 @@ class Cohort:
         graph = graph.to(torch.bool)
         return _answers(self._ask(fn, shared or {}, "stack", each=each, peers=trees, graph=graph))
 
-    def combine(self, answers: Answers, shared: Groups, rule: Rule) -> Aggregate:
+    def combine(self, answers: Answers, shared: Groups, rule: Rule, *, judge_all: bool = False) -> Aggregate:
         """Let a robust rule judge what each client changed, group by group (see `robust.judge`).
 
         Clients with answers that are not finite leave the round first, as clients that a network loses do. They keep
-        what they had before the round, and the rule counts them as wrong.
+        what they had before the round, and the rule counts them as wrong. A client without weight in a group is not
+        judged in it, unless `judge_all` is true.
         """
         if answers.positions is None:
             raise TrainingError(
@@ -125,7 +126,7 @@ class Cohort:
         changes = {g: change(stacked, bases[g]) if g in bases else stacked for g, stacked in answers.groups.items()}
         gone, sound = len(self.left_out), self._keep_finite(changes, answers.weights)
         found = {
-            group: judge(rule, stacked, answers.weights[group], sound, gone, bases.get(group))
+            group: judge(rule, stacked, answers.weights[group], sound, gone, bases.get(group), judge_all)
             for group, stacked in changes.items()
         }
         weights = {group: weight[sound].sum() for group, weight in answers.weights.items()}

@@ -98,6 +98,8 @@ def fit(
         from fedloom.backends.serial import Serial
 
         backend = Serial(federation, task)
+    if not isinstance(backend, Backend):
+        raise InputError(f"A backend must inherit from fedloom.backends.protocol.Backend. Got {backend!r} instead.")
     initial = task.initial()
     if not algorithm.takes_complex and any(leaf.is_complex() for leaf in initial.values()):
         raise InputError(f"The model has complex parameters, and {type(algorithm).__name__} computes with real ones.")

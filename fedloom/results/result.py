@@ -243,9 +243,9 @@ class Result:
         try:
             # paths of your own code are relative to the experiment file, which is usually in the current folder
             values = experiment_file.tomllib.loads(file.read_text(encoding="utf-8"))
-            values["run"].pop("compile", None)  # which folders of older versions have
+            values.get("run", {}).pop("compile", None)  # which folders of older versions have
             return make(Plan.of(experiment_file.parse(values, Path.cwd())))
-        except InputError as error:
+        except (InputError, experiment_file.tomllib.TOMLDecodeError) as error:
             raise InputError(
                 f"{error} (Clients' models are rebuilt from {file}: change to the folder of the file that was run.)"
             ) from error

@@ -252,3 +252,9 @@ def test_counters_are_averaged_whatever_the_rule() -> None:
         found = rule(name, **parameters)(stacked, torch.ones(7, dtype=torch.float64))
         assert found["steps"].dtype == torch.int64
         assert int(found["steps"]) == 4
+
+
+@pytest.mark.parametrize("value", [3, [1], {"name": [1]}, {"byzantine": 1}])
+def test_what_is_not_a_rule_is_refused_in_words(value: Any) -> None:
+    with pytest.raises(InputError, match='A rule is a name, such as "median", or a table with a name'):
+        FedAvg(rule=value)

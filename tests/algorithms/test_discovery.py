@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fedloom
-from fedloom.algorithms import ALGORITHMS, CLASSES, discover
+from fedloom.algorithms import ALGORITHMS, CLASSES, FedAvg, discover
 from fedloom.errors import InputError
 
 NEW = '''"""Takes a random walk."""
@@ -76,3 +76,7 @@ def test_names_are_those_of_the_classes_unless_they_say_otherwise_and_in_alphabe
 def test_keys_that_moved_to_other_algorithms_name_them(given: dict[str, str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         ALGORITHMS["fedavg"](**given)
+
+
+def test_keys_that_an_earlier_version_wrote_without_effect_are_left_out() -> None:
+    assert FedAvg(metric="accuracy", scores="post", share="weights") == FedAvg()

@@ -48,7 +48,7 @@ def check_update(
     for group, sent_leaves in update.groups.items():
         for name, leaf in sent_leaves.items():
             if not _finite(leaf):
-                before = bases[group].get(name)
+                before = bases[group].get(name, shared.get(group, {}).get(name))
                 # a buffer, such as a mask, may hold infinities if the coordinator sent it with some
                 if before is None or _finite(before) or bool(leaf.isnan().any()):
                     raise Rejected("not-finite", f"{group}/{name} has values that are not finite numbers")

@@ -15,7 +15,7 @@ import inspect
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,12 @@ from fedloom.metrics import LOSSES
 from fedloom.models import MODELS
 
 PACKAGE = Path(fedloom.__file__).parent
-ENTRY_POINTS = ("fedloom.federation.work", "fedloom.training.probe", "fedloom.data.federation")
+ENTRY_POINTS = (
+    "fedloom.federation.work",
+    "fedloom.federation.evaluation",
+    "fedloom.training.probe",
+    "fedloom.data.federation",
+)
 LIBRARIES = ("builtins", "pydantic", "torch", "typing", "abc", "collections")  # compared by version, not by code
 IGNORED_FIELDS = ("type_comment", "kind", "ctx")  # they follow from the rest of the tree or do not change what runs
 
@@ -39,6 +44,7 @@ class Module:
     name: str
     file: Path
     root: Path
+    follows_folder: bool = False  # whether everything in its folder belongs to it: a file of the user
 
 
 def code_hashes(experiment: Any, package: Path = PACKAGE) -> dict[str, str]:
@@ -89,7 +95,7 @@ def _module_of(thing: Any, base: Path, package: Path) -> Module:
         raise InputError(f"{thing!r} has no source file, so two machines cannot compare its code.")
     file = Path(path)
     if name.startswith(user_code.PREFIX):  # a file beside the experiment: each machine has it in another folder
-        return Module(Path(os.path.relpath(file, base.resolve())).as_posix(), file, file.parent)
+        return Module(Path(os.path.relpath(file, base.resolve())).as_posix(), file, file.parent, True)
     depth = name.count(".") + (file.name == "__init__.py")
     return Module(name, file, file.parents[depth])
 
@@ -102,8 +108,10 @@ def _imported(importer: Module, names: Sequence[str], package: Path) -> Module |
     top = names[-1].partition(".")[0]
     if top == "fedloom":
         return _find(names, package.parent)
-    is_file = importer.name.endswith(".py")
-    return _find(names, importer.root) if is_file or top == importer.name.partition(".")[0] else None
+    if not importer.follows_folder and top != importer.name.partition(".")[0]:
+        return None
+    found = _find(names, importer.root)
+    return found and replace(found, follows_folder=importer.follows_folder)
 
 
 def _find(names: Sequence[str], root: Path) -> Module | None:
@@ -132,7 +140,7 @@ def _inspect(source: bytes) -> tuple[str, tuple[tuple[str, ...], ...]]:
 
 def _collect_imports(node: ast.AST, found: list[tuple[str, ...]]) -> None:
     """Note every import that runs; those for type checkers only do not."""
-    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+    if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
         for statement in node.orelse:
             _collect_imports(statement, found)
         return

@@ -151,20 +151,25 @@ def net(features, classes):
 
 
 def test_user_code_and_the_files_beside_it_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def at(name: str, net: str = NET, helper: str = "width = 2\n") -> dict[str, str]:
+    def at(
+        name: str, net: str = NET, helper: str = "from deeper import width\n", deeper: str = "width = 2\n"
+    ) -> dict[str, str]:
         folder = tmp_path / name
         folder.mkdir()
         (folder / "net.py").write_text(net)
         (folder / "helper.py").write_text(helper)
+        (folder / "deeper.py").write_text(deeper)
         monkeypatch.syspath_prepend(str(folder))
         sys.modules.pop("helper", None)
+        sys.modules.pop("deeper", None)
         return code_hashes(parse({"algorithm": {"fedavg": {}}, "task": {"model": "net.py:net"}}, folder))
 
     ours = at("ours")
-    assert {"net.py", "helper"} <= ours.keys()
+    assert {"net.py", "helper", "deeper"} <= ours.keys()
     assert different_modules(ours, at("commented", "# a comment\n" + NET)) == []
     assert different_modules(ours, at("other", NET.replace("features, width", "features, 2"))) == ["net.py"]
-    assert different_modules(ours, at("beside", helper="width = 3\n")) == ["helper"]
+    assert different_modules(ours, at("beside", helper="width = 3\n")) == ["deeper", "helper"]
+    assert different_modules(ours, at("below", deeper="width = 3\n")) == ["deeper"]
 
 
 def test_a_module_that_only_one_side_has_differs() -> None:
