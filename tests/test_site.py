@@ -56,7 +56,7 @@ def test_every_key_has_a_meaning() -> None:
 
 def test_the_map_of_the_package_has_every_room() -> None:
     rooms = {path.parent.name for path in package.PACKAGE.glob("*/__init__.py")}
-    for page in (ROOT / "CONTRIBUTING.md", ROOT / "docs" / "explanation" / "design.md"):
+    for page in (ROOT / "CONTRIBUTING.md", ROOT / "docs" / "design.md"):
         named = set(re.findall(r"`(\w+)/`", page.read_text(encoding="utf-8")))
         assert rooms <= named, page.name
 
