@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import typing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,8 +28,13 @@ def code_file(name: str, base: Path) -> Path | None:
     return (base / where).resolve() if where.endswith(".py") else None
 
 
-def code(name: str, base: Path) -> Any:
-    """Return the object that `file.py:Name` (relative to `base`) or `package.module:Name` names."""
+def code(name: str, base: Path, *kinds: type) -> Any:
+    """Return the object that `file.py:Name` (relative to `base`) or `package.module:Name` names.
+
+    A file beside the experiment is your own, and may define what it likes. An installed module has functions of all
+    kinds, such as `os:system`: its object must be one of `kinds`, a class of them, or a function that declares to
+    return one. The check calls nothing.
+    """
     where, _, what = name.rpartition(":")
     if not where or not what:
         raise InputError(f"'{name}' names no code: write file.py:Name or package.module:Name.")
@@ -37,7 +43,28 @@ def code(name: str, base: Path) -> Any:
     if not hasattr(module, what):
         public = [known for known in vars(module) if not known.startswith("_")]
         raise InputError(f"'{name}': {where} has no '{what}'.{nearest(what, public)}")
-    return getattr(module, what)
+    found = getattr(module, what)
+    if file is None and not _gives(found, kinds):
+        expected = " or ".join(kind.__name__ for kind in kinds)
+        raise InputError(
+            f"'{name}' cannot be used here: in an installed module, it must be a class that inherits from {expected}, "
+            f"or a function whose annotation says that it returns one. It was not called."
+        )
+    return found
+
+
+def _gives(found: Any, kinds: tuple[type, ...]) -> bool:
+    """Return whether an object is of some kinds, or a class or function that makes such objects."""
+    if isinstance(found, type):
+        return issubclass(found, kinds)
+    if isinstance(found, kinds):
+        return True
+    try:
+        returned = typing.get_type_hints(found).get("return")
+    except Exception:  # no function, or annotations that only a type checker can read
+        return False
+    returned = typing.get_origin(returned) or returned
+    return isinstance(returned, type) and issubclass(returned, kinds)
 
 
 def fingerprint(file: Path) -> str:

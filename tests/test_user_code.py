@@ -4,10 +4,14 @@ import re
 from pathlib import Path
 
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 from fedloom import user_code
+from fedloom.algorithm import Algorithm
+from fedloom.algorithms import FedAvg
+from fedloom.data.federation import Dataset
 from fedloom.errors import InputError
+from fedloom.models import build
 
 NET = "class Net:\n    depth = 3\n\ndef build():\n    return Net()\n"
 
@@ -31,7 +35,7 @@ def test_a_file_is_relative_to_the_experiment_and_a_module_has_no_file(folder: P
 
 def test_an_object_is_loaded_from_a_file_or_a_module(folder: Path) -> None:
     assert user_code.code("net.py:Net", folder).depth == 3
-    assert user_code.code("torch.nn:Linear", folder) is nn.Linear
+    assert user_code.code("torch.nn:Linear", folder, nn.Module) is nn.Linear
 
 
 def test_two_folders_may_have_files_of_the_same_name(folder: Path) -> None:
@@ -73,3 +77,16 @@ def test_the_fingerprint_of_code_changes_with_its_text(folder: Path) -> None:
 def test_shipped_code_is_named_because_its_version_is_recorded() -> None:
     assert user_code.code_fingerprint(nn.Linear) == "torch.nn.modules.linear.Linear"
     assert user_code.code_fingerprint(nn.Linear(2, 2)) == "torch.nn.modules.linear.Linear"
+
+
+@pytest.mark.parametrize("name", ["os:system", "subprocess:run", "builtins:exec", "os:path", "torch.nn:init"])
+@pytest.mark.parametrize("kinds", [(nn.Module,), (nn.Module, Tensor), (tuple, Dataset), (Algorithm,)])
+def test_an_installed_object_of_the_wrong_kind_is_refused(name: str, kinds: tuple[type, ...]) -> None:
+    with pytest.raises(InputError, match=f"'{name}' cannot be used here: .* It was not called"):
+        user_code.code(name, Path(), *kinds)
+
+
+def test_an_installed_function_may_declare_what_it_returns() -> None:
+    assert user_code.code("torch.nn.functional:mse_loss", Path(), nn.Module, Tensor) is nn.functional.mse_loss
+    assert user_code.code("fedloom.models:build", Path(), nn.Module) is build
+    assert user_code.code("fedloom.algorithms:FedAvg", Path(), Algorithm) is FedAvg

@@ -276,7 +276,21 @@ def load(path: Path, changes: Mapping[str, Any] | None = None) -> Experiment:
         raise InputError(f"{path} is not a valid TOML file: {error}") from error
     for dotted, value in (changes or {}).items():
         change(values, dotted, value)
+    if (path.parent / "run.db").is_file() and (code := sorted(_code_names(values))):
+        raise InputError(
+            f"{path} belongs to a run's folder, whose files somebody else may have written, and names code "
+            f"({code[0]}). Nothing was loaded. Use the experiment file that was run, which has its code beside it."
+        )
     return parse(values, path.resolve().parent, default_name=path.stem)
+
+
+def _code_names(values: Mapping[str, Any]) -> set[str]:
+    """Return the names of code that a file's tables use, before anything is checked or loaded."""
+    tables = [values.get("data"), values.get("task")]
+    labels = values.get("algorithm")
+    tables += [*labels.values()] if isinstance(labels, Mapping) else []
+    found = {one.get(key) for one in tables if isinstance(one, Mapping) for key in ("source", "model", "loss", "name")}
+    return {name for name in found if isinstance(name, str) and user_code.is_code(name)}
 
 
 def change(values: dict[str, Any], dotted: str, value: Any) -> None:
@@ -362,7 +376,7 @@ def _data(values: Mapping[str, Any]) -> tuple[DataTable, Source]:
 def algorithm_class(name: str, base: Path) -> type[Algorithm]:
     """Find an algorithm by its name, by an installed package's entry point, or in your own code."""
     if user_code.is_code(name):
-        found = user_code.code(name, base)
+        found = user_code.code(name, base, Algorithm)
         if not (isinstance(found, type) and issubclass(found, Algorithm)):
             raise InputError(f"'{name}' is not an Algorithm: it must be a class that inherits from fedloom.Algorithm.")
         return found

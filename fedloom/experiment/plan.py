@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from torch import Tensor, nn
+
 from fedloom import user_code
 from fedloom.algorithm import Algorithm
 from fedloom.data.build import federate
@@ -73,8 +75,8 @@ def _federation(experiment: Experiment, load: Callable[[], Any], seed: int) -> F
 def _task(experiment: Experiment, seed: int) -> Task:
     table, base = experiment.task, experiment.base
     return Task(
-        user_code.code(table.model, base) if user_code.is_code(table.model) else table.model,
-        loss=user_code.code(table.loss, base) if user_code.is_code(table.loss) else table.loss,
+        user_code.code(table.model, base, nn.Module) if user_code.is_code(table.model) else table.model,
+        loss=user_code.code(table.loss, base, nn.Module, Tensor) if user_code.is_code(table.loss) else table.loss,
         metrics=table.metrics,
         args=table.args,
         init=table.init if table.init in ("torch", "glorot") else str(base / table.init),

@@ -42,7 +42,7 @@ def build(name: str, **args: Any) -> nn.Module:
     if name in MODELS:
         return construct(name, MODELS[name], args)
     if user_code.is_code(name):
-        return construct(name, user_code.code(name, Path()), args)
+        return construct(name, user_code.code(name, Path(), nn.Module), args)
     known = ", ".join(MODELS)
     raise InputError(
         f"There is no model '{name}'. Known: {known}, or your own as 'package.module:Class'.{nearest(name, MODELS)}"

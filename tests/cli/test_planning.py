@@ -57,6 +57,45 @@ def test_check_shows_the_resolved_file_and_the_cost_and_runs_nothing(folder: Pat
     assert json.loads(again.stdout)["experiment"]["train"]["lr"] == 0.3
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        'task={model="os:system", args={command="touch ran"}}',
+        'task={loss="os:system"}',
+        'data={source="os:system", command="touch ran"}',
+        'algorithm={a={name="os:system"}}',
+    ],
+)
+def test_check_calls_no_function_of_an_installed_module_that_is_not_what_the_key_needs(
+    folder: Path, change: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    in_this_process("check", "small.toml", "--set", change, monkeypatch=monkeypatch, code=2)
+    assert "'os:system' cannot be used here" in capsys.readouterr().err
+    assert not (folder / "ran").exists()
+
+
+def test_no_command_runs_code_of_a_run_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    in_this_process("run", "small.toml", "-q", monkeypatch=monkeypatch)
+    run = folder / "runs" / "small"
+    file = run / "experiment.toml"
+    (run / "net.py").write_text("open('ran', 'w').close()\nNet = None\n")
+    (folder / "net.py").write_text("open('ran', 'w').close()\nNet = None\n")
+    file.write_text(file.read_text().replace('"digits_mlp"', '"net.py:Net"'))
+    assert "net.py:Net" in file.read_text()
+    in_this_process("show", "runs/small", monkeypatch=monkeypatch)
+    in_this_process("report", "runs/small", monkeypatch=monkeypatch)
+    capsys.readouterr()
+    for command in ("check", "run"):
+        in_this_process(command, "runs/small/experiment.toml", monkeypatch=monkeypatch, code=2)
+        assert "names code (net.py:Net). Nothing was loaded" in capsys.readouterr().err
+    assert not (folder / "ran").exists()
+    assert not (run / "ran").exists()
+
+
 def test_init_writes_a_file_that_checks_and_does_not_overwrite(folder: Path) -> None:
     fedloom("init", "mine.toml", folder=folder)
     fedloom("check", "mine.toml", folder=folder)

@@ -25,7 +25,7 @@ class _Custom(Source):
 
     def load(self, base: Path) -> Dataset:
         """Call the loader, after a check that its parameters match the keys."""
-        loader = code(self.reference, base)
+        loader = code(self.reference, base, Dataset, tuple)
         if not callable(loader):
             raise InputError(f"'{self.reference}' must be a function that loads data. Got {loader!r} instead.")
         values = dict(self.model_extra or {})

@@ -20,6 +20,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor, nn
+
 import fedloom
 from fedloom import user_code
 from fedloom.errors import InputError
@@ -78,7 +80,7 @@ def different_modules(ours: Mapping[str, str], theirs: Mapping[str, str]) -> lis
 
 
 def _resolve(name: str, base: Path, shipped: Mapping[str, Any]) -> Any:
-    return user_code.code(name, base) if user_code.is_code(name) else shipped.get(name)
+    return user_code.code(name, base, nn.Module, Tensor) if user_code.is_code(name) else shipped.get(name)
 
 
 def _module_name(thing: Any) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from fedloom.data.federation import Dataset
 import torch
 
-def pair(count=4): return np.zeros((count, 2)), np.arange(count) % 2
+def pair(count=4) -> tuple: return np.zeros((count, 2)), np.arange(count) % 2
 def triple(): return np.zeros((2, 2)), np.array([0, 1]), ["a", "b"]
 def dataset(base): return Dataset(torch.zeros(1, 1), torch.zeros(1), features=(base.name,))
 def nothing(): return None
