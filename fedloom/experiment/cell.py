@@ -102,11 +102,12 @@ class Cell:
             complete = complete or record.complete
             own.update(record.own)
             unsaved.update(record.own)
-            if record.left_out:
-                names = ", ".join(f"'{federation.name(client)}'" for client in record.left_out)
-                end = "" if record.complete else ", too many for the rule: the round does not count"
-                said = f"{self.title}, round {record.round}: left out updates that are not finite, of {names}{end}."
-                self.progress.note(said)
+            reasons = {"that are not finite": record.left_out, "far longer than the others": record.outliers}
+            for why, clients in reasons.items():
+                if clients:
+                    names = ", ".join(f"'{federation.name(client)}'" for client in clients)
+                    end = "" if record.complete else ", too many: the round does not count"
+                    self.progress.note(f"{self.title}, round {record.round}: left out updates {why}, of {names}{end}.")
             values = headline.of_round(record, task)
             self.progress.step(self.title, record.round, values, record.seconds)
             reached = record.reached

@@ -9,7 +9,9 @@ from fedloom.federation.engine import RoundRecord
 from fedloom.task import Task
 from fedloom.training.evaluation import Measured, pool
 
-LEFT_OUT = "left_out"  # a public number for a client whose update was not finite
+# public numbers for clients that were left out of a round
+LEFT_OUT = "left_out"  # the update was not finite
+OUTLIER = "outlier"  # the change was far longer than the others'
 
 
 def tabulate(record: RoundRecord, task: Task) -> dict[str, list[tuple[Any, ...]]]:
@@ -51,6 +53,7 @@ def tabulate(record: RoundRecord, task: Task) -> dict[str, list[tuple[Any, ...]]
         "public_numbers": [
             *((record.round, *row) for row in record.public),
             *((record.round, client, LEFT_OUT, client, 1.0) for client in record.left_out),
+            *((record.round, client, OUTLIER, client, 1.0) for client in record.outliers),
         ],
     }
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from fedloom import keys
+from fedloom.aggregation.outliers import MANY, outliers
 from fedloom.aggregation.robust import finite, judge
 from fedloom.data.split import SplitName
-from fedloom.errors import InputError, TrainingError
+from fedloom.errors import InputError, RoundAbandoned, TrainingError
 from fedloom.federation.client_state import ClientStates
 from fedloom.federation.work import ClientWork, Outcome, Report, means_of
 from fedloom.task import Task
@@ -69,6 +70,9 @@ class Cohort:
     publishers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # the clients they belong to, in order
     notes: dict[str, float] = field(default_factory=dict)  # what the server noted about this round
     left_out: list[int] = field(default_factory=list)  # clients whose answers were not finite
+    outlier_factor: float | None = None  # leave out changes longer than this × the median of a sum; None: never
+    outliers: list[int] = field(default_factory=list)  # clients that were left out for that
+    needed: int = 0  # the fewest clients for the round to count
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -164,16 +168,37 @@ class Cohort:
             measure=self.measure,
             universal=self.universal,
             watch_epochs=self.watch_epochs,
+            report_lengths=self.outlier_factor is not None and keep == "sum" and len(self.ids) >= MANY,
             **messages,
         )
         self.calls += 1
-        outcome: Outcome = self.backend.run(work)
+        outcome = self._without_outliers(work, self.backend.run(work))
         # a network may lose clients: the round continues with those that answered
         self.ids = tuple(report.client for report in outcome.reports)
         self.own.put(self.ids, outcome.own)
         self.reports.extend(outcome.reports)
         self.public.update(outcome.public)
         self.publishers.update(dict.fromkeys(outcome.public, self.ids))
+        return outcome
+
+    def _without_outliers(self, work: ClientWork, outcome: Outcome) -> Outcome:
+        """Return the outcome without clients whose changes are far longer than the others'.
+
+        A sum cannot be taken apart, so the others compute again. A network's backend keeps all answers and judges them
+        itself: it says in `outliers` which clients it left out, and its reports have no lengths.
+        """
+        found = list(outcome.outliers)
+        judged = [report for report in outcome.reports if report.finite and report.lengths]
+        if self.outlier_factor is not None:
+            far = outliers([report.lengths for report in judged], self.outlier_factor)
+            found += [judged[position].client for position in far]
+            if far:
+                outcome = self.backend.run(work.only([n for n, client in enumerate(work.ids) if client not in found]))
+        if found:
+            self.outliers += found
+            self.note(outliers=len(self.outliers))
+            if len(outcome.reports) < self.needed:
+                raise RoundAbandoned(f"Round {self.round} has {len(outcome.reports)} clients of {self.needed}.")
         return outcome
 
 

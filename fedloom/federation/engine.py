@@ -73,6 +73,7 @@ class RoundRecord:
     notes: dict[str, float] = field(default_factory=dict)  # what the algorithm's server half noted
     complete: bool = True  # false if too few clients took part: then the state is the old one
     left_out: tuple[int, ...] = ()  # clients whose updates were not finite, which a robust rule leaves out
+    outliers: tuple[int, ...] = ()  # clients whose changes were far longer than the others', which sums leave out
     reached: bool = False  # whether the run reached its target and stops here
 
 
@@ -131,8 +132,10 @@ def fit(
                 universal=evaluation.universal and (round == rounds or until is not None),
                 watch_epochs=evaluation.epochs,
                 validate=partial(validate, backend, federation, task),
+                outlier_factor=None if sampling.outlier_factor == "off" else sampling.outlier_factor,
+                needed=sampling.needed(federation.clients),
             )
-            complete = algorithm.pooled or len(ids) >= max(sampling.needed(federation.clients), 1)
+            complete = algorithm.pooled or len(ids) >= max(cohort.needed, 1)
             if complete:
                 try:
                     state = _checked(algorithm.round(state, cohort), state, cohort, federation)
@@ -152,6 +155,7 @@ def fit(
                 notes=cohort.notes,
                 complete=complete,
                 left_out=tuple(cohort.left_out),
+                outliers=tuple(cohort.outliers),
             )
             reached = until is not None and until(record)
             if round == rounds or reached:

@@ -40,6 +40,10 @@ class Sampling(Record):
     """How long a round may take. Clients that have not answered by then are left out. Only on a network."""
     over_select: NonNegative = 0.0
     """Invite this fraction of extra clients; the first to answer count. Only on a network."""
+    outlier_factor: Positive | Literal["off"] = 10.0
+    """Leave out an update whose change is longer than this times the median of the round, if there are five updates or
+    more and the server sums them. `off` accepts any length.
+    """
     norm_bound: Positive | None = None
     """Refuse an update whose change has a larger norm than this. Only on a network."""
     weight_cap: Positive = 1e9
@@ -71,7 +75,9 @@ class Sampling(Record):
     def identity(self) -> dict[str, Any]:
         """Return the values that decide the result: no waiting times, and network keys only if they were changed."""
         values = self.model_dump(mode="json", exclude_none=True, exclude={"start_when", "deadline"})
-        plain = {name: type(self).model_fields[name].default for name in ("over_select", "weight_cap")}
+        plain = {
+            name: type(self).model_fields[name].default for name in ("over_select", "weight_cap", "outlier_factor")
+        }
         return {name: value for name, value in values.items() if name not in plain or value != plain[name]}
 
     def check(self, population: int) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedloom import tree
-from fedloom.aggregation import means
+from fedloom.aggregation import means, outliers
 from fedloom.aggregation.means import Node, PairwiseSum
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
@@ -65,6 +65,7 @@ class Report:
     history: tuple[dict[str, float], ...] = ()
     post_fit: dict[str, Measured] = field(default_factory=dict)  # per split, and "universal"
     finite: bool = True  # whether all numbers in its answer are finite
+    lengths: dict[str, float] = field(default_factory=dict)  # how long its change is, by group; see `outliers.py`
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class Outcome:
     reports: tuple[Report, ...] = ()
     dtypes: dict[str, dict[str, torch.dtype]] = field(default_factory=dict)  # of leaves whose sums have another dtype
     positions: dict[str, str] | None = field(default_factory=dict)  # as in `Update`; None if they are not known
+    outliers: tuple[int, ...] = ()  # clients that the backend left out, because their changes were far too long
 
 
 @dataclass(frozen=True)
@@ -113,22 +115,28 @@ class ClientWork:
     measure: tuple[SplitName, ...] = ()  # splits that a client evaluates its trained model on
     universal: bool = False  # also evaluate on the union of all clients' test splits
     watch_epochs: bool = False  # also evaluate the validation split after every local epoch
+    report_lengths: bool = False  # report how long each client's change is
     first: int = 0  # the cohort position of ids[0]
 
     def costs(self, place: Place) -> Sequence[int]:
         return [int(count) + 1 for count in place.federation.counts(self.ids, "train")]
 
     def part(self, begin: int, end: int) -> ClientWork:
+        return replace(self._rows(slice(begin, end)), ids=self.ids[begin:end], first=self.first + begin)
+
+    def only(self, positions: Sequence[int]) -> ClientWork:
+        """Return the same work for a smaller cohort, whose clients have these positions in this one."""
+        return replace(self._rows(torch.tensor(positions)), ids=tuple(self.ids[position] for position in positions))
+
+    def _rows(self, index: slice | Tensor) -> ClientWork:
         def cut(groups: Groups) -> Groups:
-            return {group: {name: leaf[begin:end] for name, leaf in t.items()} for group, t in groups.items()}
+            return {group: {name: leaf[index] for name, leaf in t.items()} for group, t in groups.items()}
 
         return replace(
             self,
-            ids=self.ids[begin:end],
             own=cut(self.own),
             each=None if self.each is None else cut(self.each),
-            graph=None if self.graph is None else self.graph[begin:end],
-            first=self.first + begin,
+            graph=None if self.graph is None else self.graph[index],
         )
 
     def perform(self, place: Place) -> Outcome:
@@ -153,6 +161,12 @@ class ClientWork:
         update = replace(update, groups=on_device("cpu", update.groups))
         finite = _finite(update, place.task, len(data))
         reports = tuple(self._report(place, data, update, position, finite[position]) for position in range(len(data)))
+        if self.report_lengths:
+            found = {group: length.tolist() for group, length in change_lengths(update, self.shared).items()}
+            reports = tuple(
+                replace(report, lengths={group: length[position] for group, length in found.items()})
+                for position, report in enumerate(reports)
+            )
         return self.outcome(update, on_device("cpu", own), reports)
 
     def _report(self, place: Place, data: Clients, update: Update, position: int, finite: bool) -> Report:
@@ -242,6 +256,12 @@ def _finite(update: Update, task: Task, clients: int) -> list[bool]:
     if all(tree.is_sound(stacked, task.trainable) for stacked in sent):
         return [True] * clients
     return [all(tree.is_sound(tree.row(part, n), task.trainable) for part in sent) for n in range(clients)]
+
+
+def change_lengths(update: Update, shared: Groups) -> dict[str, Tensor]:
+    """Return how long each client's change is, by group: of a position from its base, or of the change itself."""
+    bases = {group: shared[base] for group, base in update.positions.items()}
+    return {group: outliers.lengths(leaves, bases.get(group, {})) for group, leaves in update.groups.items() if leaves}
 
 
 def _bytes_of_one(groups: Groups) -> int:

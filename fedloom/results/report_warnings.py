@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from fedloom.experiment.round_rows import LEFT_OUT, OUTLIER
 from fedloom.results import headline
 from fedloom.results.run_data import RunData
 from fedloom.results.statistics import SEEDS_FOR_A_TEST
@@ -18,7 +19,7 @@ SMALL_TEST = 10  # with fewer test examples, a client's accuracy moves in steps 
 def cautions(run: RunData) -> list[str]:
     """All cautions about a run, as sentences, the most serious first."""
     checks = (
-        *(_unfinished, _not_finite, _abandoned, _diverged, _overfitting),
+        *(_unfinished, _left_out, _abandoned, _diverged, _overfitting),
         *(_left_behind, _chosen_on_test, _seeds, _small_tests, _network),
     )
     return [caution for check in checks for caution in check(run)]
@@ -35,13 +36,15 @@ def _unfinished(run: RunData) -> Iterator[str]:
         yield f"Not finished, and left out of comparisons: {', '.join(waiting)}."
 
 
-def _not_finite(run: RunData) -> Iterator[str]:
-    """Clients whose updates a robust rule left out."""
+def _left_out(run: RunData) -> Iterator[str]:
+    """Clients whose updates did not count."""
+    reasons = {LEFT_OUT: "that were not finite", OUTLIER: "far longer than the others (see cohort.outlier_factor)"}
     for label, seed in run.cells:
-        rounds = Counter(run.left_out(label, seed))
-        if rounds:
-            names = _first_three([f"{client} ({_rounds(count)})" for client, count in rounds.most_common()])
-            yield f"{label} (seed {seed}) left out updates that were not finite: {names}."
+        for why, words in reasons.items():
+            rounds = Counter(run.left_out(label, seed, why))
+            if rounds:
+                names = _first_three([f"{client} ({_rounds(count)})" for client, count in rounds.most_common()])
+                yield f"{label} (seed {seed}) left out updates {words}: {names}."
 
 
 def _abandoned(run: RunData) -> Iterator[str]:

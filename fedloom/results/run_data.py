@@ -322,9 +322,9 @@ class RunData:
             _column(rows, "participants", np.int64),
         )
 
-    def left_out(self, label: str, seed: int) -> list[str]:
-        """The names of clients whose updates were not finite, once for every such round."""
-        return [row["client"] for row in self.rows("public_numbers", label, seed) if row["name"] == LEFT_OUT]
+    def left_out(self, label: str, seed: int, why: str = LEFT_OUT) -> list[str]:
+        """The names of clients that were left out of a round, once for every such round."""
+        return [row["client"] for row in self.rows("public_numbers", label, seed) if row["name"] == why]
 
     def abandoned(self, label: str, seed: int) -> tuple[int, int]:
         """How many rounds did not count, and how many there were."""

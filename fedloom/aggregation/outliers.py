@@ -1,0 +1,59 @@
+"""Finds clients whose changes are far longer than the others', so that one client cannot ruin a round of means."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedloom.tree import Tree, change, is_whole, select
+
+MANY = 5  # with fewer updates, the median says too little
+
+
+def lengths(stacked: Tree, base: Tree) -> Tensor:
+    """Return the Euclidean length of each client's change from `base`; leaves that it lacks start from zero.
+
+    >>> lengths({"w": torch.tensor([[3.0, 4.0], [0.0, 1.0]])}, {"w": torch.tensor([0.0, 1.0])}).tolist()
+    [4.242640687119285, 0.0]
+    """
+    leaves = {name: leaf for name, leaf in stacked.items() if not is_whole(leaf)}
+    if not leaves:
+        return torch.zeros(len(next(iter(stacked.values()))), dtype=torch.float64)
+    moved = {name: leaf - base[name] if name in base else leaf for name, leaf in leaves.items()}
+    found = _lengths(moved)
+    if found.isnan().any():  # a buffer, such as a mask, may hold the same infinities before and after
+        known = [name for name in leaves if name in base]
+        found = _lengths({**moved, **change(select(leaves, known), select(base, known))})
+    return found
+
+
+def _lengths(moved: Tree) -> Tensor:
+    square = torch.zeros((), dtype=torch.float64)
+    for leaf in moved.values():
+        wide = torch.complex128 if leaf.is_complex() else torch.float64
+        rows = leaf.reshape(len(leaf), -1)
+        square = square + torch.linalg.vector_norm(rows, dim=1, dtype=wide).square()
+    return square.sqrt()
+
+
+def outliers(changes: Sequence[Mapping[str, float]], factor: float) -> list[int]:
+    """Return the positions of clients with a group whose change is longer than `factor` × the median of all clients.
+
+    `changes` has one entry for each client: group → length. If most clients change nothing, nobody is an outlier.
+
+    >>> outliers([{"model": length} for length in (1.0, 2.0, 1.5, 30.0, 1.0)], factor=10)
+    [3]
+    """
+    if len(changes) < MANY:
+        return []
+    found: set[int] = set()
+    for group in changes[0]:
+        values = [each[group] for each in changes]
+        median = statistics.median(values)
+        if 0 < median < math.inf:
+            found.update(position for position, value in enumerate(values) if value > factor * median)
+    return sorted(found)

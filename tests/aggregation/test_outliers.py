@@ -1,0 +1,72 @@
+"""Changes that are far longer than the others are found, whatever the order and the scale."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedloom.aggregation.outliers import lengths, outliers
+
+
+def groups(*values: float) -> list[dict[str, float]]:
+    return [{"model": value} for value in values]
+
+
+def test_a_length_is_that_of_all_floating_leaves_from_their_base() -> None:
+    stacked = {
+        "w": torch.tensor([[[1.0, 2.0]], [[4.0, 6.0]]]),
+        "b": torch.tensor([0.0, 12.0]),
+        "count": torch.tensor([7, 900]),
+    }
+    assert lengths(stacked, {"w": torch.tensor([[1.0, 2.0]])}).tolist() == [0.0, 13.0]
+    assert lengths({"count": torch.tensor([7, 900])}, {}).tolist() == [0.0, 0.0]
+
+
+def test_a_length_is_exact_where_single_precision_overflows() -> None:
+    found = lengths({"w": torch.full((1, 4), 3e38)}, {})
+    assert found.item() == pytest.approx(2 * 3e38)
+
+
+def test_complex_leaves_and_equal_infinities_have_a_length() -> None:
+    assert lengths({"w": torch.tensor([[3 + 4j]])}, {}).tolist() == [5.0]
+    mask = torch.tensor([0.0, -math.inf])
+    assert lengths({"mask": mask.expand(2, 2), "w": torch.tensor([[2.0], [3.0]])}, {"mask": mask}).tolist() == [2, 3]
+
+
+def test_only_changes_beyond_the_factor_are_outliers() -> None:
+    assert outliers(groups(1, 1, 1, 1, 10), 10) == []
+    assert outliers(groups(1, 1, 1, 1, 10.01), 10) == [4]
+    assert outliers(groups(1, 1, 1, 1, math.inf), 10) == [4]
+    assert outliers(groups(1, 1, 1, 3, 4), 2) == [3, 4]
+
+
+def test_an_outlier_in_one_group_is_one() -> None:
+    changes = [{"model": 1.0, "control": 1.0} for _ in range(5)]
+    changes[2] = {"model": 1.0, "control": 50.0}
+    assert outliers(changes, 10) == [2]
+
+
+@pytest.mark.parametrize("values", [(1, 1, 1, 1000), (0, 0, 0, 1, 5), (math.inf, math.inf, math.inf, 1, 1), ()])
+def test_few_updates_and_medians_that_say_nothing_make_no_outliers(values: tuple[float, ...]) -> None:
+    assert outliers(groups(*values), 10) == []
+
+
+@given(
+    values=st.lists(st.floats(1e-3, 1e3), min_size=5, max_size=30),
+    factor=st.sampled_from([2.0, 10.0]),
+    scale=st.sampled_from([2.0**-20, 2.0**20]),
+    seed=st.randoms(use_true_random=False),
+)
+def test_order_and_scale_do_not_matter_and_fewer_than_half_are_outliers(
+    values: list[float], factor: float, scale: float, seed: object
+) -> None:
+    found = outliers(groups(*values), factor)
+    assert len(found) < len(values) / 2
+    assert outliers(groups(*(scale * value for value in values)), factor) == found
+    order = sorted(range(len(values)), key=lambda _: seed.random())  # type: ignore[attr-defined]
+    shuffled = outliers(groups(*(values[position] for position in order)), factor)
+    assert sorted(order[position] for position in shuffled) == found
