@@ -18,20 +18,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (running, planning, results, data, network, flower):
-    group.register(app)
+for commands in (running.app, planning.app, results.app, network.app):
+    app.add_typer(commands)
+for name, group in {"data": data.app, "agents": network.agents_app, "flower": flower.app}.items():
+    app.add_typer(group, name=name)
 
 
 def main() -> None:
     """Entry point: turns fedloom's own errors into a message and an exit code."""
     try:
-        code = app(standalone_mode=False)
+        code = app(standalone_mode=False)  # an exit code, if a command raised typer.Exit
         sys.exit(code if isinstance(code, int) else 0)
     except FedloomError as error:
         say(f"error: {error}")
         sys.exit(error.exit_code)
-    except typer.Exit as stop:
-        sys.exit(stop.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         say("Interrupted.")
         sys.exit(130)

@@ -2,85 +2,70 @@
 
 from __future__ import annotations
 
-import sys
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from fedloom.cli.shared import Changes, File, load, say
+from fedloom.cli.shared import Changes, File, command, console, load, say
+
+app = typer.Typer(no_args_is_help=True, help="Describe, export and download data.")
 
 
-class Which(str, Enum):
-    """The examples to export."""
+@command(app)
+def describe(file: File, changes: Changes = None, picture: Path | None = None) -> None:
+    """Show the examples and labels of each client as a table and a picture.
 
-    all = "all"
-    train = "train"
-    validation = "validation"
-    test = "test"
-
-
-data_app = typer.Typer(no_args_is_help=True, help="Describe, export and download data.")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.add_typer(data_app, name="data")
-
-
-@data_app.command()
-def describe(
-    file: File,
-    changes: Changes = None,
-    picture: Annotated[Path | None, typer.Option(help="Picture file (default: FILE's name + -data.png).")] = None,
-) -> None:
-    """Show the examples and labels of each client as a table and a picture."""
-    from rich.console import Console
-
-    from fedloom.data import figure
-    from fedloom.data.describe import describe, table
+    picture: Picture file (default: FILE's name + -data.png).
+    """
+    from fedloom.data import describe, figure
     from fedloom.experiment.plan import Plan
 
     experiment = load(file, changes)
     federation = Plan.of(experiment).federation(experiment.seeds[0])
-    Console(width=None if sys.stdout.isatty() else 80).print(table(describe(federation)))
+    console(80).print(describe.table(describe.describe(federation)))
     path = picture or Path(f"{file.stem}-data.png")
     figure.plot(federation, path)
     print(f"Picture: {path}")
 
 
-@data_app.command()
+@command(app)
 def export(
     file: File,
-    to: Annotated[Path, typer.Option(metavar="PATH", help="The file to write: .h5 or .json.")],
+    to: Annotated[Path, typer.Option(metavar="PATH")],
     changes: Changes = None,
-    split: Annotated[Which, typer.Option(help="The examples of every client to write.")] = Which.all,
-    features: Annotated[str, typer.Option(help="Name of the features in an HDF5 file.")] = "x",
-    label: Annotated[str, typer.Option(help="Name of the label in an HDF5 file.")] = "label",
+    split: Literal["all", "train", "validation", "test"] = "all",
+    features: str = "x",
+    label: str = "label",
 ) -> None:
-    """Write every client's examples in the format of TensorFlow Federated (HDF5) or LEAF (JSON)."""
+    """Write every client's examples in the format of TensorFlow Federated (HDF5) or LEAF (JSON).
+
+    to: The file to write: .h5 or .json.
+    split: The examples of every client to write.
+    features: Name of the features in an HDF5 file.
+    label: Name of the label in an HDF5 file.
+    """
     from fedloom.data.export import export as write
     from fedloom.experiment.plan import Plan
 
     experiment = load(file, changes)
     federation = Plan.of(experiment).federation(experiment.seeds[0])
-    count = write(federation, to, split.value, features, label)
+    count = write(federation, to, split, features, label)
     print(f"{to}: {count} examples of {federation.clients} clients")
 
 
-@data_app.command()
+@command(app)
 def get(
-    name: Annotated[
-        str | None, typer.Argument(help="Dataset (without it: a list of datasets).", metavar="NAME")
-    ] = None,
-    to: Annotated[Path | None, typer.Option(help="Folder (default: your cache).")] = None,
-    from_file: Annotated[
-        Path | None,
-        typer.Option("--from", metavar="FILE", help="A file, archive or folder that you have, instead of a download."),
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME")] = None,
+    to: Path | None = None,
+    from_file: Annotated[Path | None, typer.Option("--from", metavar="FILE")] = None,
 ) -> None:
-    """Download a dataset and check it."""
+    """Download a dataset and check it.
+
+    name: Dataset (without it: a list of datasets).
+    to: Folder (default: your cache).
+    from_file: A file, archive or folder that you have, instead of a download.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 

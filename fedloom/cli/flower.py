@@ -9,31 +9,18 @@ from typing import Annotated
 
 import typer
 
-from fedloom.cli.shared import Changes, File, load, say
+from fedloom.cli.shared import Changes, File, command, load, need, say
 from fedloom.errors import InputError
 
-flower_app = typer.Typer(no_args_is_help=True, help="Run experiments on a Flower SuperLink and its SuperNodes.")
+app = typer.Typer(no_args_is_help=True, help="Run experiments on a Flower SuperLink and its SuperNodes.")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.add_typer(flower_app, name="flower")
+@command(app, "app")
+def write(file: File, folder: Annotated[Path, typer.Argument(metavar="DIR")], changes: Changes = None) -> None:
+    """Write an experiment as a Flower app, which `flwr run DIR` starts.
 
-
-def _needs_extra() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("flwr") is None:
-        raise InputError("Running on Flower needs flwr: pip install 'fedloom[flower]'.")
-
-
-@flower_app.command("app")
-def write(
-    file: File,
-    folder: Annotated[Path, typer.Argument(help="The app's folder, new or empty.", metavar="DIR")],
-    changes: Changes = None,
-) -> None:
-    """Write an experiment as a Flower app, which `flwr run DIR` starts."""
+    folder: The app's folder, new or empty.
+    """
     from fedloom.flower.app import write_app
 
     for note in write_app(load(file, changes), folder):
@@ -41,24 +28,23 @@ def write(
     print(f"Start it with: flwr run {folder} SUPERLINK --stream")
 
 
-@flower_app.command()
+@command(app)
 def worker(
-    app: Annotated[
-        Path | None,
-        typer.Argument(help="In a rehearsal with the experiment's own data: the app's folder.", metavar="[APP]"),
-    ] = None,
-    site: Annotated[Path | None, typer.Option(help="This site's file (TOML): [site], [data], [policy].")] = None,
-    partition_id: Annotated[
-        int | None, typer.Option(help="In a rehearsal: the number of this part of the clients.")
-    ] = None,
-    num_partitions: Annotated[int | None, typer.Option(help="In a rehearsal: the number of parts.")] = None,
-    state: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the node's key and its clients' states, if its --node-config names one."),
-    ] = None,
+    app: Annotated[Path | None, typer.Argument(metavar="[APP]")] = None,
+    site: Path | None = None,
+    partition_id: int | None = None,
+    num_partitions: int | None = None,
+    state: Path | None = None,
 ) -> None:
-    """Keep torch, the model and the data loaded beside a SuperNode. Use the values of its --node-config."""
-    _needs_extra()
+    """Keep torch, the model and the data loaded beside a SuperNode. Use the values of its --node-config.
+
+    app: In a rehearsal with the experiment's own data: the app's folder.
+    site: This site's file (TOML): [site], [data], [policy].
+    partition_id: In a rehearsal: the number of this part of the clients.
+    num_partitions: In a rehearsal: the number of parts.
+    state: Folder for the node's key and its clients' states, if its --node-config names one.
+    """
+    need("Running on Flower", "flower", "flwr")
     from fedloom.flower.paths import data_mark, state_folder
 
     if (site is None) == (app is None):

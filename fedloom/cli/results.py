@@ -2,104 +2,98 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from fedloom.cli.shared import AsJson, Folder, print_json, print_table, say
+from fedloom.cli.shared import AsJson, Folder, command, print_result, print_summary, say
 from fedloom.errors import FedloomError, InputError
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command()(show)
-    app.command("list")(list_runs)
-    app.command()(report)
-    app.command()(export)
+app = typer.Typer()
 
 
-class Fill(str, Enum):
-    """What the shaded area around a mean shows."""
-
-    min_max = "min-max"
-    std = "std"
-
-
+@command(app)
 def show(folder: Folder, as_json: AsJson = False) -> None:
     """Show the results in a run's folder."""
     from fedloom.results.result import Result
 
-    result = Result.read(folder)
-    if as_json:
-        print_json(result.json())
-    else:
-        print_table(result)
+    print_summary(Result.read(folder), as_json)
 
 
-def list_runs(
-    folder: Annotated[Path, typer.Argument(help="The folder with the runs.", metavar="DIR")] = Path("runs"),
-    as_json: AsJson = False,
-) -> None:
-    """List the runs in a folder."""
+@command(app, "list")
+def list_runs(folder: Annotated[Path, typer.Argument(metavar="DIR")] = Path("runs"), as_json: AsJson = False) -> None:
+    """List the runs in a folder.
+
+    folder: The folder with the runs.
+    """
     from fedloom.results.result import Result
 
-    found = []
+    found, lines = [], []
     for path in sorted(folder.glob("*/run.db")):
         try:
             found.append(Result.read(path.parent))
         except FedloomError as error:
             say(f"{path.parent}: {error}")
-    if as_json:
-        print_json([result.json() for result in found])
-    elif not found:
-        print(f"No runs in {folder}.")
-    for result in found if not as_json else ():
+    for result in found:
         rounds = max((run.rounds for run in result.runs), default=0)
-        print(f"{result.name:<30} {result.status:<8} {len(result.runs):>3} cells  {rounds:>5} rounds  {result.folder}")
+        cells = f"{len(result.runs):>3} cells  {rounds:>5} rounds"
+        lines.append(f"{result.name:<30} {result.status:<8} {cells}  {result.folder}")
+    print_result(as_json, [result.json() for result in found], lines or [f"No runs in {folder}."])
 
 
-def report(
-    folder: Folder,
-    fill: Annotated[Fill, typer.Option(help="What the shaded area around means over clients shows.")] = Fill.min_max,
-) -> None:
-    """Write a run's report: one HTML file, with tables and figures in files beside it."""
+@command(app)
+def report(folder: Folder, fill: Literal["min-max", "std"] = "min-max") -> None:
+    """Write a run's report: one HTML file, with tables and figures in files beside it.
+
+    fill: What the shaded area around means over clients shows.
+    """
     from rich.console import Console
 
     from fedloom.results.result import Result
 
     with Console(stderr=True).status("Reading the run") as status:  # shows nothing where there is no terminal
-        path = Result.read(folder).report(fill.value, progress=status.update)
+        path = Result.read(folder).report(fill, progress=status.update)
     print(f"Report: {path}")
     print(f"Tables: {folder / 'tables'}")
     print(f"Figures: {folder / 'figures'}")
 
 
+@command(app)
 def export(
     folder: Folder,
-    csv: Annotated[bool, typer.Option("--csv", help="All tables as CSV files.")] = False,
-    parquet: Annotated[bool, typer.Option("--parquet", help="All tables as Parquet files.")] = False,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="All curves as TensorBoard event files.")] = False,
-    mlflow: Annotated[bool, typer.Option("--mlflow", help="All cells as runs in a local MLflow store.")] = False,
-    model: Annotated[bool, typer.Option("--model", help="The trained weights: safetensors and a state_dict.")] = False,
-    client: Annotated[
-        str | None, typer.Option(metavar="NAME", help="With --model: the whole model that this client uses.")
-    ] = None,
-    to: Annotated[Path | None, typer.Option(help="The folder to write to (default: DIR/export).")] = None,
+    csv: bool = False,
+    parquet: bool = False,
+    tensorboard: bool = False,
+    mlflow: bool = False,
+    model: bool = False,
+    client: Annotated[str | None, typer.Option(metavar="NAME")] = None,
+    to: Path | None = None,
 ) -> None:
-    """Export tables, curves or trained weights from a run's folder for other programs."""
+    """Export tables, curves or trained weights from a run's folder for other programs.
+
+    csv: All tables as CSV files.
+    parquet: All tables as Parquet files.
+    tensorboard: All curves as TensorBoard event files.
+    mlflow: All cells as runs in a local MLflow store.
+    model: The trained weights: safetensors and a state_dict.
+    client: With --model: the whole model that this client uses.
+    to: The folder to write to (default: DIR/export).
+    """
     from fedloom.results import export as exporting
     from fedloom.results.result import Result
 
-    asked = {
+    asked: dict[Callable[..., list[Path]], bool] = {
         exporting.export_csv: csv,
         exporting.export_parquet: parquet,
         exporting.export_tensorboard: tensorboard,
         exporting.export_mlflow: mlflow,
+        partial(exporting.export_models, client=client): model,
     }
     wanted = [exporter for exporter, yes in asked.items() if yes]
-    if not wanted and not model:
+    if not wanted:
         raise InputError("Say what to export: --csv, --parquet, --tensorboard, --mlflow or --model; several are fine.")
     if client is not None and not model:
         raise InputError("--client names the client whose model to export: use it with --model.")
@@ -109,8 +103,6 @@ def export(
     for exporter in wanted:
         for path in exporter(result, target):
             print(path)
-    for path in exporting.export_models(result, target, client) if model else ():
-        print(path)
     if model and client is None:
         _say_what_is_missing(result)
 

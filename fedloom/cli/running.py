@@ -8,53 +8,41 @@ from typing import Annotated, Any
 
 import typer
 
-from fedloom.cli.shared import (
-    AsJson,
-    Changes,
-    File,
-    Fresh,
-    Out,
-    Quiet,
-    finish,
-    load,
-    parse_changes,
-    print_json,
-    print_rows,
-    say,
-    showing,
-    stop_on_interrupt,
-)
+from fedloom.cli import shared
+from fedloom.cli.shared import AsJson, Changes, File, Fresh, Out, Quiet, command, load, say
+
+app = typer.Typer()
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    for command in (run, demo, sweep, reproduce, bench):
-        app.command()(command)
-
-
+@command(app)
 def run(
     file: File,
     changes: Changes = None,
-    workers: Annotated[int | None, typer.Option(help="Worker processes (default: one per core).")] = None,
+    workers: int | None = None,
     out: Out = None,
     fresh: Fresh = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Also say how clients are computed.")] = False,
-    report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into the folder.")] = True,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose")] = False,
+    report: bool = True,
 ) -> None:
-    """Run an experiment, or continue where it stopped."""
+    """Run an experiment, or continue where it stopped.
+
+    workers: Worker processes (default: one per core).
+    verbose: Also say how clients are computed.
+    report: Write report.html into the folder.
+    """
     if workers is not None:
         changes = [*(changes or []), f"run.workers={workers}"]
     _run(file, changes, out, as_json, quiet, report, fresh=fresh, verbose=verbose)
 
 
-def demo(
-    out: Annotated[Path, typer.Option(help="The run's folder.")] = Path("runs/demo"),
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
-    """Compare seven ways to learn on handwritten digits at ten data holders: a first run, in under two minutes."""
+@command(app)
+def demo(out: Path = Path("runs/demo"), as_json: AsJson = False, quiet: Quiet = False) -> None:
+    """Compare seven ways to learn on handwritten digits at ten data holders: a first run, in under two minutes.
+
+    out: The run's folder.
+    """
     file = Path(__file__).parents[1] / "experiment" / "templates" / "demo.toml"
     _run(file, None, out, as_json, quiet, report=True)
 
@@ -67,45 +55,43 @@ def _run(
 
     experiment = load(file, changes)
     folder = out or Path("runs") / experiment.name
-    with showing(quiet) as progress, stop_on_interrupt() as should_stop:
+    with shared.showing(quiet) as progress, shared.stop_on_interrupt() as should_stop:
         result = run_plan(Plan.of(experiment), folder, progress=progress, should_stop=should_stop, **how)
-    finish(result, experiment, folder, f"fedloom run {file}" + (f" --out {out}" if out else ""), as_json, report)
+    again = f"fedloom run {file}" + (f" --out {out}" if out else "")
+    shared.finish(result, experiment, folder, again, as_json, report)
 
 
+@command(app)
 def sweep(
     file: File,
-    over: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--over", metavar="TABLE.KEY=A,B,C", help="Values of a key to try. Repeat it to try all combinations."
-        ),
-    ] = None,
-    random: Annotated[
-        int | None,
-        typer.Option(min=1, help="Draw this many settings at random. Keys may have ranges: low:high or low:high:log."),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="The seed of --random.")] = 0,
-    prune: Annotated[
-        bool, typer.Option("--prune", help="After a third of the rounds, continue only with the better half.")
-    ] = False,
+    over: Annotated[list[str] | None, typer.Option(metavar="TABLE.KEY=A,B,C")] = None,
+    random: Annotated[int | None, typer.Option(min=1)] = None,
+    seed: int = 0,
+    prune: bool = False,
     changes: Changes = None,
-    out: Annotated[Path | None, typer.Option(help="The sweep's folder (default: runs/NAME-sweep).")] = None,
+    out: Path | None = None,
     fresh: Fresh = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Try many settings and rank them by validation data; the test splits are not used."""
+    """Try many settings and rank them by validation data; the test splits are not used.
+
+    over: Values of a key to try. Repeat it to try all combinations.
+    random: Draw this many settings at random. Keys may have ranges: low:high or low:high:log.
+    seed: The seed of --random.
+    prune: After a third of the rounds, continue only with the better half.
+    out: The sweep's folder (default: runs/NAME-sweep).
+    """
     from fedloom.tuning import search_space
     from fedloom.tuning.sweep import sweep as try_all
 
-    choices, changed = search_space.parse_over(over or []), parse_changes(changes or [])
-    draw: dict[str, Any] = {"random": random, "seed": seed, "prune": prune}
-    with showing(quiet) as progress, stop_on_interrupt() as should_stop:
-        how: dict[str, Any] = {"progress": progress, "should_stop": should_stop}
-        found = try_all(file, choices, changes=changed, out=out, fresh=fresh, **draw, **how)
+    choices, changed = search_space.parse_over(over or []), shared.parse_changes(changes)
+    how: dict[str, Any] = {"random": random, "seed": seed, "prune": prune, "fresh": fresh}
+    with shared.showing(quiet) as progress, shared.stop_on_interrupt() as should_stop:
+        found = try_all(file, choices, changes=changed, out=out, progress=progress, should_stop=should_stop, **how)
     if found is None:
         raise _stopped()
-    write = print_json(found.json()) if as_json else print_rows(found.table())
+    write = shared.print_json(found.json()) if as_json else shared.print_rows(found.table())
     bests = [found.best(label) for label in dict.fromkeys(trial.label for trial in found.trials)]
     for best in (one for one in bests if one is not None):
         chosen = " ".join(f"--set {key}={json.dumps(value)}" for key, value in best.setting.items())
@@ -117,22 +103,28 @@ def sweep(
         write(f"Picture: {found.folder / 'sweep.png'}")
 
 
+@command(app)
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="Its name. Without it, list all.", metavar="NAME")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Run a shortened version, labelled as such.")] = False,
-    only: Annotated[
-        list[str] | None,
-        typer.Option("--only", metavar="ROW", help="Run only these rows; * matches anything. Repeatable."),
-    ] = None,
-    data: Annotated[Path | None, typer.Option(help="The folder with the data.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME")] = None,
+    quick: bool = False,
+    only: Annotated[list[str] | None, typer.Option(metavar="ROW")] = None,
+    data: Path | None = None,
     changes: Changes = None,
-    out: Annotated[Path | None, typer.Option(help="The folder (default: runs/reproduce-NAME).")] = None,
+    out: Path | None = None,
     fresh: Fresh = False,
-    estimate: Annotated[bool, typer.Option("--estimate", help="Only estimate how long it takes.")] = False,
+    estimate: bool = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run published experiments again, and show your results beside the published ones."""
+    """Run published experiments again, and show your results beside the published ones.
+
+    name: Its name. Without it, list all.
+    quick: Run a shortened version, labelled as such.
+    only: Run only these rows; * matches anything. Repeatable.
+    data: The folder with the data.
+    out: The folder (default: runs/reproduce-NAME).
+    estimate: Only estimate how long it takes.
+    """
     from fedloom.papers import published
     from fedloom.papers import reproduce as again
 
@@ -141,7 +133,7 @@ def reproduce(
             print(f"{known:<20} {published.load(known).title}")
         return
     reproduction = published.load(name)
-    changed = {**({"data.path": str(data.resolve())} if data is not None else {}), **parse_changes(changes or [])}
+    changed = {**({"data.path": str(data.resolve())} if data is not None else {}), **shared.parse_changes(changes)}
     base = Path(name).resolve().parent if name.endswith(".toml") else None
     how: dict[str, Any] = {"quick": quick, "changes": changed, "base": base}
     planned = again.plan(reproduction, only=only or [], **how)
@@ -153,13 +145,13 @@ def reproduce(
             print(f"{one.row.name:<30} {again.duration(one.seconds)}")
         return
     folder = out or Path("runs") / f"reproduce-{Path(name).stem}{'-quick' if quick else ''}"
-    with showing(quiet) as progress, stop_on_interrupt() as should_stop:
+    with shared.showing(quiet) as progress, shared.stop_on_interrupt() as should_stop:
         how |= {"fresh": fresh, "progress": progress, "should_stop": should_stop}
         table = again.reproduce(reproduction, planned, folder, **how)
     if table is None:
         raise _stopped()
     content = {"title": table.title, "columns": table.columns, "rows": table.rows, "note": table.note}
-    write = print_json(content, indent=None) if as_json else print_rows(table)
+    write = shared.print_json(content, indent=None) if as_json else shared.print_rows(table)
     write(f"Table: {folder / 'reproduction.csv'}")
 
 
@@ -168,19 +160,20 @@ def _stopped() -> typer.Exit:
     return typer.Exit(130)
 
 
+@command(app)
 def bench(
     file: File,
     changes: Changes = None,
-    rounds: Annotated[int, typer.Option(min=2, help="Rounds to measure, after two that are not counted.")] = 10,
+    rounds: Annotated[int, typer.Option(min=2)] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how long an experiment's rounds take on this machine; nothing is stored."""
+    """Measure how long an experiment's rounds take on this machine; nothing is stored.
+
+    rounds: Rounds to measure, after two that are not counted.
+    """
     from fedloom.tuning.bench import bench as measure
 
-    with showing(quiet=False) as progress:
+    with shared.showing(quiet=False) as progress:
         found = measure(load(file, changes), rounds, progress)
-    if as_json:
-        print_json(found.json())
-        return
-    for title, lines in (*((timing.algorithm, timing.lines()) for timing in found.timings), ("how", found.choices)):
-        print("\n  ".join([title, *lines]))
+    sections = [*((timing.algorithm, timing.lines()) for timing in found.timings), ("how", found.choices)]
+    shared.print_result(as_json, found.json(), ("\n  ".join([title, *lines]) for title, lines in sections))

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+import importlib.util
+import inspect
 import itertools
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
 from fedloom.errors import FedloomError, InputError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fedloom.experiment.experiment_file import Experiment
 
 File = Annotated[Path, typer.Argument(help="The experiment file (TOML).", metavar="FILE")]
@@ -29,20 +34,56 @@ Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress.")]
 Out = Annotated[Path | None, typer.Option(help="The run's folder (default: runs/NAME).")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start over; an old folder is kept beside the new one.")]
 
+Function = TypeVar("Function", bound=Callable[..., None])
+
+
+def command(app: typer.Typer, name: str | None = None) -> Callable[[Function], Function]:
+    """Return a decorator that adds a command; its docstring is the help.
+
+    The docstring's first paragraph says what the command does. Each line after it, `parameter: meaning`, says what a
+    parameter means. A parameter with a default is an option, and one that is False by default is a flag, unless its
+    annotation says otherwise.
+    """
+
+    def add(function: Function) -> Function:
+        about, _, meanings = inspect.cleandoc(function.__doc__ or "").partition("\n\n")
+        hints, parameters = get_type_hints(function, include_extras=True), inspect.signature(function).parameters
+        for line in meanings.splitlines():
+            key, _, meaning = line.partition(": ")
+            hint, default = hints[key], parameters[key].default
+            kind, described = get_args(hint) if get_origin(hint) is Annotated else (hint, None)
+            if described is None and default is inspect.Parameter.empty:
+                described = typer.Argument(metavar=key.upper())
+            elif described is None:
+                described = typer.Option(f"--{key.replace('_', '-')}") if default is False else typer.Option()
+            described = copy.copy(described)  # several commands may share an annotation
+            described.help = meaning
+            function.__annotations__[key] = Annotated[kind, described]
+        return app.command(name, help=about)(function)
+
+    return add
+
 
 def say(text: str) -> None:
     """Print a message on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
+def need(what: str, extra: str, *modules: str) -> None:
+    """Raise an error that says what to install if some of these modules are missing."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(f"{what} needs {', '.join(missing)}: pip install 'fedloom[{extra}]'.")
+
+
 def load(file: Path, changes: list[str] | None) -> Experiment:
     """Load the experiment in a file, with the changes from the command line."""
     from fedloom.experiment import experiment_file
 
-    return experiment_file.load(file, parse_changes(changes or []))
+    return experiment_file.load(file, parse_changes(changes))
 
 
-def parse_changes(changes: list[str]) -> dict[str, Any]:
+def parse_changes(changes: list[str] | None) -> dict[str, Any]:
     """Read `table.key=value` with a TOML value; a bare word is a string.
 
     >>> parse_changes(["train.lr=0.1", "data.source=digits"])
@@ -51,7 +92,7 @@ def parse_changes(changes: list[str]) -> dict[str, Any]:
     from fedloom.experiment.experiment_file import tomllib
 
     parsed = {}
-    for change in changes:
+    for change in changes or []:
         key, equals, value = change.partition("=")
         if not equals or not key.strip():
             raise InputError(f"--set {change}: write it as table.key=value, such as --set train.lr=0.1.")
@@ -99,6 +140,19 @@ def showing(quiet: bool) -> Iterator[Any]:
             progress.close()
 
 
+def console(width: int, **settings: Any) -> Console:
+    """Return a console for stdout: as wide as the terminal, or `width` columns elsewhere."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else width, **settings)
+
+
+def print_result(as_json: bool, content: Any, lines: Iterable[str]) -> None:
+    """Print a result as JSON, or as lines for people."""
+    for line in [json.dumps(content, indent=2)] if as_json else lines:
+        print(line)
+
+
 def print_json(content: Any, indent: int | None = 2) -> Callable[[str], None]:
     """Print a result as JSON on stdout; return how to print what follows it: on stderr."""
     print(json.dumps(content, indent=indent))
@@ -107,7 +161,6 @@ def print_json(content: Any, indent: int | None = 2) -> Callable[[str], None]:
 
 def print_rows(table: Any, most: int = 30) -> Callable[[str], None]:
     """Print a table; return how to print what follows it."""
-    from rich.console import Console
     from rich.table import Table
 
     from fedloom.results.table import missing
@@ -121,18 +174,17 @@ def print_rows(table: Any, most: int = 30) -> Callable[[str], None]:
         made.add_row(*itertools.compress(table.shown(row), filled))
     if len(table.rows) > most:
         made.add_row("…")
-    Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False).print(made)
+    console(120, highlight=False, markup=False).print(made)
     return print
 
 
-def print_table(result: Any) -> Callable[[str], None]:
+def print_summary(result: Any, as_json: bool) -> Callable[[str], None]:
     """Print a run's numbers; return how to print what follows them."""
-    from rich.console import Console
-
     from fedloom.results.summary import table
 
-    width = Console().width if sys.stdout.isatty() else 100
-    Console(width=width).print(table(result))
+    if as_json:
+        return print_json(result.json())
+    console(100).print(table(result))
     return print
 
 
@@ -145,7 +197,7 @@ def finish(result: Any, experiment: Experiment, folder: Path, again: str, as_jso
         if as_json:
             print_json(result.json())
         raise typer.Exit(130)
-    write = print_json(result.json()) if as_json else print_table(result)
+    write = print_summary(result, as_json)
     write(f"Results: {folder}")
     try:
         write(f"Picture: {result.plot(experiment.task.metrics[0] if experiment.task.metrics else 'loss')}")

@@ -5,6 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from fedloom.cli import app
 
 
 def test_help_and_version_do_not_load_torch() -> None:
@@ -15,3 +21,24 @@ def test_help_and_version_do_not_load_torch() -> None:
         [sys.executable, "-m", "fedloom.cli", "--version"], capture_output=True, text=True, check=True
     )
     assert re.match(r"fedloom \d+\.\d+\.\d+ \(torch 2\.", version.stdout)
+
+
+def test_every_command_and_every_argument_says_what_it_is() -> None:
+    silent = [name for name, thing in described("fedloom", typer.main.get_command(app)) if not thing.help]
+    assert silent == []
+
+
+def described(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """Every command and its visible arguments and options, with the words that name them."""
+    yield name, command
+    for parameter in command.params:
+        if not getattr(parameter, "hidden", False):
+            yield f"{name} {parameter.name}", parameter
+    for word, inner in getattr(command, "commands", {}).items():
+        yield from described(f"{name} {word}", inner)
+
+
+def test_the_commands_are_listed_in_the_order_in_which_you_need_them() -> None:
+    root: Any = typer.main.get_command(app)
+    expected = "run demo sweep reproduce bench init check graph algorithms models show list report export"
+    assert list(root.commands) == [*expected.split(), "serve", "join", "status", "data", "agents", "flower"]

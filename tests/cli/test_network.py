@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedloom.cli.network import _address
 from fedloom.errors import InputError
+from fedloom.network.agent import enrolment
 from fedloom.network.coordinator.ledger import Ledger
 from fedloom.network.protocol.token import Token
-from tests.cli.commands import fedloom
+from tests.cli.commands import fedloom, in_this_process
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,49 @@ def test_an_address_without_https_and_a_missing_token_file_are_refused(folder: P
     assert "must begin with https://. Got 'host:8443' instead" in done.stderr
     done = fedloom("status", "https://host:8443", "--token-file", "no.token", folder=folder, code=2)
     assert "There is no token file no.token" in done.stderr
+
+
+STATUS = {"awaited_clients": 3, "seconds_left": 12.4, "accepted": 5, "rejected": 1}
+AGENT = {"state": "ready", "doing": "idle", "clients": 2, "seconds_since_seen": 1.2, "awaited": False, "why": ""}
+
+
+def shown(
+    found: dict[str, Any], *arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> list[str]:
+    """What `fedloom status` prints if a coordinator answers like this."""
+    monkeypatch.setattr(enrolment, "fetch_status", lambda url, token: found)
+    in_this_process("status", "https://host:8443", *arguments, monkeypatch=monkeypatch)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_anybody_sees_numbers_and_how_to_see_more(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {**STATUS, "agents": {"ready": 2, "joining": 0, "gone": 1}}
+    assert shown(found, monkeypatch=monkeypatch, capsys=capsys) == [
+        "agents: 2 ready, 1 gone; 3 client(s) awaited, 12 s left",
+        "answers accepted: 5, rejected: 1",
+        "Add --token-file RUN/network/operator.token (on the coordinator's machine) to see names and stages.",
+    ]
+    assert json.loads("".join(shown(found, "--json", monkeypatch=monkeypatch, capsys=capsys))) == found
+    found = {**STATUS, "awaited_clients": 0, "seconds_left": None, "agents": {"ready": 0}}
+    assert shown(found, monkeypatch=monkeypatch, capsys=capsys)[0] == "agents: none; 0 client(s) awaited"
+
+
+def test_the_operator_sees_names_and_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "operator.token").write_text(str(Token.new("")))
+    agents = [{**AGENT, "name": "kerry", "awaited": True}, {**AGENT, "name": "clare", "state": "gone", "why": "no"}]
+    found = {**STATUS, "stage": "fedavg: round 1", "agents": agents}
+    token = ("--token-file", str(tmp_path / "operator.token"))
+    assert shown(found, *token, monkeypatch=monkeypatch, capsys=capsys) == [
+        "fedavg: round 1",
+        "awaited: kerry (3 client(s), 12 s left)",
+        "answers accepted: 5, rejected: 1",
+        f"kerry                    ready       2 client(s)  {'idle':<40} seen 1 s ago",
+        f"clare                    gone        2 client(s)  {'idle':<40} seen 1 s ago (no)",
+    ]
 
 
 def test_agents_are_invited_listed_and_revoked(tmp_path: Path) -> None:

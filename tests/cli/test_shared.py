@@ -6,7 +6,7 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import typer
@@ -16,6 +16,59 @@ from fedloom.errors import InputError
 from fedloom.experiment.progress import Lines, Silent
 from fedloom.results.result import Result
 from fedloom.results.table import Table
+
+Name = Annotated[str | None, typer.Argument(metavar="WORD")]
+
+
+def test_the_docstring_of_a_command_is_its_help() -> None:
+    app = typer.Typer()
+
+    @shared.command(app)
+    def greet(who: str, twice: bool = False, loud: bool = True, sign_off: str = "bye", word: Name = None) -> None:
+        """Greet somebody.
+
+        who: Their name.
+        twice: Greet them again: once is not enough.
+        loud: Shout.
+        sign_off: The last word.
+        word: Another word.
+        """
+
+    @shared.command(app, "leave")
+    def leave_somebody(word: Name = None) -> None:
+        """Leave.
+
+        word: The only word.
+        """
+
+    root: Any = typer.main.get_command(app)
+    assert root.commands["greet"].help == "Greet somebody."
+    found = {one.name: (one.help, [*one.opts, *one.secondary_opts]) for one in root.commands["greet"].params}
+    assert found == {
+        "who": ("Their name.", ["who"]),
+        "twice": ("Greet them again: once is not enough.", ["--twice"]),
+        "loud": ("Shout.", ["--loud", "--no-loud"]),
+        "sign_off": ("The last word.", ["--sign-off"]),
+        "word": ("Another word.", ["word"]),
+    }
+    assert [one.help for one in root.commands["leave"].params] == ["The only word."]
+
+
+def test_help_for_a_parameter_that_a_command_does_not_have_is_an_error() -> None:
+    with pytest.raises(KeyError, match="nobody"):
+
+        @shared.command(typer.Typer())
+        def greet(who: str) -> None:
+            """Greet somebody.
+
+            nobody: Their name.
+            """
+
+
+def test_a_missing_extra_is_named_with_the_modules_that_are_missing() -> None:
+    shared.need("This", "network", "json", "typer")
+    with pytest.raises(InputError, match=r"^This needs no_such_a, no_such_b: pip install 'fedloom\[network\]'\.$"):
+        shared.need("This", "network", "no_such_a", "json", "no_such_b")
 
 
 def test_changes_are_toml_values_or_bare_words() -> None:
@@ -48,6 +101,13 @@ def test_progress_is_lines_without_a_terminal_and_nothing_when_quiet() -> None:
         assert isinstance(progress, Lines)
     with shared.showing(quiet=True) as progress:
         assert isinstance(progress, Silent)
+
+
+def test_a_result_is_json_or_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    shared.print_result(True, [1], ["one"])
+    assert json.loads(capsys.readouterr().out) == [1]
+    shared.print_result(False, [1], ["one", "two"])
+    assert capsys.readouterr().out == "one\ntwo\n"
 
 
 def test_what_follows_json_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
