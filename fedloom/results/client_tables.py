@@ -76,7 +76,7 @@ def clients(run: RunData, metric: str) -> Iterator[Table]:
     means = {label: run.last_means(label, "post_fit", metric) for label in run.labels}
     means = {label: known for label, known in means.items() if known}
     rows = tuple(
-        (*(client[key] for key in ("name", "train", "validation", "test")),
+        (run.client_name(client["client"]), *(client[key] for key in ("train", "validation", "test")),
          *(known.get(client["client"]) for known in means.values()))
         for client in run.clients
         if any(client["client"] in known for known in means.values())

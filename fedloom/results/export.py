@@ -17,6 +17,7 @@ from fedloom.data.split import SPLITS
 from fedloom.errors import InputError, StoreError
 from fedloom.results.result import TABLES, Result
 from fedloom.results.run_data import Curve, RunData
+from fedloom.results.safe_text import for_spreadsheet
 
 
 def export_csv(result: Result, folder: Path) -> list[Path]:
@@ -27,7 +28,7 @@ def export_csv(result: Result, folder: Path) -> list[Path]:
         with open(written[-1], "w", newline="", encoding="utf-8") as out:
             writer = csv.DictWriter(out, fieldnames=list(rows[0]))
             writer.writeheader()
-            writer.writerows(rows)
+            writer.writerows({key: for_spreadsheet(value) for key, value in row.items()} for row in rows)
     return written
 
 

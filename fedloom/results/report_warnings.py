@@ -20,7 +20,7 @@ def cautions(run: RunData) -> list[str]:
     """All cautions about a run, as sentences, the most serious first."""
     checks = (
         *(_unfinished, _left_out, _abandoned, _diverged, _overfitting),
-        *(_left_behind, _chosen_on_test, _seeds, _small_tests, _network),
+        *(_left_behind, _imitations, _chosen_on_test, _seeds, _small_tests, _network),
     )
     return [caution for check in checks for caution in check(run)]
 
@@ -117,6 +117,17 @@ def _left_behind(run: RunData) -> Iterator[str]:
     side = "below" if metric.higher_is_better else "above"
     for clients, found in labels.items():
         yield f"Left behind with {', '.join(found)}, more than two standard deviations {side} the mean: {clients}."
+
+
+def _imitations(run: RunData) -> Iterator[str]:
+    """Clients whose names readers could take for another's."""
+    marked = [name for name, row in zip(run.client_names, run.clients, strict=True) if name != str(row["name"])]
+    if marked:
+        yield (
+            f"{_first_three(marked)}: names that look like another's, or that hide characters. Here they have the "
+            "client's number, and unusual characters are written as their numbers. Find out whether a site imitates "
+            "another."
+        )
 
 
 def _chosen_on_test(run: RunData) -> Iterator[str]:

@@ -17,11 +17,14 @@ from fedloom.experiment.round_rows import LEFT_OUT
 from fedloom.experiment.store import Store
 from fedloom.federation.sampling import Sampling
 from fedloom.results.result import Result, open_store
+from fedloom.results.safe_text import distinct_names
+from fedloom.results.table import STATISTICS
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Cell = tuple[str, int]  # the label of an algorithm, and a seed
 Curve = tuple[Ints, Floats]  # rounds, and a value for each
+EVERYONE = "everyone"  # the name of the client that owns all data: the pooled baseline trains on it
 
 
 @dataclass(frozen=True)
@@ -208,11 +211,16 @@ class RunData:
         """The metric that figures and cautions are about: the first that is a mean and has values, or the loss."""
         return next((metric.name for metric in self.metrics.values() if metric.is_mean), "loss")
 
+    @cached_property
+    def client_names(self) -> list[str]:
+        """The clients' names in the data. Those that look alike are marked."""
+        return distinct_names([str(client["name"]) for client in self.clients], taken=(EVERYONE, *STATISTICS))
+
     def client_name(self, client: int) -> str:
-        """A client's name in the data."""
+        """A client's name in the data, marked if it looks like another."""
         if 0 <= client < len(self.clients):
-            return str(self.clients[client]["name"])
-        return "everyone" if client == len(self.clients) else str(client)
+            return self.client_names[client]
+        return EVERYONE if client == len(self.clients) else str(client)
 
     def is_pooled(self, label: str) -> bool:
         """Whether the algorithm trained on everybody's examples in one place."""
@@ -324,7 +332,9 @@ class RunData:
 
     def left_out(self, label: str, seed: int, why: str = LEFT_OUT) -> list[str]:
         """The names of clients that were left out of a round, once for every such round."""
-        return [row["client"] for row in self.rows("public_numbers", label, seed) if row["name"] == why]
+        shown = {row["name"]: name for row, name in zip(self.clients, self.client_names, strict=True)}
+        rows = self.rows("public_numbers", label, seed)
+        return [shown.get(row["client"], str(row["client"])) for row in rows if row["name"] == why]
 
     def abandoned(self, label: str, seed: int) -> tuple[int, int]:
         """How many rounds did not count, and how many there were."""

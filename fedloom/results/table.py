@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedloom.results.safe_text import for_latex, for_spreadsheet, visible
+
 Value = str | int | float | None
 STATISTICS = {
     "Average": "mean",
@@ -36,15 +38,15 @@ class Table:
         """The table as CSV, with all digits of every number."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(self.columns)
-        writer.writerows([["" if missing(value) else value for value in row] for row in self.rows])
+        for row in (self.columns, *self.rows):
+            writer.writerow(["" if missing(value) else for_spreadsheet(value) for value in row])
         return out.getvalue()
 
     def markdown(self) -> str:
         """The table as Markdown, for a README or an issue."""
 
         def line(cells: Sequence[str]) -> str:
-            return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+            return "| " + " | ".join(visible(cell).replace("|", "\\|") for cell in cells) + " |"
 
         marks = ["---" if kind == "text" else "---:" for kind in self.kinds]
         body = [line(self.shown(row)) for row in self.rows]
@@ -53,9 +55,9 @@ class Table:
     def latex(self) -> str:
         """The table as a LaTeX table environment that uses the booktabs package."""
         align = "".join("l" if kind == "text" else "r" for kind in self.kinds)
-        head, *body = (" & ".join(map(_tex, row)) + r" \\" for row in (self.columns, *map(self.shown, self.rows)))
+        head, *body = (" & ".join(map(for_latex, row)) + r" \\" for row in (self.columns, *map(self.shown, self.rows)))
         return LATEX.read_text(encoding="utf-8").format(
-            caption=f"{_tex(self.title)}. {_tex(self.note)}", align=align, head=head, body="\n    ".join(body)
+            caption=f"{for_latex(self.title)}. {for_latex(self.note)}", align=align, head=head, body="\n    ".join(body)
         )
 
     def shown(self, row: Sequence[Value]) -> list[str]:
@@ -123,26 +125,3 @@ def write(found: Sequence[Table], folder: Path) -> list[Path]:
                 path.write_text(text(), encoding="utf-8")
                 written.append(path)
     return written
-
-
-TEX = str.maketrans(
-    {
-        "−": "$-$",
-        "×": r"$\times$",
-        "≤": r"$\leq$",
-        "²": "$^2$",
-        "Σ": r"$\Sigma$",
-        "–": "--",
-        "“": "``",
-        "”": "''",
-        "’": "'",
-    }
-)
-
-
-def _tex(text: str) -> str:
-    """Escape text for LaTeX."""
-    for sign in "&%$#_{}":
-        text = text.replace(sign, f"\\{sign}")
-    text = text.replace(" \\%", r"\,\%")
-    return text.translate(TEX)
