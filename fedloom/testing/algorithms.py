@@ -8,32 +8,30 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 import numpy as np
 import torch
-from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt
 from torch import Tensor, nn
 
-from fedloom import tree
 from fedloom.algorithm import Algorithm
 from fedloom.backends.protocol import Backend
 from fedloom.backends.serial import Serial
-from fedloom.backends.vector import Vector, Workers
+from fedloom.backends.vector import Workers
 from fedloom.data.federation import Federation
 from fedloom.errors import FedloomError, InputError
 from fedloom.experiment import checkpoint
 from fedloom.federation.engine import RoundRecord, Snapshot, fit
 from fedloom.federation.evaluation import EvaluationWork
 from fedloom.federation.sampling import Sampling
-from fedloom.federation.work import ClientWork, Place, Work
+from fedloom.federation.work import ClientWork, Work
+from fedloom.models.mlp import MLP
 from fedloom.task import Task
-from fedloom.testing.backends import InProcess
-from fedloom.training.clients import Setup
+from fedloom.testing.ways import ONE, bits, difference, leaf_distance, spread
+from fedloom.training import generators
 from fedloom.training.local import Groups
 from fedloom.training.probe import probe
 from fedloom.training.schedule import Training
@@ -69,16 +67,10 @@ def check_algorithm(
     checked = _with_settings(algorithm, settings or {})
     _check_docstring(type(checked))
     _check_parameters(checked, settings or {})
-    crew = Workers(workers) if workers else None
     seen: set[str] = set()
-    try:
-        for name, build, loss in _LINEAR if getattr(checked, "needs", "") == "linear" else _NETS:
-            metrics = ["accuracy"] if loss == "cross_entropy" else []
-            task = Task(build, loss=loss, metrics=metrics, dtype="float64")
-            seen |= _Trial(checked, name, _federation(loss), task).check(crew)
-    finally:
-        if crew is not None:
-            crew.close()
+    with closing(Workers(workers)) if workers else nullcontext() as crew:
+        for name, task in (_LINEAR if getattr(checked, "needs", "") == "linear" else _NETS).items():
+            seen |= _Trial(checked, name, _federation(task.loss), replace(task)).check([crew] if crew else [])
     assert not (checked.linear and seen), (
         f"{type(checked).__name__}: the server sees each client's answer to {' and '.join(sorted(seen))}, so it must "
         "say linear = False, or use reduce without a rule."
@@ -117,10 +109,8 @@ def _check_parameters(algorithm: Algorithm, settings: dict[str, Any]) -> None:
     """Check that wrong values are refused with a clear message, and that right ones stay the same as JSON."""
     kind = type(algorithm)
     given = {**{name: getattr(algorithm, name) for name in kind.model_fields}, **settings}
-    for name, field in kind.model_fields.items():
-        if name == "train":
-            continue
-        for bad in _bad_values(field.annotation, tuple(field.metadata)):
+    for name, schema in kind.model_json_schema()["properties"].items():
+        for bad in _bad_values(schema) if name != "train" else ():
             said = _refusal(kind, {**given, name: bad})
             assert said is not None, f"{kind.__name__} takes {name} = {bad!r}, which its field does not allow."
             assert name in said, f"{kind.__name__}(… {name} = {bad!r} …) does not say which parameter is wrong: {said}"
@@ -151,35 +141,20 @@ def _refusal(kind: type[Algorithm], fields: dict[str, Any]) -> str | None:
     return None
 
 
-_OUTSIDE: dict[type, int] = {Ge: -1, Gt: 0, Le: 1, Lt: 0}  # from a bound to the nearest value that it forbids
+_OUTSIDE = {"minimum": -1, "exclusiveMinimum": 0, "maximum": 1, "exclusiveMaximum": 0}  # the nearest forbidden values
 
 
-def _bad_values(annotation: Any, metadata: tuple[Any, ...]) -> Iterator[Any]:
+def _bad_values(schema: dict[str, Any]) -> Iterator[Any]:
     """Yield values just outside the bounds of a numeric field, and a choice that does not exist."""
-    kinds = list(_kinds(annotation, metadata))
-    names = [choice for kind, _ in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
-    if names and all(get_origin(kind) is Literal or kind is type(None) for kind, _ in kinds):
+    options = [option for option in schema.get("anyOf", [schema]) if option.get("type") != "null"]
+    kinds = [option.get("type") for option in options if "enum" not in option and "const" not in option]
+    if not kinds:
         yield "no such choice"
-    for kind, bounds in kinds:
-        if kind not in (int, float):
-            continue
-        for bound in bounds:  # its only field has the name of its class: Ge(ge=0)
-            yield kind(getattr(bound, type(bound).__name__.lower()) + _OUTSIDE[type(bound)])
-        if bounds and str not in [other for other, _ in kinds]:
+    for option in options:
+        outside = [option[bound] + step for bound, step in _OUTSIDE.items() if bound in option]
+        yield from (float(value) if option["type"] == "number" else value for value in outside)
+        if outside and "string" not in kinds:
             yield "a word"
-
-
-def _kinds(annotation: Any, metadata: tuple[Any, ...]) -> Iterator[tuple[Any, list[Any]]]:
-    """Yield the kinds of value that a field takes, each with its bounds."""
-    if get_origin(annotation) is Annotated:
-        inner, *more = get_args(annotation)
-        yield from _kinds(inner, (*metadata, *more))
-    elif get_origin(annotation) in (Union, UnionType):
-        for option in get_args(annotation):
-            yield from _kinds(option, metadata)
-    else:
-        flat = [part for given in metadata for part in (given if isinstance(given, GroupedMetadata) else [given])]
-        yield annotation, [part for part in flat if isinstance(part, Ge | Gt | Le | Lt)]
 
 
 # --- its rounds
@@ -198,64 +173,43 @@ class _Trial:
     def who(self) -> str:
         return f"{type(self.algorithm).__name__} on {self.net}"
 
-    def check(self, crew: Workers | None) -> set[str]:
+    def check(self, crews: Sequence[Workers]) -> set[str]:
         """Check everything; return the methods whose answers the server sees one by one."""
         found = probe(self.federation, self.task)
-        alone = found.setup(group=1)
-        with self._drawing_only_from_keys():
-            watching = _Watching(Serial(self.federation, self.task, alone), self.who)
-            reference = self._run(watching)
-        self._check_structure(reference)
-        self._check_bits(reference, "all clients computed together", self._together(alone))
-        self._check_bits(reference, "the cohort cut after its first client", self._together(alone, cuts=(1,)))
-        self._check_bits(reference, "the cohort cut after its second client", self._together(alone, cuts=(2,)))
-        self._check_resumed(reference)
-        grouped = found.setup(group=2)
-        if grouped.group > 1:
-            beside = self._run(self._together(grouped))
-            self._check_close(reference, beside, 2)
-            self._check_bits(beside, "pairs of clients side by side, cut", self._together(grouped, cuts=(1,)))
-            self._check_close(reference, self._run(self._together(found.setup(group=3))), 3)
-        if crew is not None:
-            self._check_bits(reference, f"{len(crew)} processes", Vector(self.federation, self.task, alone, crew))
-            if grouped.group > 1:
-                workers = Vector(self.federation, self.task, grouped, crew)
-                self._check_bits(beside, f"{len(crew)} processes with pairs of clients side by side", workers)
+        watching = _Watching(Serial(self.federation, self.task, found.setup(group=1)), self.who)
+        before = generators.positions()
+        runs = {ONE: self._run(watching)}
+        assert generators.positions() == before, (
+            f"{self.who} draws from a global generator. Use cohort.key and data.key, which can be repeated."
+        )
+        self._check_structure(runs[ONE])
+        self._check_resumed(runs[ONE], watching.backend)
+        for way in spread(found, crews):
+            runs[way.name] = self._run(way.backend())
+            if way.like:
+                self._check_bits(runs[way.like], runs[way.name], f"with {way.name}")
+            else:
+                self._check_close(runs[ONE], runs[way.name], way.name)
         return watching.seen
-
-    def _together(self, setup: Setup, cuts: tuple[int, ...] = ()) -> InProcess:
-        return InProcess(Place(self.federation, self.task, setup), cuts)
 
     def _run(self, backend: Backend, resume: Snapshot | None = None) -> list[RoundRecord]:
         """Run all rounds, or those after a snapshot, and check that no state changes after it was handed out."""
+        records: list[RoundRecord] = []
         try:
-            before = self.task.initial()
-            begin = resume or Snapshot(0, self.algorithm.init(self.task, before))
-            handed = [(f"the state after round {begin.round}", begin.state, _bits(begin.state))]
-            handed += [(f"what client {c} kept", own, _bits(own)) for c, own in begin.own.items()]
-            records = []
+            begin = resume or Snapshot(0, self.algorithm.init(self.task, self.task.initial()))
+            handed = [(what, groups, bits(groups)) for what, groups in _held(begin).items()]
             options: dict[str, Any] = {"seed": 1, "sampling": _Absent(), "backend": backend, "resume": begin}
             for record in fit(self.federation, self.task, self.algorithm, ROUNDS, **options):
                 records.append(record)
-                handed.append((f"the state after round {record.round}", record.state, _bits(record.state)))
-                for client, own in record.own.items():
-                    handed.append((f"what client {client} kept after round {record.round}", own, _bits(own)))
+                handed += [(what, groups, bits(groups)) for what, groups in _held(record).items()]
         except AssertionError:
             raise
         except Exception as error:
             what = str(error) if isinstance(error, FedloomError) else f"{type(error).__name__}: {error}"
             raise AssertionError(f"{self.who} does not run: {what}") from error
-        for what, groups, bits in handed:
-            assert _bits(groups) == bits, f"{self.who}: {what} was changed in place later."
+        for what, groups, before in handed:
+            assert bits(groups) == before, f"{self.who}: {what} was changed in place later."
         return records
-
-    @contextmanager
-    def _drawing_only_from_keys(self) -> Iterator[None]:
-        """Check that nothing draws from the global generators."""
-        before, numpy_before = torch.random.get_rng_state(), repr(np.random.get_state())
-        yield
-        same = torch.equal(before, torch.random.get_rng_state()) and numpy_before == repr(np.random.get_state())
-        assert same, f"{self.who} draws from a global generator. Use cohort.key and data.key, which can be repeated."
 
     def _check_structure(self, records: list[RoundRecord]) -> None:
         """Check that leaves keep their names, shapes and dtypes; only the server may add new ones in a round."""
@@ -275,29 +229,24 @@ class _Trial:
                     f"{client} and became {_shapes(own)} in round {record.round}."
                 )
 
-    def _check_bits(self, reference: list[RoundRecord], how: str, backend: Backend) -> None:
-        """Check that another backend gives the same bits."""
-        for one, other in zip(reference, self._run(backend), strict=True):
-            self._same(one, other, f"with {how}")
+    def _check_bits(self, expected: Sequence[RoundRecord], found: Sequence[RoundRecord], how: str) -> None:
+        """Check that the same rounds, computed in another way, have the same bits."""
+        differing = difference(expected, found)
+        assert not differing, f"{self.who}: {how}, {differing}."
 
-    def _same(self, one: RoundRecord, other: RoundRecord, how: str) -> None:
-        a, b = _facts(one), _facts(other)
-        wrong = [name for name in a if a[name] != b[name]]
-        assert not wrong, f"{self.who}: {how}, round {one.round} differs in {', '.join(wrong)}."
-
-    def _check_close(self, reference: list[RoundRecord], others: list[RoundRecord], group: int) -> None:
+    def _check_close(self, expected: Sequence[RoundRecord], found: Sequence[RoundRecord], how: str) -> None:
         """Check that clients trained side by side get nearly the same numbers as clients trained alone."""
-        for one, other in zip(reference, others, strict=True):
-            pairs = [("the server's state", one.state, other.state)]
-            pairs += [(f"what client {client} keeps", own, other.own[client]) for client, own in one.own.items()]
-            for what, left, right in pairs:
-                far = _distance(left, right)
+        for one, other in zip(expected, found, strict=True):
+            for what, groups in _held(one).items():
+                theirs = _held(other)[what]
+                distances = (leaf_distance(leaf, theirs[g][n]) for g, t in groups.items() for n, leaf in t.items())
+                far = max(distances, default=0.0)
                 assert far <= TIGHT, (
-                    f"{self.who}: with {group} clients side by side, {what} is {far:.1e} off after round {one.round}. "
-                    "A client's result must not depend on the others in its group."
+                    f"{self.who}: with {how}, {what} is {far:.1e} off. A client's result must not depend on the others "
+                    "in its group."
                 )
 
-    def _check_resumed(self, reference: list[RoundRecord]) -> None:
+    def _check_resumed(self, reference: Sequence[RoundRecord], serial: Backend) -> None:
         """Check that the rest of a run after a checkpoint of round 1 or 2 is the same, bit for bit."""
         own: dict[int, Groups] = {}
         with tempfile.TemporaryDirectory() as folder:
@@ -309,14 +258,18 @@ class _Trial:
                 except FedloomError as error:
                     raise AssertionError(f"{self.who}: its state cannot be saved: {error}") from error
                 assert loaded is not None
-                saved = loaded.snapshot
-                assert _bits(saved.state) == _bits(record.state), f"{self.who}: the state changes when it is saved."
-                assert {c: _bits(kept) for c, kept in saved.own.items()} == {c: _bits(own[c]) for c in sorted(own)}, (
-                    f"{self.who}: what clients keep changes when it is saved."
-                )
-                serial = Serial(self.federation, self.task, probe(self.federation, self.task).setup(group=1))
-                for one, other in zip(reference[record.round :], self._run(serial, saved), strict=True):
-                    self._same(one, other, f"continuing after round {record.round}")
+                saved = _held(loaded.snapshot)
+                for what, groups in _held(Snapshot(record.round, record.state, own)).items():
+                    assert bits(saved.get(what, {})) == bits(groups), f"{self.who}: {what} changes when it is saved."
+                rest = self._run(serial, loaded.snapshot)
+                self._check_bits(reference[record.round :], rest, f"continuing after round {record.round}")
+
+
+def _held(record: Snapshot | RoundRecord) -> dict[str, Groups]:
+    """Return what the server and the clients hold after a round, by name."""
+    after = f"after round {record.round}"
+    clients = {f"what client {client} kept {after}": own for client, own in record.own.items()}
+    return {f"the server's state {after}": record.state, **clients}
 
 
 class _Absent(Sampling):
@@ -336,11 +289,11 @@ class _Watching(Backend):
 
     def run(self, work: Work) -> Any:
         given = _given(work)
-        before = {what: _bits(groups) for what, groups in given.items()}
+        before = {what: bits(groups) for what, groups in given.items()}
         outcome = self.backend.run(work)
         method = f"'{work.method}'" if isinstance(work, ClientWork) else "'model'"
         for what, groups in given.items():
-            assert _bits(groups) == before[what], f"{self.who}: {method} changes {what} in place: return a new tree."
+            assert bits(groups) == before[what], f"{self.who}: {method} changes {what} in place: return a new tree."
         if isinstance(work, ClientWork):
             if work.keep == "stack":
                 self.seen.add(method)
@@ -376,41 +329,14 @@ def _given(work: Work) -> dict[str, Groups]:
     return {"shared": work.shared, "own": work.own} if isinstance(work, EvaluationWork) else {}
 
 
-def _bits(groups: Groups) -> dict[str, str]:
-    return {group: tree.sha256(leaves) for group, leaves in groups.items()}
-
-
 def _shapes(groups: Groups) -> dict[str, dict[str, str]]:
     return {g: {n: f"{leaf.dtype} {tuple(leaf.shape)}" for n, leaf in sorted(t.items())} for g, t in groups.items()}
-
-
-def _facts(record: RoundRecord) -> dict[str, Any]:
-    """Return everything in a record except times. Equal facts mean equal bits."""
-    return {
-        "the server's state": _bits(record.state),
-        "what clients keep": {client: _bits(own) for client, own in record.own.items()},
-        "the cohort": record.cohort,
-        "clients' evaluations": record.clients,
-        "the server's evaluation": record.server,
-        "the reports": record.reports,
-    }
-
-
-def _distance(a: Groups, b: Groups) -> float:
-    """Return the largest difference between two sets of trees, relative to each leaf's largest value (at least 1)."""
-    far = 0.0
-    for group, leaves in a.items():
-        for name, leaf in leaves.items():
-            if leaf.numel():
-                one, other = leaf.to(torch.float64), b[group][name].to(torch.float64)
-                far = max(far, float((one - other).abs().max() / one.abs().max().clamp(min=1.0)))
-    return far
 
 
 # --- small nets and data
 
 
-def _federation(loss: str) -> Federation:
+def _federation(loss: Any) -> Federation:
     draws = np.random.default_rng(0)
     count = sum(SIZES) + 6
     classes = CLASSES if loss == "cross_entropy" else 2
@@ -423,10 +349,6 @@ def _federation(loss: str) -> Federation:
     names = () if loss == "mse" else tuple("abc"[:classes])
     held = {"test": (x[sum(SIZES) :], labels[sum(SIZES) :])}
     return Federation(x[: sum(SIZES)], labels[: sum(SIZES)], np.cumsum([0, *SIZES]), classes=names, server=held)
-
-
-def _dense() -> nn.Module:
-    return nn.Sequential(nn.Linear(FEATURES, 6), nn.ReLU(), nn.Linear(6, CLASSES))
 
 
 def _pictures() -> nn.Module:
@@ -466,17 +388,18 @@ class _Library(nn.Module):
         return scores
 
 
-def _line() -> nn.Module:
-    return nn.Linear(FEATURES, 1)
+def _task(model: Any, loss: str = "cross_entropy", **args: Any) -> Task:
+    metrics = ["accuracy"] if loss == "cross_entropy" else []
+    return Task(model, loss=loss, metrics=metrics, args=args, dtype="float64")
 
 
-_NETS: Sequence[tuple[str, Callable[[], nn.Module], str]] = (
-    ("a dense net", _dense, "cross_entropy"),
-    ("a CNN with batch normalisation", _pictures, "cross_entropy"),
-    ("an LSTM with layer normalisation", _Recurrent, "cross_entropy"),
-    ("torch's LSTM", _Library, "cross_entropy"),
-)
-_LINEAR: Sequence[tuple[str, Callable[[], nn.Module], str]] = (
-    ("a linear regression", _line, "mse"),
-    ("a logistic regression", _line, "bce"),
-)
+_NETS = {
+    "a dense net": _task(MLP, features=FEATURES, hidden=(6,), classes=CLASSES),
+    "a CNN with batch normalisation": _task(_pictures),
+    "an LSTM with layer normalisation": _task(_Recurrent),
+    "torch's LSTM": _task(_Library),
+}
+_LINEAR = {
+    "a linear regression": _task(nn.Linear, "mse", in_features=FEATURES, out_features=1),
+    "a logistic regression": _task(nn.Linear, "bce", in_features=FEATURES, out_features=1),
+}

@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import copy
 import math
-import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -32,12 +31,20 @@ from fedloom import keys
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
 from fedloom.task import Task
+from fedloom.training import generators
 from fedloom.training.schedule import Training
 from fedloom.tree import Tree
 
 Values = dict[str, float]  # the loss, and metrics that are means over examples
 Loss = Callable[[Any, Tensor], Tensor]
+Key = Callable[[str, int], int]  # `client_key` of one client in one round
 CALL = 0  # FedAvg calls its clients once in a round
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "cross_entropy": F.cross_entropy,
+    "mse": F.mse_loss,
+    "mae": F.l1_loss,
+    "bce": F.binary_cross_entropy_with_logits,
+}
 
 
 @dataclass(frozen=True)
@@ -46,8 +53,7 @@ class PlainRound:
 
     weights: Tree  # the new global weights
     losses: dict[int, list[float]]  # the mean training loss of every epoch
-    before: dict[int, dict[SplitName, Values]]  # metrics of the global weights before this round
-    after: dict[int, dict[SplitName, Values]]  # metrics of the client's weights after training
+    measured: dict[str, dict[int, Values]]  # by phase: pre_fit, post_fit and, in the last round, final
 
 
 def plain_fedavg(
@@ -57,11 +63,12 @@ def plain_fedavg(
     rounds: int,
     *,
     seed: int = 0,
-    splits: Sequence[SplitName] = ("test",),
+    split: SplitName = "test",
     evaluation_batch: int = 1000,
 ) -> Iterator[PlainRound]:
     """Compute rounds of FedAvg in which every client takes part: w ← Σ n_k w_k / Σ n_k.
 
+    >>> import numpy as np
     >>> from fedloom import FedAvg, fit
     >>> data = Federation.from_arrays(np.eye(12), np.arange(12) % 3, clients=2)
     >>> task = Task(nn.Linear, args={"in_features": 12, "out_features": 3}, dtype="float64")
@@ -70,32 +77,37 @@ def plain_fedavg(
     >>> bool((reference.weights["weight"] - record.state["model"]["weight"]).abs().max() < 1e-12)
     True
     """
+    clients = range(federation.clients)
+    counts = [len(federation.indices(client, "train")) for client in clients]
+    kept: dict[int, Any] = {}  # optimiser states, where clients keep them
+
+    def measured(trees: Sequence[Tree]) -> dict[int, Values]:
+        return {c: evaluate(task, trees[c], federation, c, split, evaluation_batch) for c in clients}
+
     weights = initial_weights(task)
-    kept: dict[int, dict[str, Any]] = {}  # optimiser states, where clients keep them
     for round in range(1, rounds + 1):
+        phases = {"pre_fit": measured([weights] * len(clients))}
         trained: list[Tree] = []
-        losses, before, after = {}, {}, {}
-        for client in range(federation.clients):
-            before[client] = {s: evaluate(task, weights, federation, client, s, evaluation_batch) for s in splits}
-            with generators_given_back():
-                found = train_client(task, federation, client, weights, training, seed, round, kept)
-            trained.append(found[0])
-            losses[client] = found[1]
-            after[client] = {s: evaluate(task, found[0], federation, client, s, evaluation_batch) for s in splits}
-        counts = [len(federation.indices(client, "train")) for client in range(federation.clients)]
-        weights = mean(trained, counts, unchanged=frozen(task, weights))
-        yield PlainRound(weights, losses, before, after)
+        losses: dict[int, list[float]] = {}
+        for client in clients:
+            key = partial(client_key, seed, round, client)
+            model, losses[client] = train_client(task, federation, client, weights, training, key, kept)
+            trained.append(model)
+        phases["post_fit"] = measured(trained)
+        weights = mean(trained, counts)
+        if round == rounds:
+            phases["final"] = measured([weights] * len(clients))
+        yield PlainRound(weights, losses, phases)
 
 
+def client_key(seed: int, round: int, client: int, purpose: str, number: int) -> int:
+    """Return the key of one client in one round, for a purpose and the number of a step or an epoch."""
+    return keys.key(seed, purpose, round, CALL, client, number)
+
+
+@generators.lent()
 def train_client(
-    task: Task,
-    federation: Federation,
-    client: int,
-    start: Tree,
-    training: Training,
-    seed: int,
-    round: int,
-    kept: dict[int, dict[str, Any]],
+    task: Task, federation: Federation, client: int, start: Tree, training: Training, key: Key, kept: dict[int, Any]
 ) -> tuple[Tree, list[float]]:
     """Train one client. Return its weights and the mean loss of every epoch."""
     module, loss_of = fresh_module(task), fresh_loss(task)
@@ -103,27 +115,15 @@ def train_client(
     module.train()
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimizer = make_optimizer(training, parameters)
-    if training.optimizer_state == "keep" and client in kept:
+    if client in kept:
         optimizer.load_state_dict(kept[client])
-
-    rows = federation.indices(client, "train")
-    size = len(rows) if training.batch_size == "full" else training.batch_size
-    per_epoch = math.ceil(len(rows) / size)
-    losses: list[float] = []
-    for step in range(steps(training, per_epoch)):
-        epoch, number = divmod(step, per_epoch)
-        if number == 0:
-            order = rows
-            if training.batch_size != "full":
-                key = keys.key(seed, "batches", round, CALL, client, epoch)
-                order = rows[torch.from_numpy(keys.permutation(key, len(rows)))]
-            losses.append(0.0)
-            seen = 0
-        batch = order[number * size : (number + 1) * size]
-        x, y = examples(task, federation, batch)
-        seed_generators(keys.key(seed, "draws", round, CALL, client, step))
+    sums: dict[int, float] = {}  # of every epoch
+    counts: dict[int, int] = {}
+    for step, (epoch, rows) in enumerate(batches(federation.indices(client, "train"), training, key)):
+        x, y = examples(task, federation, rows)
+        generators.seed(key("draws", step))
         optimizer.zero_grad(set_to_none=True)
-        with KeyedDropout(keys.key(seed, "dropout", round, CALL, client, step)):
+        with KeyedDropout(key("dropout", step)):
             loss = loss_of(module(x), y).mean()
         loss.backward()  # type: ignore[no-untyped-call]
         for parameter in parameters:
@@ -132,11 +132,24 @@ def train_client(
         if training.clip is not None:
             nn.utils.clip_grad_norm_(parameters, training.clip)
         optimizer.step()
-        losses[-1] = (losses[-1] * seen + loss.item() * len(batch)) / (seen + len(batch))
-        seen += len(batch)
+        sums[epoch] = sums.get(epoch, 0.0) + loss.item() * len(rows)
+        counts[epoch] = counts.get(epoch, 0) + len(rows)
     if training.optimizer_state == "keep":
         kept[client] = copy.deepcopy(optimizer.state_dict())
-    return leaves(module), losses
+    return leaves(module), [sums[epoch] / counts[epoch] for epoch in sums]
+
+
+def batches(rows: Tensor, training: Training, key: Key) -> Iterator[tuple[int, Tensor]]:
+    """Iterate over the batches of a round, each with its epoch. Epochs may be fractions."""
+    size = len(rows) if training.batch_size == "full" else training.batch_size
+    per_epoch = math.ceil(len(rows) / size)
+    for step in range(max(1, round(training.epochs * per_epoch))):
+        epoch, number = divmod(step, per_epoch)
+        if training.batch_size == "full":
+            yield epoch, rows
+        else:
+            order = torch.from_numpy(keys.permutation(key("batches", epoch), len(rows)))
+            yield epoch, rows[order[number * size : (number + 1) * size]]
 
 
 @torch.no_grad()
@@ -156,17 +169,14 @@ def evaluate(
             module, loss_of = fresh_module(task), fresh_loss(task)
             load(module, weights)
             module.eval()
-            with generators_given_back():
-                seed_generators(0)
-                with mode:
-                    output = module(x.clone())
-                    found = {"loss": loss_of(output, y).mean().item()}
+            with generators.lent(), mode:
+                generators.seed(0)
+                output = module(x.clone())
+                found = {"loss": loss_of(output, y).mean().item()}
             if isinstance(mode, KeyedDropout) and mode.calls:
                 break
         for metric in task.measures:
-            if metric.name == "accuracy":
-                found["accuracy"] = accuracy(output, y)
-            elif metric.values is not None:
+            if metric.values is not None:
                 found[metric.name] = metric.values(output, y).to(torch.float64).mean().item()
         for name, value in found.items():
             sums[name] = sums.get(name, 0.0) + value * len(batch)
@@ -178,8 +188,8 @@ def evaluate(
 
 def fresh_module(task: Task) -> nn.Module:
     """Build a new module, so that everything it keeps in Python (counters, generators) starts from the beginning."""
-    with generators_given_back():
-        torch.manual_seed(keys.key(task.seed, "init") >> 1)
+    with generators.lent():
+        generators.seed(keys.key(task.seed, "init"))
         if isinstance(task.model, str):
             from fedloom.models import build
 
@@ -195,40 +205,19 @@ def fresh_module(task: Task) -> nn.Module:
 
 def fresh_loss(task: Task) -> Loss:
     """Return a new copy of the task's loss, so that a loss with a state starts from the beginning."""
-    if isinstance(task.loss, str):
-        return LOSSES[task.loss]
-    return copy.deepcopy(task.loss)
-
-
-def _mse(output: Tensor, target: Tensor) -> Tensor:
-    return F.mse_loss(output.reshape(target.shape), target.to(output.dtype))
-
-
-def _mae(output: Tensor, target: Tensor) -> Tensor:
-    return F.l1_loss(output.reshape(target.shape), target.to(output.dtype))
-
-
-def _bce(output: Tensor, target: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(output.reshape(target.shape), target.to(output.dtype))
-
-
-LOSSES: dict[str, Loss] = {"cross_entropy": F.cross_entropy, "mse": _mse, "mae": _mae, "bce": _bce}
-
-
-def accuracy(output: Tensor, target: Tensor) -> float:
-    """Return the share of examples whose class has the largest output, or the right sign if there is one output."""
-    if output.dim() == 1 or output.shape[-1] == 1:
-        right = (output.reshape(-1) > 0) == (target.reshape(-1) > 0)
-    else:
-        right = output.argmax(-1) == target
-    return right.to(torch.float64).mean().item()
+    if not isinstance(task.loss, str):
+        return copy.deepcopy(task.loss)
+    named = LOSSES[task.loss]
+    if task.loss == "cross_entropy":
+        return named
+    return lambda output, target: named(output.reshape(target.shape), target.to(output.dtype))
 
 
 def leaves(module: nn.Module) -> Tree:
     """Return copies of all parameters and saved buffers. A parameter with two names appears once."""
     saved = module.state_dict().keys()
-    named = {**dict(module.named_parameters()), **{n: b for n, b in module.named_buffers() if n in saved}}
-    return {name: leaf.detach().clone() for name, leaf in named.items()}
+    named = (*module.named_parameters(), *module.named_buffers())
+    return {name: leaf.detach().clone() for name, leaf in named if name in saved}
 
 
 @torch.no_grad()
@@ -244,27 +233,22 @@ def initial_weights(task: Task) -> Tree:
     return leaves(fresh_module(task)) if task.init == "torch" else task.initial()
 
 
-def frozen(task: Task, weights: Tree) -> Tree:
-    """Return the parameters that are not trained."""
-    named = fresh_module(task).named_parameters()
-    return {name: weights[name] for name, parameter in named if not parameter.requires_grad}
+def mean(trees: Sequence[Tree], counts: Sequence[int]) -> Tree:
+    """Return Σ n_k w_k / Σ n_k of every leaf, in double precision. Whole numbers are rounded.
 
-
-def mean(trees: Sequence[Tree], counts: Sequence[int], unchanged: Tree) -> Tree:
-    """Return Σ n_k w_k / Σ n_k of every leaf, in double precision. Whole numbers are rounded."""
+    A leaf that is the same everywhere, such as a frozen parameter, is not computed: rounding would change it.
+    """
     found = {}
     for name, first in trees[0].items():
+        if all(torch.equal(tree[name], first) for tree in trees):
+            found[name] = first
+            continue
         kind = torch.complex128 if first.is_complex() else torch.float64
         total = sum(tree[name].to(kind) * count for tree, count in zip(trees, counts, strict=True)) / sum(counts)
         assert isinstance(total, Tensor)
         exact = first.is_floating_point() or first.is_complex()
         found[name] = (total if exact else total.round()).to(first.dtype)
-    return {**found, **unchanged}
-
-
-def steps(training: Training, per_epoch: int) -> int:
-    """Return the number of steps of a client in a round. Epochs may be fractions."""
-    return max(1, round(training.epochs * per_epoch))
+    return found
 
 
 def make_optimizer(training: Training, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -291,30 +275,11 @@ def examples(task: Task, federation: Federation, rows: Tensor) -> tuple[Tensor, 
     return x, y.to(task.torch_dtype) if y.is_floating_point() else y
 
 
-# --- randomness: the contract with fedloom
-
-
-def seed_generators(key: int) -> None:
-    """Seed the three global generators that a model may draw from."""
-    torch.manual_seed(key >> 1)
-    random.seed(key)
-    np.random.seed(key & 0xFFFFFFFF)
-
-
-@contextmanager
-def generators_given_back() -> Iterator[None]:
-    """Restore the global generators afterwards."""
-    before = torch.random.get_rng_state(), random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        torch.random.set_rng_state(before[0])
-        random.setstate(before[1])
-        np.random.set_state(before[2])
-
-
 class KeyedDropout(TorchFunctionMode):
     """Computes dropout as torch defines it, but draws the masks from a key."""
+
+    ELEMENTS = (F.dropout, F.alpha_dropout)
+    CHANNELS = (F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout)  # drop whole channels
 
     def __init__(self, key: int) -> None:
         super().__init__()
@@ -324,26 +289,17 @@ class KeyedDropout(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func in (F.dropout, F.alpha_dropout):
-            return self.dropped(func, False, *args, **(kwargs or {}))
-        if func in (F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout):
-            return self.dropped(func, True, *args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        known = func in (*self.ELEMENTS, *self.CHANNELS)
+        return (partial(self.dropped, func) if known else func)(*args, **(kwargs or {}))
 
     def dropped(
-        self,
-        func: Callable[..., Tensor],
-        channels: bool,
-        input: Tensor,
-        p: float = 0.5,
-        training: bool = True,
-        inplace: bool = False,
+        self, func: Callable[..., Tensor], input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
-        """Return the result of a dropout function. `channels` drops whole channels (the first two dimensions)."""
+        """Return the result of a dropout function."""
         again = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
         if not training or p == 0 or again:  # inside a checkpoint, torch draws itself: it restores its generator
             return func(input, p, training, inplace)
-        shape = (*input.shape[:2], *(1 for _ in input.shape[2:])) if channels else input.shape
+        shape = (*input.shape[:2], *(1 for _ in input.shape[2:])) if func in self.CHANNELS else input.shape
         keep = (keys.uniform(self.key, math.prod(shape), self.calls) >= p).reshape(shape)
         self.calls += 1
         if func in (F.alpha_dropout, F.feature_alpha_dropout):

@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -83,18 +84,14 @@ def check_task(
     Clients are trained side by side: yes
     ...
     """
-    crew = Workers(workers) if workers else None
-    try:
+    with closing(Workers(workers)) if workers else nullcontext() as crew:
         few = a_few(federation, BATCH if training.batch_size == "full" else training.batch_size)
-        comparison = _runnable(task, few, training, rounds, crew)
+        comparison = _runnable(task, few, training, rounds, [crew] if crew else [])
         found = []
         for one in _shown(comparison):
             found.append(one)
             assert not one.sentence, f"This task is not trained as plain torch trains it. Computed by {one.sentence}"
         return _report(comparison, found)
-    finally:
-        if crew is not None:
-            crew.close()
 
 
 def a_few(federation: Federation, batch: int) -> Federation:
@@ -124,9 +121,10 @@ def a_few(federation: Federation, batch: int) -> Federation:
     )
 
 
-def _runnable(task: Task, federation: Federation, training: Training, rounds: int, crew: Workers | None) -> Comparison:
+def _runnable(
+    task: Task, federation: Federation, training: Training, rounds: int, crews: Sequence[Workers]
+) -> Comparison:
     """Return the comparison in float64, or in float32 if the model or its loss does not run in float64."""
-    crews = (crew,) if crew else ()
     for one in (_double(task), replace(task, dtype="float32")):
         comparison = Comparison(one, federation, training, rounds, evaluation_batch=BATCH, crews=crews)
         try:

@@ -12,7 +12,8 @@ import torch
 from fedloom.backends.vector import Workers
 from fedloom.data.federation import Federation
 from fedloom.task import Task
-from fedloom.testing.comparison import ONE, PAIRS, Comparison
+from fedloom.testing.comparison import Comparison
+from fedloom.testing.ways import ONE, PAIRS
 from fedloom.training.schedule import Training
 from tests.odd.table import CLASSES, FEATURES, LENGTH, TOKENS, Odd
 

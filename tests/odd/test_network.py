@@ -11,8 +11,9 @@ import pytest
 from fedloom.experiment.experiment_file import parse
 from fedloom.experiment.plan import Plan
 from fedloom.results.result import Result
-from fedloom.testing.comparison import TOLERANCE, leaf_distance
+from fedloom.testing.comparison import TOLERANCE
 from fedloom.testing.plain_loop import plain_fedavg
+from fedloom.testing.ways import leaf_distance
 from tests.network.conftest import serial_weights, start, weights, write_toml
 from tests.odd.harness import SIZES, federation
 

@@ -194,8 +194,8 @@ def test_a_good_algorithm_passes() -> None:
     [
         (ChangesShared, "changes shared in place"),
         (ChangesState, "was changed in place later"),
-        (DependsOnItsRange, "all clients computed together, round 1 differs in"),
-        (CentresItsGroup, "2 clients side by side, the server's state is .* off after round 1"),
+        (DependsOnItsRange, "with all clients together, round 1 differs in"),
+        (CentresItsGroup, "with pairs of clients side by side, the server's state after round 1 is .* off"),
         (Draws, "draws from a global generator"),
         (DrawsInNumpy, "draws from a global generator"),
         (Remembers, "continuing after round 1, round 2 differs in"),

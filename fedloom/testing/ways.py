@@ -1,0 +1,106 @@
+"""The ways to compute the same rounds, and how two results are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from fedloom import tree
+from fedloom.backends.protocol import Backend
+from fedloom.backends.vector import Vector, Workers
+from fedloom.federation.engine import RoundRecord
+from fedloom.federation.work import Place
+from fedloom.testing.backends import InProcess
+from fedloom.training.clients import Setup
+from fedloom.training.local import Groups
+from fedloom.training.probe import Probe
+
+ONE = "one client after another"
+PAIRS = "pairs of clients side by side"
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to compute a run. `like` names another way that must give the same bits."""
+
+    name: str
+    backend: Callable[[], Backend]
+    like: str = ""
+
+
+def spread(found: Probe, crews: Sequence[Workers] = (), **settings: Any) -> Iterator[Way]:
+    """Iterate over the ways to spread clients over ranges, groups and processes. Each has its own copy of the task.
+
+    A way comes after the one that it is compared with. Ways like `ONE` have the serial backend's bits.
+    """
+
+    def ranges(setup: Setup, *cuts: int) -> Callable[[], Backend]:
+        return partial(InProcess, Place(found.federation, replace(found.task), setup), cuts)
+
+    def processes(setup: Setup, crew: Workers) -> Callable[[], Backend]:
+        return partial(Vector, found.federation, replace(found.task), setup, crew)
+
+    alone, pairs, threes = (found.setup(group, **settings) for group in (1, 2, 3))
+    yield Way("all clients together", ranges(alone), ONE)
+    for cut in range(1, min(found.federation.clients, 3)):
+        yield Way(f"the cohort cut after client {cut}", ranges(alone, cut), ONE)
+    for crew in crews:
+        yield Way(str(crew), processes(alone, crew), ONE)
+    if pairs.group == 2:
+        yield Way(PAIRS, ranges(pairs))
+        yield Way(f"{PAIRS}, cut", ranges(pairs, 1), PAIRS)
+        yield Way("three side by side", ranges(threes))
+        for crew in crews:
+            yield Way(f"{crew}, {PAIRS}", processes(pairs, crew), PAIRS)
+
+
+def difference(one: Sequence[RoundRecord], other: Sequence[RoundRecord]) -> str:
+    """Say in which round two runs differ first, and in what; empty if they have the same bits."""
+    for left, right in zip(one, other, strict=True):
+        expected, found = facts(left), facts(right)
+        differing = [name for name in expected if expected[name] != found[name]]
+        if differing:
+            return f"round {left.round} differs in {', '.join(differing)}"
+    return ""
+
+
+def facts(record: RoundRecord) -> dict[str, Any]:
+    """Return everything in a record except times. Equal facts mean equal bits."""
+    return {
+        "the server's state": bits(record.state),
+        "what clients keep": {client: bits(own) for client, own in record.own.items()},
+        "the cohort": record.cohort,
+        "clients' evaluations": record.clients,
+        "the server's evaluation": record.server,
+        "the reports": record.reports,
+    }
+
+
+def bits(groups: Groups) -> dict[str, str]:
+    """Return the fingerprint of every tree."""
+    return {group: tree.sha256(leaves) for group, leaves in groups.items()}
+
+
+def leaf_distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the largest difference between two leaves, relative to the first one's largest value (at least 1)."""
+    if one.shape != other.shape:
+        return float("inf")
+    if not one.numel():
+        return 0.0
+    kind = torch.complex128 if one.is_complex() else torch.float64
+    difference = (one.to(kind) - other.to(kind)).abs()
+    difference = difference.masked_fill(one == other, 0.0)  # infinities, which buffers may hold
+    far = float(difference.max() / one.to(kind).abs().nan_to_num(posinf=1.0).max().clamp(min=1.0))
+    return far if far == far else float("inf")
+
+
+def values_distance(one: Mapping[str, float], other: Mapping[str, float]) -> float:
+    """Return the same for named numbers."""
+    if one.keys() != other.keys():
+        return float("inf")
+    far = [abs(value - other[name]) / max(abs(value), 1.0) for name, value in one.items()]
+    return max((part if part == part else float("inf") for part in far), default=0.0)
