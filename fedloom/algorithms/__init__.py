@@ -6,30 +6,18 @@ its class in lower case. `from fedloom.algorithms import FedAvg` works for every
 
 from __future__ import annotations
 
-from importlib import import_module
-from pkgutil import walk_packages
 from typing import Any
 
 from fedloom.algorithm import Algorithm
+from fedloom.discovery import discover
 
 
-def discover(folders: list[str], package: str) -> dict[str, type[Algorithm]]:
-    """Return the algorithms that are defined in the modules of a package, by name, in alphabetical order."""
-    found: dict[str, type[Algorithm]] = {}
-    for module in walk_packages(folders, f"{package}."):
-        for kind in vars(import_module(module.name)).values():
-            if not (isinstance(kind, type) and issubclass(kind, Algorithm) and kind.__module__ == module.name):
-                continue
-            if kind.round is Algorithm.round or kind.__name__.startswith("_"):  # a base class, or a private one
-                continue
-            name = vars(kind).get("name", kind.__name__.lower())
-            if name in found:
-                raise TypeError(f"Two algorithms have the name '{name}': {found[name]!r} and {kind!r}.")
-            found[name] = kind
-    return dict(sorted(found.items()))
+def _name(kind: type[Algorithm]) -> str | None:
+    is_base_class = kind.round is Algorithm.round
+    return None if is_base_class else vars(kind).get("name", kind.__name__.lower())
 
 
-ALGORITHMS = discover(__path__, __name__)
+ALGORITHMS = discover(__path__, __name__, Algorithm, _name)
 CLASSES = {kind.__name__: kind for kind in ALGORITHMS.values()}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,23 +11,11 @@ import torch
 from torch import nn
 
 from fedloom import user_code
+from fedloom.discovery import discover
 from fedloom.errors import FedloomError, InputError, nearest
 
-
-def _discover() -> dict[str, type[nn.Module]]:
-    """Return the model class of every file here, by the name of the file."""
-    found: dict[str, type[nn.Module]] = {}
-    for file in sorted(Path(__file__).parent.glob("[!_]*.py")):
-        module = importlib.import_module(f"{__name__}.{file.stem}")
-        (found[file.stem],) = (
-            value
-            for value in vars(module).values()
-            if isinstance(value, type) and issubclass(value, nn.Module) and value.__module__ == module.__name__
-        )
-    return found
-
-
-MODELS = _discover()
+# a model has the name of its file
+MODELS = discover(__path__, __name__, nn.Module, lambda kind: kind.__module__.rpartition(".")[2])
 
 
 def build(name: str, **args: Any) -> nn.Module:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fedloom
-from fedloom.algorithms import ALGORITHMS, CLASSES, FedAvg, discover
+from fedloom.algorithms import ALGORITHMS, CLASSES, FedAvg
 from fedloom.errors import InputError
 
 NEW = '''"""Takes a random walk."""
@@ -42,17 +42,6 @@ def test_a_file_dropped_into_the_folder_is_an_algorithm_everywhere(tmp_path: Pat
     )
     names = [line.split()[0] for line in listed.stdout.splitlines() if line.strip()]
     assert sorted([*ALGORITHMS, "randomwalk"]) == names
-
-
-def test_two_algorithms_with_one_name_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "twins_of_fedloom"
-    folder.mkdir()
-    (folder / "__init__.py").write_text("")
-    for name in ("one", "two"):
-        (folder / f"{name}.py").write_text(NEW)
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(TypeError, match=r"the name 'randomwalk': .*one\.RandomWalk.*two\.RandomWalk"):
-        discover([str(folder)], "twins_of_fedloom")
 
 
 def test_names_are_those_of_the_classes_unless_they_say_otherwise_and_in_alphabetical_order() -> None:

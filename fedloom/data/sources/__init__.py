@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import inspect
-import pkgutil
 import re
-from importlib import import_module
 
 from fedloom.data.sources.base import Source
 from fedloom.data.sources.custom import custom
+from fedloom.discovery import discover
 from fedloom.errors import InputError, nearest
 
 __all__ = ["SOURCES", "Source", "source"]
 
 
-def _discover() -> dict[str, type[Source]]:
-    """Import every file of this folder and return its sources by name."""
-    found: dict[str, type[Source]] = {}
-    for file in pkgutil.iter_modules(__path__, f"{__name__}."):
-        for name, item in vars(import_module(file.name)).items():
-            is_source = inspect.isclass(item) and issubclass(item, Source) and not inspect.isabstract(item)
-            if is_source and item.__module__ == file.name and not name.startswith("_"):
-                in_snake_case = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-                found[vars(item).get("source_name", in_snake_case)] = item
-    return found
+def _name(kind: type[Source]) -> str | None:
+    in_snake_case = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
+    return None if inspect.isabstract(kind) else vars(kind).get("source_name", in_snake_case)
 
 
-SOURCES = _discover()
+SOURCES = discover(__path__, __name__, Source, _name)  # type: ignore[type-abstract]
 
 
 def source(name: str) -> type[Source]:
