@@ -24,9 +24,10 @@ from harness import HERE, describe_machine, machine
 from fedloom.experiment.experiment_file import Experiment
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.run import run
-from fedloom.papers import published, reproduce
+from fedloom.papers import published
+from fedloom.papers.reproduce import Rerun
 
-ROW = "by examples, optimiser anew"
+ROW = "by examples, new optimiser every round"
 EXACT = {
     "rounds": 5,
     "seeds": [1],
@@ -73,7 +74,7 @@ def experiment(changes: dict[str, Any]) -> Experiment:
     for key in changes.keys() - keep.keys():
         table, name = key.split(".")
         found.experiment[table].pop(name)
-    return reproduce.experiment_of(found, row, changes=keep)
+    return Rerun(found, changes=keep).experiment(row)
 
 
 def both(experiment: Experiment, python: Path, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -126,7 +126,8 @@ def reproduce(
     estimate: Only estimate how long it takes.
     """
     from fedloom.papers import published
-    from fedloom.papers import reproduce as again
+    from fedloom.papers.reproduce import Rerun
+    from fedloom.tuning.estimate import duration
 
     if name is None:
         for known in published.names():
@@ -135,19 +136,18 @@ def reproduce(
     reproduction = published.load(name)
     changed = {**({"data.path": str(data.resolve())} if data is not None else {}), **shared.parse_changes(changes)}
     base = Path(name).resolve().parent if name.endswith(".toml") else None
-    how: dict[str, Any] = {"quick": quick, "changes": changed, "base": base}
-    planned = again.plan(reproduction, only=only or [], **how)
+    rerun = Rerun(reproduction, quick, changed, base)
+    planned = rerun.plan(only or [])
     rows = f"{len(planned)} row" + ("s" if len(planned) > 1 else "")
-    total = again.duration(sum(one.seconds for one in planned))
+    total = duration(sum(one.seconds for one in planned))
     say(f"{reproduction.title}{' (quick)' if quick else ''}: {rows}, roughly {total} on this machine.")
     if estimate:
         for one in planned:
-            print(f"{one.row.name:<30} {again.duration(one.seconds)}")
+            print(f"{one.row.name:<30} {duration(one.seconds)}")
         return
     folder = out or Path("runs") / f"reproduce-{Path(name).stem}{'-quick' if quick else ''}"
     with shared.showing(quiet) as progress, shared.stop_on_interrupt() as should_stop:
-        how |= {"fresh": fresh, "progress": progress, "should_stop": should_stop}
-        table = again.reproduce(reproduction, planned, folder, **how)
+        table = rerun.run(planned, folder, fresh=fresh, progress=progress, should_stop=should_stop)
     if table is None:
         raise _stopped()
     content = {"title": table.title, "columns": table.columns, "rows": table.rows, "note": table.note}

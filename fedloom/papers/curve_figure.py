@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fedloom.record import Record
 from fedloom.results.curve_numbers import monotone
-from fedloom.results.figure_style import CaptionedFigure, finish_axes, line_style, new_figure
+from fedloom.results.figure_style import FAINT, CaptionedFigure, add_legend, finish_axes, line_style, new_figure
 from fedloom.results.run_data import RunData
 
 if TYPE_CHECKING:
@@ -48,15 +48,12 @@ def draw(curves: Curves, rows: Mapping[str, RunData], title: str, target: float 
             for name, line in lines.items():
                 _line(axes, line, metric, curves.best, name, names.index(name))
             if target is not None and metric == "accuracy":
-                axes.axhline(target, color="#808080", linewidth=0.7, linestyle=(0, (1, 2)))
+                axes.axhline(target, color=FAINT, linewidth=0.7, linestyle=(0, (1, 2)))
             finish_axes(axes, panel if place == 0 else "", percent=metric == "accuracy")
         grid[place][0].set_ylabel(f"Best {metric} so far" if curves.best else metric.capitalize())
     for axes in grid[-1]:
         axes.set_xlabel("Round")
-    handles = {
-        text: handle for axes in grid.flat for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False)
+    add_legend(figure)
     return CaptionedFigure("curves", title, "The global model on the data that the server is measured on.", figure)
 
 

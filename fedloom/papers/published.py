@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from fedloom.errors import InputError, nearest
 from fedloom.experiment.experiment_file import tomllib
@@ -23,7 +23,6 @@ class Row(Record):
 
     name: str
     """The row's name."""
-    # by source: a number for the first measure, or for each measure
     published: dict[str, Published | dict[str, Published]] = Field(default_factory=dict)
     """By source: a number for the first measure, or a number for each measure."""
     set: dict[str, Any] = Field(default_factory=dict)
@@ -66,7 +65,7 @@ class Reproduction(Record):
     """What was published, and what differs here."""
     sources: dict[str, str]
     """A short name for each source, and where its numbers are from. Differences are to the first."""
-    measure: tuple[Measure, ...]
+    measure: Annotated[tuple[Measure, ...], AfterValidator(named)]
     """What is compared."""
     quick: Quick
     """What `--quick` runs."""
@@ -83,11 +82,6 @@ class Reproduction(Record):
     @classmethod
     def _measures(cls, value: Any) -> Any:
         return [value] if isinstance(value, Mapping) else value
-
-    @field_validator("measure")
-    @classmethod
-    def _named(cls, value: tuple[Measure, ...]) -> tuple[Measure, ...]:
-        return named(value)
 
     @model_validator(mode="after")
     def _sound(self) -> Reproduction:

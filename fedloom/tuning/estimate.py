@@ -161,8 +161,8 @@ def size(count: float) -> str:
 def duration(seconds: float) -> str:
     """Write seconds in words.
 
-    >>> duration(90)
-    '2 minutes'
+    >>> duration(90), duration(6000), duration(200_000)
+    ('2 minutes', '1.7 hours', '2.3 days')
     """
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
@@ -170,4 +170,5 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     if seconds < 3600 * 1.5:
         return f"{seconds / 60:.0f} minutes"
-    return f"{seconds / 3600:.1f} hours"
+    hours = seconds / 3600
+    return f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.1f} days"

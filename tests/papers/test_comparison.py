@@ -7,29 +7,30 @@ from pathlib import Path
 import pytest
 
 from fedloom.errors import InputError
-from fedloom.papers import comparison, published, reproduce
+from fedloom.papers import comparison, published
 from fedloom.papers.comparison import Planned
 from fedloom.papers.published import Reproduction
+from fedloom.papers.reproduce import Rerun
 from tests.papers.files import SEVERAL, SMALL
 
 
 def test_the_quick_version_is_labelled_and_shorter(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(SMALL)
     found = published.load(str(tmp_path / "small.toml"))
-    planned = reproduce.plan(found, quick=True)
+    planned = Rerun(found, quick=True).plan()
     assert [(one.row.name, one.experiment.rounds) for one in planned] == [("fast", 3)]
     table = comparison.table(found, planned, quick=True)
     assert table.title.endswith("(quick)")
     assert table.note.startswith("QUICK: 1 of 2 rows, at most 3 rounds")
-    assert [one.row.name for one in reproduce.plan(found, only=["s*"])] == ["slow"]
+    assert [one.row.name for one in Rerun(found).plan(["s*"])] == ["slow"]
     with pytest.raises(InputError, match=r"No row is called x\. Known: fast; slow"):
-        reproduce.plan(found, only=["x"])
+        Rerun(found).plan(["x"])
 
 
 def planned(text: str, ours: dict[str, list[float | None]], tmp_path: Path) -> tuple[Reproduction, list[Planned]]:
     (tmp_path / "file.toml").write_text(text)
     found = published.load(str(tmp_path / "file.toml"))
-    rows = [Planned(row, reproduce.experiment_of(found, row), 0.0) for row in found.row]
+    rows = [Planned(row, Rerun(found).experiment(row), 0.0) for row in found.row]
     rows[0].ours = ours
     return found, rows
 

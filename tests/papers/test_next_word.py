@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.papers import published, reproduce
+from fedloom.papers import published
+from fedloom.papers.reproduce import Rerun
 from fedloom.results.run_data import RunData
 
 
@@ -52,8 +53,9 @@ def test_it_runs_on_ones_own_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     found = published.load("next-word")
     changes = {"seeds": [1], "run.backend": "serial"}
-    planned = reproduce.plan(found, quick=True, only=["FedBN as written*", "FedAdam"], changes=changes)
-    table = reproduce.reproduce(found, planned, tmp_path / "out", quick=True)
+    rerun = Rerun(found, quick=True, changes=changes)
+    planned = rerun.plan(["FedBN as written*", "FedAdam"])
+    table = rerun.run(planned, tmp_path / "out")
     assert table is not None
     for one in planned:
         assert [len(values) for values in one.ours.values()] == [1, 1, 1, 1]

@@ -8,7 +8,8 @@ import pytest
 
 from fedloom.errors import InputError
 from fedloom.models import MODELS
-from fedloom.papers import published, reproduce
+from fedloom.papers import published
+from fedloom.papers.reproduce import Rerun
 from tests.papers.files import SEVERAL, SMALL
 
 
@@ -22,9 +23,9 @@ def test_every_shipped_file_is_sound(name: str) -> None:
     for row in found.row:
         assert set(row.published) <= set(found.sources)
         assert all(set(told) <= measures for told in row.published.values() if isinstance(told, dict))
-        experiment = reproduce.experiment_of(found, row)
+        experiment = Rerun(found).experiment(row)
         assert row.label is None or row.label in experiment.algorithm
-        assert reproduce.experiment_of(found, row, quick=True).rounds <= min(found.quick.rounds, experiment.rounds)
+        assert Rerun(found, quick=True).experiment(row).rounds <= min(found.quick.rounds, experiment.rounds)
         assert experiment.task.model in MODELS
 
 

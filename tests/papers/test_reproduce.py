@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from fedloom.cli import app
 from fedloom.errors import InputError
-from fedloom.papers import published, reproduce
+from fedloom.papers import published
+from fedloom.papers.reproduce import Rerun
 from fedloom.results.result import Result
 from fedloom.results.run_data import RunData
 from tests.papers.files import SEVERAL, SMALL
@@ -21,9 +22,9 @@ from tests.papers.files import SEVERAL, SMALL
 def test_ours_and_theirs_are_side_by_side(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(SMALL)
     found = published.load(str(tmp_path / "small.toml"))
-    planned = reproduce.plan(found)
+    planned = Rerun(found).plan()
     assert all(one.seconds > 0 for one in planned)
-    table = reproduce.reproduce(found, planned, tmp_path / "out")
+    table = Rerun(found).run(planned, tmp_path / "out")
     assert table is not None
     fast, slow = table.rows
     curves = [
@@ -46,8 +47,8 @@ def test_rows_that_were_run_before_stay_in_the_table(tmp_path: Path) -> None:
     found, out = published.load(str(tmp_path / "small.toml")), tmp_path / "out"
 
     def rows(only: str, changes: dict[str, object] | None = None) -> list[str]:
-        planned = reproduce.plan(found, only=[only], changes=changes)
-        table = reproduce.reproduce(found, planned, out, changes=changes)
+        rerun = Rerun(found, changes=changes or {})
+        table = rerun.run(rerun.plan([only]), out)
         assert table is not None
         return [str(row[0]) for row in table.rows]
 
@@ -63,9 +64,9 @@ def test_rows_that_were_run_before_stay_in_the_table(tmp_path: Path) -> None:
 def test_a_row_may_state_several_numbers_of_one_algorithm_among_others(tmp_path: Path) -> None:
     (tmp_path / "several.toml").write_text(SEVERAL)
     found = published.load(str(tmp_path / "several.toml"))
-    planned = reproduce.plan(found)
+    planned = Rerun(found).plan()
     assert [one.seconds > 0 for one in planned] == [True, False, False]  # the run is one and the same
-    table = reproduce.reproduce(found, planned, tmp_path / "out")
+    table = Rerun(found).run(planned, tmp_path / "out")
     assert table is not None
     assert [path.name for path in (tmp_path / "out" / "rows").iterdir()] == ["all"]
     assert [row[:2] for row in table.rows if row[1] != "over seeds"] == [
@@ -105,7 +106,7 @@ def test_further_measures_stand_beside_what_is_compared_and_curves_are_drawn(tmp
     )
     (tmp_path / "both.toml").write_text(both.replace('"fast"', '"a, fast"').replace('"slow"', '"a, slow"'))
     found = published.load(str(tmp_path / "both.toml"))
-    table = reproduce.reproduce(found, reproduce.plan(found), tmp_path / "out")
+    table = Rerun(found).run(Rerun(found).plan(), tmp_path / "out")
     assert table is not None
     fast = dict(zip(table.columns, table.rows[0], strict=True))
     assert fast["ours"] - 1 < fast["our crossing"] <= fast["ours"]
@@ -116,7 +117,7 @@ def test_further_measures_stand_beside_what_is_compared_and_curves_are_drawn(tmp
 
 def test_the_quick_version_may_change_settings_too(tmp_path: Path) -> None:
     (tmp_path / "several.toml").write_text(SEVERAL)
-    planned = reproduce.plan(published.load(str(tmp_path / "several.toml")), quick=True)
+    planned = Rerun(published.load(str(tmp_path / "several.toml")), quick=True).plan()
     assert [(one.row.name, one.experiment.rounds, one.experiment.seeds) for one in planned] == [
         ("no sharing", 2, (1,)),
         ("averaging", 2, (1,)),
@@ -128,19 +129,19 @@ def test_every_row_that_is_asked_for_must_be_there(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(SMALL)
     found = published.load(str(tmp_path / "small.toml"))
     with pytest.raises(InputError, match=r"No row is called fats\. Known: fast; slow"):
-        reproduce.plan(found, only=["slow", "fats"])
+        Rerun(found).plan(["slow", "fats"])
 
 
 def test_quick_is_never_longer_and_settings_do_not_stick(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(SMALL.replace("rounds = 9", "rounds = 1"))
     found = published.load(str(tmp_path / "small.toml"))
     row = found.row[0].replace(set={"data.partition": {"name": "iid", "clients": 4}})
-    assert reproduce.experiment_of(found, row, quick=True).rounds == 1
+    assert Rerun(found, quick=True).experiment(row).rounds == 1
     with pytest.raises(InputError, match="rounds must be"):
-        reproduce.experiment_of(found, row, quick=True, changes={"rounds": "many"})
-    changed = reproduce.experiment_of(found, row, changes={"data.partition.clients": 5})
+        Rerun(found, quick=True, changes={"rounds": "many"}).experiment(row)
+    changed = Rerun(found, changes={"data.partition.clients": 5}).experiment(row)
     assert changed.data.partition == {"name": "iid", "clients": 5}
-    assert reproduce.experiment_of(found, row).data.partition == {"name": "iid", "clients": 4}
+    assert Rerun(found).experiment(row).data.partition == {"name": "iid", "clients": 4}
 
 
 def test_paths_in_a_file_of_ones_own_are_relative_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
