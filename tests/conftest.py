@@ -32,7 +32,7 @@ def pytest_configure() -> None:
 
 
 def federation(sizes: Sequence[int], *, seed: int = 0, split: Split = Split(), **more: Any) -> Federation:
-    """Clients with so many examples each, of 16 features and 3 classes that a model can learn."""
+    """Clients of these sizes, with examples of 16 features and 3 classes that a model can learn."""
     draws = np.random.default_rng(seed)
     y = draws.integers(0, CLASSES, sum(sizes))
     x = draws.normal(size=(sum(sizes), FEATURES)) + y[:, None] * 0.5

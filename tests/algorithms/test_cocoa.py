@@ -1,4 +1,4 @@
-"""CoCoA+ arrives at the optimum of the problem that its docstring states, whoever takes part when."""
+"""CoCoA+ arrives at the optimum of the problem that its docstring states, whichever clients take part."""
 
 import numpy as np
 import pytest

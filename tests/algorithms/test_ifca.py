@@ -1,4 +1,4 @@
-"""IFCA: whoever uses a model uses the one that is best on its own training data now, drawn or not."""
+"""IFCA: every client uses the model that is best on its own training data now, whether it takes part or not."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -60,7 +60,7 @@ def test_cells_side_by_side_have_the_same_bits_and_go_on_as_a_whole(tmp_path: Pa
 
 @dataclass
 class Cell:
-    """Waits until so many are under way, then ends as it is told."""
+    """Waits at the barrier for the other cells, then ends as it is told."""
 
     meet: threading.Barrier | None = None
     fails: bool = False

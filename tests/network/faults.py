@@ -59,7 +59,7 @@ class Scene:
             self.world.join(number, **(agents or {}).get(number, {}))
 
     def finish(self, seconds: float = 900.0) -> None:
-        """Until the run is over; whoever was killed is started again."""
+        """Wait until the run is over, and start killed processes again."""
         world, end = self.world, time.monotonic() + seconds
         while time.monotonic() < end:
             assert world.coordinator is not None

@@ -1,4 +1,4 @@
-"""Real processes over TLS: the bits of the serial backend, whoever is killed, and clear words when it cannot be."""
+"""Real processes over TLS: the bits of the serial backend, whichever process is killed, and clear errors otherwise."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Points(Net):
 
 
 class Several(nn.Module):
-    """So many numbers."""
+    """As many numbers as `outputs` says."""
 
     def __init__(self, outputs: int = 1) -> None:
         super().__init__()

@@ -33,7 +33,7 @@ LOOKING_ACROSS = [
 
 
 def crowd(clients: int) -> Federation:
-    """So many clients that several are measured in one pass, with six test examples each."""
+    """Clients with six test examples each, of which several are measured in one pass."""
     draws = np.random.default_rng(3)
     y = draws.integers(0, CLASSES, 12 * clients)
     x = draws.normal(size=(12 * clients, FEATURES)) + y[:, None] + np.repeat(draws.normal(size=clients), 12)[:, None]
