@@ -90,13 +90,6 @@ class Comparison:
         yield Way("agents that answer for one client each", agents, ONE)
         yield from spread(self.found, self.crews, evaluation_batch=self.evaluation_batch)
 
-    def compare(self, names: Sequence[str] = ()) -> Iterator[Found]:
-        """Try every way, or only some."""
-        _ = self.reference  # compute this first, so that nothing a way breaks can affect it
-        for way in self.ways():
-            if not names or way.name in names:
-                yield self.try_out(way)
-
     def try_out(self, way: Way) -> Found:
         """Compute a run in one way, and compare it."""
         before = generators.positions()

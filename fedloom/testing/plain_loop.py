@@ -1,8 +1,8 @@
 """FedAvg as a PyTorch user would write it: a module, torch.optim and a loop, and nothing of fedloom's training code.
 
 fedloom's numbers are compared with these. The loss of a batch is the value of the loss function on the batch. Every
-client trains a new copy of the module in every round. Only a few random choices are fedloom's, so that the two can be
-compared:
+client trains a new copy of the module in every round. The task builds the module and defines the metrics. Otherwise,
+only a few random choices are fedloom's, so that the two can be compared:
 
 - The batches of epoch e are cut from the client's training rows in the order
   `keys.permutation(keys.key(seed, "batches", round, call, client, e), rows)`.
@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 from fedloom import keys
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
-from fedloom.task import Task
+from fedloom.task import Task, leaves, widened
 from fedloom.training import generators
 from fedloom.training.schedule import Training
 from fedloom.tree import Tree
@@ -84,7 +84,7 @@ def plain_fedavg(
     def measured(trees: Sequence[Tree]) -> dict[int, Values]:
         return {c: evaluate(task, trees[c], federation, c, split, evaluation_batch) for c in clients}
 
-    weights = initial_weights(task)
+    weights = task.initial()
     for round in range(1, rounds + 1):
         phases = {"pre_fit": measured([weights] * len(clients))}
         trained: list[Tree] = []
@@ -110,7 +110,7 @@ def train_client(
     task: Task, federation: Federation, client: int, start: Tree, training: Training, key: Key, kept: dict[int, Any]
 ) -> tuple[Tree, list[float]]:
     """Train one client. Return its weights and the mean loss of every epoch."""
-    module, loss_of = fresh_module(task), fresh_loss(task)
+    module, loss_of = task.build(), fresh_loss(task)
     load(module, start)
     module.train()
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -166,7 +166,7 @@ def evaluate(
         x, y = examples(task, federation, batch)
         # inside a mode, torch computes some models in another way: use it only if dropout is active in evaluation
         for mode in (KeyedDropout(0), nullcontext()):
-            module, loss_of = fresh_module(task), fresh_loss(task)
+            module, loss_of = task.build(), fresh_loss(task)
             load(module, weights)
             module.eval()
             with generators.lent(), mode:
@@ -183,41 +183,15 @@ def evaluate(
     return {name: value / len(rows) for name, value in sums.items()}
 
 
-# --- modules, losses and their weights
-
-
-def fresh_module(task: Task) -> nn.Module:
-    """Build a new module, so that everything it keeps in Python (counters, generators) starts from the beginning."""
-    with generators.lent():
-        generators.seed(keys.key(task.seed, "init"))
-        if isinstance(task.model, str):
-            from fedloom.models import build
-
-            module = build(task.model, **task.args)
-        else:
-            module = copy.deepcopy(task.model) if isinstance(task.model, nn.Module) else task.model(**task.args)
-    if task.dtype == "float64":
-        wide = {torch.float32: torch.float64, torch.complex64: torch.complex128}
-        # leaves for which the model chose a dtype, such as bfloat16, keep it
-        module._apply(lambda leaf: leaf.to(wide.get(leaf.dtype, leaf.dtype)))  # type: ignore[no-untyped-call]
-    return module
-
-
 def fresh_loss(task: Task) -> Loss:
     """Return a new copy of the task's loss, so that a loss with a state starts from the beginning."""
     if not isinstance(task.loss, str):
-        return copy.deepcopy(task.loss)
+        copied = copy.deepcopy(task.loss)
+        return widened(copied, task.torch_dtype) if isinstance(copied, nn.Module) else copied
     named = LOSSES[task.loss]
     if task.loss == "cross_entropy":
         return named
     return lambda output, target: named(output.reshape(target.shape), target.to(output.dtype))
-
-
-def leaves(module: nn.Module) -> Tree:
-    """Return copies of all parameters and saved buffers. A parameter with two names appears once."""
-    saved = module.state_dict().keys()
-    named = (*module.named_parameters(), *module.named_buffers())
-    return {name: leaf.detach().clone() for name, leaf in named if name in saved}
 
 
 @torch.no_grad()
@@ -226,11 +200,6 @@ def load(module: nn.Module, weights: Tree) -> None:
     for name, leaf in (*module.named_parameters(), *module.named_buffers()):
         if name in weights:
             leaf.copy_(weights[name])
-
-
-def initial_weights(task: Task) -> Tree:
-    """Return the weights that the first round starts with."""
-    return leaves(fresh_module(task)) if task.init == "torch" else task.initial()
 
 
 def mean(trees: Sequence[Tree], counts: Sequence[int]) -> Tree:

@@ -6,7 +6,6 @@ has, and raises an AssertionError with one clear sentence where they differ.
 
 from __future__ import annotations
 
-import copy
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import nn
 
 from fedloom.backends.serial import Serial
 from fedloom.backends.vector import Workers
@@ -72,6 +70,7 @@ def check_task(
 
     An AssertionError says what differs. A task that fedloom cannot train raises an InputError.
 
+    >>> from torch import nn
     >>> data = Federation.from_arrays(np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) % 2, clients=3)
     >>> report = check_task(Task(nn.Linear, args={"in_features": 4, "out_features": 2}), data)
     >>> report.furthest < 1e-9
@@ -125,7 +124,8 @@ def _runnable(
     task: Task, federation: Federation, training: Training, rounds: int, crews: Sequence[Workers]
 ) -> Comparison:
     """Return the comparison in float64, or in float32 if the model or its loss does not run in float64."""
-    for one in (_double(task), replace(task, dtype="float32")):
+    for dtype in ("float64", "float32"):
+        one = replace(task, dtype=dtype)
         comparison = Comparison(one, federation, training, rounds, evaluation_batch=BATCH, crews=crews)
         try:
             _ = comparison.reference
@@ -139,12 +139,6 @@ def _runnable(
     raise AssertionError(
         f"A plain torch loop cannot train this task, but fedloom does: {type(why).__name__}: {why}"
     ) from why
-
-
-def _double(task: Task) -> Task:
-    """Return the task in float64. If the loss is a module, its weights are converted too."""
-    loss = copy.deepcopy(task.loss).double() if isinstance(task.loss, nn.Module) else task.loss
-    return replace(task, dtype="float64", loss=loss)
 
 
 def _shown(comparison: Comparison) -> Iterator[Found]:

@@ -82,4 +82,6 @@ def compared(entry: Odd, number: int, crews: Sequence[Workers] = ()) -> Comparis
 
 def problems(comparison: Comparison, ways: Sequence[str] = ()) -> list[str]:
     """What is wrong in any of the ways that a task can be computed, or in some of them."""
-    return [found.sentence for found in comparison.compare(ways) if found.sentence]
+    _ = comparison.reference  # compute this first, so that nothing a way breaks can affect it
+    tried = [comparison.try_out(way) for way in comparison.ways() if not ways or way.name in ways]
+    return [found.sentence for found in tried if found.sentence]

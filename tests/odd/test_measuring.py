@@ -15,7 +15,7 @@ from fedloom.data.federation import Federation
 from fedloom.data.split import Split
 from fedloom.federation.engine import Evaluation, fit
 from fedloom.task import Task
-from fedloom.testing.plain_loop import evaluate, initial_weights
+from fedloom.testing.plain_loop import evaluate
 from fedloom.training.probe import probe
 from tests.odd.nets.layers import batch_norm_without_running_statistics
 from tests.odd.nets.shapes import StandardisesInEvaluation, SubtractsTheBatchMean
@@ -47,7 +47,7 @@ def crowd(clients: int) -> Federation:
 def test_a_client_is_measured_on_its_own_examples_however_many_there_are(model: Any, clients: int) -> None:
     data, task = crowd(clients), Task(model, dtype="float64")
     (record,) = fit(data, task, FedAvg(lr=0.1, batch_size=3), 1)
-    weights = initial_weights(task)
+    weights = task.initial()
     for client in range(clients):
         expected = evaluate(task, weights, data, client, "test")
         assert record.clients["pre_fit"][client]["test"].values(task) == pytest.approx(expected, rel=1e-9)
@@ -68,6 +68,6 @@ def test_a_split_in_several_batches_is_their_mean_by_rows() -> None:
     setup = probe(data, task).setup(group=1, evaluation_batch=4)
     (record,) = fit(data, task, FedAvg(lr=0.1), 1, backend=Serial(data, task, setup))
     measured = record.clients["pre_fit"][0]["test"].values(task)
-    weights = initial_weights(task)
+    weights = task.initial()
     assert measured == pytest.approx(evaluate(task, weights, data, 0, "test", 4), rel=1e-9)
     assert measured["loss"] != pytest.approx(evaluate(task, weights, data, 0, "test", 6)["loss"], rel=1e-3)

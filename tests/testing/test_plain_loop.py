@@ -12,7 +12,7 @@ from torch import nn
 
 from fedloom import keys
 from fedloom.task import Task
-from fedloom.testing.plain_loop import KeyedDropout, evaluate, initial_weights, mean, plain_fedavg
+from fedloom.testing.plain_loop import KeyedDropout, evaluate, mean, plain_fedavg
 from fedloom.training.schedule import Training
 from tests.conftest import numbers_federation
 from tests.odd.harness import federation
@@ -81,7 +81,7 @@ def test_what_has_no_gradient_is_left_alone() -> None:
     training = Training(lr=0.1, momentum=0.9, weight_decay=0.5, batch_size=4)
     for model, names in ((HasAnUnusedLayer, ["unused.weight", "unused.bias"]), (HasFrozenParameters, ["first.weight"])):
         task = Task(model, dtype="float64")
-        begin = initial_weights(task)
+        begin = task.initial()
         (found,) = plain_fedavg(task, federation("features"), training, 1)
         for name, leaf in begin.items():
             close = torch.allclose(leaf, found.weights[name], rtol=1e-15)
@@ -134,4 +134,4 @@ def test_a_split_is_measured_in_batches_of_about_one_size() -> None:
     data = numbers_federation([[1.0]] * 5, [0.0, 0.0, 0.0, 3.0, 3.0], [5])
     task = Task(line, loss=lambda output, target: (output.reshape(-1) - target).square().sum(), metrics=[])
     # batches of 3 and 2 rows, with sums of 3 and 8, count by their rows
-    assert evaluate(task, initial_weights(task), data, 0, "train", 3) == {"loss": pytest.approx((3 * 3 + 2 * 8) / 5)}
+    assert evaluate(task, task.initial(), data, 0, "train", 3) == {"loss": pytest.approx((3 * 3 + 2 * 8) / 5)}
