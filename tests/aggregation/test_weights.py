@@ -24,7 +24,7 @@ def test_scores_that_are_all_zero_weigh_the_same() -> None:
     assert row.tolist() == [row[0].item()] * 3
 
 
-def test_selective_inclusion_leaves_out_whoever_is_more_than_one_population_deviation_worse() -> None:
+def test_selective_inclusion_leaves_out_clients_more_than_one_population_deviation_worse() -> None:
     scores = torch.tensor([0.9, 0.8, 0.7, 0.2])  # mean 0.65, population deviation 0.269…
     assert weights.within_one_std(scores).tolist() == [1, 1, 1, 0]
     assert weights.within_one_std(scores, higher_is_better=False).tolist() == [1, 1, 1, 1]

@@ -58,7 +58,7 @@ def test_it_finds_the_optimum_of_the_tasks_own_logistic_loss(soft: bool) -> None
     assert np.abs(gradient).max() < 1e-6  # of mean loss + λ/2 ‖w‖², which is strictly convex
 
 
-def test_before_everybody_has_taken_part_the_problem_is_that_of_those_who_have() -> None:
+def test_before_all_clients_have_taken_part_the_problem_is_that_of_the_clients_that_have() -> None:
     x, y = examples()
     found = trained(x, y, "mse", 200, Sampling(count=2, redraw_every=1000))
     data = numbers_federation(x.tolist(), y.tolist(), SIZES)

@@ -78,7 +78,7 @@ def test_the_model_of_one_client_can_be_exported(
     assert "change to the folder of the file that was run" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_no_run_is_an_error(folder: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_an_error(folder: Path) -> None:
     assert "not a run folder" in fedloom("show", ".", folder=folder, code=1).stderr
 
 

@@ -128,7 +128,7 @@ def alone(world: World, algorithm: Algorithm, client: int, at: Snapshot) -> Vect
     return world.model.flatten(records[-1].state["model"])
 
 
-def test_federated_dropout_trains_sub_models_and_averages_each_weight_over_those_who_had_it() -> None:
+def test_federated_dropout_trains_sub_models_and_averages_each_weight_over_the_clients_that_had_it() -> None:
     rate, hidden = 0.25, TwoLayers.hidden
     world = three_clients(TwoLayers())
     algorithm = algorithm_of("fed_dropout", **world.training, rate=rate)

@@ -106,7 +106,7 @@ def test_edited_code_is_another_experiment(federation: fl.Federation, tmp_path: 
     assert folder_of("2.0") != first
 
 
-def test_a_metric_that_is_no_mean_is_never_averaged_over_clients(federation: fl.Federation, tmp_path: Path) -> None:
+def test_a_metric_that_is_not_a_mean_is_never_averaged_over_clients(federation: fl.Federation, tmp_path: Path) -> None:
     ranking = fl.Task(Net, metrics=["auroc"])
     only = {"algorithms": ALGORITHMS["fedavg"], "evaluate": EvaluateTable(headline="best")}
     result = run(federation, ranking, tmp_path, **only)

@@ -70,7 +70,7 @@ def test_an_attempt_that_never_trained_does_not_claim_the_folder(
     assert run(federation, task, tmp_path, cohort=fl.Sampling(count=2)).status == "done"
 
 
-def test_starting_anew_does_not_take_the_folder_from_a_running_process(
+def test_starting_again_does_not_take_the_folder_from_a_running_process(
     federation: fl.Federation, task: fl.Task, tmp_path: Path
 ) -> None:
     def nested() -> bool:

@@ -212,7 +212,7 @@ def test_forgetting_removes_later_rounds_of_one_cell_from_every_table(tmp_path: 
         assert [row["rounds_done"] for row in store.cells()] == [1, 3]
 
 
-def test_a_metric_that_is_no_mean_is_pooled_and_never_averaged(tmp_path: Path) -> None:
+def test_a_metric_that_is_not_a_mean_is_pooled_and_never_averaged(tmp_path: Path) -> None:
     clients = {0: {"test": ranked([0.1, 0.2], [0, 1])}, 1: {"test": ranked([0.3, 0.4, 0.0], [0, 1, 0])}}
     with Store(tmp_path) as store:
         cell = store.cell("fedavg", 1)
@@ -310,7 +310,7 @@ def test_a_reader_of_no_run_is_told_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"hello", b"SQLite format 3\0" + b"\xff" * 5000, b"\0" * 3000])
-def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_database_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "run.db").write_bytes(content)
     with pytest.raises(StoreError, match=r"run\.db is damaged or not a database"):
         Store(tmp_path)

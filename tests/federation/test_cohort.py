@@ -221,7 +221,7 @@ def client(task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Upda
     return Update({"model": tree.expand(tree.zeros_like(shared["model"]), len(data))}, torch.ones(len(data))), own
 
 
-def test_a_function_that_is_no_method_of_the_algorithm_is_refused_and_not_mistaken_for_one() -> None:
+def test_a_function_that_is_not_a_method_of_the_algorithm_is_refused_and_not_mistaken_for_one() -> None:
     with pytest.raises((InputError, TypeError), match="method"):
         last(fit(federation((9, 9)), Task(Dense), Stranger(), 1))
 

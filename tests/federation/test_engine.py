@@ -283,7 +283,7 @@ class Causal(nn.Module):
         return self.out((x + self.mask).softmax(-1))
 
 
-def test_a_mask_of_infinities_in_a_buffer_is_no_sign_of_divergence() -> None:
+def test_a_mask_of_infinities_in_a_buffer_is_not_a_sign_of_divergence() -> None:
     record = last(fit(federation(SIZES), Task(Causal), FedAvg(**LIGHT), 2))
     assert torch.equal(record.state["model"]["mask"], Causal().mask)
 

@@ -211,7 +211,7 @@ def test_a_bound_that_nothing_can_keep_is_refused(settings: dict[str, float]) ->
         strategy(fedloom.FedAvg(), **settings)
 
 
-def test_a_class_is_no_algorithm() -> None:
+def test_a_class_is_not_an_algorithm() -> None:
     with pytest.raises(InputError, match=r"needs an algorithm, such as fedloom\.FedAvg\(\)"):
         strategy(fedloom.FedAvg)  # type: ignore[arg-type]
 

@@ -71,7 +71,7 @@ def test_a_client_that_is_lost_on_the_way_leaves_what_a_round_without_it_gives(n
     assert with_loss.own.keys() == without.own.keys()
 
 
-def test_peers_go_on_among_those_who_answered() -> None:
+def test_the_peers_that_answered_go_on() -> None:
     data, task = some_clients((12, 9, 14)), Task(Dense)
     peer = fl.Peer(lr=0.05, weights="score")
     losing = Losing(data, task, lost={(1, 0): {1}, (1, 1): {1}})

@@ -86,7 +86,7 @@ def test_what_a_table_would_leave_out_is_refused(tmp_path: Path, old: str, new: 
         published.load(str(tmp_path / "small.toml"))
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match=r"bytes\.toml is not a valid TOML file"):
         published.load(str(tmp_path / "bytes.toml"))

@@ -150,7 +150,7 @@ def test_whatever_was_measured_there_is_a_report(evaluate: fl.Evaluation, tmp_pa
     assert "pooled" in text
 
 
-def test_a_regression_and_a_metric_that_is_no_mean_have_reports(tmp_path: Path) -> None:
+def test_a_regression_and_a_metric_that_is_not_a_mean_have_reports(tmp_path: Path) -> None:
     from tests.conftest import Logit, two_classes
 
     task = fl.Task(Logit, loss="bce", metrics=["auroc"])

@@ -227,6 +227,6 @@ def test_a_docstring_must_begin_with_a_plain_sentence(docstring: str | None, sen
         check_algorithm(type("Undescribed", (FedAvg,), {"__doc__": docstring, "__module__": __name__}))
 
 
-def test_what_is_no_algorithm_is_refused() -> None:
+def test_anything_but_an_algorithm_is_refused() -> None:
     with pytest.raises(TypeError, match="takes an Algorithm"):
         check_algorithm(dict)  # type: ignore[arg-type]

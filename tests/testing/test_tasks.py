@@ -79,7 +79,7 @@ def test_what_cannot_be_trained_is_refused_in_plain_words() -> None:
         check_task(Task(LazyLayer), DATA)
 
 
-def test_who_waits_sees_what_is_computed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_check_shows_its_progress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(tasks, "PATIENCE", -1.0)
     check_task(Task(Normed), DATA, rounds=1)
     said = capsys.readouterr().err

@@ -149,7 +149,7 @@ def test_the_server_sees_the_mean_over_examples_and_nothing_else() -> None:
     assert (update.public, update.trained, list(update.groups)) == ({}, None, ["fitness"])
 
 
-def test_a_single_random_example_is_drawn_anew_every_round() -> None:
+def test_another_random_example_is_drawn_in_every_round() -> None:
     data = numbers_federation([[0.0]] * 5, [1.0, 2.0, 3.0, 4.0, 5.0], (5,))
     task = Task(Constant, loss="mse", metrics=[], dtype="float64")
     shared = {"population": {"value": torch.zeros(1, 1).double()}, "fixed": {}}
