@@ -318,9 +318,6 @@ class _Watching(Backend):
                     f"the leaf '{name}' in that shape."
                 )
 
-    def close(self) -> None:
-        self.backend.close()
-
 
 def _given(work: Work) -> dict[str, Groups]:
     """Return the inputs of some work, by name."""
