@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def strategy(algorithm: Algorithm, model: nn.Module | Task | None = None, **settings: Any) -> Strategy:
     """Return an algorithm's server half as a Flower strategy, for your own ClientApps.
 
-    See `fedloom.flower.strategies.make` for the settings.
+    See `fedloom.flower.strategies.Strategy` for the settings.
     """
-    from fedloom.flower.strategies import make
+    from fedloom.flower.strategies import Strategy
 
-    return make(algorithm, model, **settings)
+    return Strategy(algorithm, model, **settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import tomli_w
@@ -15,14 +16,7 @@ from fedloom.experiment.experiment_file import Experiment
 from fedloom.network.agent.policy import written_data
 from fedloom.network.coordinator.network_run import federated
 
-HALF = '''"""{what} Written by `fedloom flower app`."""
-
-from pathlib import Path
-
-from fedloom.flower.{module} import {module}_app
-
-app = {module}_app(Path(__file__).parent)
-'''
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 def write_app(experiment: Experiment, folder: Path) -> list[str]:
@@ -46,30 +40,11 @@ def write_app(experiment: Experiment, folder: Path) -> list[str]:
     for name in (experiment.data.source, experiment.task.model, experiment.task.loss, *experiment.names.values()):
         _copy_code(name, experiment.base, folder)
     (folder / "experiment.toml").write_text(tomli_w.dumps(values), encoding="utf-8")
-    (folder / "pyproject.toml").write_text(tomli_w.dumps(_project(experiment.name)), encoding="utf-8")
-    for module, what in (("server", "fedloom's engine over Flower's Grid."), ("client", "fedloom's client half.")):
-        (folder / f"fedloom_{module}.py").write_text(HALF.format(module=module, what=what), encoding="utf-8")
+    name = re.sub("[^a-z0-9]+", "-", experiment.name.lower()).strip("-") or "experiment"
+    for template in TEMPLATES.iterdir():
+        text = Template(template.read_text(encoding="utf-8")).substitute(name=name, version=__version__)
+        (folder / template.name.removesuffix(".in")).write_text(text, encoding="utf-8")
     return notes
-
-
-def _project(name: str) -> dict[str, Any]:
-    return {
-        "project": {
-            "name": re.sub("[^a-z0-9]+", "-", name.lower()).strip("-") or "experiment",
-            "version": "1.0.0",
-            "description": f"An experiment of fedloom {__version__}, which must be installed beside Flower.",
-            "dependencies": [],
-        },
-        "tool": {
-            "flwr": {
-                "app": {
-                    "publisher": "fedloom",
-                    "components": {"serverapp": "fedloom_server:app", "clientapp": "fedloom_client:app"},
-                    "config": {"out": "", "rounds": 0},
-                }
-            }
-        },
-    }
 
 
 def _may_be_path(experiment: Experiment, key: str) -> bool:

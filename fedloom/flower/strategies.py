@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from logging import INFO, WARNING
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -33,43 +34,13 @@ from fedloom.federation.work import ClientWork, Outcome, Report, Work
 from fedloom.machine import computing
 from fedloom.network.coordinator.update_checks import Limits, check_update
 from fedloom.network.protocol.expected_update import ExpectedUpdate
-from fedloom.network.protocol.messages import Assignment, ClientAnswer
+from fedloom.network.protocol.messages import ClientAnswer
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.task import Task
 from fedloom.training.local import Groups
-from fedloom.tree import Tree, select, stack
+from fedloom.tree import Tree, expand, select, stack
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # names of the buffers of batch normalisation
-
-
-def make(
-    algorithm: Algorithm,
-    model: nn.Module | Task | None = None,
-    *,
-    quorum: float = 0.0,
-    norm_bound: float | None = None,
-    weight_cap: float = 1e9,
-    **settings: Any,
-) -> Strategy:
-    """Make a strategy. `settings` are those of Flower's FedAvg strategy, such as fraction_train and min_train_nodes.
-
-    `model` shows which leaves are parameters; you can leave it out if all are. `quorum` is the number of valid replies
-    that a round needs: a share of the nodes in the round, or a number above 1.
-    """
-    if not isinstance(algorithm, Algorithm):
-        raise InputError(f"A strategy needs an algorithm, such as fedloom.FedAvg(). Got {algorithm!r} instead.")
-    for name, bound in (("norm_bound", norm_bound), ("weight_cap", weight_cap)):
-        if bound is not None and not bound > 0:
-            raise InputError(f"{name} must be more than 0: nothing would be accepted. Got {bound!r} instead.")
-    if not fits_class(type(algorithm)):
-        known = sorted(name for name, kind in ALGORITHMS.items() if fits_class(kind))
-        raise InputError(
-            f"{type(algorithm).__name__} needs its own client half, not only trained weights: "
-            "`fedloom flower app` writes an app whose ClientApp has it. Strategies for your own ClientApps: "
-            f"{', '.join(known)}."
-        )
-    sampling = Sampling(quorum=quorum)
-    return Strategy(algorithm, model, sampling, Limits(norm_bound, weight_cap), **settings)
 
 
 def fits_class(kind: type[Algorithm]) -> bool:
@@ -78,21 +49,15 @@ def fits_class(kind: type[Algorithm]) -> bool:
     return issubclass(kind, FedAvg) and all(getattr(kind, name) is getattr(FedAvg, name) for name in same)
 
 
-@dataclass(frozen=True)
-class _Leaves:
-    """The part of a task that a server half reads."""
-
-    trainable: tuple[str, ...]
-
-    @staticmethod
-    def of(model: Tree) -> _Leaves:
-        buffers = [name for name in model if name.rpartition(".")[2] in BUFFERS]
-        if buffers:
-            raise InputError(
-                f"The model has leaves that are not trained, such as '{buffers[0]}': give the model itself, as in "
-                "strategy(algorithm, model=Net())."
-            )
-        return _Leaves(tuple(name for name, leaf in model.items() if leaf.is_floating_point()))
+def _task_of(model: Tree) -> Any:
+    """Return the parts of a task that a server half reads, for a model whose leaves are all trained."""
+    buffers = [name for name in model if name.rpartition(".")[2] in BUFFERS]
+    if buffers:
+        raise InputError(
+            f"The model has leaves that are not trained, such as '{buffers[0]}': give the model itself, as in "
+            "strategy(algorithm, model=Net())."
+        )
+    return SimpleNamespace(trainable=[name for name, leaf in model.items() if leaf.is_floating_point()], frozen=())
 
 
 @dataclass(frozen=True)
@@ -100,30 +65,49 @@ class _Replies(Backend):
     """A backend whose clients have already answered."""
 
     update: Update
-    count: int
 
     def run(self, work: Work) -> Outcome:
         assert isinstance(work, ClientWork)
-        return work.outcome(self.update, {}, tuple(Report(client) for client in range(self.count)))
+        return work.outcome(self.update, {}, tuple(map(Report, work.ids)))
 
 
 class Strategy(FlowerFedAvg):
-    """An algorithm's server half as a Flower strategy."""
+    """An algorithm's server half. Flower starts rounds, and the algorithm makes the new model of their replies.
+
+    `model` shows which leaves are parameters; you can leave it out if all are. `quorum` is the number of valid replies
+    that a round needs: a share of the nodes in the round, or a number above 1. `settings` are those of Flower's FedAvg
+    strategy, such as fraction_train and min_train_nodes.
+    """
 
     def __init__(
         self,
         algorithm: Algorithm,
-        model: nn.Module | Task | None,
-        sampling: Sampling,
-        limits: Limits,
+        model: nn.Module | Task | None = None,
+        *,
+        quorum: float = 0.0,
+        norm_bound: float | None = None,
+        weight_cap: float = 1e9,
         **settings: Any,
     ) -> None:
+        if not isinstance(algorithm, Algorithm):
+            raise InputError(f"A strategy needs an algorithm, such as fedloom.FedAvg(). Got {algorithm!r} instead.")
+        for name, bound in (("norm_bound", norm_bound), ("weight_cap", weight_cap)):
+            if bound is not None and not bound > 0:
+                raise InputError(f"{name} must be more than 0: nothing would be accepted. Got {bound!r} instead.")
+        if not fits_class(type(algorithm)):
+            known = sorted(name for name, kind in ALGORITHMS.items() if fits_class(kind))
+            raise InputError(
+                f"{type(algorithm).__name__} needs its own client half, not only trained weights: "
+                "`fedloom flower app` writes an app whose ClientApp has it. Strategies for your own ClientApps: "
+                f"{', '.join(known)}."
+            )
         try:
             super().__init__(**settings)
         except TypeError as error:
             raise InputError(f"Flower's FedAvg strategy does not have such a setting: {error}") from None
-        self.algorithm, self.sampling, self.limits = algorithm, sampling, limits
-        self.task = Task(model) if isinstance(model, nn.Module) else model
+        self.algorithm, self.sampling = algorithm, Sampling(quorum=quorum)
+        self.limits = Limits(norm_bound, weight_cap)
+        self.task: Any = Task(model) if isinstance(model, nn.Module) else model
         self.state: Groups = {}
         self.asked = 0
         self.rejected: list[tuple[int, str]] = []  # nodes and why, in the newest round
@@ -138,7 +122,7 @@ class Strategy(FlowerFedAvg):
         model = _tree(arrays)
         if not self.state:
             if self.task is None:
-                self.task = cast(Task, _Leaves.of(model))
+                self.task = _task_of(model)
             else:
                 _check_same_leaves(self.task, model)
             self.state = self.algorithm.init(self.task, model)
@@ -152,11 +136,12 @@ class Strategy(FlowerFedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        accepted, trees, examples = self._accepted(server_round, replies)
+        accepted = self._accepted(server_round, replies)
         needed = max(self.sampling.needed(self.asked), 1)
-        if len(trees) < needed:
-            log(WARNING, "Round %s: %s valid replies of %s that are needed.", server_round, len(trees), needed)
+        if len(accepted) < needed:
+            log(WARNING, "Round %s: %s valid replies of %s that are needed.", server_round, len(accepted), needed)
             return None, None
+        contents, trees, examples = zip(*accepted, strict=True)
         try:
             with computing():
                 state = self._round(server_round, trees, torch.tensor(examples, dtype=torch.float64))
@@ -164,49 +149,33 @@ class Strategy(FlowerFedAvg):
             log(WARNING, "Round %s: %s", server_round, error)
             return None, None
         # averaging equal numbers may change their last bits, and frozen parameters must not drift
-        frozen = select(self.state["model"], getattr(self.task, "frozen", ()))
+        frozen = select(self.state["model"], self.task.frozen)
         self.state = {**state, "model": {**state["model"], **frozen}}
         arrays = ArrayRecord({name: Array(leaf.numpy()) for name, leaf in self.state["model"].items()})
-        return arrays, self.train_metrics_aggr_fn(_comparable(accepted), self.weighted_by_key)
+        return arrays, self.train_metrics_aggr_fn(_comparable(contents), self.weighted_by_key)
 
     def _round(self, number: int, trees: Sequence[Tree], examples: Tensor) -> Groups:
-        stacked = stack(list(trees))
         weigh = weights.by_size(cast(FedAvg, self.algorithm).weights, examples)
-        backend = _Replies(Update({"model": stacked}, weigh, positions={"model": "model"}), len(trees))
-        assert self.task is not None
+        update = Update({"model": stack(list(trees))}, weigh, positions={"model": "model"})
         ids = tuple(range(len(trees)))
-        cohort = Cohort(backend, self.algorithm, self.task, ids, len(trees), number, 0, ClientStates({}))
+        cohort = Cohort(_Replies(update), self.algorithm, self.task, ids, len(ids), number, 0, ClientStates({}))
         return self.algorithm.round(self.state, cohort)
 
-    def _accepted(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[list[RecordDict], list[Tree], list[float]]:
+    def _accepted(self, server_round: int, replies: Iterable[Message]) -> list[tuple[RecordDict, Tree, float]]:
         """Return the valid replies in the order of their nodes, and log the others."""
-        self.rejected = []
-        accepted, trees, examples = [], [], []
-        shapes = {name: (tuple(leaf.shape), leaf.dtype) for name, leaf in self.state["model"].items()}
-        form = ExpectedUpdate({"model": shapes}, {}, {"model": "model"})
+        accepted, self.rejected = [], []
         for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
             try:
                 tree, weight = self._read(reply)
-                ask = Assignment(
-                    id="", kind="train", verb="map", label="", seed=0, round=server_round, attempt=0,
-                    cohort=self.asked, population=self.asked, clients=(),
-                )  # fmt: skip
-                one = {name: leaf[None] for name, leaf in tree.items()}
-                update = Update({"model": one}, {"model": torch.tensor([weight], dtype=torch.float64)})
-                check_update(ClientAnswer(0, update, None, (), {}), ask, form, self.state, self.limits, False)
+                accepted.append((reply.content, tree, weight))
             except Rejected as error:
                 node, why = reply.metadata.src_node_id, f"{error.code}: {error.message}"
                 self.rejected.append((node, why))
                 log(WARNING, "Round %s: node %s is left out: %s", server_round, node, why)
-                continue
-            accepted.append(reply.content)
-            trees.append(tree)
-            examples.append(weight)
-        return accepted, trees, examples
+        return accepted
 
     def _read(self, reply: Message) -> tuple[Tree, float]:
+        """Return a reply's weights and its number of examples; raise `Rejected` if they cannot be averaged."""
         if reply.has_error():
             raise Rejected("malformed", f"its ClientApp failed: {reply.error.reason}")
         arrays, metrics = list(reply.content.array_records.values()), list(reply.content.metric_records.values())
@@ -218,9 +187,14 @@ class Strategy(FlowerFedAvg):
         if not isinstance(weight, (int, float)):
             raise Rejected("weight", f"'{self.weighted_by_key}' must be one number")
         try:
-            return _tree(arrays[0]), float(weight)
+            tree = _tree(arrays[0])
         except Exception as error:  # the bytes are not ours, and NumPy's reader raises many kinds
             raise Rejected("malformed", f"its arrays cannot be read: {error}") from None
+        one = Update({"model": expand(tree, 1)}, {"model": torch.tensor([weight], dtype=torch.float64)})
+        shapes = {name: (tuple(leaf.shape), leaf.dtype) for name, leaf in self.state["model"].items()}
+        expected = ExpectedUpdate({"model": shapes}, {}, {"model": "model"})
+        check_update(ClientAnswer(0, one, None, (), {}), expected, self.state, self.limits)
+        return tree, float(weight)
 
 
 def _check_same_leaves(task: Task, model: Tree) -> None:

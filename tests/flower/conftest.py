@@ -80,6 +80,9 @@ class FakeGrid:
         return replies
 
 
+Grids = Callable[..., tuple[FakeGrid, Path]]
+
+
 @pytest.fixture(autouse=True)
 def identity(monkeypatch: pytest.MonkeyPatch) -> None:
     """Flower's programs say who they are before they make messages."""
@@ -91,7 +94,7 @@ def identity(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def fake_grid(tmp_path: Path) -> Callable[..., tuple[FakeGrid, Path]]:
+def fake_grid(tmp_path: Path) -> Grids:
     """Two nodes in this process, and the app that they have."""
     from fedloom.flower.worker import Worker, site_for
 

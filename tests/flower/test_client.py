@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Listener
 from pathlib import Path
@@ -15,24 +14,12 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedloom[flower]'")
 
-from fedloom.flower import client, server
+from fedloom.flower import client
 from fedloom.flower.client import answer
 from fedloom.flower.messages import Payload
 from fedloom.flower.paths import ADDRESS, data_mark
 from fedloom.network.agent.enrolment import locked_state
-from tests.flower.conftest import FakeGrid
-
-Grids = Callable[..., tuple[FakeGrid, Path]]
-
-
-@pytest.fixture(autouse=True)
-def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "POLL_SECONDS", 0.001)
-    monkeypatch.setattr(server, "NODE_POLL_SECONDS", 0.0)
-
-
-def run(fake_grid: FakeGrid, app: Path, folder: Path, **config: Any) -> None:
-    server.run(app, fake_grid, {"out": str(folder), **config})  # type: ignore[arg-type]
+from tests.flower.conftest import Grids
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,8 @@ from fedloom.flower.client import answer
 from fedloom.flower.messages import BODIES, HEADER, Payload
 from fedloom.network.protocol.messages import AnswerBuilder, read_answer
 from fedloom.network.protocol.tensors import read_parcel
-from tests.flower.conftest import THREE, VALUES, FakeGrid
+from tests.flower.conftest import THREE, VALUES, FakeGrid, Grids
 from tests.network.conftest import serial_weights, weights
-
-Grids = Callable[..., tuple[FakeGrid, Path]]
 
 
 @pytest.fixture(autouse=True)

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedloom[flower]'")
 
-from fedloom.flower import server
 from fedloom.flower.messages import Payload
-from tests.flower.conftest import FakeGrid
-
-Grids = Callable[..., tuple[FakeGrid, Path]]
-
-
-def run(fake_grid: FakeGrid, app: Path, folder: Path, **config: Any) -> None:
-    server.run(app, fake_grid, {"out": str(folder), **config})  # type: ignore[arg-type]
+from tests.flower.conftest import Grids
 
 
 def test_nonsense_does_not_end_a_worker(fake_grid: Grids) -> None:

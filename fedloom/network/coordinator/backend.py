@@ -139,7 +139,8 @@ class NetworkBackend(Backend):
         limits = Limits(self.sampling.norm_bound, self.sampling.weight_cap)
 
         def check(assignment: Assignment, answer: ClientAnswer) -> None:
-            check_update(answer, assignment, expected, work.shared, limits, bool(work.own))
+            ticket = (assignment.round, assignment.attempt, assignment.call) if work.own else None
+            check_update(answer, expected, work.shared, limits, ticket)
             self._check_measured(assignment, answer)
 
         call = Call(

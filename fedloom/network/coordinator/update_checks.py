@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedloom.network.protocol.expected_update import ExpectedUpdate, Shape
-from fedloom.network.protocol.messages import Assignment, ClientAnswer
+from fedloom.network.protocol.messages import ClientAnswer
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.training.evaluation import Measured
 from fedloom.training.local import Groups
@@ -26,13 +26,12 @@ class Limits:
 
 def check_update(
     answer: ClientAnswer,
-    assignment: Assignment,
     expected: ExpectedUpdate | None,
     shared: Groups,
     limits: Limits,
-    keeps: bool,
+    ticket: tuple[int, int, int] | None = None,
 ) -> None:
-    """Raise `Rejected` unless this answer may be summed with the others; `keeps` says if clients keep a state."""
+    """Raise `Rejected` unless this answer may be summed with the others; `ticket` is the version of its state."""
     update = answer.update
     if expected is not None:
         _same_names("group", update.groups, expected.groups)
@@ -59,7 +58,6 @@ def check_update(
     _check_weights(update.weight if isinstance(update.weight, dict) else {}, limits)
     if limits.norm_bound is not None:
         _check_norm(update.groups, bases, limits.norm_bound)
-    ticket = (assignment.round, assignment.attempt, assignment.call) if keeps else None
     if answer.ticket != ticket:
         raise Rejected("ticket", f"the client's state should have the version {ticket}, and has {answer.ticket}")
 
