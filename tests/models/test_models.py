@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from fedloom import models
 from fedloom.cli import app
 from fedloom.errors import InputError
-from fedloom.models import MODELS, build, describe
+from fedloom.models import MODELS, build, construct, describe
 from fedloom.task import Task
 from tests.models.helpers import parameters
 
@@ -109,19 +109,31 @@ def test_a_task_finds_models_by_name() -> None:
         ("next_word_lstm", {"recurrent_dropout": 1.0}, r"'recurrent_dropout' .* below 1\. Got 1\.0"),
         ("no_such_package.net:Net", {}, "no module 'no_such_package'"),
         ("torch.nn:Liner", {}, "Did you mean 'Linear'"),
-        ("math:pi", {}, r"'math:pi' must be a class or a function\. Got float"),
+        ("math:pi", {}, "'math:pi' cannot be used here: .* a class that inherits from Module"),
         ("fedloom.models.mlp:MLP", {"feature": 3}, "'fedloom.models.mlp:MLP' cannot be built with feature: .*features"),
         (
             "torch.nn:Linear",
             {"in_features": -1, "out_features": 2},
             "'torch.nn:Linear' failed while it was built: Run",
         ),
-        ("pathlib:PurePosixPath", {}, r"must be a torch\.nn\.Module\. Got PurePosixPath"),
+        ("pathlib:PurePosixPath", {}, "'pathlib:PurePosixPath' cannot be used here: .* It was not called"),
     ],
 )
 def test_mistakes_are_explained(name: str, args: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         build(name, **args)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (3.14, r"'mine' must be a class or a function\. Got float"),
+        (PurePosixPath, r"must be a torch\.nn\.Module\. Got PurePosixPath"),
+    ],
+)
+def test_what_you_pass_must_build_a_module(model: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        construct("mine", model, {})
 
 
 def test_classes_and_functions_are_held_to_the_same() -> None:
