@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 Tree = dict[str, Tensor]
+Groups = dict[str, Tree]  # named trees: what the server knows, what it sends, what a client keeps
 
 
 def map_leaves(fn: Callable[..., Tensor], *trees: Tree) -> Tree:

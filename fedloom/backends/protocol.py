@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedloom import tree
 from fedloom.federation.work import Work
 from fedloom.task import Task
-from fedloom.training.local import Groups
+from fedloom.tree import Groups
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm

@@ -19,7 +19,7 @@ from fedloom.experiment.worker_groups import WorkerGroup
 from fedloom.federation.engine import RoundRecord, Snapshot, fit
 from fedloom.results import headline
 from fedloom.task import Task
-from fedloom.training.local import Groups
+from fedloom.tree import Groups
 
 
 @dataclass

@@ -28,8 +28,7 @@ from torch import Tensor
 from fedloom import files
 from fedloom.errors import InputError, StoreError
 from fedloom.federation.engine import Snapshot
-from fedloom.training.local import Groups
-from fedloom.tree import Tree
+from fedloom.tree import Groups, Tree
 
 FORMAT = 1
 _MANIFEST = re.compile(r"round-(\d+)\.json")

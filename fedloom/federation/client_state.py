@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from fedloom import tree
 from fedloom.errors import InputError
-from fedloom.training.local import Groups
+from fedloom.tree import Groups
 
 
 class ClientStates:

@@ -17,8 +17,7 @@ from fedloom.errors import InputError, RoundAbandoned, TrainingError
 from fedloom.federation.client_state import ClientStates
 from fedloom.federation.work import ClientWork, Outcome, Report, means_of
 from fedloom.task import Task
-from fedloom.training.local import Groups
-from fedloom.tree import Tree, change, select
+from fedloom.tree import Groups, Tree, change, select
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm, Update

@@ -23,7 +23,7 @@ from fedloom.machine import computing
 from fedloom.record import Count, Record
 from fedloom.task import Task
 from fedloom.training.evaluation import Measured
-from fedloom.training.local import Groups
+from fedloom.tree import Groups
 
 Public = tuple[int, str, int, float]  # client, name, about (another client, or the number's place), value
 Phase = Literal["pre_fit", "post_fit", "final"]

@@ -17,9 +17,7 @@ from fedloom.task import Task
 from fedloom.training import evaluation, generators
 from fedloom.training.clients import Clients
 from fedloom.training.evaluation import Measured
-from fedloom.training.local import Groups
-from fedloom.training.schedule import blame
-from fedloom.tree import Tree
+from fedloom.tree import Groups, Tree
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm
@@ -91,7 +89,7 @@ class EvaluationWork:
                     for position, measured in zip(positions, found, strict=True):
                         graded.setdefault(self.ids[position], {})[split] = measured
             except Exception as error:
-                raise blame(error, "evaluation", data, begin) from error
+                raise data.blame(error, "evaluation", begin) from error
         return graded
 
     def merge(self, results: Iterable[ByClient]) -> ByClient:

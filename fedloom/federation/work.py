@@ -22,8 +22,7 @@ from fedloom.task import Task
 from fedloom.training import evaluation, generators
 from fedloom.training.clients import Clients, Setup
 from fedloom.training.evaluation import Measured
-from fedloom.training.local import Groups
-from fedloom.tree import Tree
+from fedloom.tree import Groups, Tree
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm, Update

@@ -37,8 +37,7 @@ from fedloom.network.protocol.expected_update import ExpectedUpdate
 from fedloom.network.protocol.messages import ClientAnswer
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.task import Task
-from fedloom.training.local import Groups
-from fedloom.tree import Tree, expand, select, stack
+from fedloom.tree import Groups, Tree, expand, select, stack
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # names of the buffers of batch normalisation
 

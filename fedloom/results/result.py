@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from fedloom.experiment.plan import Plan
     from fedloom.federation.engine import Snapshot
     from fedloom.task import Task
-    from fedloom.training.local import Groups
-    from fedloom.tree import Tree
+    from fedloom.tree import Groups, Tree
 
 Restored = TypeVar("Restored")
 TABLES = {  # the name that users see → the table of the database

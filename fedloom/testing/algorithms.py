@@ -32,9 +32,9 @@ from fedloom.models.mlp import MLP
 from fedloom.task import Task
 from fedloom.testing.ways import ONE, bits, difference, leaf_distance, spread
 from fedloom.training import generators
-from fedloom.training.local import Groups
 from fedloom.training.probe import probe
 from fedloom.training.schedule import Training
+from fedloom.tree import Groups
 
 __all__ = ["check_algorithm"]
 

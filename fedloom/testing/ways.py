@@ -16,8 +16,8 @@ from fedloom.federation.engine import RoundRecord
 from fedloom.federation.work import Place
 from fedloom.testing.backends import InProcess
 from fedloom.training.clients import Setup
-from fedloom.training.local import Groups
 from fedloom.training.probe import Probe
+from fedloom.tree import Groups
 
 ONE = "one client after another"
 PAIRS = "pairs of clients side by side"

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedloom import keys
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
+from fedloom.errors import InputError, TrainingError
 
 
 @dataclass(frozen=True)
@@ -64,3 +65,14 @@ class Clients:
     def key(self, position: int, purpose: str, *parts: int) -> int:
         """Return a key for this client in this call of this round."""
         return keys.key(self.seed, purpose, self.round, self.call, self.ids[position], *parts)
+
+    def dropout_key(self, position: int, step: int) -> Tensor:
+        """Return the two words of this client's dropout key in a step as a tensor."""
+        return torch.tensor(keys.words(self.key(position, "dropout", step)), device=self.setup.device)
+
+    def blame(self, error: Exception, phase: str, position: int) -> Exception:
+        """Return the error as a TrainingError that names the round, the client and the phase."""
+        if isinstance(error, InputError):
+            return error
+        what = str(error) if isinstance(error, TrainingError) else f"{type(error).__name__}: {error}"
+        return TrainingError(f"Round {self.round}, client '{self.name(position)}', {phase}: {what}")

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedloom.errors import TrainingError
 from fedloom.training.clients import Clients
-from fedloom.training.schedule import Groups, TrainingJob
-from fedloom.tree import is_whole
+from fedloom.training.schedule import TrainingJob
+from fedloom.tree import Groups, is_whole
 
 MOST_TRAINERS = 16  # that are kept; each holds a model, or several
 WATCHED = 512  # one of this many trainings of a client has a step that is also computed the plain way

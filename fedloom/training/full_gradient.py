@@ -13,7 +13,7 @@ from fedloom.training import generators
 from fedloom.training.clients import Clients
 from fedloom.training.local import gradient_of, passes_over, with_zeros
 from fedloom.training.modules import load
-from fedloom.training.schedule import blame, check_finite, dropout_key, training_rows
+from fedloom.training.schedule import check_finite, training_rows
 from fedloom.tree import Tree, row, stack
 
 
@@ -40,13 +40,13 @@ def full_gradient(task: Task, data: Clients, weights: Tree) -> FullGradient:
     for position in range(len(data)):
         load(tensors.own, {**task.transient, **row(weights, position)})
         rows = training_rows(data, position)
-        passes = passes_over(task, data, rows, dropout_key(data, position, 0), data.key(position, "draws", 0))
+        passes = passes_over(task, data, position, rows, step=0)
         try:
             with generators.lent(), task.python_state.fresh(), tensors.replaced(tensors.own):
                 loss, gradient = gradient_of(task, passes, len(rows), leaves)
             check_finite(loss.item())
         except Exception as error:
-            raise blame(error, "its full gradient", data, position) from error
+            raise data.blame(error, "its full gradient", position) from error
         gradients.append(with_zeros(gradient, leaves))
         losses.append(loss.item())
         buffers.append({n: leaf.clone() for n, leaf in tensors.weights().items() if n not in task.trainable})

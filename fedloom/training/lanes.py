@@ -25,18 +25,9 @@ from fedloom.training.evaluation import batch
 from fedloom.training.fast_paths import load_shared, must_agree, watched_step
 from fedloom.training.local import StepTensors, client_step, clip, load_client
 from fedloom.training.masking import Masked
-from fedloom.training.schedule import (
-    ClientResult,
-    ClientSchedule,
-    Correct,
-    Groups,
-    Step,
-    Training,
-    TrainingJob,
-    blame,
-)
+from fedloom.training.schedule import ClientResult, ClientSchedule, Correct, Step, Training, TrainingJob
 from fedloom.training.tape import CannotRecord, Tape, recorded
-from fedloom.tree import Tree, clone, row, select
+from fedloom.tree import Groups, Tree, clone, row, select
 
 
 class LaneTrainer:
@@ -162,7 +153,7 @@ class LaneTrainer:
         try:
             return schedule.advance(tensors.take_loss, lambda: (self.weights[lane], tensors.optimizer))
         except Exception as error:
-            raise blame(error, "local training", schedule.job.data, schedule.position) from error
+            raise schedule.job.data.blame(error, "local training", schedule.position) from error
 
     @property
     def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:

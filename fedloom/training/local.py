@@ -21,21 +21,11 @@ from fedloom.training.clients import Clients
 from fedloom.training.evaluation import batch, passes
 from fedloom.training.masking import Masked
 from fedloom.training.modules import load
-from fedloom.training.schedule import (
-    ClientResult,
-    ClientSchedule,
-    Correct,
-    Groups,
-    Step,
-    Training,
-    TrainingJob,
-    blame,
-    check_finite,
-)
+from fedloom.training.schedule import ClientResult, ClientSchedule, Correct, Step, Training, TrainingJob, check_finite
 from fedloom.training.tape import Sealed
-from fedloom.tree import Tree, clone, row, stack
+from fedloom.tree import Groups, Tree, clone, row, stack
 
-__all__ = ["Correct", "Groups", "Step", "Trained", "Training", "train"]
+__all__ = ["Correct", "Step", "Trained", "Training", "train"]
 
 Passes = Callable[[], Iterable[tuple[Tensor, Tensor, Tensor | None]]]  # examples, labels and dropout key of each pass
 
@@ -170,7 +160,7 @@ def train_client(
                 steps = take_steps(job, schedule, tensors)
                 done = schedule.advance(tensors.take_loss, lambda: (task.tensors.weights(), tensors.optimizer), steps)
             except Exception as error:
-                raise blame(error, place, data, position) from error
+                raise data.blame(error, place, position) from error
     return schedule.finish(task.tensors.weights(), clone(tensors.optimizer))
 
 
@@ -178,13 +168,13 @@ def step_on_rows(
     job: TrainingJob, schedule: ClientSchedule, tensors: StepTensors, rows: Tensor, ahead: int = 0
 ) -> None:
     """Train on one batch: some rows of the client, `ahead` steps after the next."""
-    seed = job.data.key(schedule.position, "draws", schedule.steps + ahead)
-    batch_passes = passes_over(job.task, job.data, rows, schedule.dropout_key(ahead), seed)
+    batch_passes = passes_over(job.task, job.data, schedule.position, rows, schedule.steps + ahead)
     check_finite(client_step(job.task, job.training, job.correct, tensors, batch_passes, len(rows)).item())
 
 
-def passes_over(task: Task, data: Clients, rows: Tensor, key: Tensor, seed: int) -> Passes:
+def passes_over(task: Task, data: Clients, position: int, rows: Tensor, step: int) -> Passes:
     """Return a function that reads rows in one pass, or in several where that gives the same. It always draws alike."""
+    key, seed = data.dropout_key(position, step), data.key(position, "draws", step)
 
     def read() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         generators.seed(seed, data.setup.device)

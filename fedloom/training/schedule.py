@@ -20,9 +20,7 @@ from fedloom.record import Count, Decay, NonNegative, Positive, Record
 from fedloom.task import Task
 from fedloom.training.clients import Clients
 from fedloom.training.evaluation import evaluate
-from fedloom.tree import Tree, clone
-
-Groups = dict[str, Tree]  # named trees: what the server knows, what it sends, what a client keeps
+from fedloom.tree import Groups, Tree, clone
 
 
 class Training(Record):
@@ -143,7 +141,7 @@ class ClientSchedule:
 
     def dropout_key(self, ahead: int = 0) -> Tensor:
         """Return the key of dropout in the next step, or in the step that is `ahead` steps later."""
-        return dropout_key(self.job.data, self.position, self.steps + ahead)
+        return self.job.data.dropout_key(self.position, self.steps + ahead)
 
     def advance(self, loss_sum: Callable[[], float], state: Callable[[], tuple[Tree, Tree]], steps: int = 1) -> bool:
         """Count steps. At the end of an epoch, keep its loss and decide whether to stop. Return True when done.
@@ -193,11 +191,6 @@ class ClientSchedule:
         return ClientResult(optimizer, steps, tuple(self.history))
 
 
-def dropout_key(data: Clients, position: int, step: int) -> Tensor:
-    """Return the two words of a client's dropout key as a tensor."""
-    return torch.tensor(keys.words(data.key(position, "dropout", step)), device=data.setup.device)
-
-
 def training_rows(data: Clients, position: int, batch_size: int | None = None, drop_last: bool = False) -> Tensor:
     """Return one client's training rows. Raise if there are none, or if batch normalisation would see one alone."""
     rows = data.rows(position, "train")
@@ -225,11 +218,3 @@ def check_finite(loss: float) -> None:
     """Raise if the loss is NaN or infinite."""
     if loss - loss != 0:
         raise TrainingError(f"the loss is {loss}. A smaller lr or a clip may help.")
-
-
-def blame(error: Exception, phase: str, data: Clients, position: int) -> Exception:
-    """Return the error as a TrainingError that names the round, the client and the phase."""
-    if isinstance(error, InputError):
-        return error
-    what = str(error) if isinstance(error, TrainingError) else f"{type(error).__name__}: {error}"
-    return TrainingError(f"Round {data.round}, client '{data.name(position)}', {phase}: {what}")

@@ -18,9 +18,8 @@ from fedloom.federation.client_state import ClientStates
 from fedloom.federation.cohort import Cohort
 from fedloom.federation.work import ClientWork, Place, Work
 from fedloom.task import Task
-from fedloom.training.local import Groups
 from fedloom.training.probe import Probe
-from fedloom.tree import expand, row
+from fedloom.tree import Groups, expand, row
 
 EXAMPLES = 20  # enough for a validation split with more than one class, most of the time
 

@@ -10,7 +10,7 @@ from fedloom.algorithms import FederatedDropout
 from fedloom.federation.engine import Evaluation, fit
 from fedloom.task import Task
 from fedloom.training.clients import Clients
-from fedloom.training.local import Groups
+from fedloom.tree import Groups
 from tests.conftest import Dense, federation
 
 SEEN: list[tuple[Update, Groups, Groups]] = []

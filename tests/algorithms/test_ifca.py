@@ -16,7 +16,7 @@ from fedloom.data.federation import Federation
 from fedloom.federation.engine import Evaluation, RoundRecord, fit
 from fedloom.federation.sampling import Sampling
 from fedloom.task import Task
-from fedloom.training.local import Groups
+from fedloom.tree import Groups
 from tests.conftest import Dense, federation
 
 ONLY_ONE = Sampling(count=1, sampling="window")  # clients 0, 1, 2, …: most are not drawn for long

@@ -34,8 +34,8 @@ from fedloom.experiment.experiment_file import RunTable
 from fedloom.federation.engine import Evaluation, fit
 from fedloom.task import Task
 from fedloom.training.clients import Clients, Setup
-from fedloom.training.local import Groups
 from fedloom.training.probe import probe
+from fedloom.tree import Groups
 from tests.backends.helpers import CASES, MEASURE, Moody, cases, ragged, serial, task
 from tests.conftest import ALL_TRAIN, Dense, facts, federation, last
 

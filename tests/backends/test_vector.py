@@ -24,8 +24,8 @@ from fedloom.federation.engine import Evaluation, fit
 from fedloom.federation.sampling import Sampling
 from fedloom.task import Task
 from fedloom.training.clients import Clients
-from fedloom.training.local import Groups
 from fedloom.training.probe import probe
+from fedloom.tree import Groups
 from tests.backends.helpers import LIGHT, Moody, cases, ragged, run, serial, task
 from tests.conftest import (
     ALL_TRAIN,

@@ -26,9 +26,8 @@ from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import Place
 from fedloom.task import Task
 from fedloom.testing.backends import InProcess
-from fedloom.training.local import Groups
 from fedloom.training.probe import probe
-from fedloom.tree import Tree
+from fedloom.tree import Groups, Tree
 from tests.conformance.test_robust import as_given
 from tests.conformance.transcriptions import Attendance, Line, Softmax, TwoLayers, World, three_clients
 from tests.conftest import ALL_TRAIN, CLASSES, FEATURES, Dense, Normed, Pictures, federation

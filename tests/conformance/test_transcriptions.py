@@ -11,7 +11,7 @@ from fedloom.algorithm import Algorithm
 from fedloom.algorithms import ALGORITHMS
 from fedloom.federation.engine import Evaluation, RoundRecord, Snapshot, fit
 from fedloom.training.clients import Clients
-from fedloom.training.local import Groups
+from fedloom.tree import Groups
 from tests.conformance.transcriptions import (
     CASES,
     SEED,

@@ -17,7 +17,7 @@ from fedloom.errors import InputError, StoreError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.checkpoint import Checkpoint, load, save
 from fedloom.federation.engine import Snapshot
-from fedloom.training.local import Groups
+from fedloom.tree import Groups
 
 
 def state(value: float) -> Groups:

@@ -11,8 +11,7 @@ from fedloom.data.federation import Federation
 from fedloom.task import Task
 from fedloom.training.clients import Clients
 from fedloom.training.evaluation import Measured
-from fedloom.training.local import Groups
-from fedloom.tree import Tree
+from fedloom.tree import Groups, Tree
 from tests.conftest import federation
 
 SIZES = (12, 30, 21, 45)

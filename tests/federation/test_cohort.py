@@ -24,9 +24,8 @@ from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import Inbox
 from fedloom.task import Task
 from fedloom.training.clients import Clients
-from fedloom.training.local import Groups
 from fedloom.training.probe import probe
-from fedloom.tree import Tree
+from fedloom.tree import Groups, Tree
 from tests.conftest import Dense, assert_close, facts, federation, last
 
 

@@ -18,7 +18,7 @@ from fedloom.federation.sampling import Sampling
 from fedloom.task import Task
 from fedloom.training import local
 from fedloom.training.clients import Clients
-from fedloom.training.local import Groups
+from fedloom.tree import Groups
 from tests.conftest import FEATURES, Dense, Logit, Noisy, Normed, facts, federation, last, two_classes
 from tests.federation.helpers import LIGHT, SIZES, by_hand, values
 

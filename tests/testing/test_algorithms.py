@@ -14,8 +14,8 @@ from fedloom.record import NonNegative
 from fedloom.task import Task
 from fedloom.testing import check_algorithm
 from fedloom.training.clients import Clients
-from fedloom.training.local import Groups, Step
-from fedloom.tree import Tree, add, clone, expand, scale, sub
+from fedloom.training.local import Step
+from fedloom.tree import Groups, Tree, add, clone, expand, scale, sub
 
 
 class Mine(FedAvg):

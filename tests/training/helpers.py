@@ -15,11 +15,11 @@ from fedloom.data.federation import Federation
 from fedloom.task import Task
 from fedloom.training import local
 from fedloom.training.clients import Clients, Setup
-from fedloom.training.local import Groups, Step, Trained, Training
+from fedloom.training.local import Step, Trained, Training
 from fedloom.training.modules import ModuleTensors, load
 from fedloom.training.probe import probe
 from fedloom.training.schedule import TrainingJob
-from fedloom.tree import Tree
+from fedloom.tree import Groups, Tree
 from tests.conftest import (
     ALL_TRAIN,
     FEATURES,

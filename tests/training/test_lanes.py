@@ -11,8 +11,8 @@ from fedloom.data.split import Split
 from fedloom.errors import TrainingError
 from fedloom.task import Task
 from fedloom.training import local
-from fedloom.training.local import Groups, Step, Training
-from fedloom.tree import Tree
+from fedloom.training.local import Step, Training
+from fedloom.tree import Groups, Tree
 from tests.conftest import (
     FEATURES,
     federation,

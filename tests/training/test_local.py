@@ -17,9 +17,9 @@ from fedloom.data.federation import Federation
 from fedloom.errors import TrainingError
 from fedloom.task import Task
 from fedloom.training import local
-from fedloom.training.local import Groups, Step, Training, clip
+from fedloom.training.local import Step, Training, clip
 from fedloom.training.modules import ModuleTensors, load
-from fedloom.tree import Tree
+from fedloom.tree import Groups, Tree
 from tests.conftest import (
     ALL_TRAIN,
     FEATURES,

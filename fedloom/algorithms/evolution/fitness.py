@@ -18,7 +18,6 @@ from fedloom.algorithm import Algorithm, Clients, Cohort, Groups, InputError, Ta
 from fedloom.training import evaluation, generators
 from fedloom.training.clients import Setup
 from fedloom.training.masking import Masked
-from fedloom.training.schedule import blame
 from fedloom.tree import Tree, clone, map_leaves, row
 
 FitnessName = Literal["mse", "cross_entropy", "accuracy", "loss"]
@@ -60,7 +59,7 @@ class Search(Algorithm):
                 try:
                     found.append(fitness_on(task, population, fixed, data, rows, self.fitness))
                 except Exception as error:
-                    raise blame(error, "the fitness of the candidates", data, position) from error
+                    raise data.blame(error, "the fitness of the candidates", position) from error
         counts = torch.tensor([len(rows) for rows in held], dtype=torch.float64)
         return Update({"fitness": {"fitness": torch.stack(found)}}, counts)
 

@@ -17,7 +17,7 @@ from fedloom.network.agent.state_versions import StateVersions
 from fedloom.network.protocol.messages import AnswerBuilder, AssignedClient, Assignment, Ticket
 from fedloom.task import Task
 from fedloom.training.evaluation import Measured
-from fedloom.training.local import Groups
+from fedloom.tree import Groups
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from fedloom.network.protocol.messages import AssignedClient, DataFormat, Hello
 from fedloom.network.protocol.tensors import PROTOCOL
 from fedloom.task import Task
 from fedloom.training.clients import Setup
-from fedloom.training.local import Groups
 from fedloom.training.probe import probe
+from fedloom.tree import Groups
 
 SHOWN = 5  # modules that a message names
 

@@ -29,7 +29,7 @@ from fedloom.network.protocol.tensors import (
     read_parcel,
     unflatten,
 )
-from fedloom.training.local import Groups
+from fedloom.tree import Groups
 
 MOST = 6  # parcels in the cache
 SMALL = 8 << 20  # bytes: up to this, a parcel stays in memory

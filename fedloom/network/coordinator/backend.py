@@ -45,7 +45,7 @@ from fedloom.record import seconds
 from fedloom.task import Task
 from fedloom.training.clients import Setup
 from fedloom.training.evaluation import Measured
-from fedloom.training.local import Groups
+from fedloom.tree import Groups
 
 
 @dataclass

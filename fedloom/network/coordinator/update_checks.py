@@ -12,8 +12,7 @@ from fedloom.network.protocol.expected_update import ExpectedUpdate, Shape
 from fedloom.network.protocol.messages import ClientAnswer
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.training.evaluation import Measured
-from fedloom.training.local import Groups
-from fedloom.tree import is_whole
+from fedloom.tree import Groups, is_whole
 
 
 @dataclass(frozen=True)

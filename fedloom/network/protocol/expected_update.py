@@ -17,7 +17,7 @@ from fedloom.network.protocol.messages import DataFormat
 from fedloom.task import Task
 from fedloom.training.clients import Setup
 from fedloom.training.fast_paths import forget_trainers
-from fedloom.training.local import Groups
+from fedloom.tree import Groups
 
 EXAMPLES = 12
 Shape = tuple[tuple[int, ...], torch.dtype]

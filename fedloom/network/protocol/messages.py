@@ -21,7 +21,7 @@ from fedloom.data.federation import Federation
 from fedloom.federation.work import ClientWork
 from fedloom.network.protocol.tensors import Parcel, WireError, below, flatten, unflatten
 from fedloom.training.evaluation import Measured
-from fedloom.training.local import Groups
+from fedloom.tree import Groups
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, deserialize, safe_open
 from torch import Tensor
 
 from fedloom.errors import FedloomError
-from fedloom.training.local import Groups
+from fedloom.tree import Groups
 
 PROTOCOL = 1
 CHUNK = 1 << 20
