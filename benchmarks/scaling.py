@@ -167,7 +167,7 @@ def evaluation(options: argparse.Namespace) -> tuple[str, list[str], Rows, Any]:
 
     import fedloom as fl
     from fedloom.backends.vector import Vector, Workers
-    from fedloom.federation.evaluation import EvaluationWork
+    from fedloom.federation.evaluation import TOGETHER, EvaluationWork
     from fedloom.machine import cores
 
     chosen = settings(options)
@@ -188,7 +188,7 @@ def evaluation(options: argparse.Namespace) -> tuple[str, list[str], Rows, Any]:
         backend=training,
     )
     state = {"model": work.task.initial()}
-    examine = EvaluationWork.of(work.algorithm, state, {}, everyone, ("test",))
+    examine = EvaluationWork(work.algorithm, state, {}, everyone, ("test",), together=TOGETHER)
     found = alternate({"round": lambda: next(records), "evaluation": lambda: testing.run(examine)}, options.rounds)
     training.close()
     testing.close()

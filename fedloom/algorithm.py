@@ -26,23 +26,8 @@ from fedloom.training import local
 from fedloom.training.clients import Clients
 from fedloom.training.evaluation import batch, evaluate
 from fedloom.training.full_gradient import full_gradient
-from fedloom.training.local import Step, Trained, Training
-from fedloom.tree import (
-    Groups,
-    Tree,
-    add,
-    clone,
-    concat,
-    expand,
-    map_leaves,
-    row,
-    rows,
-    scale,
-    select,
-    stack,
-    sub,
-    zeros_like,
-)
+from fedloom.training.local import Groups, Step, Trained, Training
+from fedloom.tree import Tree, add, clone, concat, expand, map_leaves, row, rows, scale, select, stack, sub, zeros_like
 
 __all__ = ["Aggregate", "Algorithm", "Answers", "AtLeastOne", "Central", "Clients", "Cohort", "Count", "Decay"]
 __all__ += ["Groups", "Inbox", "InputError", "NonNegative", "Positive", "Share", "Step", "Task", "Trained"]

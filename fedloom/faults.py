@@ -9,28 +9,6 @@ import os
 import signal
 import time
 
-# the points of each process: tests kill it at every one of them
-COORDINATOR_POINTS = (
-    "coordinator.ask",  # before the clients of a call get their work
-    "update.received",  # an update is on the disk, but not accepted yet
-    "ledger.accept",  # before accepted updates are committed
-    "ledger.accepted",  # after that, before the agents get their answers
-    "coordinator.aggregate",  # all updates have arrived, none is added up yet
-    "coordinator.aggregated",  # they are added up, but there is no checkpoint yet
-    "checkpoint.write",  # before a checkpoint's file is synced
-    "checkpoint.rename",  # synced, but not renamed yet
-    "checkpoint.renamed",  # renamed, but the folder is not synced yet
-    "ledger.forget",  # before updates that were added up are deleted
-)
-AGENT_POINTS = (
-    "agent.asked",  # work has arrived
-    "agent.trained",  # before any of the answer is stored
-    "own.write",  # before a client's new state is synced
-    "own.rename",  # synced, but not renamed yet
-    "own.renamed",  # renamed, but the answer is not sent yet
-    "agent.answered",  # the answer was accepted
-    "audit.written",  # the audit log has a new line
-)
 VARIABLE = "FEDLOOM_KILL_AT"  # "NAME:N" kills this process when it passes the point for the N-th time
 CLOCK = "FEDLOOM_CLOCK"  # "3600@5" moves this process's clock by an hour after five seconds
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from gzip import GzipFile
 from pathlib import Path
+from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -58,21 +60,19 @@ def locked(folder: Path, busy: str, seconds: float = 0.0) -> Iterator[None]:
     """Hold a folder for this process alone; raise StoreError(busy) if another one still holds it after `seconds`."""
     lock = FileLock(folder / ".lock", timeout=seconds)
     try:
-        lock.acquire()
+        held = lock.acquire()
     except Timeout:
         raise StoreError(busy) from None
     except OSError as error:
         raise StoreError(f"Nothing can be written to {folder}: {error}.") from error
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, which may be larger than memory."""
+def sha256(file: Path | BinaryIO | GzipFile) -> str:
+    """Return the SHA-256 of a file, or of what is left in an open one, which may be larger than memory."""
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
+    with file.open("rb") if isinstance(file, Path) else nullcontext(file) as stream:
+        while piece := stream.read(1 << 20):
             digest.update(piece)
     return digest.hexdigest()

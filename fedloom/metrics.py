@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,12 +51,9 @@ def _accuracy(output: Tensor, target: Tensor) -> Tensor:
     return (output.argmax(-1) == target).float()
 
 
-def _top(k: int) -> Callable[[Tensor, Tensor], Tensor]:
-    def values(output: Tensor, target: Tensor) -> Tensor:
-        best = output.topk(min(k, output.shape[-1]), -1).indices
-        return (best == target.unsqueeze(-1)).any(-1).float()
-
-    return values
+def _top(k: int, output: Tensor, target: Tensor) -> Tensor:
+    best = output.topk(min(k, output.shape[-1]), -1).indices
+    return (best == target.unsqueeze(-1)).any(-1).float()
 
 
 def _positive_score(output: Tensor) -> Tensor:
@@ -91,12 +89,7 @@ def bce(output: Tensor, target: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, target.to(logits.dtype), reduction="none")
 
 
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "cross_entropy": cross_entropy,
-    "mse": mse,
-    "bce": bce,
-    "mae": mae,
-}
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {loss.__name__: loss for loss in (cross_entropy, mse, bce, mae)}
 METRICS = {
     "accuracy": Metric("accuracy", _accuracy),
     "mse": Metric("mse", mse, higher_is_better=False),
@@ -125,7 +118,7 @@ def metric(name: str) -> Metric:
         return METRICS[name]
     top = re.fullmatch(r"top_([1-9]\d*)", name)
     if top:
-        return Metric(name, _top(int(top[1])))
+        return Metric(name, partial(_top, int(top[1])))
     known = [*METRICS, "top_5"]
     raise InputError(f"There is no metric '{name}'. Known: {', '.join(known)} (any top_k).{nearest(name, known)}")
 

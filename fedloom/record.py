@@ -53,9 +53,8 @@ class Record(BaseModel):
     fedloom.errors.ParameterError: Prox has no parameter 'nu'. Got 1 for it. Known: mu. Did you mean 'mu'?
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True
-    )  # a string under a field becomes the field's description
+    # with attribute docstrings, a string under a field becomes the field's description
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True)
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -107,23 +106,18 @@ _BOUNDS = {
     "less_than": ("lt", "less than"),
     "less_than_equal": ("le", "at most"),
 }
-_KINDS = {
-    "int_type": "a whole number",
-    "int_parsing": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "finite_number": "a finite number",
-    "string_type": "a string",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
-    "dict_type": "a table",
-    "model_type": "a table",
-    "path_type": "a path",
-    "list_type": "a list",
-    "tuple_type": "a list",
-    "too_short": "a longer list",
+_EXPECTED = {  # what a field must be → pydantic's names of the errors that say so
+    "a whole number": "int_type int_parsing int_from_float",
+    "a number": "float_type float_parsing",
+    "a finite number": "finite_number",
+    "a string": "string_type",
+    "true or false": "bool_type bool_parsing",
+    "a table": "dict_type model_type",
+    "a path": "path_type",
+    "a list": "list_type tuple_type",
+    "a longer list": "too_short",
 }
+_KINDS = {kind: expected for expected, kinds in _EXPECTED.items() for kind in kinds.split()}
 
 
 def _problem(detail: ErrorDetails) -> tuple[str, str]:

@@ -21,12 +21,8 @@ from fedloom.training.modules import ModuleTensors
 from fedloom.training.python_state import PythonState
 from fedloom.tree import Tree
 
-NORMALIZATION = (
-    nn.modules.batchnorm._NormBase,  # all batch and instance normalisation
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.RMSNorm,
-)
+# _NormBase is the base of all batch and instance normalisation
+NORMALIZATION = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -64,9 +60,8 @@ class Task:
                 f"The loss has parameters ({names}), but only the model's are trained. Make them part of "
                 "the model, and let the model return what the loss needs of them."
             )
-        object.__setattr__(
-            self, "measures", tuple(m if isinstance(m, Metric) else metrics.metric(m) for m in self.metrics)
-        )
+        measures = tuple(named if isinstance(named, Metric) else metrics.metric(named) for named in self.metrics)
+        object.__setattr__(self, "measures", measures)
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -98,8 +98,8 @@ def row(stacked: Tree, index: int) -> Tree:
     return map_leaves(lambda leaf: leaf[index], stacked)
 
 
-def rows(stacked: Tree, index: Tensor) -> Tree:
-    """Return some clients' trees of a stack, as a copy."""
+def rows(stacked: Tree, index: Tensor | slice) -> Tree:
+    """Return some clients' trees of a stack: as a copy, or for a range as a view."""
     return map_leaves(lambda leaf: leaf[index], stacked)
 
 

@@ -49,8 +49,3 @@ def test_the_clock_is_the_time_of_day_unless_it_is_moved() -> None:
     assert 3500 < float(moved.stdout) - time.time() < 3700
     later = run("print(faults.clock())", **{faults.CLOCK: "3600@1000"})
     assert abs(float(later.stdout) - time.time()) < 60
-
-
-def test_every_point_has_a_different_name() -> None:
-    points = [*faults.COORDINATOR_POINTS, *faults.AGENT_POINTS]
-    assert len(set(points)) == len(points)

@@ -105,11 +105,13 @@ class Krum(Robust):
     """Takes the one change that is nearest to its neighbours (Blanchard et al. 2017)."""
 
     name: ClassVar[str] = "krum"
+    factor: ClassVar[int] = 2  # the rule needs this many clients for each wrong one, and three more
     byzantine: Count = 1
     """How many clients may be wrong."""
 
     def check(self, clients: int) -> None:
-        self._need(clients, 2 * self.byzantine + 3, f"2f + 3 for f = {self.byzantine} wrong ones")
+        least = self.factor * self.byzantine + 3
+        self._need(clients, least, f"{self.factor}f + 3 for f = {self.byzantine} wrong ones")
 
     def tolerates(self, clients: int) -> int:
         return self.byzantine
@@ -136,18 +138,11 @@ class MultiKrum(Krum):
         return changes[best.sort().values].mean(dim=0)
 
 
-class Bulyan(Robust):
+class Bulyan(Krum):
     """Chooses changes by Krum, then averages the values around each coordinate's median (El Mhamdi et al. 2018)."""
 
     name: ClassVar[str] = "bulyan"
-    byzantine: Count = 1
-    """How many clients may be wrong."""
-
-    def check(self, clients: int) -> None:
-        self._need(clients, 4 * self.byzantine + 3, f"4f + 3 for f = {self.byzantine} wrong ones")
-
-    def tolerates(self, clients: int) -> int:
-        return self.byzantine
+    factor: ClassVar[int] = 4
 
     def combine(self, changes: Tensor, weights: Tensor, gone: int = 0) -> Tensor:
         all_distances, byzantine = distances(changes), self.byzantine - gone

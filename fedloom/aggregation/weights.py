@@ -80,23 +80,21 @@ def topology(name: str, clients: int, key: int, degree: int = 2, probability: fl
     if name == "full":
         return torch.ones_like(graph)
     if name == "star":
-        graph[0, :] = graph[:, 0] = True
-        return graph
-    if name == "ring":
+        graph[0] = True
+    elif name == "ring":
         graph[number, (number + 1) % clients] = True
-        return graph | graph.t()
-    if name == "torus":
+    elif name == "torus":
         rows = max(side for side in range(1, int(clients**0.5) + 1) if clients % side == 0)
         columns = clients // rows
         right = number // columns * columns + (number % columns + 1) % columns
         graph[number, right] = True
         graph[number, (number + columns) % clients] = True
-        return graph | graph.t()
-    if name == "erdos_renyi":
+    elif name == "erdos_renyi":
         drawn = torch.from_numpy(keys.hashes(key, clients * clients)).reshape(clients, clients) < probability * 2**32
-        upper = torch.triu(drawn, diagonal=1)
-        return graph | upper | upper.t()
-    return graph | _regular(clients, degree, key)
+        graph |= torch.triu(drawn, diagonal=1)
+    else:
+        graph |= _regular(clients, degree, key)
+    return graph | graph.t()
 
 
 def _regular(clients: int, degree: int, key: int) -> Tensor:

@@ -15,7 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from fedloom import machine, tree
 from fedloom.backends import worker_messages
 from fedloom.backends.protocol import Backend
 from fedloom.backends.ray_cluster import Cluster, Node
-from fedloom.backends.shared_memory import assemble, dismantle
+from fedloom.backends.shared_memory import for_workers
 from fedloom.backends.vector import shares, without_common
 from fedloom.data.federation import Federation
 from fedloom.errors import FedloomError, InputError, TrainingError
@@ -47,14 +47,12 @@ class Ray(Backend):
             raise InputError(f'[run] backend = "ray" computes on processors. Got device = "{setup.device}".')
         self.place = Place(federation, task, setup)
         self.setup, self.cluster = setup, cluster
-        arrays, rest = dismantle(federation)
-        data = sum(array.nbytes for array in arrays.values())
+        data = sum(part.nbytes for part in (federation.x, federation.y, *chain(*federation.server.values())))
         nodes = cluster.nodes()
         for node in nodes:
             check_memory(node, data, tree.size(task.initial()), setup.group)
         ours = machine.facts()
-        whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        self._settled = cluster.ray.put((ours, sys.path, pack((rest, task, setup)), whole))
+        self._settled = cluster.ray.put((ours, sys.path, pack((task, setup)), pack(for_workers(federation))))
         arriving = {cluster.on(node, arrive)([self._settled]): node for node in nodes for _ in range(node.workers)}
         kinds = self._collect({ref: node.name for ref, node in arriving.items()}, "loading data and model")
         for name in sorted({node.name for ref, node in arriving.items() if kinds[ref] != ours["cpu_capability"]}):
@@ -79,17 +77,14 @@ class Ray(Backend):
             ]
         while adds and len(answers) > FAN_IN:
             answers = [self._add_up(answers[i : i + FAN_IN], empty) for i in range(0, len(answers), FAN_IN)]
-        found = self._collect({ref: who for _, ref, who in answers}, _describe(work))
+        what = f"round {work.round}, {work.method}" if isinstance(work, ClientWork) else "evaluation"
+        found = self._collect({ref: who for _, ref, who in answers}, what)
         return work.merge(unpack(found[ref]) for _, ref, _ in answers)
 
     def _add_up(self, answers: list[tuple[Node, Any, str]], empty: Any) -> tuple[Node, Any, str]:
         """Add up the answers of some nodes on the first of them."""
         node = answers[0][0]
-        return (
-            node,
-            self.cluster.on(node, merge)(empty, *(ref for _, ref, _ in answers)),
-            f"{node.name}, adding up",
-        )
+        return node, self.cluster.on(node, merge)(empty, *(ref for _, ref, _ in answers)), f"{node.name}, adding up"
 
     def _alive(self) -> list[Node]:
         nodes = self.cluster.nodes()
@@ -147,10 +142,6 @@ class Ray(Backend):
     def close(self) -> None:
         """Release the examples: they leave the object store when nothing refers to them."""
         self._settled = None
-
-
-def _describe(work: Work) -> str:
-    return f"round {work.round}, {work.method}" if isinstance(work, ClientWork) else "evaluation"
 
 
 def check_memory(node: Node, data: int, model: int, group: int) -> None:
@@ -240,8 +231,8 @@ def _once(what: str, ref: Any, make: Callable[[Any], Any]) -> Any:
     return _kept[what][1]
 
 
-def _settle(message: tuple[dict[str, Any], list[str], list[Any], dict[str, Any]]) -> Place:
-    theirs, path, small, arrays = message
+def _settle(message: tuple[dict[str, Any], list[str], list[Any], list[Any]]) -> Place:
+    theirs, path, small, examples = message
     here = machine.facts()
     for name in MUST_AGREE:
         if here[name] != theirs[name]:
@@ -252,7 +243,7 @@ def _settle(message: tuple[dict[str, Any], list[str], list[Any], dict[str, Any]]
     os.environ["MKL_CBWR"] = theirs["mkl_cbwr"]  # no matrix was multiplied yet
     machine.prepare_process()
     sys.path += [folder for folder in path if folder not in sys.path]
-    rest, task, setup = unpack(small)
+    task, setup = unpack(small)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the object store's memory is read-only, and nothing writes to it
-        return Place(assemble(arrays, rest), task, setup)
+        return Place(worker_messages.unpack(examples), task, setup)

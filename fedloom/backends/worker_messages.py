@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import torch
 from torch import Tensor
 
 Message = list[Any]  # the pickle, then the tensors' bytes
-_NUMPY = {
-    getattr(torch, name) for name in ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8")
-}
-_NUMPY.add(torch.bool)
+_NUMPY = {torch.from_numpy(np.empty(0, kind)).dtype for kind in ["?", "i1", "i2", "i4", "i8", "u1", "f2", "f4", "f8"]}
 
 
 def pack(payload: Any) -> Message:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 from urllib.parse import unquote
 
 from pydantic import Field
@@ -30,6 +30,7 @@ from pydantic import Field
 from fedloom.data.sources.archive import UNREADABLE, files
 from fedloom.data.sources.base import cache_folder, find, spellings
 from fedloom.errors import InputError, nearest
+from fedloom.files import sha256
 from fedloom.record import Record
 
 if sys.version_info >= (3, 11):
@@ -123,7 +124,7 @@ def content_sum(path: Path) -> str:
     """Return the SHA-256 of a file's content, decompressed if it is gzipped; "" if the file is damaged."""
     try:
         with _content(path) as stream:
-            return _sum(stream)
+            return sha256(stream)
     except (OSError, EOFError, zlib.error):
         return ""
 
@@ -270,23 +271,13 @@ class _Transfer:
 
 
 def _is_archive(path: Path, known: str | None) -> bool:
-    if known is not None:
-        with path.open("rb") as stream:
-            return _sum(stream) == known
-    return zipfile.is_zipfile(path) or tarfile.is_tarfile(path)
+    return sha256(path) == known if known else zipfile.is_zipfile(path) or tarfile.is_tarfile(path)
 
 
-def _content(path: Path) -> IO[bytes] | gzip.GzipFile:
+def _content(path: Path) -> BinaryIO | gzip.GzipFile:
     with path.open("rb") as raw:
         gzipped = raw.read(2) == b"\x1f\x8b"
     return gzip.open(path) if gzipped else path.open("rb")
-
-
-def _sum(stream: IO[bytes] | gzip.GzipFile) -> str:
-    digest = hashlib.sha256()
-    while block := stream.read(1 << 18):
-        digest.update(block)
-    return digest.hexdigest()
 
 
 def _part(target: Path) -> Path:

@@ -110,8 +110,7 @@ class Cohort:
         each: Groups | None = None,
     ) -> Answers:
         """Every client receives its neighbours' trees (`graph[i, j]`: i receives from j) and runs `fn` on them."""
-        graph = graph.to(torch.bool)
-        return _answers(self._ask(fn, shared or {}, "stack", each=each, peers=trees, graph=graph))
+        return _answers(self._ask(fn, shared or {}, "stack", each=each, peers=trees, graph=graph.bool()))
 
     def combine(self, answers: Answers, shared: Groups, rule: Rule, *, judge_all: bool = False) -> Aggregate:
         """Let a robust rule judge what each client changed, group by group (see `robust.judge`).

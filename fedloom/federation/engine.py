@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Literal
 
 from fedloom import tree
@@ -16,7 +15,7 @@ from fedloom.data.split import SplitName
 from fedloom.errors import InputError, RoundAbandoned, TrainingError
 from fedloom.federation.client_state import ClientStates
 from fedloom.federation.cohort import Cohort
-from fedloom.federation.evaluation import ByClient, evaluate_clients, evaluate_server, validate
+from fedloom.federation.evaluation import ByClient, Evaluator
 from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import Report
 from fedloom.machine import computing
@@ -107,8 +106,8 @@ def fit(
     own = ClientStates(backend.keep(algorithm.init_own(task, initial)), resume.own if resume else None)
     state = resume.state if resume else algorithm.init(task, initial)
     del initial  # it may be large
-    begun = resume.round if resume else 0
-    for round in range(begun + 1, rounds + 1):
+    evaluator = Evaluator(backend, federation, algorithm, task)
+    for round in range(resume.round + 1 if resume else 1, rounds + 1):
         began = time.perf_counter()
         with computing():
             ids = (federation.everyone,) if algorithm.pooled else sampling.draw(federation.clients, round, seed)
@@ -117,7 +116,7 @@ def fit(
             everyone = evaluation.splits and (algorithm.pooled or evaluation.clients == "all")
             measured = tuple(range(federation.clients)) if everyone else ids
             clients: dict[Phase, ByClient] = {}
-            clients["pre_fit"] = evaluate_clients(backend, algorithm, state, own, measured, splits, round)
+            clients["pre_fit"] = evaluator.clients(state, own, measured, splits, round)
             cohort = Cohort(
                 backend,
                 algorithm,
@@ -131,7 +130,7 @@ def fit(
                 # a run that may stop after any round must be ready for its end in every round
                 universal=evaluation.universal and (round == rounds or until is not None),
                 watch_epochs=evaluation.epochs,
-                validate=partial(validate, backend, federation, task),
+                validate=evaluator.validate,
                 outlier_factor=None if sampling.outlier_factor == "off" else sampling.outlier_factor,
                 needed=sampling.needed(federation.clients),
             )
@@ -149,7 +148,7 @@ def fit(
                 cohort.ids,
                 tuple(cohort.reports),
                 clients,
-                evaluate_server(backend, federation, algorithm, task, state, evaluation.server) if measuring else {},
+                evaluator.server(state, evaluation.server) if measuring else {},
                 own.take_changed(),
                 tuple(_public(cohort)),
                 notes=cohort.notes,
@@ -159,7 +158,7 @@ def fit(
             )
             reached = until is not None and until(record)
             if round == rounds or reached:
-                clients["final"] = evaluate_clients(backend, algorithm, state, own, measured, evaluation.splits, round)
+                clients["final"] = evaluator.clients(state, own, measured, evaluation.splits, round)
         record = replace(record, clients={phase: found for phase, found in clients.items() if found})
         yield replace(record, seconds=time.perf_counter() - began, reached=reached)
         if reached:

@@ -12,7 +12,7 @@ from fedloom import tree
 from fedloom.data.federation import Federation
 from fedloom.data.split import SPLITS, SplitName
 from fedloom.federation.client_state import ClientStates
-from fedloom.federation.work import Place, on_device
+from fedloom.federation.work import Place, cut, on_device
 from fedloom.task import Task
 from fedloom.training import evaluation, generators
 from fedloom.training.clients import Clients
@@ -42,22 +42,6 @@ class EvaluationWork:
     model: Tree | None = None  # evaluate this model instead of the clients' own
     together: int = 1  # clients in one unit of work
 
-    @classmethod
-    def of(
-        cls,
-        algorithm: Algorithm,
-        shared: Groups,
-        own: Groups,
-        ids: tuple[int, ...],
-        splits: tuple[SplitName, ...],
-        round: int = 0,
-        model: Tree | None = None,
-    ) -> EvaluationWork:
-        """Return the work for these clients; many clients that use one model are evaluated in groups."""
-        # depends only on how many clients there are: which ones are computed together must not depend on the backend
-        together = TOGETHER if len(ids) >= MANY and not own and not algorithm.chooses else 1
-        return cls(algorithm, shared, own, ids, splits, round, model, together)
-
     def costs(self, place: Place) -> Sequence[int]:
         counts = sum(place.federation.counts(self.ids, split) for split in self.splits)
         each = np.broadcast_to(counts, len(self.ids)) + 1
@@ -65,14 +49,10 @@ class EvaluationWork:
 
     def part(self, begin: int, end: int) -> EvaluationWork:
         begin, end = begin * self.together, end * self.together
-        own = {group: {name: leaf[begin:end] for name, leaf in t.items()} for group, t in self.own.items()}
-        return replace(self, ids=self.ids[begin:end], own=own)
+        return replace(self, ids=self.ids[begin:end], own=cut(self.own, slice(begin, end)))
 
+    @generators.lent()
     def perform(self, place: Place) -> ByClient:
-        with generators.lent():
-            return self._perform(place)
-
-    def _perform(self, place: Place) -> ByClient:
         data = Clients(place.federation, self.ids, setup=place.setup, round=self.round)
         graded: ByClient = {}
         for begin in range(0, len(self.ids), self.together):
@@ -129,62 +109,61 @@ class ServerEvaluation:
         return [measured for part in results for measured in part]
 
 
-def evaluate_clients(
-    backend: Backend,
-    algorithm: Algorithm,
-    state: Groups,
-    own: ClientStates,
-    ids: tuple[int, ...],
-    splits: tuple[SplitName, ...],
-    round: int,
-) -> ByClient:
-    """Evaluate the models that clients use on their own splits."""
-    if not splits or not ids:
-        return {}
-    found: ByClient = backend.run(EvaluationWork.of(algorithm, state, own.gather(ids), ids, splits, round))
-    return found
+@dataclass(frozen=True)
+class Evaluator:
+    """Evaluates the models of one run, where the data lives."""
 
+    backend: Backend
+    federation: Federation
+    algorithm: Algorithm
+    task: Task
 
-def evaluate_server(
-    backend: Backend,
-    federation: Federation,
-    algorithm: Algorithm,
-    task: Task,
-    state: Groups,
-    splits: tuple[SplitName, ...] | None,
-) -> dict[str, Measured]:
-    """Evaluate the global model, if there is one: on whatever the server holds, or on these splits.
+    def clients(
+        self, state: Groups, own: ClientStates, ids: tuple[int, ...], splits: tuple[SplitName, ...], round: int
+    ) -> ByClient:
+        """Evaluate the models that clients use on their own splits."""
+        if not splits or not ids:
+            return {}
+        return self._own(EvaluationWork(self.algorithm, state, own.gather(ids), ids, splits, round))
 
-    A split that the server does not hold is the union of the clients' splits.
-    """
-    model = algorithm.server_model(task, state)
-    if model is None:
-        return {}
-    measured: dict[str, Measured] = {}
-    for split in SPLITS if splits is None else splits:
-        if split in federation.server:
-            measured[split] = _evaluate_held(backend, federation, model, split)
-        elif splits is not None:
-            everyone = tuple(range(federation.clients))
-            found: ByClient = backend.run(EvaluationWork.of(algorithm, {}, {}, everyone, (split,), model=model))
-            answered = [found[client] for client in everyone if client in found]  # a network may lose some
-            measured[split] = sum((one[split] for one in answered if split in one), Measured())
-    return measured
+    def server(self, state: Groups, splits: tuple[SplitName, ...] | None) -> dict[str, Measured]:
+        """Evaluate the global model, if there is one: on whatever the server holds, or on these splits.
 
+        A split that the server does not hold is the union of the clients' splits.
+        """
+        model = self.algorithm.server_model(self.task, state)
+        if model is None:
+            return {}
+        measured: dict[str, Measured] = {}
+        for split in SPLITS if splits is None else splits:
+            if split in self.federation.server:
+                measured[split] = self._held(model, split)
+            elif splits is not None:
+                everyone = tuple(range(self.federation.clients))
+                found = self._own(EvaluationWork(self.algorithm, {}, {}, everyone, (split,), model=model))
+                answered = [found[client] for client in everyone if client in found]  # a network may lose some
+                measured[split] = evaluation.pool([one[split] for one in answered if split in one])
+        return measured
 
-def validate(backend: Backend, federation: Federation, task: Task, model: Tree) -> float | None:
-    """Return the accuracy (or else the loss) on the server's own validation data; None if it holds none."""
-    if "validation" not in federation.server or not len(federation.server["validation"][1]):
-        return None
-    values = _evaluate_held(backend, federation, model, "validation").values(task)
-    return values.get("accuracy", values["loss"])
+    def validate(self, model: Tree) -> float | None:
+        """Return the accuracy (or else the loss) on the server's own validation data; None if it holds none."""
+        if "validation" not in self.federation.server or not len(self.federation.server["validation"][1]):
+            return None
+        values = self._held(model, "validation").values(self.task)
+        return values.get("accuracy", values["loss"])
 
+    def _own(self, work: EvaluationWork) -> ByClient:
+        """Evaluate on clients' data. Many clients that use one model are evaluated in groups."""
+        # depends only on how many clients there are: which ones are computed together must not depend on the backend
+        many = len(work.ids) >= MANY and not work.own and not work.algorithm.chooses
+        found: ByClient = self.backend.run(replace(work, together=TOGETHER) if many else work)
+        return found
 
-def _evaluate_held(backend: Backend, federation: Federation, model: Tree, split: str) -> Measured:
-    """Evaluate a model on one split that the server holds."""
-    examples = len(federation.server[split][1])
-    work = ServerEvaluation(model, split, range(-(-examples // ServerEvaluation.piece)))
-    return sum(backend.run(work), Measured())
+    def _held(self, model: Tree, split: str) -> Measured:
+        """Evaluate a model on one split that the server holds."""
+        examples = len(self.federation.server[split][1])
+        work = ServerEvaluation(model, split, range(-(-examples // ServerEvaluation.piece)))
+        return evaluation.pool(self.backend.run(work))
 
 
 def chosen(algorithm: Algorithm, task: Task, shared: Groups, own: Groups, data: Clients) -> Groups:

@@ -6,7 +6,7 @@ and merge the results.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -128,13 +128,10 @@ class ClientWork:
         return replace(self._rows(torch.tensor(positions)), ids=tuple(self.ids[position] for position in positions))
 
     def _rows(self, index: slice | Tensor) -> ClientWork:
-        def cut(groups: Groups) -> Groups:
-            return {group: {name: leaf[index] for name, leaf in t.items()} for group, t in groups.items()}
-
         return replace(
             self,
-            own=cut(self.own),
-            each=None if self.each is None else cut(self.each),
+            own=cut(self.own, index),
+            each=None if self.each is None else cut(self.each, index),
             graph=None if self.graph is None else self.graph[index],
         )
 
@@ -166,7 +163,7 @@ class ClientWork:
                 replace(report, lengths={group: length[position] for group, length in found.items()})
                 for position, report in enumerate(reports)
             )
-        return self.outcome(update, on_device("cpu", own), reports)
+        return self.outcome([update], on_device("cpu", own), reports)
 
     def _report(self, place: Place, data: Clients, update: Update, position: int, finite: bool) -> Report:
         post_fit: dict[str, Measured] = {}
@@ -193,41 +190,28 @@ class ClientWork:
 
     # --- from updates to sums or stacks
 
-    def outcome(self, update: Update, own: Groups, reports: tuple[Report, ...]) -> Outcome:
-        """Return what clients answered in the form that the verb allows: as sums, or stacked."""
-        weights = {group: update.weights(group) for group in update.groups}
-        dtypes = {group: means.other_dtypes(stacked) for group, stacked in update.groups.items()}
-        found = Outcome({}, {}, {}, update.public, own, reports, dtypes, update.positions)
-        if self.keep == "stack":
-            return replace(found, stack=update.groups, weights=weights)
-        return replace(found, sums=self._sums(update.groups, weights, len(self.ids)))
+    def outcome(self, updates: Sequence[Update], own: Groups, reports: tuple[Report, ...]) -> Outcome:
+        """Return what clients answered in the form that the verb allows: as sums, or stacked.
 
-    def outcome_of(self, updates: Sequence[Update], own: Groups, reports: tuple[Report, ...]) -> Outcome:
-        """Do the same for answers that arrived one by one, in the cohort's order; sums need no copy of them."""
+        There is one update of all clients, or one of each client, in the cohort's order; sums need no copy of those.
+        """
+        first = updates[0]
+        weights = {group: torch.cat([update.weights(group) for update in updates]) for group in first.groups}
+        public = tree.concat([update.public for update in updates])
+        dtypes = {group: means.other_dtypes(stacked) for group, stacked in first.groups.items()}
+        found = Outcome({}, {}, {}, public, own, reports, dtypes, first.positions)
         if self.keep == "stack":
-            parts = [self.outcome(update, {}, ()) for update in updates]
-            return replace(self.merge(parts), own=own, reports=reports)
-        one = updates[0]
-        weights = {group: torch.cat([update.weights(group) for update in updates]) for group in one.groups}
-        rows = {
-            group: {name: [update.groups[group][name][0] for update in updates] for name in leaves}
-            for group, leaves in one.groups.items()
-        }
-        public = {name: torch.cat([update.public[name] for update in updates]) for name in one.public}
-        dtypes = {group: means.other_dtypes(leaves) for group, leaves in one.groups.items()}
-        sums = self._sums(rows, weights, len(updates))
-        return Outcome(sums, {}, {}, public, own, reports, dtypes, one.positions)
+            return replace(found, stack=_join([update.groups for update in updates]), weights=weights)
+        return replace(found, sums=self._sums([update.groups for update in updates], weights))
 
-    def _sums(
-        self, groups: Mapping[str, Mapping[str, means.Rows]], weights: dict[str, Tensor], count: int
-    ) -> dict[Node, Tree]:
+    def _sums(self, answers: Sequence[Groups], weights: dict[str, Tensor]) -> dict[Node, Tree]:
         """Add up the weighted leaves of all groups, and the weights themselves, as one tree per partial sum."""
         sums: dict[Node, Tree] = {}
-        for group, stacked in groups.items():
-            ones = torch.ones(count, dtype=torch.float64)
-            leaves = {_path(group, name): leaf for name, leaf in stacked.items()}
-            found = means.partial_sums({_path("", group): ones, **leaves}, weights[group].cpu(), self.first)
-            for node, part in found.items():
+        for group, stacked in answers[0].items():
+            rows: dict[str, means.Rows] = {_path("", group): torch.ones(len(weights[group]), dtype=torch.float64)}
+            for name, leaf in stacked.items():
+                rows[_path(group, name)] = leaf if len(answers) == 1 else [each[group][name][0] for each in answers]
+            for node, part in means.partial_sums(rows, weights[group].cpu(), self.first).items():
                 sums.setdefault(node, {}).update(part)
         return sums
 
@@ -266,6 +250,11 @@ def change_lengths(update: Update, shared: Groups) -> dict[str, Tensor]:
 def _bytes_of_one(groups: Groups) -> int:
     """Return how many bytes one client's rows of stacked groups have."""
     return sum(leaf[0].numel() * leaf.element_size() for stacked in groups.values() for leaf in stacked.values())
+
+
+def cut(groups: Groups, index: slice | Tensor) -> Groups:
+    """Return some clients of stacked groups: of a range, as views."""
+    return {group: tree.rows(stacked, index) for group, stacked in groups.items()}
 
 
 def on_device(device: str, groups: Groups) -> Groups:

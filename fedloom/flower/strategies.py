@@ -67,7 +67,7 @@ class _Replies(Backend):
 
     def run(self, work: Work) -> Outcome:
         assert isinstance(work, ClientWork)
-        return work.outcome(self.update, {}, tuple(map(Report, work.ids)))
+        return work.outcome([self.update], {}, tuple(map(Report, work.ids)))
 
 
 class Strategy(FlowerFedAvg):

@@ -42,4 +42,4 @@ class InAgents(Backend):
             parts = [replace(work.part(unit, unit + 1), keep="stack").perform(self.place) for unit in range(units)]
         updates = [Update(part.stack, part.weights, part.public, positions=part.positions or {}) for part in parts]
         kept = work.merge(parts)
-        return work.outcome_of(updates, kept.own, kept.reports)
+        return work.outcome(updates, kept.own, kept.reports)

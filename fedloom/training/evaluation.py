@@ -19,7 +19,7 @@ from fedloom.training.clients import Clients, Setup
 from fedloom.training.masking import Masked
 from fedloom.tree import Tree
 
-_NO_KEY = torch.zeros(2, dtype=torch.int64)  # the key of dropout in evaluation
+NO_KEY = torch.zeros(2, dtype=torch.int64)  # the key of dropout in evaluations and trials
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,6 @@ class Measured:
     sums: dict[str, float] = field(default_factory=dict)
     scores: dict[str, Tensor] = field(default_factory=dict)
     targets: Tensor | None = None
-
-    def __add__(self, other: Measured) -> Measured:
-        return pool([self, other])
 
     def values(self, task: Task) -> dict[str, float]:
         """Return the loss and metrics; an empty dict if there were no examples."""
@@ -130,7 +127,7 @@ def outputs(task: Task, weights: Tree, x: Tensor, keyed: bool = False) -> Any:
     """
     module = task.module.eval()  # training switches back by itself
     # inside a mode, torch computes some models in another way: use it only if dropout needs it
-    mode = Masked(_NO_KEY.to(x.device)) if keyed else nullcontext()
+    mode = Masked(NO_KEY.to(x.device)) if keyed else nullcontext()
     with task.tensors.replaced(task.tensors.copies({**task.transient, **weights})), mode:
         return module(x)
 

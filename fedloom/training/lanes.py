@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -23,7 +22,7 @@ from fedloom.training import generators, optimizers
 from fedloom.training.clients import Setup
 from fedloom.training.evaluation import batch
 from fedloom.training.fast_paths import load_shared, must_agree, watched_step
-from fedloom.training.local import StepTensors, client_step, clip, load_client
+from fedloom.training.local import StepTensors, client_step, clip, load_client, one_pass
 from fedloom.training.masking import Masked
 from fedloom.training.schedule import ClientResult, ClientSchedule, Correct, Step, Training, TrainingJob
 from fedloom.training.tape import CannotRecord, Tape, recorded
@@ -94,8 +93,7 @@ class LaneTrainer:
                 self._take_step(job, schedules)
                 for lane, schedule in enumerate(schedules):
                     if schedule is not None and self._advance(lane, schedule):
-                        optimizer = clone(self.lanes[lane].optimizer)
-                        results[schedule.position] = schedule.finish(self.weights[lane], optimizer)
+                        results[schedule.position] = schedule.finish(self.weights[lane], self.lanes[lane].optimizer)
                         schedules[lane] = self._start_next(lane, job, waiting)
         return [results[position] for position in range(len(job.data))]
 
@@ -103,7 +101,6 @@ class LaneTrainer:
         """Put the next client into a lane, if there is one."""
         position = next(waiting, None)
         if position is None:
-            self.watched[lane] = -1
             return None
         schedule = ClientSchedule(job, position)
         load_client(self.lanes[lane], job, position)
@@ -220,7 +217,7 @@ class LaneTrainer:
             before = clone({**self.lanes[lane].parameters, **self.lanes[lane].buffers})
             alone = self._copy_of(lane)
             count, key = int(self.counts[lane]), self.keys[lane] if self.setup.masked else None
-            passes = partial(_one_pass, self.x[lane, :count], self.y[lane, :count], key)
+            passes = one_pass(self.x[lane, :count], self.y[lane, :count], key)
             client_step(self.task, training, self.correct, alone, passes, count)
             found = {name: before[name] - gradient[name][lane] if name in gradient else before[name] for name in before}
             found.update({name: buffers[name][lane] for name in alone.buffers})
@@ -229,16 +226,11 @@ class LaneTrainer:
 
     def _copy_of(self, lane: int) -> StepTensors:
         """Return a copy of one lane's tensors, for plain steps without an optimiser's state."""
-        tensors = self.lanes[lane]
-        return tensors._replace(
-            parameters={
-                name: leaf.requires_grad_(name in self.task.trainable)
-                for name, leaf in clone(tensors.parameters).items()
-            },
-            buffers=clone(tensors.buffers),
-            optimizer={},
-            loss_sum=torch.zeros((), dtype=torch.float64),
-        )
+        tensors, total = self.lanes[lane], torch.zeros((), dtype=torch.float64)
+        parameters = clone(tensors.parameters)
+        for name in self.task.trainable:
+            parameters[name].requires_grad_()
+        return tensors._replace(parameters=parameters, buffers=clone(tensors.buffers), optimizer={}, loss_sum=total)
 
 
 def lane_trainer(job: TrainingJob, batch_size: int) -> LaneTrainer:
@@ -278,8 +270,3 @@ def lane_step(task: Task, clip_at: float | None, correct: Correct | None, masked
 
 def _wide(leaf: Tensor) -> Tensor:
     return leaf.double() if leaf.dtype == torch.float32 else leaf
-
-
-def _one_pass(x: Tensor, y: Tensor, key: Tensor | None) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-    # copies: a model may change its input, and a correction may use the batch again
-    return [(x.clone(), y.clone(), key)]

@@ -25,7 +25,7 @@ from fedloom.training.schedule import ClientResult, ClientSchedule, Correct, Ste
 from fedloom.training.tape import Sealed
 from fedloom.tree import Groups, Tree, clone, row, stack
 
-__all__ = ["Correct", "Step", "Trained", "Training", "train"]
+__all__ = ["Correct", "Groups", "Step", "Trained", "Training", "train"]
 
 Passes = Callable[[], Iterable[tuple[Tensor, Tensor, Tensor | None]]]  # examples, labels and dropout key of each pass
 
@@ -161,7 +161,7 @@ def train_client(
                 done = schedule.advance(tensors.take_loss, lambda: (task.tensors.weights(), tensors.optimizer), steps)
             except Exception as error:
                 raise data.blame(error, place, position) from error
-    return schedule.finish(task.tensors.weights(), clone(tensors.optimizer))
+    return schedule.finish(task.tensors.weights(), tensors.optimizer)
 
 
 def step_on_rows(
@@ -183,6 +183,11 @@ def passes_over(task: Task, data: Clients, position: int, rows: Tensor, step: in
             yield *batch(data, part, task), key + number
 
     return read
+
+
+def one_pass(x: Tensor, y: Tensor, key: Tensor | None) -> Passes:
+    """Return a function that gives a batch in one pass, as copies: models may change their input."""
+    return lambda: [(x.clone(), y.clone(), key)]
 
 
 @torch.enable_grad()

@@ -20,6 +20,7 @@ from fedloom.errors import FedloomError, InputError
 from fedloom.task import Task
 from fedloom.training import generators
 from fedloom.training.clients import Setup
+from fedloom.training.evaluation import NO_KEY
 from fedloom.training.masking import Masked
 from fedloom.training.trials import ROWS, Trial, differentiable, prepared, some_examples
 from fedloom.tree import Tree, clone, size
@@ -32,24 +33,20 @@ LABELS = 4096  # the most examples to try a loss on: one of every label
 class Probe:
     """Facts about a model and its data that decide how clients are computed."""
 
-    masked: bool
-    normalises_features: bool
-    draws_globally: bool
-    drops_evaluating: bool
-    bytes: int
     task: Task
     federation: Federation
+    layers: Setup  # what its dropout and batch normalisation need
+    draws_globally: bool
+    bytes: int
 
     @cached_property
     def trial(self) -> Trial:
         """A trial in double precision, where rounding hides no differences, if the model runs in it."""
         if self.bytes <= LARGE_MODEL and self.task.dtype != "float64":
-            try:
+            with suppress(Exception):  # such as those of a model that makes single-precision numbers itself
                 trial = self._trial(replace(self.task, dtype="float64"))
                 trial.outputs(trial.x)
                 return trial
-            except Exception:  # such as a model that makes single-precision numbers itself
-                pass
         return self.own_trial
 
     @cached_property
@@ -58,8 +55,7 @@ class Probe:
         return self._trial(self.task)
 
     def _trial(self, task: Task) -> Trial:
-        examples = some_examples(self.federation, task, ROWS)
-        return Trial(task, self.masked, self.normalises_features, self.drops_evaluating, *examples)
+        return Trial(task, self.layers, *some_examples(self.federation, task, ROWS))
 
     @cached_property
     def loss_is_mean(self) -> bool:
@@ -101,18 +97,12 @@ class Probe:
             return f"the model has more than {LARGE_MODEL // 1_000_000} MB"
         return self.own_trial.recorded()[1]
 
-    def kernels(self) -> int | None:
-        """Return the number of kernels in a replayed step of plain SGD; None if steps cannot be replayed."""
-        return self.own_trial.recorded()[0]
-
     def setup(self, group: int, device: str = "cpu", replay: bool = True, **settings: Any) -> Setup:
-        return Setup(
+        return replace(
+            self.layers,
             device=device,
             replay=replay and device == "cpu" and self.bytes <= LARGE_MODEL,
             group=group if group == 1 or not self.cannot_group else 1,
-            masked=self.masked,
-            drops_evaluating=self.drops_evaluating,
-            normalises_features=self.normalises_features,
             loss_is_mean=self.loss_is_mean,
             cuts_batches=self.cuts_batches,
             rows_apart=self.rows_apart,
@@ -126,7 +116,7 @@ def probe(federation: Federation, task: Task) -> Probe:
     x, y = prepared(federation, task, torch.arange(min(2, len(federation.y))).repeat(2)[:2])
     task.module.train()
     initial = task.initial()
-    mode = Masked(torch.zeros(2, dtype=torch.int64))
+    mode = Masked(NO_KEY)
     with torch.enable_grad(), generators.lent(), task.python_state.fresh():
         before = generators.positions()
         try:
@@ -150,7 +140,7 @@ def probe(federation: Federation, task: Task) -> Probe:
         draws = before != generators.positions()
         _check_output(federation, task, output, y)
         refuses_one = 1 in mode.norms and _refuses_one(task, initial, x[:1])
-        evaluating = Masked(torch.zeros(2, dtype=torch.int64))
+        evaluating = Masked(NO_KEY)
         try:
             with torch.no_grad(), task.tensors.replaced(clone({**task.transient, **initial})), evaluating:
                 task.module.eval()(x.clone())
@@ -159,7 +149,8 @@ def probe(federation: Federation, task: Task) -> Probe:
                 f"The model fails in evaluation mode, where gradients are off: {type(error).__name__}: {error}"
             ) from error
     masked = mode.dropouts > 0 or bool(mode.norms)
-    return Probe(masked, refuses_one, draws, evaluating.dropouts > 0, size(initial), task, federation)
+    layers = Setup(masked=masked, drops_evaluating=evaluating.dropouts > 0, normalises_features=refuses_one)
+    return Probe(task, federation, layers, draws, size(initial))
 
 
 def _check_memory(task: Task) -> None:
@@ -180,7 +171,7 @@ def _refuses_one(task: Task, weights: Tree, x: Tensor) -> bool:
     """Whether the model raises on a single example, as torch's batch normalisation does."""
     try:
         held = clone({**task.transient, **weights})
-        with torch.no_grad(), task.tensors.replaced(held), Masked(torch.zeros(2, dtype=torch.int64)):
+        with torch.no_grad(), task.tensors.replaced(held), Masked(NO_KEY):
             task.module(x)
     except ValueError:
         return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -11,9 +10,9 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fedloom.errors import InputError
 
@@ -98,11 +97,10 @@ class PythonState:
                     part.training = training
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Iterate over tensors that are attributes, or in lists and dicts that are attributes."""
+        """Iterate over tensors that are attributes, or in lists and dicts that are attributes, at any depth."""
         for held in self._values():
             for key, value in held.items():
-                inside = value.values() if isinstance(value, dict) else value
-                for leaf in inside if isinstance(value, list | tuple | dict) else [value]:
+                for leaf in tree_leaves(value):
                     if isinstance(leaf, Tensor) and id(leaf) not in self.fixed:
                         yield str(key), leaf
 
@@ -170,19 +168,13 @@ def _freeze(value: Any, fixed: Mapping[int, Any], seen: set[int]) -> object:
     seen = seen | {id(value)}
     if isinstance(value, Tensor):
         return _bits(value)
-    if isinstance(value, np.ndarray):
-        return value.dtype, value.shape, value.tobytes() if value.dtype != object else repr(value)
     if isinstance(value, torch.Generator):
         return _bits(value.get_state())
-    if isinstance(value, random.Random):
-        return value.getstate()
-    if isinstance(value, np.random.Generator | np.random.RandomState):
-        return repr(value.bit_generator.state if isinstance(value, np.random.Generator) else value.get_state())
     if isinstance(value, Mapping):
         return type(value), tuple((_freeze(k, fixed, seen), _freeze(v, fixed, seen)) for k, v in value.items())
     if isinstance(value, list | tuple | deque | set | frozenset):
         return type(value), tuple(_freeze(item, fixed, seen) for item in value)
-    try:  # any other object says how to pickle it
+    try:  # any other object, such as an array or a generator, says how to pickle it
         return type(value), _freeze(value.__reduce_ex__(4)[1:], fixed, seen)
     except Exception:
         return object()  # equal to nothing: an object that cannot be inspected may have changed

@@ -188,7 +188,7 @@ class ClientSchedule:
             _, weights, optimizer, steps = self.best  # count only the steps that led to these weights
         for name, leaf in weights.items():
             self.job.trained[name][self.position].copy_(leaf)
-        return ClientResult(optimizer, steps, tuple(self.history))
+        return ClientResult(clone(optimizer), steps, tuple(self.history))
 
 
 def training_rows(data: Clients, position: int, batch_size: int | None = None, drop_last: bool = False) -> Tensor:

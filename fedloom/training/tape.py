@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -214,9 +215,8 @@ class Sealed(Tensor):
 
 
 # most ways to read values fail by themselves, because there is no memory; these would not
-for _name in ("__dlpack__", "__reduce_ex__", "__deepcopy__", "__format__", "__repr__", "__array__", "data_ptr"):
-    setattr(Sealed, _name, _way_out(_name))
-for _name in ("untyped_storage", "storage", "numpy", "tolist", "item"):
+_READERS = ("__dlpack__", "__reduce_ex__", "__deepcopy__", "__format__", "__repr__", "__array__", "data_ptr")
+for _name in (*_READERS, "untyped_storage", "storage", "numpy", "tolist", "item"):
     setattr(Sealed, _name, _way_out(_name))
 
 
@@ -283,10 +283,10 @@ def _memories(values: Any) -> frozenset[Memory]:
 
 def _changed(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """Return the arguments that an operator changes in place, according to its schema."""
-    written = [argument.alias_info is not None and argument.alias_info.is_write for argument in op._schema.arguments]
-    names = [argument.name for argument in op._schema.arguments]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    return [given[name] for name, is_written in zip(names, written, strict=True) if is_written and name in given]
+    arguments = op._schema.arguments
+    given = {**{argument.name: value for argument, value in zip(arguments, args, strict=False)}, **kwargs}
+    written = [each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write]
+    return [given[name] for name in written if name in given]
 
 
 def _without_constants(kernels: Sequence[Kernel]) -> list[Kernel]:
@@ -318,47 +318,26 @@ def _fused(kernels: Sequence[Kernel]) -> list[Kernel]:
     """Add products directly to a tensor, if all they do is to be added to it in place."""
     readers = Counter(place for kernel in kernels for place in kernel.reads)
     writers = Counter(place for kernel in kernels for place in kernel.writes)
-    products = {place: kernel for kernel in kernels if kernel.op in _PRODUCTS for place in kernel.writes}
+    makers = {place: kernel for kernel in kernels if kernel.op in (*_PRODUCTS, _ROWS) for place in kernel.writes}
     inside = {place for kernel in kernels if not kernel.in_place for place in kernel.writes}
-    gathers = {place: kernel for kernel in kernels if kernel.op is _ROWS for place in kernel.writes}
     absorbed: set[Kernel] = set()
 
-    def settled(tensors: Iterable[Tensor]) -> bool:
-        """Whether tensors never change after they are made, so that a kernel that reads them can run later."""
-        places = [_memory(tensor) for tensor in tensors]
-        return all(writers[place] == (1 if place in inside else 0) for place in places)
+    def settled(place: Memory) -> bool:
+        """Whether a tensor never changes after it is made, so that a kernel that reads it can run later."""
+        return writers[place] == (1 if place in inside else 0)
 
-    def row_by_row(target: Tensor, term: Tensor, factor: Any) -> Kernel | None:
-        """Return a kernel that adds the gradient of an embedding only to the rows that were looked up."""
-        gather = gathers.get(_memory(term))
-        if gather is None or readers[_memory(term)] > 1:
+    def added(target: Tensor, term: Tensor, factor: Any) -> Kernel | None:
+        """Return a kernel that adds a term to its target without storing it."""
+        maker = makers.get(_memory(term))
+        if maker is None or readers[_memory(term)] > 1 or not all(map(settled, maker.reads)):
             return None
-        gradient, rows, _, padding, by_frequency = gather.args
-        whole = gather.outputs[0]
-        assert whole is not None
-        plain = _same(term, whole) and padding < 0 and not by_frequency
-        flat = gradient.is_contiguous() and rows.is_contiguous()  # a copy made now would be out of date
-        if not plain or not flat or not settled((gradient, rows)):
+        found = _rows_to_add(maker, target, term) if maker.op is _ROWS else _product_to_add(maker, target, term)
+        if found is None:
             return None
-        absorbed.add(gather)
+        absorbed.add(maker)
+        method, *args = found
         place = frozenset({_memory(target)})
-        args = (target, 0, rows.view(-1), gradient.view(-1, gradient.shape[-1]))
-        return Kernel(Tensor.index_add_, args, {"alpha": factor}, (target,), gather.reads | place, place)
-
-    def directly(target: Tensor, term: Tensor, factor: Any) -> Kernel | None:
-        """Return a kernel that adds a matrix product to its target without storing it."""
-        product = products.get(_memory(term))
-        if product is None or readers[_memory(term)] > 1 or not settled(product.args):
-            return None
-        whole = product.outputs[0]
-        assert whole is not None
-        views = [(target, term)] + [(target.mT, term.mT)] * (term.dim() >= 2)
-        view = next((view for view, other in views if _same(other, whole)), None)
-        if view is None:
-            return None
-        absorbed.add(product)
-        method, reads = _PRODUCTS[product.op], product.reads | {_memory(target)}
-        return Kernel(method, (view, *product.args), {"alpha": factor}, (target,), reads, frozenset({_memory(target)}))
+        return Kernel(method, tuple(args), {"alpha": factor}, (target,), maker.reads | place, place)
 
     rewritten: list[Kernel] = []
     for kernel in kernels:
@@ -369,7 +348,7 @@ def _fused(kernels: Sequence[Kernel]) -> list[Kernel]:
         factor = kernel.kwargs.get("alpha", 1)
         rest: list[tuple[Tensor, Tensor]] = []
         for target, term in zip(targets, terms, strict=True):
-            found = directly(target, term, factor) or row_by_row(target, term, factor)
+            found = added(target, term, factor)
             rewritten.append(found) if found else rest.append((target, term))
         if rest:
             lists = tuple(map(list, zip(*rest, strict=True)))
@@ -378,7 +357,24 @@ def _fused(kernels: Sequence[Kernel]) -> list[Kernel]:
     return [kernel for kernel in rewritten if kernel not in absorbed]
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
+def _product_to_add(product: Kernel, target: Tensor, term: Tensor) -> tuple[Any, ...] | None:
+    """Return a call that adds a matrix product directly to its target, which may be transposed."""
+    views = [(target, term)] + [(target.mT, term.mT)] * (term.dim() >= 2)
+    view = next((view for view, other in views if _same(other, product.outputs[0])), None)
+    return None if view is None else (_PRODUCTS[product.op], view, *product.args)
+
+
+def _rows_to_add(gather: Kernel, target: Tensor, term: Tensor) -> tuple[Any, ...] | None:
+    """Return a call that adds the gradient of an embedding only to the rows that were looked up."""
+    gradient, rows, _, padding, by_frequency = gather.args
+    plain = _same(term, gather.outputs[0]) and padding < 0 and not by_frequency
+    if not plain or not gradient.is_contiguous() or not rows.is_contiguous():  # a copy made now would be out of date
+        return None
+    return Tensor.index_add_, target, 0, rows.view(-1), gradient.view(-1, gradient.shape[-1])
+
+
+def _same(one: Tensor, other: Tensor | None) -> bool:
+    assert other is not None
     return one.shape == other.shape and one.stride() == other.stride() and one.data_ptr() == other.data_ptr()
 
 
@@ -419,11 +415,9 @@ def _into_outputs(kernel: Kernel) -> Call | None:
         quick = getattr(torch, packet.__name__, None)
         if quick is not None and list(into) == ["out"]:
             quick = partial(quick, *kernel.args, **kwargs, **into)
-            try:
+            with suppress(TypeError, RuntimeError):  # not every function takes `out`
                 quick()
                 return quick
-            except (TypeError, RuntimeError):  # not every function takes `out`
-                pass
         return call
     return None
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -20,7 +21,7 @@ from fedloom.task import Task
 from fedloom.training import evaluation, generators
 from fedloom.training.clients import Setup
 from fedloom.training.lanes import LaneTrainer
-from fedloom.training.local import StepTensors, client_step, gradient_of, has_hooks
+from fedloom.training.local import StepTensors, client_step, gradient_of, has_hooks, one_pass
 from fedloom.training.modules import load
 from fedloom.training.recorded import RecordedTrainer
 from fedloom.training.schedule import Training
@@ -34,15 +35,9 @@ class Trial:
     """One model on a few examples, for comparing ways to compute."""
 
     task: Task
-    masked: bool
-    normalises_features: bool
-    drops_evaluating: bool
+    layers: Setup  # what its dropout and batch normalisation need
     x: Tensor
     y: Tensor
-
-    @property
-    def key(self) -> Tensor:
-        return torch.zeros(2, dtype=torch.int64)
 
     @property
     def close(self) -> float:
@@ -67,7 +62,7 @@ class Trial:
         with torch.no_grad(), generators.lent(), self.task.python_state.fresh():
             generators.seed(0)
             # a model may change what it is given, and give back a part of itself
-            given = evaluation.outputs(self.task, self.task.initial(), x.clone(), self.drops_evaluating)
+            given = evaluation.outputs(self.task, self.task.initial(), x.clone(), self.layers.drops_evaluating)
             return tree_map_only(Tensor, Tensor.clone, given)
 
     def loss_is_mean(self, x: Tensor, y: Tensor) -> bool:
@@ -97,20 +92,17 @@ class Trial:
         return same and bool(torch.isfinite(whole))
 
     def rows_apart(self) -> bool:
-        try:
+        with suppress(Exception):
             for x, _ in self.batches():
-                many = self.outputs(x[torch.arange(MANY_ROWS) % ROWS])
-                if not self.same(tree_map_only(Tensor, itemgetter(slice(0, 1)), many), self.outputs(x[:1])):
-                    return False
-                whole = self.outputs(x)
+                many, whole = self.outputs(x[torch.arange(MANY_ROWS) % ROWS]), self.outputs(x)
                 if any(isinstance(leaf, Tensor) and len(leaf) != len(x) for leaf in tree_leaves(whole)):
                     return False
-                for own in (slice(0, 3), slice(3, ROWS), slice(5, 6)):
-                    if not self.same(tree_map_only(Tensor, itemgetter(own), whole), self.outputs(x[own])):
+                parts = ((many, slice(0, 1)), (whole, slice(0, 3)), (whole, slice(3, ROWS)), (whole, slice(5, 6)))
+                for output, own in parts:
+                    if not self.same(tree_map_only(Tensor, itemgetter(own), output), self.outputs(x[own])):
                         return False
             return True
-        except Exception:
-            return False
+        return False
 
     def tensors(self) -> StepTensors:
         """Return the initial weights, for a step of plain gradient descent."""
@@ -126,7 +118,7 @@ class Trial:
         self.task.module.train()
 
         def passes() -> list[tuple[Tensor, Tensor, Tensor]]:
-            return [(x.clone(), y.clone(), self.key + number) for number, (x, y) in enumerate(parts)]
+            return [(x.clone(), y.clone(), evaluation.NO_KEY + number) for number, (x, y) in enumerate(parts)]
 
         with torch.no_grad(), generators.lent(), self.task.python_state.fresh():
             generators.seed(0)
@@ -134,13 +126,12 @@ class Trial:
         return tensors.changing()
 
     def cuts_batches(self) -> bool:
-        try:
+        with suppress(Exception):
             return all(
                 self.same(self.stepped([(x, y)]), self.stepped([(x[:5], y[:5]), (x[5:], y[5:])]))
                 for x, y in self.batches()
             )
-        except Exception:
-            return False
+        return False
 
     def cannot_group(self) -> str:
         """Return why two clients, one with a short batch, cannot be trained side by side; empty if they can."""
@@ -154,7 +145,9 @@ class Trial:
         try:
             with warnings.catch_warnings(record=True) as raised, torch.no_grad(), task.python_state.fresh():
                 warnings.simplefilter("always")
-                self.side_by_side()
+                least = 2 if self.layers.normalises_features else 1
+                self.pair_of_lanes(ROWS, (least, 5))
+                self.pair_of_lanes(MANY_ROWS, (least,))  # shows what depends on the number of rows
                 if task.python_state.changed():
                     return "the model or the loss keeps something in Python from one call to the next"
         except TrainingError:
@@ -170,23 +163,17 @@ class Trial:
         leaves = {name: tensors.parameters[name] for name in task.trainable}
         task.module.train()
         held = {**tensors.parameters, **tensors.buffers}
-        try:
+        with suppress(Exception):
             with generators.lent(), task.python_state.fresh(), task.tensors.replaced(held), torch.enable_grad():
-                found = gradient_of(task, lambda: [(self.x.clone(), self.y, self.key)], ROWS, leaves)[1]
+                found = gradient_of(task, one_pass(self.x, self.y, evaluation.NO_KEY), ROWS, leaves)[1]
             return [name for name, gradient in found.items() if gradient is None]
-        except Exception:
-            return []  # the comparison that follows reports what is wrong
-
-    def side_by_side(self) -> None:
-        least = 2 if self.normalises_features else 1
-        self.pair_of_lanes(ROWS, (least, 5))
-        self.pair_of_lanes(MANY_ROWS, (least,))  # shows what depends on the number of rows
+        return []  # the comparison that follows reports what is wrong
 
     def pair_of_lanes(self, size: int, counts: Sequence[int]) -> None:
         """Train two clients, one on whole and one on short batches. Raise if that differs from plain steps."""
         many = torch.arange(size) % ROWS
         start = self.task.initial()
-        setup = Setup(group=2, masked=self.masked)
+        setup = replace(self.layers, group=2)
         lanes = LaneTrainer(self.task, Training(lr=0.1), None, setup, start, {}, {}, self.x[many], self.y[many])
         noise = keys.generator(2)
         for name in start:  # different weights in each lane
@@ -213,7 +200,7 @@ class Trial:
             load(task.tensors.own, weights)
             tensors = self.tensors()._replace(parameters=task.tensors.parameters, buffers=task.tensors.buffers)
             trainer = RecordedTrainer(task, Training(batch_size=ROWS), None, tensors)
-            key = [self.key] if self.masked else []
+            key = [evaluation.NO_KEY] if self.layers.masked else []
             other = [self.x.roll(1, 0), self.y.roll(1, 0), *(word + 1 for word in key)]
             tape, _ = trainer.tape_for([self.x, self.y, *key], lambda: other)
         return (None, trainer.cannot_record) if tape is None else (len(tape), "")

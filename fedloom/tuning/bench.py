@@ -152,7 +152,7 @@ def choices(facts: Probe, setup: Setup, settings: RunTable, cohort: int, workers
         why = asked or f"the model has {size(facts.bytes)} and {cohort} take part; {rule}"
         # known only if clients were to train side by side
         together = f"one client at a time: {facts.__dict__.get('cannot_group') or why}"
-    if setup.replay and (kernels := facts.kernels()):
+    if setup.replay and (kernels := facts.own_trial.recorded()[0]):
         steps = f"steps are recorded and replayed: {kernels} kernels each, without autograd"
     else:
         steps = "steps are done by autograd: this model's cannot be replayed"

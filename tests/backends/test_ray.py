@@ -343,9 +343,10 @@ def test_a_run_goes_on_as_elsewhere(machines: Machines, tmp_path: Path) -> None:
 def test_a_federation_is_in_the_object_store_and_not_in_every_process() -> None:
     import ray
 
-    held = backend.dismantle(federation((1000, 2000)))[0]
+    held = backend.pack(backend.for_workers(federation((1000, 2000))))
     again = ray.get(ray.put(held))
-    assert not any(array.flags.owndata or array.flags.writeable for array in again.values())
+    assert not any(array.flags.owndata or array.flags.writeable for array in again[1:])
+    assert len(again[1:]) == 3  # examples, labels and the borders between clients
 
 
 # without a cluster

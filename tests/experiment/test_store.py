@@ -259,9 +259,9 @@ def test_clients_without_examples_leave_no_rows(tmp_path: Path) -> None:
         assert store.rows("client_metrics") == store.rows("pooled_metrics") == store.rows("server_metrics") == []
 
 
-def test_pooling_equals_adding_up() -> None:
+def test_pooling_at_once_equals_pooling_one_after_another() -> None:
     parts = [ranked([0.1, 0.2], [0, 1]), ranked([0.3], [1])]
-    added, pooled = sum(parts, Measured()), pool([parts[0], Measured(), parts[1]])
+    added, pooled = pool([pool(parts[:1]), parts[1]]), pool([parts[0], Measured(), parts[1]])
     assert (pooled.count, pooled.sums) == (added.count, added.sums)
     assert torch.equal(pooled.scores["auroc"], added.scores["auroc"])
     assert pooled.values(RANKING) == added.values(RANKING)

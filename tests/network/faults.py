@@ -24,8 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedloom.faults import AGENT_POINTS, CLOCK, COORDINATOR_POINTS, VARIABLE
+from fedloom.faults import CLOCK, VARIABLE
 from tests.network.conftest import EXPERIMENT, Federation, serial_weights, wait_for, weights
+from tests.network.points import AGENT_POINTS, COORDINATOR_POINTS
 from tests.network.proxy import Proxy
 
 STRIKES = 7  # in one run

@@ -116,7 +116,7 @@ class Padded(nn.Module):
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_model_is_evaluated_as_torch_evaluates_it() -> None:
     data, task = federation((30,)), Task(Padded)
-    assert not probe(data, task).drops_evaluating
+    assert not probe(data, task).layers.drops_evaluating
     module = task.build().eval()
     with torch.no_grad():
         assert torch.equal(outputs(task, task.initial(), data.x[:5]), module(data.x[:5]))

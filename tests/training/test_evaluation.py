@@ -17,7 +17,7 @@ from fedloom.data.federation import Federation
 from fedloom.federation.engine import fit
 from fedloom.task import Task
 from fedloom.training.clients import Clients, Setup
-from fedloom.training.evaluation import Measured, evaluate, evaluate_rows, measure, passes, prepare
+from fedloom.training.evaluation import evaluate, evaluate_rows, measure, passes, pool, prepare
 from tests.conftest import FEATURES, Dense, Noisy, Normed, federation
 
 
@@ -78,10 +78,10 @@ def test_measurements_add_up_also_where_some_clients_have_no_examples() -> None:
     each = [evaluate(task, task.initial(), clients(data), client, "test") for client in range(4)]
     union = evaluate_rows(task, task.initial(), clients(data), data.indices(data.everyone, "test"))
     for order in (each, each[::-1]):
-        total = sum(order, Measured())
+        total = pool(order)
         assert total.count == union.count
         assert total.values(task) == pytest.approx(union.values(task))
-    assert sum(each[::2], Measured()).values(task) == {}
+    assert pool(each[::2]).values(task) == {}
 
 
 class Score(nn.Module):
@@ -105,7 +105,7 @@ def test_auroc_is_computed_from_all_scores_and_never_averaged() -> None:
     )
     task = Task(Score, loss="bce", metrics=["auroc", "accuracy"])
     parts = [evaluate_rows(task, task.initial(), clients(data), torch.arange(b, b + 30)) for b in (0, 30)]
-    pooled = sum(parts, Measured()).values(task)
+    pooled = pool(parts).values(task)
     assert pooled["auroc"] == pytest.approx(roc_auc_score(y, scores))
     mean = np.mean([part.values(task)["auroc"] for part in parts])
     assert abs(pooled["auroc"] - mean) > 0.05

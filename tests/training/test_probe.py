@@ -54,7 +54,7 @@ def test_what_a_model_needs_is_found_by_trying_it(
     model: Any, masked: bool, normalises_features: bool, draws_globally: bool, groups: bool
 ) -> None:
     found = probe(federation((20,)), Task(model))
-    assert (found.masked, found.normalises_features, found.draws_globally) == (
+    assert (found.layers.masked, found.layers.normalises_features, found.draws_globally) == (
         masked,
         normalises_features,
         draws_globally,
@@ -73,7 +73,7 @@ def test_probing_leaves_the_global_generator_alone(model: type[nn.Module]) -> No
 
 
 def test_one_example_is_enough_to_probe() -> None:
-    assert probe(federation((1,)), Task(Normed)).normalises_features
+    assert probe(federation((1,)), Task(Normed)).layers.normalises_features
 
 
 def test_a_model_for_other_data_is_refused_with_the_shape_of_an_example() -> None:

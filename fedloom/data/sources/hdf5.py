@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.data.federation import Dataset
-from fedloom.data.sources.base import locate, require
+from fedloom.data.sources.base import locate, optional, require
 from fedloom.data.sources.by_client import ByClient, Client
 from fedloom.errors import InputError
 
@@ -53,12 +53,8 @@ def read(file: Path, x: str | None, y: str) -> Iterator[Client]:
 
 
 def import_h5py() -> Any:
-    """Return the package h5py, or raise an error that says how to install it."""
-    try:
-        import h5py
-    except ImportError as error:
-        raise InputError("HDF5 files need h5py: pip install 'fedloom[hdf5]'.") from error
-    return h5py
+    """Return the package h5py."""
+    return optional("h5py", "HDF5 files need h5py", "hdf5")
 
 
 def _features_name(x: str | None, y: str, known: Sequence[str], where: str) -> str:

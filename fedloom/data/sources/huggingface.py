@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import PositiveInt, model_validator
 
 from fedloom.data.federation import Dataset
-from fedloom.data.sources.base import Source, Task, dataset_with_test, locate, require
+from fedloom.data.sources.base import Source, Task, dataset_with_test, locate, optional, require
 from fedloom.data.sources.images import pixels
 from fedloom.errors import InputError
 
@@ -80,26 +80,20 @@ class HuggingFace(Source):
 
     def _splits(self, base: Path) -> Any:
         """Return the dataset's splits by name."""
-        try:
-            import datasets
-        except ImportError as error:
-            raise InputError("Hugging Face's datasets need a package: pip install 'fedloom[huggingface]'.") from error
+        datasets = optional("datasets", "Hugging Face's datasets need a package", "huggingface")
         datasets.disable_progress_bars()
         path = None if self.path is None else locate(base, self.path)
+        if path is not None and path.is_file() and path.suffix not in FORMS:
+            raise InputError(f"{path} must end in {', '.join(FORMS)}, or be a folder with such files.")
         try:
             if path is None:
                 return datasets.load_dataset(self.name, self.config)
             if path.is_file():
-                form = FORMS.get(path.suffix)
-                if form is None:
-                    raise InputError(f"{path} must end in {', '.join(FORMS)}, or be a folder with such files.")
-                return datasets.load_dataset(form, data_files=str(path))
+                return datasets.load_dataset(FORMS[path.suffix], data_files=str(path))
             if any((path / mark).is_file() for mark in SAVED):
                 saved = datasets.load_from_disk(str(path))
                 return saved if isinstance(saved, dict) else {self.train: saved}
             return datasets.load_dataset(str(path), self.config)
-        except InputError:
-            raise
         except Exception as error:  # the readers of many formats, and the hub, raise all kinds of errors
             why = f"{type(error).__name__}: {error}".splitlines()[0]
             if path is not None:

@@ -16,7 +16,7 @@ from pydantic import Strict
 
 from fedloom.data.federation import Dataset
 from fedloom.data.sources.archive import NOT_TEXT, open_text
-from fedloom.data.sources.base import Source, locate
+from fedloom.data.sources.base import Source, locate, require
 from fedloom.data.vocabulary import Vocabulary
 from fedloom.data.words import clean, lines, windows, words
 from fedloom.errors import InputError, nearest
@@ -151,8 +151,7 @@ def _json_object(text: str, where: str) -> dict[str, Any]:
 
 def field(found: dict[str, Any], name: str, where: str) -> Any:
     """Return a field of a JSON object; it is an error if it is missing."""
-    if name not in found:
-        raise InputError(f"{where} has no field '{name}'. It has: {', '.join(found)}.{nearest(name, found)}")
+    require(name, list(found), where, "field")
     return found[name]
 
 

@@ -231,7 +231,7 @@ class NetworkBackend(Backend):
         measured = _comparable([answer.measured for answer in answers])
         reports = tuple(self._report(call, *one) for one in zip(answers, measured, strict=True))
         own = ticket_group(tickets) if tickets else {}
-        return work.outcome_of([answer.update for answer in answers], own, reports)
+        return work.outcome([answer.update for answer in answers], own, reports)
 
     def _report(self, call: Call, answer: ClientAnswer, measured: dict[str, Measured]) -> Report:
         agent, _ = self.participants.hosts[answer.client]
