@@ -205,3 +205,30 @@ def vector(pools: Callable[[int], Workers]) -> Callable[..., Vector]:
         return Vector(federation, task, probe(federation, task).setup(group=group, **settings), pools(workers))
 
     return make
+
+
+class Moody(nn.Module):
+    """Refuses batches of twelve."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(FEATURES, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] == 12:
+            raise RuntimeError("twelve is right out")
+        return self.out(x)
+
+
+class Memory(nn.Module):
+    """Keeps a running mean in a buffer that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(FEATURES, 3)
+        self.register_buffer("seen", torch.zeros(FEATURES), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen.mul_(0.5).add_(0.5 * x.detach().mean(0))
+        return self.out(x - self.seen)

@@ -90,3 +90,8 @@ def test_an_installed_function_may_declare_what_it_returns() -> None:
     assert user_code.code("torch.nn.functional:mse_loss", Path(), nn.Module, Tensor) is nn.functional.mse_loss
     assert user_code.code("fedloom.models:build", Path(), nn.Module) is build
     assert user_code.code("fedloom.algorithms:FedAvg", Path(), Algorithm) is FedAvg
+
+
+def test_a_missing_file_has_no_fingerprint(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^There is no file .*net\.py\.$"):
+        user_code.fingerprint(tmp_path / "net.py")

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 import fedloom
-from fedloom.algorithms import ALGORITHMS, CLASSES, FedAvg
-from fedloom.errors import InputError
+from fedloom.algorithms import ALGORITHMS, CLASSES
 
 NEW = '''"""Takes a random walk."""
 
@@ -50,22 +49,3 @@ def test_names_are_those_of_the_classes_unless_they_say_otherwise_and_in_alphabe
     assert ALGORITHMS["local"] is CLASSES["LocalOnly"]
     assert ALGORITHMS["selective"] is CLASSES["Selective"]  # not the name that it would inherit
     assert "Search" not in CLASSES  # a base class
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"weights": "score"}, 'name = "evaluation_weighted" instead of weights = "score"'),
-        ({"weights": "within_std"}, 'name = "selective" instead of weights = "within_std"'),
-        ({"metric": "loss"}, "both have the keys metric and scores"),
-        ({"scores": "pre"}, r"got scores = 'pre'"),
-        ({"share": "deltas"}, "FedAvg has no 'share': clients send their weights"),
-    ],
-)
-def test_keys_that_moved_to_other_algorithms_name_them(given: dict[str, str], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        ALGORITHMS["fedavg"](**given)
-
-
-def test_keys_that_an_earlier_version_wrote_without_effect_are_left_out() -> None:
-    assert FedAvg(metric="accuracy", scores="post", share="weights") == FedAvg()

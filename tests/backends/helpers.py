@@ -3,8 +3,6 @@
 from functools import lru_cache
 from typing import Any
 
-from torch import Tensor, nn
-
 from fedloom.algorithm import Algorithm
 from fedloom.algorithms import ALGORITHMS, FedAvg, LocalOnly
 from fedloom.backends.serial import Serial
@@ -12,7 +10,6 @@ from fedloom.data.federation import Federation
 from fedloom.federation.engine import Evaluation, RoundRecord, fit
 from fedloom.task import Task
 from tests.conftest import (
-    FEATURES,
     Cumulative,
     Dense,
     Logit,
@@ -78,16 +75,3 @@ def run(model: str, case: str, dtype: str, backend: Any = None) -> list[RoundRec
 @lru_cache
 def serial(model: str, case: str, dtype: str) -> list[RoundRecord]:
     return run(model, case, dtype, Serial(ragged(model), task(model, dtype)))
-
-
-class Moody(nn.Module):
-    """Refuses batches of twelve."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.out = nn.Linear(FEATURES, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.shape[0] == 12:
-            raise RuntimeError("twelve is right out")
-        return self.out(x)

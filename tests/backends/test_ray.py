@@ -36,8 +36,8 @@ from fedloom.task import Task
 from fedloom.training.clients import Clients, Setup
 from fedloom.training.probe import probe
 from fedloom.tree import Groups
-from tests.backends.helpers import CASES, MEASURE, Moody, cases, ragged, serial, task
-from tests.conftest import ALL_TRAIN, Dense, facts, federation, last
+from tests.backends.helpers import CASES, MEASURE, cases, ragged, serial, task
+from tests.conftest import ALL_TRAIN, Dense, Moody, facts, federation, last
 
 QUIET = Evaluation(splits=())
 GB = 10**9

@@ -26,11 +26,13 @@ from fedloom.task import Task
 from fedloom.training.clients import Clients
 from fedloom.training.probe import probe
 from fedloom.tree import Groups
-from tests.backends.helpers import LIGHT, Moody, cases, ragged, run, serial, task
+from tests.backends.helpers import LIGHT, cases, ragged, run, serial, task
 from tests.conftest import (
     ALL_TRAIN,
     FEATURES,
     Dense,
+    Memory,
+    Moody,
     Normed,
     assert_close,
     facts,
@@ -101,20 +103,6 @@ def test_a_large_cohort_in_several_pieces_gives_the_same_bits(vector: Callable[.
         for workers in (1, 3)
     ]
     assert grouped[0] == grouped[1]
-
-
-class Memory(nn.Module):
-    """Keeps a running mean in a buffer that is not saved."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.out = nn.Linear(FEATURES, 3)
-        self.register_buffer("seen", torch.zeros(FEATURES), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.seen.mul_(0.5).add_(0.5 * x.detach().mean(0))
-        return self.out(x - self.seen)
 
 
 def test_a_model_with_a_memory_gives_the_same_weights_and_measurements_everywhere(

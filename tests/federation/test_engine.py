@@ -326,3 +326,15 @@ def test_complex_parameters_are_averaged_and_refused_where_formulas_are_for_real
     for algorithm in (FedAdam(lr=0.1), FedAvg(lr=0.1, rule="median")):
         with pytest.raises(InputError, match="The model has complex parameters"):
             last(fit(data, task, algorithm, 1))
+
+
+def test_a_backend_that_does_not_inherit_from_the_protocol_is_refused() -> None:
+    class Lookalike:
+        """Has the method that a backend needs, but not its defaults."""
+
+        def run(self, work: object) -> object:
+            return None
+
+    message = r"^A backend must inherit from fedloom\.backends\.protocol\.Backend\. Got .*Lookalike object.* instead\.$"
+    with pytest.raises(InputError, match=message):
+        next(fit(federation((20,)), Task(Dense), FedAvg(), 1, backend=Lookalike()))  # type: ignore[arg-type]

@@ -124,14 +124,24 @@ def with_bad_client() -> Federation:
     return data
 
 
-class Moody(nn.Module):
-    """Refuses some of its inputs."""
+class TimeMajor(nn.Module):
+    """Dropout where examples are the second dimension, as in many a recurrent or attention model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+        self.out = nn.Linear(1, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.drop(x.t().unsqueeze(-1))).mean(0)
+
+
+class BatchMean(nn.Module):
+    """Examples see each other outside of batch normalisation."""
 
     def __init__(self) -> None:
         super().__init__()
         self.out = nn.Linear(FEATURES, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[0] == 12:
-            raise RuntimeError("twelve is right out")
-        return self.out(x)
+        return self.out(x - x.mean(0))

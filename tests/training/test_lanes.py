@@ -15,9 +15,10 @@ from fedloom.training.local import Step, Training
 from fedloom.tree import Groups, Tree
 from tests.conftest import (
     FEATURES,
+    Moody,
     federation,
 )
-from tests.training.helpers import MODELS, RAGGED, Moody, assert_trees_close, clients, fit
+from tests.training.helpers import MODELS, RAGGED, BatchMean, TimeMajor, assert_trees_close, clients, fit
 
 
 class LookBack(FedAvg):
@@ -70,29 +71,6 @@ def test_a_correction_that_looks_at_another_gradient_is_the_same_in_lanes(model:
 
 def tree_of_zeros(groups: Groups) -> Groups:
     return {group: tree.zeros_like(one) for group, one in groups.items()}
-
-
-class TimeMajor(nn.Module):
-    """Dropout where examples are the second dimension, as in many a recurrent or attention model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.drop = nn.Dropout(0.5)
-        self.out = nn.Linear(1, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.drop(x.t().unsqueeze(-1))).mean(0)
-
-
-class BatchMean(nn.Module):
-    """Examples see each other outside of batch normalisation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.out = nn.Linear(FEATURES, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(x - x.mean(0))
 
 
 class InstanceNormed(nn.Module):

@@ -24,6 +24,8 @@ from tests.conftest import (
     ALL_TRAIN,
     FEATURES,
     Dense,
+    Memory,
+    Moody,
     Noisy,
     Normed,
     Recurrent,
@@ -34,7 +36,6 @@ from tests.training.helpers import (
     ADAM_KEEP,
     MODELS,
     RAGGED,
-    Moody,
     Prox,
     assert_trees_close,
     batches,
@@ -230,20 +231,6 @@ def test_a_model_that_draws_by_itself_draws_other_numbers_in_every_step_and_for_
     assert not torch.equal(one_step.model["out.weight"][0], one_step.model["out.weight"][1])
     losses = [epoch["loss"] for epoch in fit(task, twins, Training(batch_size="full", lr=1e-12, epochs=3)).history[0]]
     assert len(set(losses)) == 3
-
-
-class Memory(nn.Module):
-    """Keeps a running mean in a buffer that is not saved."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.out = nn.Linear(FEATURES, 3)
-        self.register_buffer("seen", torch.zeros(FEATURES), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.seen.mul_(0.5).add_(0.5 * x.detach().mean(0))
-        return self.out(x - self.seen)
 
 
 def test_a_buffer_that_is_not_saved_does_not_leak_from_one_client_to_the_next() -> None:

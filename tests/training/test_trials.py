@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from fedloom.task import Task
 from fedloom.training.probe import probe
 from tests.conftest import FEATURES, Noisy, federation
+from tests.training.helpers import BatchMean, TimeMajor
 
 
 def test_a_model_that_draws_by_itself_says_why_it_is_not_grouped() -> None:
@@ -22,29 +23,6 @@ class OverTime(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.norm(x.reshape(-1, 4)).reshape(-1, FEATURES))
-
-
-class BatchMean(nn.Module):
-    """Examples see each other outside of batch normalisation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.out = nn.Linear(FEATURES, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(x - x.mean(0))
-
-
-class TimeMajor(nn.Module):
-    """Dropout where examples are the second dimension."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.drop = nn.Dropout(0.5)
-        self.out = nn.Linear(1, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.drop(x.t().unsqueeze(-1))).mean(0)
 
 
 @pytest.mark.parametrize("first", ["different", "equal", "zero"])
