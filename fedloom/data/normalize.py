@@ -43,7 +43,7 @@ def statistics(x: Tensor, rows: Tensor, scale: float = 1.0, missing: bool = Fals
     zeros = torch.zeros(x.shape[1:], dtype=torch.float64)
     first = _first(x, rows, missing) * scale
     total, squares, varies = zeros.clone(), zeros.clone(), zeros.bool()
-    seen = _seen(x, rows) if missing else torch.tensor(len(rows))
+    seen = (~x[rows].isnan()).sum(dim=0) if missing else torch.tensor(len(rows))  # values that are not missing
     blocks = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
 
     def known(values: Tensor) -> Tensor:
@@ -69,11 +69,6 @@ def _first(x: Tensor, rows: Tensor, missing: bool) -> Tensor:
     values = x[rows].double()
     places = (~values.isnan()).int().argmax(dim=0, keepdim=True)
     return values.gather(0, places)[0].nan_to_num_(nan=0.0)
-
-
-def _seen(x: Tensor, rows: Tensor) -> Tensor:
-    """Return how many values of every feature are not missing."""
-    return (~x[rows].isnan()).sum(dim=0)
 
 
 def normalized(federation: Federation, by: str, missing: bool = False) -> Federation:

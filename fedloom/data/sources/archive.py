@@ -10,6 +10,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TextIO
 
@@ -19,6 +20,17 @@ OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, RuntimeError)
 NOT_TEXT = (*UNREADABLE, UnicodeDecodeError)  # what reading a text file may raise
+
+
+@contextmanager
+def readable(
+    problem: str, advice: str = "download it again", errors: tuple[type[Exception], ...] = UNREADABLE
+) -> Iterator[None]:
+    """Turn errors while reading into one that says what cannot be read, why, and what to do."""
+    try:
+        yield
+    except errors as error:
+        raise InputError(f"{problem} ({error}): {advice}.") from None
 
 
 def files(path: Path, keep: Collection[str] = ()) -> Iterator[tuple[str, IO[bytes]]]:
@@ -40,10 +52,8 @@ def contents(path: Path, wanted: Callable[[str], object]) -> Iterator[tuple[str,
     """Yield the name and the whole content of every file whose name is wanted."""
     for name, stream in files(path):
         if wanted(name):
-            try:
+            with readable(f"The file {name} in {path} cannot be read"):
                 content = stream.read()
-            except UNREADABLE as error:
-                raise InputError(f"The file {name} in {path} cannot be read ({error}): download it again.") from None
             yield name, content
 
 
@@ -65,7 +75,7 @@ def _members(name: str, stream: IO[bytes], path: Path, keep: Collection[str]) ->
     if name in keep or not name.lower().endswith(ARCHIVES):
         yield name, stream
         return
-    try:
+    with readable(f"The archive {name} in {path} cannot be read"):
         if name.lower().endswith(".zip"):
             with zipfile.ZipFile(stream) as archive:
                 for inner in sorted(archive.namelist()):
@@ -78,5 +88,3 @@ def _members(name: str, stream: IO[bytes], path: Path, keep: Collection[str]) ->
                     content = archive.extractfile(entry)
                     if content is not None and visible(Path(entry.name).name):
                         yield from _members(Path(entry.name).name, content, path, keep)
-    except UNREADABLE as error:
-        raise InputError(f"The archive {name} in {path} cannot be read ({error}): download it again.") from None

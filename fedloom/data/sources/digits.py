@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -44,8 +43,7 @@ def _table() -> NDArray[np.uint8]:
     package = find_spec("sklearn")
     file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz" if package and package.origin else None
     if file is not None and file.is_file():
-        with gzip.open(file) as lines:
-            return np.loadtxt(lines, delimiter=",").astype(np.uint8)
+        return np.loadtxt(file, delimiter=",").astype(np.uint8)
     from sklearn.datasets import load_digits
 
     values, labels = load_digits(return_X_y=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.data.federation import Dataset
+from fedloom.data.sources.archive import readable
 from fedloom.data.sources.base import locate, optional, require
 from fedloom.data.sources.by_client import ByClient, Client
 from fedloom.errors import InputError
@@ -39,17 +40,13 @@ class Hdf5(ByClient):
 def read(file: Path, x: str | None, y: str) -> Iterator[Client]:
     """Yield the clients of a file with their examples."""
     h5py = import_h5py()
-    try:
-        with h5py.File(file, "r") as opened:
-            if GROUP not in opened:
-                raise InputError(f"The file {file} has no group '{GROUP}' with clients: there is nothing to read.")
-            for name, datasets in opened[GROUP].items():
-                features = _features_name(x, y, list(datasets), f"Client '{name}' in {file}")
-                yield name, datasets[features][()], datasets[y][()]
-    except InputError:
-        raise
-    except (OSError, RuntimeError, KeyError) as error:
-        raise InputError(f"The file {file} cannot be read as HDF5 ({error}): download it again.") from None
+    damage = readable(f"The file {file} cannot be read as HDF5", errors=(OSError, RuntimeError, KeyError))
+    with damage, h5py.File(file, "r") as opened:
+        if GROUP not in opened:
+            raise InputError(f"The file {file} has no group '{GROUP}' with clients: there is nothing to read.")
+        for name, datasets in opened[GROUP].items():
+            features = _features_name(x, y, list(datasets), f"Client '{name}' in {file}")
+            yield name, datasets[features][()], datasets[y][()]
 
 
 def import_h5py() -> Any:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import PositiveInt
 
 from fedloom.data.federation import Dataset
-from fedloom.data.sources.archive import UNREADABLE, visible
+from fedloom.data.sources.archive import readable, visible
 from fedloom.data.sources.base import Source, locate
 from fedloom.errors import InputError
 
@@ -50,11 +50,9 @@ class Images(Source):
     def _pixels(self, file: Folder) -> NDArray[np.uint8]:
         from PIL import Image  # only pictures need Pillow
 
-        try:
-            with file.open("rb") as stream, Image.open(stream) as image:
-                return pixels(image, self.size, self.channels)
-        except Exception as error:  # Pillow's decoders raise many kinds: OSError, SyntaxError, struct.error, …
-            raise InputError(f"The picture {file} cannot be read ({error}): replace or remove it.") from None
+        damage = readable(f"The picture {file} cannot be read", "replace or remove it", (Exception,))
+        with damage, file.open("rb") as stream, Image.open(stream) as image:  # Pillow raises many kinds of errors
+            return pixels(image, self.size, self.channels)
 
 
 def pixels(image: Image, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
@@ -77,13 +75,9 @@ def _eight_bits(image: Any) -> Any:
 
 
 def _opened(path: Path) -> Folder:
-    try:
+    advice = "'path' must be one of them, with a sub-folder of pictures for each class"
+    with readable(f"{path} is not a folder and cannot be read as a zip file", advice):
         return path if path.is_dir() else zipfile.Path(path)
-    except UNREADABLE as error:
-        raise InputError(
-            f"{path} is not a folder and cannot be read as a zip file ({error}): 'path' must be one of them, with a "
-            "sub-folder of pictures for each class."
-        ) from None
 
 
 def _class_folders(folder: Folder, wanted: Sequence[str]) -> list[Folder]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.data.federation import Dataset
+from fedloom.data.sources.archive import readable
 from fedloom.data.sources.base import locate
 from fedloom.data.sources.by_client import ByClient, Client
 from fedloom.errors import InputError
@@ -40,10 +41,8 @@ def train_and_test(path: Path) -> tuple[list[Path], list[Path]]:
 
 def read(file: Path) -> Iterator[Client]:
     """Yield the users of a file with their examples."""
-    try:
+    with readable(f"The file {file} is not complete JSON", errors=(ValueError,)):
         content = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise InputError(f"The file {file} is not complete JSON ({error}): download it again.") from None
     if (
         not isinstance(content, dict)
         or not all(isinstance(content.get(key), kind) for key, kind in KEYS.items())

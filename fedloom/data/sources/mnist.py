@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import math
-import zlib
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedloom.data.federation import Dataset
+from fedloom.data.sources.archive import readable
 from fedloom.data.sources.base import Source, cache_folder, find, locate
 from fedloom.errors import InputError
 
@@ -54,10 +54,8 @@ def _read(path: Path) -> Tensor:
     """Read the unsigned bytes of one idx file: a header of big-endian numbers, then the values."""
     raw = path.read_bytes()
     if raw[:2] == b"\x1f\x8b":
-        try:
+        with readable(f"The file {path} is not a complete gzip file"):
             raw = gzip.decompress(raw)
-        except (OSError, EOFError, zlib.error) as error:
-            raise InputError(f"The file {path} is not a complete gzip file ({error}): download it again.") from None
     dimensions = raw[3] if len(raw) >= 4 else 0
     if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] != UNSIGNED_BYTES or not 1 <= dimensions <= 3:
         raise InputError(
