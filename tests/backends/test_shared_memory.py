@@ -4,8 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
+from fedloom.backends import shared_memory
 from fedloom.backends.shared_memory import attach, share
 from fedloom.data.federation import Federation
 from tests.conftest import (
@@ -46,3 +48,11 @@ def test_shared_memory_is_given_back() -> None:
 def test_a_client_without_examples_can_be_shared() -> None:
     empty = Federation(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), np.array([0, 0]))
     assert attach(share(empty)).x.shape == (0, 3)
+
+
+def test_very_many_clients_are_named_by_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = federation((12, 30))
+    monkeypatch.setattr(shared_memory, "MOST_NAMES", 2)
+    assert attach(share(data)).name(1) == "client-1"
+    monkeypatch.setattr(shared_memory, "MOST_NAMES", 1)
+    assert attach(share(data)).name(1) == "1"
