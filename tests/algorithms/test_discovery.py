@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import fedloom
 from fedloom.algorithms import ALGORITHMS, CLASSES
 

@@ -116,7 +116,7 @@ def test_auroc_of_a_client_with_one_class_is_not_a_number_but_counts_in_the_unio
     task = Task(Score, loss="bce", metrics=["auroc"])
     one, two = (measure(task, task.initial(), torch.tensor([[s]]), torch.tensor([y])) for s, y in ((2.0, 1), (1.0, 0)))
     assert math.isnan(one.values(task)["auroc"])
-    assert (one + two).values(task)["auroc"] == 1.0
+    assert pool([one, two]).values(task)["auroc"] == 1.0
 
 
 def test_a_metric_over_several_outputs_is_the_mean_over_them_like_the_loss() -> None:
