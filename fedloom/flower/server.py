@@ -22,9 +22,10 @@ from fedloom.experiment.progress import Lines
 from fedloom.flower.messages import InvalidPayload, Payload
 from fedloom.flower.paths import default_folder
 from fedloom.network.coordinator.agent_pool import MISSED, AgentPool, Call
-from fedloom.network.coordinator.intake import Intake, RequestBody
+from fedloom.network.coordinator.intake import Intake
 from fedloom.network.coordinator.ledger import Ledger
 from fedloom.network.coordinator.network_run import NetworkRun
+from fedloom.network.coordinator.request_guard import RequestBody
 from fedloom.network.protocol.messages import Failure, Hello
 from fedloom.network.protocol.rejection import Rejected
 
@@ -188,10 +189,10 @@ class GridPool(AgentPool):
         for failure in failures:
             self.fail(agent, failure)
         for body in payload.bodies.values():
-            arrived = RequestBody(self.ledger.updates / f"{secrets.token_hex(8)}.part", self.largest)
+            arrived = RequestBody(self.ledger.updates, self.largest, signed=hashlib.sha256(body).hexdigest())
             try:
                 arrived.add(body)
-                found = self.intake.receive_now(agent, arrived, hashlib.sha256(body).hexdigest())
+                found = self.intake.receive_now(agent, arrived)
                 reasons = [f"client {one['client']}, {one['code']}: {one['message']}" for one in found if "code" in one]
                 self.rejections.setdefault(agent, []).extend(reasons)
             except Rejected as why:

@@ -107,7 +107,7 @@ def test_agents_choose_by_the_data_of_their_site() -> None:
     loaded = SimpleNamespace(place=lambda *_: place, algorithm=lambda _: algorithm, initial_own=lambda *_: initial)
     runner = AssignmentRunner(
         experiment=loaded,  # type: ignore[arg-type]
-        policy=SimpleNamespace(check_assignment=lambda *_: None, may_leave=lambda *_: True),  # type: ignore[arg-type]
+        policy=SimpleNamespace(check_assignment=lambda *_: None, withhold=lambda answer, _: answer),  # type: ignore[arg-type]
         device="cpu",
         parcels=SimpleNamespace(groups=lambda *_: record.state),  # type: ignore[arg-type]
         states=SimpleNamespace(load=lambda *given: given[-1]),  # type: ignore[arg-type]
@@ -118,7 +118,7 @@ def test_agents_choose_by_the_data_of_their_site() -> None:
     )  # fmt: skip
     chosen = [best(task, record.state, data, client) for client in range(6)]
     assert len(set(chosen)) == 2
-    for client, answer in enumerate(runner.evaluate(assignment).results):
+    for client, answer in enumerate(runner.evaluate(assignment)):
         measured = answer.measured["test"]
         expected = loss(task, record.state[chosen[client]], data, client, "test")
         assert (answer.client, measured.sums["loss"]) == (client, pytest.approx(expected * measured.count))

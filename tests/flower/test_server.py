@@ -16,8 +16,7 @@ from fedloom.errors import InputError
 from fedloom.flower import server
 from fedloom.flower.client import answer
 from fedloom.flower.messages import BODIES, HEADER, Payload
-from fedloom.network.protocol.messages import AnswerBuilder, read_answer
-from fedloom.network.protocol.tensors import read_parcel
+from fedloom.network.protocol.tensors import Parcel, read_parcel
 from tests.flower.conftest import THREE, VALUES, FakeGrid, Grids
 from tests.network.conftest import serial_weights, weights
 
@@ -37,9 +36,7 @@ def changed(payload: Payload, change: Callable[[str, torch.Tensor], torch.Tensor
     bodies = {}
     for name, body in payload.bodies.items():
         header, tensors = read_parcel(body)
-        found, _ = read_answer(header, tensors)
-        outgoing = AnswerBuilder(found.ask, list(found.results), {path: change(path, t) for path, t in tensors.items()})
-        bodies[name] = outgoing.parcel().whole
+        bodies[name] = Parcel(header, {path: change(path, leaf) for path, leaf in tensors.items()}).whole
     return Payload(payload.header, bodies)
 
 

@@ -32,7 +32,15 @@ from fedloom.network.coordinator.ledger import Ledger
 from fedloom.network.coordinator.network_run import NetworkRun
 from fedloom.network.coordinator.update_checks import Limits, check_measured, check_update
 from fedloom.network.protocol.expected_update import ExpectedUpdate
-from fedloom.network.protocol.messages import AnswerBuilder, AssignedClient, Assignment, ClientFacts, Heartbeat, Hello
+from fedloom.network.protocol.messages import (
+    AssignedClient,
+    Assignment,
+    ClientAnswer,
+    ClientFacts,
+    Heartbeat,
+    Hello,
+    write_answer,
+)
 from fedloom.network.protocol.signatures import Signer, Verifier
 from fedloom.network.protocol.tensors import Parcel
 from fedloom.network.protocol.token import Token
@@ -83,9 +91,7 @@ class Speaker:
     def answer(self, client: int = 0, ask: str = "ask", scale: float = 1.0, **changes: Any) -> Parcel:
         groups = {"model": {name: leaf[None] + scale for name, leaf in MODEL["model"].items()}}
         update = changes.pop("update", Update(groups, {"model": torch.tensor([2.0])}))
-        outgoing = AnswerBuilder(ask)
-        outgoing.add(client, update=update, **changes)
-        return outgoing.parcel()
+        return write_answer(ask, [ClientAnswer(client, update, **changes)])
 
 
 class Requests:

@@ -23,7 +23,7 @@ from fedloom.network.agent.loaded_experiment import load_experiment
 from fedloom.network.agent.parcel_cache import ParcelCache
 from fedloom.network.agent.policy import Refused, Site
 from fedloom.network.agent.state_versions import StateVersions
-from fedloom.network.protocol.messages import AnswerBuilder, AssignedClient, Assignment, Failure, Heartbeat
+from fedloom.network.protocol.messages import AssignedClient, Assignment, ClientAnswer, Failure, Heartbeat, write_answer
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.network.protocol.signatures import Signer
 
@@ -114,10 +114,8 @@ class Agent:
         self.doing = "idle"
 
     def _load(self, run_plan: Mapping[str, Any]) -> AssignmentRunner:
-        def fetch(sha256: str) -> Path:
-            return self.parcels.fetch(self.connection, sha256)
-
         try:
+            fetch = partial(self.parcels.fetch, self.connection)
             loaded = load_experiment(run_plan, self.site, fetch, self.signer.mark, self.tell)
         except Refused as why:
             raise self._stay_out("refused", str(why)) from None
@@ -168,7 +166,7 @@ class Agent:
         self.doing = "idle"
 
     def _attempt(
-        self, assignment: Assignment, clients: Sequence[AssignedClient], work: Callable[[], AnswerBuilder]
+        self, assignment: Assignment, clients: Sequence[AssignedClient], work: Callable[[], list[ClientAnswer]]
     ) -> bool:
         """Make an answer and send it; return False if the coordinator no longer waits for it."""
         try:
@@ -205,12 +203,16 @@ class Agent:
     def _log(self, event: str, **facts: Any) -> None:
         self._retry(lambda: self.audit.write(event, **facts))
 
-    def _send(self, assignment: Assignment, clients: Sequence[AssignedClient], answer: AnswerBuilder) -> bool:
+    def _send(self, assignment: Assignment, clients: Sequence[AssignedClient], answers: list[ClientAnswer]) -> bool:
         """Send an answer until the coordinator accepts or rejects it; return False if it came too late."""
-        parcel, about = answer.parcel(), assignment_facts(assignment)
-        numbers = [result.client for result in answer.results]
-        left = answer_summary(parcel.tensors, answer)
-        facts = {**about, "clients": numbers, "left": left, "bytes": parcel.size, "sha256": parcel.sha256}
+        parcel, about = write_answer(assignment.id, answers), assignment_facts(assignment)
+        facts = {
+            **about,
+            "clients": [one.client for one in answers],
+            "left": answer_summary(parcel.tensors, answers),
+            "bytes": parcel.size,
+            "sha256": parcel.sha256,
+        }
         # nothing leaves before its line is in the audit log
         self._retry(lambda: self.audit.write("answered", **facts), assignment.seconds)
         pause = 0.1

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedloom import faults, tree
 from fedloom.algorithm import Algorithm, Update
 from fedloom.errors import TrainingError
 from fedloom.federation.evaluation import EvaluationWork
-from fedloom.federation.work import ClientWork, Outcome, Place
+from fedloom.federation.work import ClientWork, Place
 from fedloom.network.agent.loaded_experiment import LoadedExperiment
 from fedloom.network.agent.parcel_cache import ParcelCache
 from fedloom.network.agent.policy import Policy, Refused
 from fedloom.network.agent.state_versions import StateVersions
-from fedloom.network.protocol.messages import AnswerBuilder, AssignedClient, Assignment, Ticket
+from fedloom.network.protocol.messages import AssignedClient, Assignment, ClientAnswer, Ticket
 from fedloom.task import Task
-from fedloom.training.evaluation import Measured
-from fedloom.tree import Groups
+from fedloom.training.local import Groups
 
 
 @dataclass(frozen=True)
@@ -30,25 +29,26 @@ class AssignmentRunner:
     parcels: ParcelCache
     states: StateVersions
 
-    def evaluate(self, assignment: Assignment) -> AnswerBuilder:
+    def evaluate(self, assignment: Assignment) -> list[ClientAnswer]:
         """Evaluate for all clients of an assignment, or fingerprint their models."""
         place, algorithm = self._place(assignment), self.experiment.algorithm(assignment.label)
-        shared, answer = self.parcels.groups(assignment, "shared"), AnswerBuilder(assignment.id)
+        shared, answers = self.parcels.groups(assignment, "shared"), []
         for one in assignment.clients:
             own = self._own(assignment, one, place.task)
             if assignment.kind == "fingerprint":
-                answer.add(one.client, sha256=tree.sha256(algorithm.model(place.task, shared, own)))
+                answers.append(ClientAnswer(one.client, sha256=tree.sha256(algorithm.model(place.task, shared, own))))
             else:
                 given = shared["model"] if assignment.method == "given" else None
                 clients, splits, round = (one.client,), assignment.splits, assignment.round
                 work = EvaluationWork(algorithm, shared, _stack_of_one(own), clients, splits, round, given)
                 measured = work.perform(place).get(one.client, {})
-                answer.add(one.client, measured=self._allowed(measured, place.task))
-        return answer
+                answer = ClientAnswer(one.client, measured=measured)
+                answers.append(self.policy.withhold(answer, _is_mean(place.task)))
+        return answers
 
     def train(
         self, assignment: Assignment, one: AssignedClient, write: Callable[[Callable[[], None]], None]
-    ) -> AnswerBuilder:
+    ) -> list[ClientAnswer]:
         """Run one method of the algorithm for one client and store its new state; `write` retries on a full disk."""
         place, algorithm = self._place(assignment), self.experiment.algorithm(assignment.label)
         cell = _cell(assignment)
@@ -85,7 +85,10 @@ class AssignmentRunner:
                         f"{where}: the {name} that it keeps is not finite. A smaller lr or a clip may help."
                     )
             write(lambda: self.states.save(cell, one.client, ticket, kept))
-        return self._answer(assignment, one, outcome, ticket, place.task)
+        (report,) = outcome.reports
+        update = Update(outcome.stack, outcome.weights, outcome.public)
+        answer = ClientAnswer(one.client, update, ticket, report.history, report.post_fit)
+        return [self.policy.withhold(answer, _is_mean(place.task))]
 
     def _place(self, assignment: Assignment) -> Place:
         """Return where the assignment runs, if the policy allows it."""
@@ -100,37 +103,6 @@ class AssignmentRunner:
         initial = self.experiment.initial_own(assignment.label, assignment.seed, task)
         return self.states.load(_cell(assignment), one.client, one.ticket, initial)
 
-    def _answer(
-        self, assignment: Assignment, one: AssignedClient, outcome: Outcome, ticket: Ticket | None, task: Task
-    ) -> AnswerBuilder:
-        """Return what may leave of an outcome."""
-        (report,) = outcome.reports
-        means = _means(task)
-
-        def may_leave(name: str) -> bool:
-            metric = next((one for one in means if name == one or name.endswith(f"_{one}")), name)
-            return self.policy.may_leave(metric, means.get(metric, True))
-
-        answer = AnswerBuilder(assignment.id)
-        answer.add(
-            one.client,
-            update=Update(outcome.stack, outcome.weights, outcome.public),
-            ticket=ticket,
-            history=tuple({name: v for name, v in epoch.items() if may_leave(name)} for epoch in report.history),
-            measured=self._allowed(report.post_fit, task),
-        )
-        return answer
-
-    def _allowed(self, measured: Mapping[str, Measured], task: Task) -> dict[str, Measured]:
-        """Return measurements without what the policy withholds."""
-        allowed = {name for name, is_mean in _means(task).items() if self.policy.may_leave(name, is_mean)}
-        result = {}
-        for where, found in measured.items():
-            sums = {name: value if name in allowed else float("nan") for name, value in found.sums.items()}
-            scores = {name: value for name, value in found.scores.items() if name in allowed}
-            result[where] = Measured(found.count, sums, scores, found.targets if scores else None)
-        return result
-
 
 def _cell(assignment: Assignment) -> str:
     return f"{assignment.label}-{assignment.seed}"
@@ -140,7 +112,7 @@ def _stack_of_one(groups: Groups) -> Groups:
     return {group: {name: leaf[None] for name, leaf in leaves.items()} for group, leaves in groups.items()}
 
 
-def _means(task: Task) -> dict[str, bool]:
+def _is_mean(task: Task) -> dict[str, bool]:
     """Return the metrics by name, and whether each is a mean over examples."""
     return {"loss": True, **{metric.name: metric.is_mean for metric in task.measures}}
 

@@ -6,16 +6,17 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 from pydantic import BaseModel
 
 from fedloom import faults
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, StoreError
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.network.protocol.signatures import Signer
-from fedloom.network.protocol.tensors import Parcel, compressed
+from fedloom.network.protocol.tensors import CHUNK, CompressionError, Parcel, Readable, compressed, decompressed
 
 EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 TIMEOUT = httpx.Timeout(60.0, connect=10.0, read=60.0)
@@ -108,6 +109,69 @@ class Connection:
                 response.read()
                 response.close()
             return response
+
+
+class _RawStream:
+    """The bytes as they were sent."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks, self._left = chunks, b""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return up to `size` bytes; none at the end."""
+        piece = self._left or next(self._chunks, b"")
+        self._left = piece[size:]
+        return piece[:size]
+
+
+class ReplyReader:
+    """The bytes of a reply. A compressed one is decompressed only as far as it is read."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        raw = _RawStream(response.iter_raw())
+        self._source: Readable = decompressed(raw) if response.headers.get("content-encoding") == "zstd" else raw
+
+    def some(self, most: int) -> bytes:
+        """Return between 1 and `most` bytes."""
+        try:
+            piece = self._source.read(most)
+        except CompressionError:
+            raise Unreachable("The coordinator's message is not valid zstd data.") from None
+        if not piece:
+            raise Unreachable("The coordinator's message ended too early.")
+        return piece
+
+    def take(self, size: int) -> bytes:
+        """Return the next `size` bytes."""
+        pieces: list[bytes] = []
+        while size > 0:
+            pieces.append(self.some(min(size, CHUNK)))
+            size -= len(pieces[-1])
+        return b"".join(pieces)
+
+    def into(self, path: Path, size: int, sha256: str) -> None:
+        """Write the next `size` bytes to a file if they have this SHA-256."""
+        temporary = path.with_name(f"{path.name}.part")
+        digest = hashlib.sha256()
+        with _writing(path.parent), open(temporary, "wb") as file:
+            while size > 0:
+                piece = self.some(min(size, CHUNK))
+                size -= len(piece)
+                digest.update(piece)
+                file.write(piece)
+        if digest.hexdigest() != sha256:
+            temporary.unlink()
+            raise Unreachable("The coordinator's tensors were damaged on the way.")
+        temporary.replace(path)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Raise `StoreError` if the disk fails, which must not pass for a broken connection."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"Tensors cannot be written to {folder}: {error}.") from error
 
 
 def _rejected(response: httpx.Response) -> Rejected:

@@ -9,7 +9,7 @@ import json
 import os
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,7 +22,7 @@ from fedloom.data.federation import Federation
 from fedloom.data.split import SPLITS
 from fedloom.errors import FedloomError, InputError, StoreError
 from fedloom.network.agent.policy import Site
-from fedloom.network.protocol.messages import AnswerBuilder, Assignment, ClientFacts, DataFormat, Hello
+from fedloom.network.protocol.messages import Assignment, ClientAnswer, ClientFacts, DataFormat, Hello
 from fedloom.training.clients import Setup
 
 
@@ -43,7 +43,7 @@ def hello_message(site: Site, federation: Federation, setup: Setup, mark: str) -
     about = machine.facts()
     return Hello(
         versions={name: str(about[name]) for name in ("fedloom", "torch", "python", "system", "cpu_capability")},
-        **asdict(DataFormat.of(federation)),
+        **DataFormat.of(federation).model_dump(),
         clients=tuple(facts(number) for number in (range(federation.clients) if hosts is None else hosts)),
         data_mark=mark,
         setup=asdict(setup),
@@ -102,17 +102,17 @@ def assignment_facts(assignment: Assignment) -> dict[str, Any]:
     }
 
 
-def answer_summary(tensors: Mapping[str, Tensor], answer: AnswerBuilder) -> dict[str, Any]:
+def answer_summary(tensors: Mapping[str, Tensor], answers: Sequence[ClientAnswer]) -> dict[str, Any]:
     """Describe an answer for the audit log: how many values, of what kind."""
     groups: dict[str, int] = {}
     for path, leaf in tensors.items():
         _, kind, name = path.split("/", 2)
         group = f"{kind} {name.split('/')[0]}"
         groups[group] = groups.get(group, 0) + leaf.numel()
-    metrics = sorted({name for one in answer.results for found in one.measured.values() for name in found.sums})
+    metrics = sorted({name for one in answers for found in one.measured.values() for name in found.sums})
     summary: dict[str, Any] = {"values": groups}
     if metrics:
         summary["metrics"] = metrics
-    if any(result.sha256 for result in answer.results):
-        summary["fingerprints"] = len(answer.results)
+    if any(one.sha256 for one in answers):
+        summary["fingerprints"] = len(answers)
     return summary

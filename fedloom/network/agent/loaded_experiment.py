@@ -132,7 +132,7 @@ def load_experiment(
     initial = {int(seed): fetch(sha) for seed, sha in run_plan["initial"].items()}
     federation = plan.federation(seed)
     if run_plan.get("data"):
-        different = DataFormat.of(federation).differences(DataFormat.read(run_plan["data"]))
+        different = DataFormat.of(federation).differences(DataFormat.model_validate(run_plan["data"]))
         if different:
             raise Refused(f"the data does not fit the run's. {different}")
     task = replace(plan.task(seed), init=str(initial[seed]))

@@ -5,99 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import httpx
 import torch
 from torch import Tensor
 
-from fedloom import files
-from fedloom.errors import StoreError
-from fedloom.network.agent.connection import Connection, Unreachable
+from fedloom import files, tree
+from fedloom.network.agent.connection import Connection, ReplyReader, Unreachable
 from fedloom.network.protocol.messages import AssignedClient, Assignment
-from fedloom.network.protocol.tensors import (
-    CHUNK,
-    HEADER_LIMIT,
-    CompressionError,
-    Readable,
-    WireError,
-    decompressed,
-    open_parcel,
-    read_parcel,
-    unflatten,
-)
-from fedloom.tree import Groups
+from fedloom.network.protocol.tensors import HEADER_LIMIT, WireError, load_parcel, read_parcel, unflatten
+from fedloom.training.local import Groups
 
 MOST = 6  # parcels in the cache
 SMALL = 8 << 20  # bytes: up to this, a parcel stays in memory
-
-
-class _RawStream:
-    """The bytes as they were sent."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks, self._left = chunks, b""
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Return up to `size` bytes; none at the end."""
-        piece = self._left or next(self._chunks, b"")
-        self._left = piece[size:]
-        return piece[:size]
-
-
-class ReplyReader:
-    """The bytes of a reply. A compressed one is decompressed only as far as it is read."""
-
-    def __init__(self, response: httpx.Response) -> None:
-        raw = _RawStream(response.iter_raw())
-        self._source: Readable = decompressed(raw) if response.headers.get("content-encoding") == "zstd" else raw
-
-    def some(self, most: int) -> bytes:
-        """Return between 1 and `most` bytes."""
-        try:
-            piece = self._source.read(most)
-        except CompressionError:
-            raise Unreachable("The coordinator's message is not valid zstd data.") from None
-        if not piece:
-            raise Unreachable("The coordinator's message ended too early.")
-        return piece
-
-    def take(self, size: int) -> bytes:
-        """Return the next `size` bytes."""
-        pieces: list[bytes] = []
-        while size > 0:
-            pieces.append(self.some(min(size, CHUNK)))
-            size -= len(pieces[-1])
-        return b"".join(pieces)
-
-    def into(self, path: Path, size: int, sha256: str) -> None:
-        """Write the next `size` bytes to a file if they have this SHA-256."""
-        temporary = path.with_name(f"{path.name}.part")
-        digest = hashlib.sha256()
-        try:
-            file = open(temporary, "wb")  # noqa: SIM115 (closed below)
-        except OSError as error:
-            raise _write_error(path, error) from error
-        with file:
-            while size > 0:
-                piece = self.some(min(size, CHUNK))
-                size -= len(piece)
-                digest.update(piece)
-                try:
-                    file.write(piece)
-                except OSError as error:  # must not pass for a broken connection
-                    raise _write_error(path, error) from error
-        if digest.hexdigest() != sha256:
-            temporary.unlink()
-            raise Unreachable("The coordinator's tensors were damaged on the way.")
-        temporary.replace(path)
-
-
-def _write_error(path: Path, error: OSError) -> StoreError:
-    return StoreError(f"Tensors cannot be written to {path.parent}: {error}.")
 
 
 class ParcelCache:
@@ -172,13 +94,11 @@ class ParcelCache:
         senders, width = torch.tensor(header["senders"], dtype=torch.int64), int(header["width"])
         if set(one.receives) - set(senders.tolist()):
             raise WireError("an exchange lacks some of the trees that a client should receive")
-        trees: Groups = {}
-        for group, leaves in rows.items():
-            trees[group] = {}
-            for name, leaf in leaves.items():
-                placed = torch.zeros((width, *leaf.shape[1:]), dtype=leaf.dtype)
-                placed[senders] = leaf
-                trees[group][name] = placed
+
+        def placed(leaf: Tensor) -> Tensor:
+            return torch.zeros((width, *leaf.shape[1:]), dtype=leaf.dtype).index_copy_(0, senders, leaf)
+
+        trees = {group: tree.map_leaves(placed, leaves) for group, leaves in rows.items()}
         graph = torch.zeros((1, width), dtype=torch.bool)
         graph[0, list(one.receives)] = True
         return trees, graph
@@ -189,12 +109,10 @@ class ParcelCache:
             current = {one.sha256 for one in assignment.parts}
             self._read = {sha: found for sha, found in self._read.items() if sha in current}
             if part.sha256 in self._small:
-                header, kept = read_parcel(self._small[part.sha256])
+                header, leaves = read_parcel(self._small[part.sha256])
             else:
-                header, leaves = open_parcel(self.folder / part.sha256)
-                # a copy, because mapped memory has another alignment, which may change the bits of later arithmetic
-                kept = {name: leaf.clone() for name, leaf in leaves.items()}
-            self._read[part.sha256] = header, unflatten(kept)
+                header, leaves = load_parcel(self.folder / part.sha256)
+            self._read[part.sha256] = header, unflatten(leaves)
         return self._read[part.sha256]
 
     def _store(self, sha256: str, size: int, pieces: ReplyReader) -> None:

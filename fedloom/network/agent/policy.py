@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,8 +15,9 @@ from fedloom.errors import InputError, nearest
 from fedloom.experiment.experiment_file import Experiment, read, tomllib
 from fedloom.metrics import LOSSES
 from fedloom.models import MODELS
-from fedloom.network.protocol.messages import VERBS, Verb
+from fedloom.network.protocol.messages import VERBS, ClientAnswer, Verb
 from fedloom.record import Count, Positive, Record, Whole
+from fedloom.training.evaluation import Measured
 
 Names = tuple[str, ...] | Literal["shipped"]
 
@@ -105,6 +107,22 @@ class Policy(Record):
                 raise Refused(
                     f"the policy requires at least {self.min_examples} training examples, and '{client}' has {count}"
                 )
+
+    def withhold(self, answer: ClientAnswer, is_mean: Mapping[str, bool]) -> ClientAnswer:
+        """Return an answer without the metrics that may not leave; `is_mean`: whether each is a mean over examples."""
+        allowed = {name for name, mean in is_mean.items() if self.may_leave(name, mean)}
+        measured = {}
+        for where, found in answer.measured.items():
+            sums = {name: value if name in allowed else math.nan for name, value in found.sums.items()}
+            scores = {name: value for name, value in found.scores.items() if name in allowed}
+            measured[where] = Measured(found.count, sums, scores, found.targets if scores else None)
+
+        def stays(key: str) -> bool:  # a key of an epoch, such as validation_accuracy
+            metric = max((name for name in is_mean if f"_{key}".endswith(f"_{name}")), key=len, default=key)
+            return not self.may_leave(metric, is_mean.get(metric, True))
+
+        history = tuple({key: value for key, value in epoch.items() if not stays(key)} for epoch in answer.history)
+        return replace(answer, measured=measured, history=history)
 
     def may_leave(self, metric: str, is_mean: bool) -> bool:
         """Return whether a metric's values may leave."""

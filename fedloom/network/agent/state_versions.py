@@ -13,8 +13,8 @@ from pathlib import Path
 from fedloom.errors import StoreError, TrainingError
 from fedloom.files import replacing, write_atomically
 from fedloom.network.protocol.messages import NEW, Ticket
-from fedloom.network.protocol.tensors import Parcel, WireError, flatten, open_parcel, unflatten
-from fedloom.tree import Groups
+from fedloom.network.protocol.tensors import Parcel, WireError, flatten, load_parcel, unflatten
+from fedloom.training.local import Groups
 
 NAMED = "named.json"
 _VERSION = re.compile(r"(\d+)-(\d+)-(\d+)\.safetensors")
@@ -39,11 +39,9 @@ class StateVersions:
                 "state folder moved, or restored from an old copy?"
             )
         try:
-            _, leaves = open_parcel(path)
+            return unflatten(load_parcel(path)[1])
         except WireError as error:
             raise TrainingError(f"The state of client {client} is damaged: {error}") from None
-        # a copy, because mapped memory has another alignment, which may change the bits of later arithmetic
-        return unflatten({name: leaf.clone() for name, leaf in leaves.items()})
 
     def save(self, cell: str, client: int, ticket: Ticket, own: Groups) -> None:
         """Write a new version; it is on the disk when this returns."""
@@ -51,8 +49,7 @@ class StateVersions:
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with replacing(path, "own") as temporary, open(temporary, "wb") as file:
-                for piece in Parcel({}, flatten(own)).pieces():
-                    file.write(piece)
+                file.writelines(Parcel({}, flatten(own)).pieces())
         except OSError as error:
             raise StoreError(f"The state of client {client} cannot be written to {path.parent}: {error}.") from error
 

@@ -59,10 +59,19 @@ class Call:
         found = self.assignments.get(agent)
         return found if found is not None and found.id == id else None
 
-    def accept(self, client: int, answer: ClientAnswer, sha256: str, size: int) -> None:
-        """Count an answer."""
-        self.waiting.pop(client)
+    def accept(self, answer: ClientAnswer, sha256: str, size: int) -> None:
+        """Count an answer; `sha256` and `size` are those of its body."""
+        client = answer.client
+        self.waiting.pop(client, None)
         self.answers[client], self.hashes[client], self.received[client] = answer, sha256, size
+
+    def fail(self, agent: str, failure: Failure) -> None:
+        """Stop waiting for clients that an agent will not answer for in this call."""
+        if failure.ask is not None and self.assignment(agent, failure.ask):
+            for client in failure.clients:
+                if self.waiting.get(client) == agent:
+                    del self.waiting[client]
+                    self.failures[client] = failure
 
 
 @dataclass
@@ -154,8 +163,8 @@ class AgentPool:
         with self._admitting:
             known = self.ledger.fact("data")
             if known is None:
-                self.ledger.set_fact("data", hello.data_format.message())
-            elif different := hello.data_format.differences(DataFormat.read(known)):
+                self.ledger.set_fact("data", hello.message())
+            elif different := hello.differences(DataFormat.model_validate(known)):
                 raise InputError(f"its data does not fit the run's. {different}")
             if not hello.clients:
                 raise InputError("it hosts no client")
@@ -223,27 +232,25 @@ class AgentPool:
 
     def wait(self, call: Call, needed: int) -> None:
         """Wait until the call is complete, its deadline passes, or it has enough answers and the others are lost."""
+
+        def ended() -> bool:
+            all_lost = all(self.agents[agent].lost() for agent in set(call.waiting.values()))
+            return call.complete or (all_lost and len(call.answers) >= needed)
+
+        self.wait_until(ended, call.deadline - time.monotonic())
         with self.changed:
-            while not call.complete:
-                now = time.monotonic()
-                if now >= call.deadline:
-                    break
-                all_lost = all(self.agents[agent].lost() for agent in set(call.waiting.values()))
-                if all_lost and len(call.answers) >= needed:
-                    break
-                self.pause(min(call.deadline - now, 0.5))
             call.open = False
             self.call = None
 
-    def wait_until(self, condition: Callable[[], bool], seconds: float | None = None) -> bool:
+    def wait_until(self, condition: Callable[[], bool], seconds: float = math.inf) -> bool:
         """Wait for a condition; return False when the time is up."""
-        end = None if seconds is None else time.monotonic() + seconds
+        end = time.monotonic() + seconds
         with self.changed:
             while not condition():
-                left = None if end is None else end - time.monotonic()
-                if left is not None and left <= 0:
+                left = end - time.monotonic()
+                if left <= 0:
                     return False
-                self.pause(0.2 if left is None else min(left, 0.2))
+                self.pause(min(left, 0.2))
         return True
 
     def pause(self, seconds: float) -> None:
@@ -276,14 +283,10 @@ class AgentPool:
         """Note that an agent could not do its work, or refuses to."""
         one = self.agents[agent]
         with self.changed:
-            call = self.call
             if failure.ask is None:
                 one.refused = failure.message
-            elif call is not None and call.assignment(agent, failure.ask):
-                for client in failure.clients:
-                    if call.waiting.get(client) == agent:
-                        del call.waiting[client]
-                        call.failures[client] = failure
+            elif self.call is not None:
+                self.call.fail(agent, failure)
             self.changed.notify_all()
         verb = "refuses" if failure.kind == "refused" else "failed"
         self.log(failure.kind, f"{one.name} {verb}: {failure.message}", agent)

@@ -32,7 +32,6 @@ from fedloom.network.protocol.messages import (
     AssignedClient,
     Assignment,
     ClientAnswer,
-    DataFormat,
     ParcelInfo,
     read_answer,
     ticket_group,
@@ -43,7 +42,6 @@ from fedloom.network.protocol.rejection import Rejected
 from fedloom.network.protocol.tensors import Parcel, flatten, open_parcel
 from fedloom.record import seconds
 from fedloom.task import Task
-from fedloom.training.clients import Setup
 from fedloom.training.evaluation import Measured
 from fedloom.tree import Groups
 
@@ -63,25 +61,23 @@ class CellProgress:
         return f"{self.label}-{self.seed}"
 
 
-@dataclass(frozen=True)
-class Participants:
-    """The clients of a run: what the coordinator knows about them and their data, and which agent hosts each."""
-
-    roster: Roster
-    hosts: Mapping[int, tuple[str, int]]  # client → its agent, and its number there
-    setup: Setup
-    data_format: DataFormat
-    same_sizes: bool = True  # whether every seed splits the data in the same way
-
-
 class NetworkBackend(Backend):
-    """Sends work to agents, checks what comes back, and sums it in the order of the cohort."""
+    """Sends work to agents, checks what comes back, and sums it in the order of the cohort.
+
+    `same_sizes` says whether every seed splits the data in the same way.
+    """
 
     def __init__(
-        self, pool: AgentPool, participants: Participants, task: Task, sampling: Sampling, attempt: int
+        self,
+        pool: AgentPool,
+        roster: Roster,
+        task: Task,
+        sampling: Sampling,
+        attempt: int,
+        same_sizes: bool = True,
     ) -> None:
-        self.pool, self.participants, self.task = pool, participants, task
-        self.roster, self.sampling, self.attempt = participants.roster, sampling, attempt
+        self.pool, self.roster, self.task, self.sampling = pool, roster, task, sampling
+        self.attempt, self.same_sizes = attempt, same_sizes
         self.cell = CellProgress("", 0, Path())
         self._calls = 0
         self._expected: dict[tuple[str, str, int], ExpectedUpdate | None] = {}
@@ -106,7 +102,7 @@ class NetworkBackend(Backend):
             return self._evaluate(work)
         if isinstance(work, ServerEvaluation):
             with computing():
-                return work.merge([work.perform(Place(self.roster, self.task, self.participants.setup))])
+                return work.merge([work.perform(Place(self.roster, self.task, self.roster.setup))])
         raise FedloomError(f"{type(work).__name__} cannot run over a network.")
 
     def model_sha256(
@@ -153,7 +149,7 @@ class NetworkBackend(Backend):
             enough=self._enough(work.round),
         )
         for update in known:
-            call.answers[update.client] = self._reopen(update)
+            self._reopen(call, update)
         faults.point("coordinator.ask")
         needed = max(self.sampling.needed(self.roster.clients), 1)
         self._wait_for(call, needed)
@@ -234,13 +230,12 @@ class NetworkBackend(Backend):
         return work.outcome([answer.update for answer in answers], own, reports)
 
     def _report(self, call: Call, answer: ClientAnswer, measured: dict[str, Measured]) -> Report:
-        agent, _ = self.participants.hosts[answer.client]
+        agent, _ = self.roster.hosts[answer.client]
         down, assignment = 0, call.assignments.get(agent)
         if assignment is not None:  # a parcel that the agent received for an evaluation counts where it trains with it
             size = sum(part.bytes for part in assignment.parts)
             down = max(call.sent.get(agent, 0), size) // len(assignment.clients)
-        up = call.received.get(answer.client, answer.bytes)
-        return Report(answer.client, up, down, answer.history, measured)
+        return Report(answer.client, call.received[answer.client], down, answer.history, measured)
 
     def _abandon(self, work: ClientWork, call: Call, answered: int, needed: int) -> None:
         """Raise an error that ends the run if no agent is left; otherwise one that skips the round."""
@@ -317,7 +312,7 @@ class NetworkBackend(Backend):
         clients: dict[str, list[AssignedClient]] = {}
         for position, client in enumerate(ids):
             if client not in skip:
-                agent, local = self.participants.hosts[client]
+                agent, local = self.roster.hosts[client]
                 one = AssignedClient(client=client, local=local, ticket=ticket_of(own, position))
                 clients.setdefault(agent, []).append(one)
         common = {
@@ -342,11 +337,11 @@ class NetworkBackend(Backend):
         question = [work.method, work.keep, work.ids, tickets, work.measure, work.watch_epochs, shared.sha256]
         return hashlib.sha256(json.dumps([*question, Parcel({}, leaves).sha256]).encode()).hexdigest()
 
-    def _reopen(self, update: AcceptedUpdate) -> ClientAnswer:
-        """Open an update that an earlier process accepted."""
+    def _reopen(self, call: Call, update: AcceptedUpdate) -> None:
+        """Count an update that an earlier process accepted."""
         path = self.pool.ledger.updates / update.file
         _, found = read_answer(*open_parcel(path))
-        return replace(found[update.client], bytes=path.stat().st_size)
+        call.accept(found[update.client], update.sha256, path.stat().st_size)
 
     def _expected_update(self, work: ClientWork) -> ExpectedUpdate | None:
         """Return what an honest answer looks like, or None if made-up examples do not suit the model."""
@@ -354,7 +349,7 @@ class NetworkBackend(Backend):
         if key not in self._expected:
             found = None
             try:
-                place = synthetic_place(self.participants.data_format, replace(self.task), self.participants.setup)
+                place = synthetic_place(self.roster.data_format, replace(self.task), self.roster.setup)
                 found = expected_update(work, self._initial_own, place)
             except Exception as error:  # the other checks remain
                 why = f"{type(error).__name__}: {error}"
@@ -372,7 +367,7 @@ class NetworkBackend(Backend):
     def _check_measured(self, assignment: Assignment, answer: ClientAnswer) -> None:
         splits = assignment.splits
         sizes: dict[str, int] = {split: int(self.roster.held[split][answer.client]) for split in splits}
-        if not self.participants.same_sizes:
+        if not self.same_sizes:
             sizes = {split: found.count for split, found in answer.measured.items()}
         means = ("loss", *(metric.name for metric in self.task.measures if metric.is_mean))
         summaries = tuple(metric.name for metric in self.task.measures if metric.summary is not None)

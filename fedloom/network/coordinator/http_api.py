@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import secrets
 import time
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import FastAPI, Query, Request
+from fastapi import Depends, FastAPI, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
@@ -20,12 +19,12 @@ from starlette.requests import ClientDisconnect
 
 from fedloom import __version__, faults
 from fedloom.errors import InputError, StoreError
-from fedloom.network.coordinator.agent_pool import AgentPool
-from fedloom.network.coordinator.authentication import Authenticator
-from fedloom.network.coordinator.intake import Intake, RequestBody
+from fedloom.network.coordinator.agent_pool import AgentPool, ConnectedAgent
+from fedloom.network.coordinator.intake import Intake
+from fedloom.network.coordinator.request_guard import RequestGuard
 from fedloom.network.protocol.messages import Enrolment, Failure, Heartbeat, Hello
 from fedloom.network.protocol.rejection import Rejected
-from fedloom.network.protocol.signatures import BODY, Verifier
+from fedloom.network.protocol.signatures import Verifier
 from fedloom.network.protocol.tensors import PROTOCOL, Parcel, compressed
 
 POLL = 20.0  # seconds that a poll for work stays open
@@ -39,7 +38,7 @@ def make_app(
 ) -> FastAPI:
     """Return the application; `certificate` is what agents pin, `operator` the hash of the operator's token."""
     verifier = verifier or Verifier()
-    authenticator, intake = Authenticator(pool, verifier, operator), Intake(pool)
+    guard, intake = RequestGuard(pool, verifier, operator), Intake(pool)
     app = FastAPI(title="fedloom coordinator", version=str(PROTOCOL), docs_url=None, redoc_url=None)
 
     @app.exception_handler(Rejected)
@@ -68,14 +67,13 @@ def make_app(
 
     @app.get("/v1/status", summary="How many agents there are; with the operator's token also their names and work.")
     async def status(request: Request) -> JSONResponse:
-        found = pool.status() if authenticator.is_operator(request) else pool.counts()
+        found = pool.status() if guard.is_operator(request) else pool.counts()
         return JSONResponse({"protocol": PROTOCOL, "fedloom": __version__, **found})
 
     @app.post(
         "/v1/enrol", summary="Exchange a one-time token for an agent's number.", openapi_extra=_json_body(Enrolment)
     )
-    async def enrol(request: Request) -> dict[str, str]:
-        message = await authenticator.read_unsigned(request, Enrolment)
+    async def enrol(message: Enrolment = Depends(guard.unsigned(Enrolment))) -> dict[str, str]:
         try:
             secret, key = bytes.fromhex(message.secret), bytes.fromhex(message.public_key)
             if len(key) != 32 or not message.name or not message.name.isprintable():
@@ -88,24 +86,22 @@ def make_app(
         return {"agent": agent, "session": verifier.session}
 
     @app.get("/v1/plan", summary="What will be run: names and fields, and hashes of the code that must be installed.")
-    async def plan(request: Request) -> JSONResponse:
-        authenticator.agent(request)
+    async def plan(agent: ConnectedAgent = Depends(guard.agent)) -> JSONResponse:
         return JSONResponse(pool.run_plan)
 
     @app.get(
         "/v1/tensors/{sha256}", summary="Tensors by their SHA-256.", responses={200: BINARY}, response_class=Response
     )
-    async def tensors(request: Request, sha256: str) -> Response:
-        authenticator.agent(request)
+    async def tensors(sha256: str, agent: ConnectedAgent = Depends(guard.agent)) -> Response:
         path = pool.initial_weights.get(sha256)
         if path is None:
             raise Rejected("unknown", "There are no such tensors.", status=404)
         return FileResponse(path, media_type=OCTETS)
 
     @app.post("/v1/hello", summary="An agent is ready to work.", openapi_extra=_json_body(Hello))
-    async def hello(request: Request) -> JSONResponse:
-        agent = authenticator.agent(request)
-        message = await authenticator.read(request, Hello)
+    async def hello(
+        agent: ConnectedAgent = Depends(guard.agent), message: Hello = Depends(guard.signed(Hello))
+    ) -> JSONResponse:
         try:
             await run_in_threadpool(pool.admit, agent, message)
         except InputError as error:
@@ -115,9 +111,9 @@ def make_app(
         return JSONResponse({"beat": pool.heartbeat})
 
     @app.post("/v1/heartbeat", summary="The agent is alive.", openapi_extra=_json_body(Heartbeat))
-    async def heartbeat(request: Request) -> JSONResponse:
-        agent = authenticator.agent(request)
-        message = await authenticator.read(request, Heartbeat)
+    async def heartbeat(
+        agent: ConnectedAgent = Depends(guard.agent), message: Heartbeat = Depends(guard.signed(Heartbeat))
+    ) -> JSONResponse:
         pool.mark_seen(agent.agent, agent.name, message.doing)
         return JSONResponse({"finished": pool.end_message(agent)})
 
@@ -131,8 +127,8 @@ def make_app(
         request: Request,
         have: Annotated[str, Query(max_length=4000)] = "",
         pack: Annotated[bool, Query()] = False,
+        agent: ConnectedAgent = Depends(guard.agent),
     ) -> Response:
-        agent = authenticator.agent(request)
         if agent.hello is None:
             raise Rejected("hello", "Say hello first: the coordinator was restarted.")
         known = set(have.split(","))
@@ -163,20 +159,12 @@ def make_app(
         summary="An answer: a parcel of tensors with a JSON header; Content-Encoding may be zstd.",
         openapi_extra={"requestBody": {"required": True, **BINARY}},
     )
-    async def answers(request: Request) -> JSONResponse:
-        agent = authenticator.agent(request)
-        encoding = request.headers.get("content-encoding", "")
-        if encoding not in ("", "identity", "zstd"):
-            raise Rejected("encoding", "A body may be compressed with zstd, or not at all.")
-        body = RequestBody(pool.ledger.updates / f"{secrets.token_hex(8)}.part", pool.largest, encoding)
+    async def answers(request: Request, agent: ConnectedAgent = Depends(guard.agent)) -> JSONResponse:
+        body = guard.answer(request)
         try:
-            async for piece in request.stream():
-                if body.in_memory and not encoding:
-                    body.add(piece)
-                else:
-                    await run_in_threadpool(body.add, piece)
+            await body.receive(request)
             pool.mark_seen(agent.agent, agent.name)
-            verdicts = await intake.receive(agent.agent, body, request.headers.get(BODY))
+            verdicts = await intake.receive(agent.agent, body)
         except Rejected as why:
             if why.code not in ("body", "busy"):  # the agent sends those again
                 pool.log("rejected", f"{agent.name}: an answer was rejected ({why.code}: {why.message})", agent.agent)
@@ -188,9 +176,9 @@ def make_app(
         return JSONResponse({"results": verdicts})
 
     @app.post("/v1/failures", summary="Why an agent does not do its work.", openapi_extra=_json_body(Failure))
-    async def failures(request: Request) -> JSONResponse:
-        agent = authenticator.agent(request)
-        failure = await authenticator.read(request, Failure)
+    async def failures(
+        agent: ConnectedAgent = Depends(guard.agent), failure: Failure = Depends(guard.signed(Failure))
+    ) -> JSONResponse:
         await run_in_threadpool(pool.fail, agent.agent, failure)
         return JSONResponse({"status": "noted"})
 

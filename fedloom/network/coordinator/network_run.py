@@ -7,7 +7,7 @@ import os
 import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from fedloom import files, machine
@@ -22,7 +22,7 @@ from fedloom.experiment.run import run_plan
 from fedloom.experiment.run_folder import locked
 from fedloom.federation.sampling import Sampling
 from fedloom.network.coordinator.agent_pool import AgentPool
-from fedloom.network.coordinator.backend import NetworkBackend, Participants
+from fedloom.network.coordinator.backend import NetworkBackend
 from fedloom.network.coordinator.ledger import Ledger
 from fedloom.network.coordinator.roster import Roster
 from fedloom.network.protocol.code_fingerprint import code_hashes
@@ -31,7 +31,6 @@ from fedloom.network.protocol.tensors import PROTOCOL, Parcel
 from fedloom.record import seconds
 from fedloom.results.result import Result
 from fedloom.task import Task
-from fedloom.training.clients import Setup
 
 
 class NetworkRun:
@@ -102,37 +101,32 @@ class NetworkRun:
     def _wait_for_agents(self) -> None:
         """Wait for the agents that the experiment needs; a continued run waits for all agents that were in it."""
         before = {row["agent"] for row in self.ledger.clients()}
-        names = {row["agent"]: row["name"] for row in self.ledger.agents()}
-        deadline = seconds(self.experiment.cohort.deadline)
         if before and self._is_done():
             return
-        if before:
-            for agent in before:
-                self.pool.expect(agent, names[agent])
-            self.pool.stage = "waiting for the agents to come back"
-
-            def back() -> bool:
-                self._check_agents()
-                return before <= {one.agent for one in self.pool.ready()}
-
-            if not self.pool.wait_until(back, deadline) and not self.pool.ready():
-                raise QuorumError(
-                    f"None of the agents came back within {self.experiment.cohort.deadline}. Start them again, and "
-                    "serve the same file to continue."
-                )
-            return
-        wanted = self._start_when()
+        wanted, deadline = self._start_when(), self.experiment.cohort.deadline
         words = f"{wanted} agent(s)" if isinstance(wanted, int) else ", ".join(wanted)
-        self.pool.stage = f"waiting for {words}"
-        self.tell(f"Waiting for {words} …")
+        self.pool.stage = f"waiting for {'the agents to come back' if before else words}"
 
-        def enough() -> bool:
+        def here() -> bool:
             self._check_agents()
-            ready = {one.name for one in self.pool.ready()}
-            return len(ready) >= wanted if isinstance(wanted, int) else set(wanted) <= ready
+            ready = self.pool.ready()
+            if before:
+                return before <= {one.agent for one in ready}
+            return len(ready) >= wanted if isinstance(wanted, int) else {*wanted} <= {one.name for one in ready}
 
-        self.pool.wait_until(enough)
-        self._fix_clients(wanted)
+        if not before:
+            self.tell(f"Waiting for {words} …")
+            self.pool.wait_until(here)
+            self._fix_clients(wanted)
+            return
+        for row in self.ledger.agents():
+            if row["agent"] in before:
+                self.pool.expect(row["agent"], row["name"])
+        if not self.pool.wait_until(here, seconds(deadline)) and not self.pool.ready():
+            raise QuorumError(
+                f"None of the agents came back within {deadline}. Start them again, and serve the same file to "
+                "continue."
+            )
 
     def _is_done(self) -> bool:
         """Return whether every cell has ended: then no agent need come back."""
@@ -157,28 +151,10 @@ class NetworkRun:
 
     # --- the run
 
-    def _participants(self) -> Participants:
-        rows = self.ledger.clients()
-        hellos = {row["agent"]: row["hello"] for row in self.ledger.agents()}
-        said = {agent: Hello.model_validate_json(hellos[agent]) for agent in {row["agent"] for row in rows}}
-        sizes = []
-        for row in rows:
-            hello = said[row["agent"]]
-            local = row["local"]
-            if hello.clients[0].number is not None:
-                local = next(i for i, client in enumerate(hello.clients) if client.number == row["local"])
-            sizes.append(hello.clients[local].model_dump(include={"train", "validation", "test"}))
-        first = said[rows[0]["agent"]]
-        known = {one.name for one in fields(Setup)}
-        setup = replace(Setup(**{k: v for k, v in first.setup.items() if k in known}), device="cpu")  # type: ignore[arg-type]
-        server, scale = {}, 1.0
-        if self.experiment.data.server != "none":
-            held = self.plan.federation(self.experiment.seeds[0])
-            server, scale = held.server, held.scale
-        marks = [said[agent].data_mark for agent in sorted(said)]
-        roster = Roster.of([row["name"] for row in rows], sizes, first.classes, marks, server, scale)
-        hosts = {row["client"]: (row["agent"], row["local"]) for row in rows}
-        return Participants(roster, hosts, setup, first.data_format, self.experiment.data.seed != "run")
+    def _roster(self) -> Roster:
+        hellos = {row["agent"]: Hello.model_validate_json(row["hello"]) for row in self.ledger.agents() if row["hello"]}
+        server = None if self.experiment.data.server == "none" else self.plan.federation(self.experiment.seeds[0])
+        return Roster.of(self.ledger.clients(), hellos, server)
 
     def run(self, progress: Progress, should_stop: Callable[[], bool] = lambda: False) -> Result:
         """Wait for agents, then run all cells."""
@@ -194,12 +170,12 @@ class NetworkRun:
         try:
             self._wait_for_agents()
             self.pool.run_plan["data"] = self.ledger.fact("data")
-            participants = self._participants()
-            sampling, roster = self.experiment.cohort, participants.roster
+            sampling, roster = self.experiment.cohort, self._roster()
             sampling.check(roster.clients)
+            same_sizes = self.experiment.data.seed != "run"
 
             def connect(federation: Federation, task: Task) -> Backend:
-                return NetworkBackend(self.pool, participants, task, sampling, self.attempt)
+                return NetworkBackend(self.pool, roster, task, sampling, self.attempt, same_sizes)
 
             plan = replace(self.plan, federation=lambda seed: roster, cohort=widened(sampling, roster.clients))
             result = run_plan(plan, self.folder, connect=connect, progress=progress, should_stop=should_stop)

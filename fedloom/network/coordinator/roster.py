@@ -4,46 +4,56 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedloom.data.federation import Federation
 from fedloom.data.split import SPLITS, SplitName
+from fedloom.network.coordinator.ledger import Row
+from fedloom.network.protocol.messages import DataFormat, Hello
+from fedloom.training.clients import Setup
 
 
 @dataclass(frozen=True, eq=False)
 class Roster(Federation):
-    """The clients' names and how many examples each has in each split."""
+    """The clients' names, how many examples each has in each split, and which agent hosts each."""
 
     held: Mapping[SplitName, NDArray[np.int64]] = field(kw_only=True)
     marks: tuple[str, ...] = field(kw_only=True)  # one for each agent: shows whether its data changed
+    hosts: Mapping[int, tuple[str, int]] = field(kw_only=True)  # client → its agent, and its number there
+    data_format: DataFormat = field(kw_only=True)
+    setup: Setup = field(kw_only=True)
 
     @staticmethod
-    def of(
-        names: Sequence[str],
-        sizes: Sequence[Mapping[str, int]],
-        classes: Sequence[str],
-        marks: Sequence[str],
-        server: dict[str, tuple[Tensor, Tensor]] | None = None,
-        scale: float = 1.0,
-    ) -> Roster:
-        held = {split: np.array([size[split] for size in sizes], dtype=np.int64) for split in SPLITS}
-        totals = sum(held.values(), np.zeros(len(sizes), np.int64))
+    def of(clients: Sequence[Row], hellos: Mapping[str, Hello], server: Federation | None = None) -> Roster:
+        """Return the clients of the ledger, as their agents describe them; `server` holds the server's own data."""
+        hosted = {
+            (agent, local if client.number is None else client.number): client
+            for agent, hello in hellos.items()
+            for local, client in enumerate(hello.clients)
+        }
+        described = [hosted[row["agent"], row["local"]] for row in clients]
+        held = {split: np.array([getattr(one, split) for one in described], dtype=np.int64) for split in SPLITS}
+        totals = sum(held.values(), np.zeros(len(described), np.int64))
+        first = hellos[clients[0]["agent"]]
+        known = {name: value for name, value in first.setup.items() if name in {one.name for one in fields(Setup)}}
         return Roster(
             torch.empty(0),
             torch.empty(0),
             np.concatenate([[0], np.cumsum(totals)]),
-            names=list(names),
-            classes=tuple(classes),
-            server=server or {},
-            scale=scale,
+            names=[row["name"] for row in clients],
+            classes=first.classes,
+            server=server.server if server else {},
+            scale=server.scale if server else 1.0,
             held=held,
-            marks=tuple(marks),
+            marks=tuple(hellos[agent].data_mark for agent in sorted({row["agent"] for row in clients})),
+            hosts={row["client"]: (row["agent"], row["local"]) for row in clients},
+            data_format=first,
+            setup=replace(Setup(**known), device="cpu"),  # type: ignore[arg-type]
         )
 
     def sizes(self, split: SplitName) -> NDArray[np.int64]:

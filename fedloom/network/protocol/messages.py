@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import torch
@@ -22,39 +22,6 @@ from fedloom.federation.work import ClientWork
 from fedloom.network.protocol.tensors import Parcel, WireError, below, flatten, unflatten
 from fedloom.training.evaluation import Measured
 from fedloom.tree import Groups
-
-
-@dataclass(frozen=True)
-class DataFormat:
-    """Shape and dtype of one example, and the names of the classes (none for a regression)."""
-
-    features: tuple[int, ...]
-    dtype: str
-    classes: tuple[str, ...]
-
-    @staticmethod
-    def of(federation: Federation) -> DataFormat:
-        dtype = str(federation.x.dtype).removeprefix("torch.")
-        return DataFormat(tuple(federation.x.shape[1:]), dtype, tuple(federation.classes))
-
-    @staticmethod
-    def read(message: Mapping[str, Any]) -> DataFormat:
-        return DataFormat(tuple(message["features"]), message["dtype"], tuple(message["classes"]))
-
-    def message(self) -> dict[str, Any]:
-        return {"features": list(self.features), "dtype": self.dtype, "classes": list(self.classes)}
-
-    def differences(self, other: DataFormat) -> str:
-        """Describe what differs: "theirs" is the other format, "ours" is this one. Empty if nothing does."""
-        ours, theirs = asdict(self), asdict(other)
-        different = [name for name in ours if ours[name] != theirs[name]]
-        return "; ".join(f"{name}: {_short(theirs[name])} there, {_short(ours[name])} here" for name in different)
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 80 else text[:77] + "…"
-
 
 Verb = Literal["reduce", "map", "exchange", "evaluate"]  # what the server sees of the clients' answers
 VERBS: tuple[Verb, ...] = ("reduce", "map", "exchange", "evaluate")
@@ -74,6 +41,33 @@ Text = Annotated[str, MaxLen(20_000)]
 Name = Annotated[str, MaxLen(200)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Stamp = tuple[Number, Number, Number]
+
+
+class DataFormat(Message):
+    """Shape and dtype of one example, and the names of the classes (none for a regression)."""
+
+    features: tuple[Number, ...]
+    dtype: Name
+    classes: tuple[Name, ...]
+
+    @staticmethod
+    def of(federation: Federation) -> DataFormat:
+        dtype = str(federation.x.dtype).removeprefix("torch.")
+        return DataFormat(features=tuple(federation.x.shape[1:]), dtype=dtype, classes=tuple(federation.classes))
+
+    def message(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", include={*DataFormat.model_fields})
+
+    def differences(self, other: DataFormat) -> str:
+        """Describe what differs: "theirs" is the other format, "ours" is this one. Empty if nothing does."""
+        ours, theirs = self.message(), DataFormat.message(other)
+        different = [name for name in ours if ours[name] != theirs[name]]
+        return "; ".join(f"{name}: {_short(theirs[name])} there, {_short(ours[name])} here" for name in different)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else text[:77] + "…"
 
 
 class ParcelInfo(Message):
@@ -171,21 +165,14 @@ class ClientFacts(Message):
     test: Number
 
 
-class Hello(Message):
+class Hello(DataFormat):
     """An agent is ready to work: its versions, its data's format, its clients."""
 
     protocol: Literal[1] = 1
     versions: dict[Name, Name]
-    features: tuple[Number, ...]
-    dtype: Name
-    classes: tuple[Name, ...]
     clients: Annotated[tuple[ClientFacts, ...], MaxLen(100_000)]
     data_mark: Annotated[str, MaxLen(64)]
     setup: dict[Name, bool | int | str]
-
-    @property
-    def data_format(self) -> DataFormat:
-        return DataFormat(self.features, self.dtype, self.classes)
 
 
 class Heartbeat(Message):
@@ -216,56 +203,37 @@ def ticket_of(own: Groups, position: int) -> Ticket | None:
 
 @dataclass(frozen=True)
 class ClientAnswer:
-    """One client's answer as the coordinator reads it."""
+    """One client's answer, as an agent writes it and the coordinator reads it."""
 
     client: int
-    update: Update
-    ticket: Ticket | None
-    history: tuple[dict[str, float], ...]
-    measured: dict[str, Measured]
+    update: Update = field(default_factory=lambda: Update({}, {}))
+    ticket: Ticket | None = None
+    history: tuple[dict[str, float], ...] = ()
+    measured: Mapping[str, Measured] = field(default_factory=dict)
     sha256: str | None = None
-    bytes: int = 0
 
 
-@dataclass
-class AnswerBuilder:
-    """Collects the answers of some clients at the agent."""
-
-    ask: str
-    results: list[ResultHeader] = field(default_factory=list)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-
-    def add(
-        self,
-        client: int,
-        *,
-        update: Update | None = None,
-        ticket: Ticket | None = None,
-        history: tuple[dict[str, float], ...] = (),
-        measured: Mapping[str, Measured] | None = None,
-        sha256: str | None = None,
-    ) -> None:
-        if update is not None:
-            for path, leaf in flatten(update.groups, f"{client}/update/").items():
-                self.tensors[path] = leaf
-            for group in update.groups:
-                self.tensors[f"{client}/weights/{group}"] = update.weights(group)
-            for name, value in update.public.items():
-                self.tensors[f"{client}/public/{name}"] = value
-        sums = {}
-        for where, found in (measured or {}).items():
+def write_answer(id: str, answers: Sequence[ClientAnswer]) -> Parcel:
+    """Return the parcel that answers an assignment."""
+    tensors: dict[str, Tensor] = {}
+    results = []
+    for one in answers:
+        update, sums = one.update, {}
+        mine = flatten(update.groups, "update/")
+        mine |= {f"weights/{group}": update.weights(group) for group in update.groups}
+        mine |= {f"public/{name}": value for name, value in update.public.items()}
+        for where, found in one.measured.items():
             sums[where] = MeasuredSums(count=found.count, sums=_without_nan(found.sums))
-            for name, scores in found.scores.items():
-                self.tensors[f"{client}/scores/{where}/{name}"] = scores
+            mine |= {f"scores/{where}/{name}": scores for name, scores in found.scores.items()}
             if found.targets is not None:
-                self.tensors[f"{client}/targets/{where}"] = found.targets
-        epochs = tuple(_without_nan(epoch) for epoch in history)
-        header = ResultHeader(client=client, ticket=ticket, history=epochs, measured=sums, sha256=sha256)
-        self.results.append(header)
-
-    def parcel(self) -> Parcel:
-        header = Answer(ask=self.ask, results=tuple(self.results))
-        return Parcel(header.model_dump(mode="json", exclude_defaults=True, exclude_none=False), self.tensors)
+                mine[f"targets/{where}"] = found.targets
+        tensors |= {f"{one.client}/{path}": leaf for path, leaf in mine.items()}
+        history = tuple(_without_nan(epoch) for epoch in one.history)
+        results.append(
+            ResultHeader(client=one.client, ticket=one.ticket, history=history, measured=sums, sha256=one.sha256)
+        )
+    header = Answer(ask=id, results=tuple(results))
+    return Parcel(header.model_dump(mode="json", exclude_defaults=True, exclude_none=False), tensors)
 
 
 def _without_nan(values: Mapping[str, float]) -> dict[str, float | None]:
@@ -287,9 +255,7 @@ def read_answer(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tup
             raise WireError(f"client {result.client} answers twice")
         mine = below(tensors, f"{result.client}/")
         used += len(mine)
-        groups = unflatten(below(mine, "update/"))
-        weights = below(mine, "weights/")
-        public = below(mine, "public/")
+        groups, weights = unflatten(below(mine, "update/")), below(mine, "weights/")
         if weights.keys() != groups.keys():
             raise WireError("every group of an update needs a weight")
         measured = {}
@@ -297,9 +263,8 @@ def read_answer(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tup
             scores, targets = below(mine, f"scores/{where}/"), mine.get(f"targets/{where}")
             measured[where] = Measured(sent.count, _with_nan(sent.sums), scores, targets)
         history = tuple(_with_nan(epoch) for epoch in result.history)
-        found[result.client] = ClientAnswer(
-            result.client, Update(groups, weights, public), result.ticket, history, measured, result.sha256
-        )
+        update = Update(groups, weights, below(mine, "public/"))
+        found[result.client] = ClientAnswer(result.client, update, result.ticket, history, measured, result.sha256)
     if used != len(tensors):
         raise WireError("the answer has tensors of clients that its header does not list")
     return answer, found

@@ -21,6 +21,7 @@ import zstandard
 from safetensors import SafetensorError, deserialize, safe_open
 from torch import Tensor
 
+from fedloom import tree
 from fedloom.errors import FedloomError
 from fedloom.tree import Groups
 
@@ -153,6 +154,12 @@ def open_parcel(path: Path) -> ParcelContent:
     with _as_wire_error(), safe_open(path, framework="pt") as file:
         header, order = _described(file.metadata() or {}, set(file.keys()))
         return header, {name: file.get_tensor(name) for name in order}
+
+
+def load_parcel(path: Path) -> ParcelContent:
+    """Read a parcel from a file. Mapped memory has another alignment, which may change the bits of later arithmetic."""
+    header, leaves = open_parcel(path)
+    return header, tree.clone(leaves)
 
 
 def read_parcel(data: bytes | bytearray) -> ParcelContent:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import httpx
 import pytest
 
-from fedloom.network.agent.connection import Connection, Unreachable
+from fedloom.network.agent.connection import Connection, ReplyReader, Unreachable
 from fedloom.network.protocol.messages import Heartbeat
 from fedloom.network.protocol.rejection import Rejected
+from fedloom.network.protocol.tensors import compressed
 from tests.network.conftest import World
 
 
@@ -53,3 +56,19 @@ def test_a_port_where_nobody_listens_is_unreachable(world: World) -> None:
     connection._client = httpx.Client(transport=httpx.MockTransport(refuse))
     with pytest.raises(Unreachable, match="coordinator cannot be reached: connection refused"):
         connection.get("/v1/plan")
+
+
+def test_a_reply_is_read_in_pieces_and_checked(tmp_path: Path) -> None:
+    def reader(content: bytes, **headers: str) -> ReplyReader:
+        return ReplyReader(httpx.Response(200, stream=httpx.ByteStream(content), headers=headers))
+
+    assert reader(b"abcdef").take(4) == b"abcd"
+    packed = b"".join(compressed([b"abcdef"]))
+    assert reader(packed, **{"content-encoding": "zstd"}).take(6) == b"abcdef"
+    with pytest.raises(Unreachable, match="ended too early"):
+        reader(b"abc").take(4)
+    with pytest.raises(Unreachable, match="not valid zstd"):
+        reader(b"nonsense", **{"content-encoding": "zstd"}).take(4)
+    with pytest.raises(Unreachable, match="damaged on the way"):
+        reader(b"abc").into(tmp_path / "file", 3, "0" * 64)
+    assert list(tmp_path.iterdir()) == []

@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 
-from fedloom.network.agent.connection import Unreachable
-from fedloom.network.agent.parcel_cache import ParcelCache, ReplyReader
+from fedloom.network.agent.parcel_cache import ParcelCache
 from fedloom.network.protocol.messages import AssignedClient, Assignment, ParcelInfo
-from fedloom.network.protocol.tensors import Parcel, WireError, compressed
+from fedloom.network.protocol.tensors import Parcel, WireError
 from tests.network.conftest import World
 
 SHARED = Parcel({}, {"model/w": torch.arange(3.0)})
@@ -74,19 +72,3 @@ def test_a_client_gets_its_own_row_and_its_peers_trees(world: World, tmp_path: P
         cache.private(found, AssignedClient(client=2, local=2, row=2))
     with pytest.raises(WireError, match="lacks some of the trees"):
         cache.peers(found, AssignedClient(client=1, local=1, receives=(1,)))
-
-
-def test_a_reply_is_read_in_pieces_and_checked(tmp_path: Path) -> None:
-    def reader(content: bytes, **headers: str) -> ReplyReader:
-        return ReplyReader(httpx.Response(200, stream=httpx.ByteStream(content), headers=headers))
-
-    assert reader(b"abcdef").take(4) == b"abcd"
-    packed = b"".join(compressed([b"abcdef"]))
-    assert reader(packed, **{"content-encoding": "zstd"}).take(6) == b"abcdef"
-    with pytest.raises(Unreachable, match="ended too early"):
-        reader(b"abc").take(4)
-    with pytest.raises(Unreachable, match="not valid zstd"):
-        reader(b"nonsense", **{"content-encoding": "zstd"}).take(4)
-    with pytest.raises(Unreachable, match="damaged on the way"):
-        reader(b"abc").into(tmp_path / "file", 3, "0" * 64)
-    assert list(tmp_path.iterdir()) == []

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedloom.errors import InputError
 from fedloom.network.agent.policy import Policy, Refused, load_site
+from fedloom.network.protocol.messages import ClientAnswer
+from fedloom.training.evaluation import Measured
 
 
 def announced(**task: Any) -> dict[str, Any]:
@@ -52,6 +56,20 @@ def test_a_policy_refuses_what_it_does_not_allow() -> None:
     assert not Policy().may_leave("auroc", False)
     assert Policy(metrics=["auroc"]).may_leave("auroc", False)
     assert not Policy(metrics=["auroc"]).may_leave("loss", True)
+
+
+def test_only_allowed_metrics_leave_with_an_answer() -> None:
+    is_mean = {"loss": True, "accuracy": True, "balanced_accuracy": False}
+    scores = {"balanced_accuracy": torch.ones(2)}
+    measured = {"test": Measured(2, {"loss": 1.0, "accuracy": 2.0}, scores, torch.ones(2))}
+    epoch = {"loss": 1.0, "validation_accuracy": 0.5, "validation_balanced_accuracy": 0.4}
+    answer = ClientAnswer(0, measured=measured, history=(epoch,))
+    found = Policy(metrics=["accuracy"]).withhold(answer, is_mean)
+    assert math.isnan(found.measured["test"].sums["loss"])
+    assert found.measured["test"].sums["accuracy"] == 2.0
+    assert (found.measured["test"].scores, found.measured["test"].targets) == ({}, None)
+    assert found.history == ({"validation_accuracy": 0.5},)  # not the balanced one, whose name ends in the same word
+    assert Policy(metrics=["balanced_accuracy"]).withhold(answer, is_mean).measured["test"].scores == scores
 
 
 @pytest.mark.parametrize(

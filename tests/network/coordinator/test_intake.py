@@ -156,7 +156,7 @@ def test_compressed_bombs_and_nonsense_are_rejected(
 
 
 def test_a_large_answer_goes_through_a_file_and_is_the_same(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedloom.network.coordinator.intake.SMALL", 10)
+    monkeypatch.setattr("fedloom.network.coordinator.request_guard.SMALL", 10)
     agent, other = world.speaker(), world.speaker("clare")
     agent.hello()
     other.hello()

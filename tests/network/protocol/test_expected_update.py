@@ -34,7 +34,7 @@ def test_an_update_has_the_names_shapes_and_dtypes_of_the_model() -> None:
 def test_made_up_examples_have_the_format_of_the_agents_data(
     dtype: str, classes: tuple[str, ...], label: torch.dtype
 ) -> None:
-    place = synthetic_place(DataFormat((3, 2), dtype, classes), Task(Dense), Setup())
+    place = synthetic_place(DataFormat(features=(3, 2), dtype=dtype, classes=classes), Task(Dense), Setup())
     assert place.federation.x.shape == (EXAMPLES, 3, 2)
     assert place.federation.x.dtype == getattr(torch, dtype)
     assert place.federation.y.dtype == label

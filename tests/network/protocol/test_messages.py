@@ -18,10 +18,10 @@ def test_a_message_with_unknown_fields_is_rejected(world: World) -> None:
 
 def test_a_format_goes_through_a_message_and_differences_are_named() -> None:
     ours = DataFormat.of(some_clients((4, 4)))
-    assert DataFormat.read(ours.message()) == ours
+    assert DataFormat.model_validate(ours.message()) == ours
     assert ours.differences(ours) == ""
-    theirs = DataFormat(ours.features, "int64", ("a", "c"))
-    mine = DataFormat(ours.features, "float32", ("a", "b"))
+    theirs = DataFormat(features=ours.features, dtype="int64", classes=("a", "c"))
+    mine = DataFormat(features=ours.features, dtype="float32", classes=("a", "b"))
     assert (
         mine.differences(theirs) == 'dtype: "int64" there, "float32" here; classes: ["a", "c"] there, ["a", "b"] here'
     )

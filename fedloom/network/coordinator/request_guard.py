@@ -1,0 +1,180 @@
+"""The guard that every request passes: its size is bounded, its sender is authenticated, and its body is read.
+
+An agent's request is signed, and its body must be the one that was signed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from fastapi import Depends, Request
+from fastapi.concurrency import run_in_threadpool
+from pydantic import BaseModel
+
+from fedloom.network.coordinator.agent_pool import AgentPool, ConnectedAgent
+from fedloom.network.protocol.rejection import Rejected
+from fedloom.network.protocol.signatures import AGENT, BODY, Verifier
+from fedloom.network.protocol.tensors import CompressionError, ParcelContent, decompress_into, open_parcel, read_parcel
+
+JSON_LIMIT = 16 << 20  # bytes
+UNSIGNED_LIMIT = 16 << 10
+SMALL = 1 << 20  # bytes: up to this, a body stays in memory
+Kind = TypeVar("Kind", bound=BaseModel)
+
+
+class RequestGuard:
+    """Recognises enrolled agents and the operator, and reads bodies; `operator` is the hash of the operator's token."""
+
+    def __init__(self, pool: AgentPool, verifier: Verifier, operator: str = "") -> None:
+        self.pool, self.verifier, self.operator = pool, verifier, operator
+
+    async def agent(self, request: Request) -> ConnectedAgent:
+        """Return the agent that signed this request. The functions that read a body compare it with the signature."""
+        headers = {name: value for name, value in request.headers.items() if name.startswith("fedloom-")}
+        row = self.pool.ledger.agent(headers.get(AGENT, "")[:64])
+        sent = [name for name, _ in request.headers.raw if name.startswith(b"fedloom-")]
+        path, query = request.scope["raw_path"].decode("latin-1"), request.scope["query_string"].decode("latin-1")
+        try:
+            if len(sent) != len(headers):
+                raise Rejected("unsigned", "A header of the signature was sent twice.")
+            if row is None:
+                raise Rejected("unknown", "This agent is not enrolled here.")
+            if row["revoked"] is not None:
+                raise Rejected("revoked", "This agent was revoked.")
+            self.verifier.check(row["key"], request.method, f"{path}?{query}" if query else path, headers)
+        except Rejected as why:
+            if why.code not in ("session", "clock"):  # the agent corrects those by itself
+                name = row["name"] if row else headers.get(AGENT, "")[:64] or "nobody"
+                host = request.client.host if request.client else "an unknown address"
+                self.pool.log("denied", f"a request from {host} as '{name}' was rejected: {why.message}")
+            raise
+        return self.pool.mark_seen(row["agent"], row["name"])
+
+    def is_operator(self, request: Request) -> bool:
+        """Return whether the request carries the operator's token; reject a wrong one."""
+        given = request.headers.get("authorization")
+        if given is None:
+            return False
+        try:
+            digest = hashlib.sha256(bytes.fromhex(given.removeprefix("Bearer "))).hexdigest()
+        except ValueError:
+            digest = ""
+        if not self.operator or not hmac.compare_digest(digest, self.operator):
+            raise Rejected("token", "This is not the operator's token.")
+        return True
+
+    def signed(self, kind: type[Kind]) -> Callable[..., Awaitable[Kind]]:
+        """Return a dependency that reads an agent's JSON message, after its signature was verified."""
+
+        async def read(request: Request, agent: ConnectedAgent = Depends(self.agent)) -> Kind:
+            return await _message(request, kind, JSON_LIMIT, request.headers.get(BODY, ""))
+
+        return read
+
+    def unsigned(self, kind: type[Kind]) -> Callable[..., Awaitable[Kind]]:
+        """Return a dependency that reads a JSON message of an agent that is not enrolled yet; it must be short."""
+
+        async def read(request: Request) -> Kind:
+            return await _message(request, kind, UNSIGNED_LIMIT)
+
+        return read
+
+    def answer(self, request: Request) -> RequestBody:
+        """Return where the body of an answer goes."""
+        encoding = request.headers.get("content-encoding", "")
+        if encoding not in ("", "identity", "zstd"):
+            raise Rejected("encoding", "A body may be compressed with zstd, or not at all.")
+        return RequestBody(self.pool.ledger.updates, self.pool.largest, encoding, request.headers.get(BODY))
+
+
+async def _message(request: Request, kind: type[Kind], limit: int, sha256: str | None = None) -> Kind:
+    """Read a JSON body, whose SHA-256 must be the one that was signed."""
+    content = bytearray()
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > limit:
+            raise Rejected("too-large", f"A JSON body may have {limit} bytes.")
+    if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+        raise Rejected("body", "The body is not the one that was signed.")
+    try:
+        return kind.model_validate_json(bytes(content))
+    except ValueError as error:
+        raise Rejected("malformed", str(error)[:500]) from None
+
+
+class RequestBody:
+    """The body of an answer on its way in, decompressed and measured piece by piece; a large one goes to a file.
+
+    `signed` is the SHA-256 that was signed.
+    """
+
+    def __init__(self, folder: Path, limit: int, encoding: str = "", signed: str | None = None) -> None:
+        self.path, self.limit, self.signed = folder / f"{secrets.token_hex(8)}.part", limit, signed
+        self.size, self.sha256 = 0, ""
+        self._pieces: list[bytes] = []
+        self._file: BinaryIO | None = None
+        self._digest = hashlib.sha256()
+        self._is_compressed = encoding == "zstd"
+        self._receive = decompress_into(self._take) if self._is_compressed else self._take
+
+    @property
+    def in_memory(self) -> bool:
+        return self._file is None
+
+    async def receive(self, request: Request) -> None:
+        """Add everything that a request sends, without holding up other requests."""
+        async for piece in request.stream():
+            if self.in_memory and not self._is_compressed:
+                self.add(piece)
+            else:
+                await run_in_threadpool(self.add, piece)
+
+    def add(self, piece: bytes) -> None:
+        """Add the next bytes, as they were sent. Raise `Rejected` as soon as there are too many."""
+        try:
+            self._receive(piece)
+        except CompressionError:
+            raise Rejected("malformed", "the body is not valid zstd data") from None
+
+    def _take(self, piece: bytes) -> None:
+        self.size += len(piece)
+        if self.size > self.limit:
+            raise Rejected("too-large", f"An answer may have {self.limit} bytes.")
+        if self._file is None and self.size > SMALL:
+            self._file = open(self.path, "wb")  # noqa: SIM115 (closed by open or discard)
+            piece, self._pieces = b"".join([*self._pieces, piece]), []
+        if self._file is None:
+            self._pieces.append(bytes(piece))
+        else:
+            self._digest.update(piece)
+            self._file.write(piece)
+
+    def open(self) -> ParcelContent:
+        """Read the whole body as a parcel, if it is the one that was signed."""
+        if self._file is not None:
+            self._file.close()
+        else:
+            self._pieces = [b"".join(self._pieces)]
+            self._digest.update(self._pieces[0])
+        self.sha256 = self._digest.hexdigest()
+        if self.sha256 != self.signed:
+            raise Rejected("body", "The body is not the one that was signed.")
+        return read_parcel(self._pieces[0]) if self.in_memory else open_parcel(self.path)
+
+    def keep(self, path: Path) -> None:
+        """Put the body into a file that stays."""
+        if self.in_memory:
+            path.write_bytes(self._pieces[0])
+        else:
+            self.path.replace(path)
+
+    def discard(self) -> None:
+        """Delete what has not been kept."""
+        if self._file is not None:
+            self._file.close()
+            self.path.unlink(missing_ok=True)
