@@ -228,5 +228,5 @@ def invite_agents(folder: Folder, count: Annotated[int, typer.Option(min=1, max=
     from fedloom.network.coordinator.serve import invite
 
     with _ledger(folder) as ledger:
-        for path in invite(ledger, folder / "network", ledger.fact("fingerprint") or "", count):
+        for path in invite(ledger, count):
             print(path)

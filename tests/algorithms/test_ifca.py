@@ -108,7 +108,6 @@ def test_agents_choose_by_the_data_of_their_site() -> None:
     runner = AssignmentRunner(
         experiment=loaded,  # type: ignore[arg-type]
         policy=SimpleNamespace(check_assignment=lambda *_: None, withhold=lambda answer, _: answer),  # type: ignore[arg-type]
-        device="cpu",
         parcels=SimpleNamespace(groups=lambda *_: record.state),  # type: ignore[arg-type]
         states=SimpleNamespace(load=lambda *given: given[-1]),  # type: ignore[arg-type]
     )

@@ -126,7 +126,7 @@ class Agent:
             message = "its data or model could not be loaded; its own console says why"
             raise self._stay_out("error", message) from None
         states = StateVersions(self.state / "own" / str(run_plan["run"]))
-        return AssignmentRunner(loaded, self.site.policy, self.site.table.device, self.parcels, states)
+        return AssignmentRunner(loaded, self.site.policy, self.parcels, states)
 
     def _stay_out(self, kind: Any, why: str) -> InputError:
         """Tell the coordinator that this site does not take part; return the error to raise."""

@@ -25,7 +25,6 @@ class AssignmentRunner:
 
     experiment: LoadedExperiment
     policy: Policy
-    device: str
     parcels: ParcelCache
     states: StateVersions
 
@@ -94,7 +93,7 @@ class AssignmentRunner:
         """Return where the assignment runs, if the policy allows it."""
         roles = {part.role for part in assignment.parts}
         self.policy.check_assignment(assignment.kind, assignment.verb, assignment.cohort, roles)
-        return self.experiment.place(assignment.seed, assignment.clients, assignment.population, self.device)
+        return self.experiment.place(assignment.seed, assignment.clients, assignment.population)
 
     def _own(self, assignment: Assignment, one: AssignedClient, task: Task) -> Groups:
         """Return a client's own state, in the version that counts."""

@@ -20,6 +20,7 @@ from fedloom.federation.cohort import Cohort
 from fedloom.federation.work import ClientWork, Place, Work
 from fedloom.machine import computing
 from fedloom.network.agent.disclosure import hello_message
+from fedloom.network.agent.loaded_experiment import admitted
 from fedloom.network.agent.policy import Refused, Site
 from fedloom.network.protocol.expected_update import ExpectedUpdate, expected_update, synthetic_place
 from fedloom.network.protocol.messages import DataFormat, verb_of
@@ -31,16 +32,12 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
     """Yield lines for people: what the agent says at the start, what the policy allows, what an update holds."""
     policy = site.policy
     yield f"Site {site.name}. This dry run connects nowhere and sends nothing."
-    values: dict[str, object] = {"data": site.data}
-    if experiment is not None:
-        described = experiment_file.load(experiment).resolved()
-        values = {**described, "data": site.data, "task": {**described["task"], "init": "torch"}}
-        try:
-            policy.check_experiment(values, {})
-        except Refused as why:
-            yield f"This site would refuse the experiment: {why}."
-            return
-    parsed = experiment_file.parse(values, site.base)
+    try:
+        described = None if experiment is None else experiment_file.load(experiment).resolved()
+        parsed = admitted(described, {}, site) if described else experiment_file.parse({"data": site.data}, site.base)
+    except Refused as why:
+        yield f"This site would refuse the experiment: {why}."
+        return
     plan = Plan.of(parsed)
     federation = plan.federation(parsed.seeds[0])
     yield f"Data: {federation}. No example, no label and no statistic of a feature leaves."

@@ -17,7 +17,7 @@ from fedloom.algorithm import Algorithm
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
 from fedloom.errors import InputError
-from fedloom.experiment.experiment_file import parse
+from fedloom.experiment.experiment_file import Experiment, parse
 from fedloom.experiment.plan import Plan
 from fedloom.federation.work import Place
 from fedloom.network.agent.disclosure import hello_message
@@ -26,7 +26,7 @@ from fedloom.network.protocol.code_fingerprint import code_hashes, different_mod
 from fedloom.network.protocol.messages import AssignedClient, DataFormat, Hello
 from fedloom.network.protocol.tensors import PROTOCOL
 from fedloom.task import Task
-from fedloom.training.clients import Setup
+from fedloom.training.local import Groups
 from fedloom.training.probe import probe
 from fedloom.tree import Groups
 
@@ -67,12 +67,21 @@ class LoadedExperiment:
     run_plan: Mapping[str, Any]  # what the coordinator announced
     plan: Plan
     initial: dict[int, Path]  # initial weights by seed
-    hello: Hello
+    device: str
+    hello: Hello = field(init=False)
 
     def __post_init__(self) -> None:
+        self._prepared: tuple[int, Place] | None = None
         self._place: tuple[Any, Place] | None = None
-        self._task: tuple[int, Task, Setup, Federation] | None = None
         self._own: dict[tuple[str, int], Groups] = {}
+
+    def prepared(self, seed: int) -> Place:
+        """Return the site's own data with the task and how to compute it, for one seed."""
+        if self._prepared is None or self._prepared[0] != seed:
+            federation, task = self.plan.federation(seed), replace(self.plan.task(seed), init=str(self.initial[seed]))
+            setup = probe(federation, task).setup(group=1, device=machine.device(self.device))
+            self._prepared = seed, Place(federation, task, setup)
+        return self._prepared[1]
 
     def algorithm(self, label: str) -> Algorithm:
         found = self.plan.algorithms.get(label)
@@ -86,22 +95,23 @@ class LoadedExperiment:
             self._own = {(label, seed): self.algorithm(label).init_own(task, task.initial())}
         return self._own[label, seed]
 
-    def place(self, seed: int, clients: tuple[AssignedClient, ...], population: int, device: str) -> Place:
+    def place(self, seed: int, clients: tuple[AssignedClient, ...], population: int) -> Place:
         """Return this site's data under the numbers that its clients have in the run."""
-        if self._task is None or self._task[0] != seed:
-            task = replace(self.plan.task(seed), init=str(self.initial[seed]))
-            federation = self.plan.federation(seed)
-            setup = probe(federation, task).setup(group=1, device=machine.device(device))
-            self._task, self._place = (seed, task, setup, federation), None
-        _, task, setup, federation = self._task
-        numbers = tuple((one.client, one.local) for one in clients)
-        if self._place is None or self._place[0] != numbers:
-            for _, local in numbers:
-                if local >= federation.clients:
+        here, numbers = self.prepared(seed), {one.client: one.local for one in clients}
+        if self._place is None or self._place[0] != (seed, numbers):
+            for local in numbers.values():
+                if local >= here.federation.clients:
                     raise InputError(f"There is no client {local} at this site.")
-            hosted = HostedClients.of(federation, dict(numbers), population)
-            self._place = numbers, Place(hosted, task, setup)
+            hosted = HostedClients.of(here.federation, numbers, population)
+            self._place = (seed, numbers), replace(here, federation=hosted)
         return self._place[1]
+
+
+def admitted(values: Mapping[str, Any], privacy: Mapping[str, Any], site: Site) -> Experiment:
+    """Return an experiment with this site's data if the policy allows it. Nothing of it is loaded before that."""
+    site.policy.check_experiment(values, privacy)
+    task = {**values["task"], "init": "torch"}  # the coordinator sends the initial weights
+    return parse({**values, "data": site.data, "task": task}, site.base)
 
 
 def load_experiment(
@@ -118,32 +128,27 @@ def load_experiment(
     check_form(run_plan)
     if run_plan.get("protocol") != PROTOCOL:
         raise Refused(f"the coordinator speaks protocol {run_plan.get('protocol')}, and this agent speaks {PROTOCOL}")
-    values = dict(run_plan["experiment"])
-    site.policy.check_experiment(values, run_plan.get("privacy") or {})
-    values["task"] = {**values["task"], "init": "torch"}  # the coordinator sends the initial weights
-    values["data"] = site.data
-    experiment = parse(values, site.base)
+    experiment = admitted(run_plan["experiment"], run_plan.get("privacy") or {}, site)
     check_code(code_hashes(experiment), run_plan["sources"])
     there, here = run_plan["versions"].get("torch"), machine.facts()["torch"]
     if there != here:
         tell(f"Note: the coordinator has torch {there}, this machine {here}. Results may differ in the last bits.")
-    plan = Plan.of(experiment)
     seed = experiment.seeds[0]
     initial = {int(seed): fetch(sha) for seed, sha in run_plan["initial"].items()}
-    federation = plan.federation(seed)
+    loaded = LoadedExperiment(dict(run_plan), Plan.of(experiment), initial, site.table.device)
+    federation = loaded.plan.federation(seed)
     if run_plan.get("data"):
         different = DataFormat.of(federation).differences(DataFormat.model_validate(run_plan["data"]))
         if different:
             raise Refused(f"the data does not fit the run's. {different}")
-    task = replace(plan.task(seed), init=str(initial[seed]))
-    setup = probe(federation, task).setup(group=1, device=machine.device(site.table.device))
-    hello = hello_message(site, federation, setup, mark(federation.fingerprint))
-    site.policy.check_examples({one.name: one.train for one in hello.clients})
+    ready = loaded.prepared(seed)
+    loaded.hello = hello_message(site, federation, ready.setup, mark(federation.fingerprint))
+    site.policy.check_examples({one.name: one.train for one in loaded.hello.clients})
     tell(
-        f"Ready: {len(hello.clients)} client(s), a model of {task.parameters:,} parameters. Without secure "
-        "aggregation, the coordinator can read each client's update."
+        f"Ready: {len(loaded.hello.clients)} client(s), a model of {ready.task.parameters:,} parameters. Without "
+        "secure aggregation, the coordinator can read each client's update."
     )
-    return LoadedExperiment(dict(run_plan), plan, initial, hello)
+    return loaded
 
 
 def check_form(run_plan: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ from fedloom.network.protocol.tensors import Parcel
 HEARTBEAT = 3.0  # seconds between an agent's heartbeats, unless the deadline is short
 MISSED = 5  # heartbeats after which an agent is lost: a round that can do without it does not wait for it
 SHOWN_REJECTIONS = 100  # rejected requests that are shown within a minute
+Check = Callable[[Assignment, ClientAnswer], None]  # raises Rejected
 
 
 @dataclass
@@ -31,7 +32,7 @@ class Call:
     title: str  # for people: what is being done
     assignments: dict[str, Assignment]  # by agent
     parcels: dict[str, Parcel]  # by SHA-256
-    check: Callable[[Assignment, ClientAnswer], None]  # raises Rejected
+    check: Check
     deadline: float
     ledger_key: tuple[str, int, int, str] | None = None  # cell, round, call, digest of what is stored in the ledger
     waiting: dict[int, str] = field(default_factory=dict)  # client → agent
@@ -139,9 +140,7 @@ class AgentPool:
 
     def mark_seen(self, agent: str, name: str, doing: str | None = None) -> ConnectedAgent:
         """Note that an agent has just been heard from."""
-        one = self.agents.get(agent)
-        if one is None:
-            one = self.agents[agent] = ConnectedAgent(agent, name, time.monotonic(), heartbeat=self.heartbeat)
+        one = self.expect(agent, name)
         if not one.contacted or one.lost():
             one.contacted = True
             self.log("agent", f"{name} has connected", agent)
@@ -150,9 +149,10 @@ class AgentPool:
             one.doing = doing
         return one
 
-    def expect(self, agent: str, name: str) -> None:
-        """Expect an agent of an earlier process: it is not lost until it has had time to come back."""
-        self.agents.setdefault(agent, ConnectedAgent(agent, name, time.monotonic(), heartbeat=self.heartbeat))
+    def expect(self, agent: str, name: str) -> ConnectedAgent:
+        """Return an agent. One of an earlier process is not lost until it has had time to come back."""
+        new = ConnectedAgent(agent, name, time.monotonic(), heartbeat=self.heartbeat)
+        return self.agents.setdefault(agent, new)
 
     def ready(self) -> list[ConnectedAgent]:
         """Return the agents that said hello and are not lost."""
@@ -193,7 +193,7 @@ class AgentPool:
             self.ledger.note(kind, message, agent)
 
     def _shown_too_often(self) -> bool:
-        """Whether so many rejected requests were shown lately that another would only fill the disk."""
+        """Return whether the limit of rejected requests within a minute is reached: more would only fill the disk."""
         now, times = time.monotonic(), self._shown
         if len(times) == times.maxlen and now - times[0] < 60:
             return True

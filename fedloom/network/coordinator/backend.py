@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from fedloom.federation.evaluation import EvaluationWork, ServerEvaluation
 from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import ClientWork, Outcome, Place, Report, Work
 from fedloom.machine import computing
-from fedloom.network.coordinator.agent_pool import AgentPool, Call
+from fedloom.network.coordinator.agent_pool import AgentPool, Call, Check
 from fedloom.network.coordinator.ledger import AcceptedUpdate
 from fedloom.network.coordinator.roster import Roster
 from fedloom.network.coordinator.update_checks import Limits, check_measured, check_update
@@ -117,8 +117,7 @@ class NetworkBackend(Backend):
                 raise Rejected("malformed", "the answer has no fingerprint")
 
         title = f"{self.cell.label}: fingerprints of the clients' models"
-        fields = {"kind": "fingerprint", "verb": "evaluate", "round": self.cell.round}
-        call = self._evaluation(title, ids, tickets, state, check, fields)
+        call = self._evaluation(title, ids, tickets, state, check, kind="fingerprint", round=self.cell.round)
         return {client: answer.sha256 for client, answer in call.answers.items() if answer.sha256}
 
     # --- training: the verbs
@@ -152,7 +151,7 @@ class NetworkBackend(Backend):
             self._reopen(call, update)
         faults.point("coordinator.ask")
         needed = max(self.sampling.needed(self.roster.clients), 1)
-        self._wait_for(call, needed)
+        self._ask(call, needed)
         counted = set(list(call.answers)[: call.enough])  # with over-selection, only the first answers count
         answered = [client for client in work.ids if client in counted]
         status = "accepted" if len(answered) >= needed else "abandoned"
@@ -184,40 +183,43 @@ class NetworkBackend(Backend):
         self, work: ClientWork, shared: Parcel, parcels: dict[str, Parcel], skip: set[int]
     ) -> dict[str, Assignment]:
         """Return the assignments of a training call, and add the parcels that they need beside the shared one."""
-        fields = {
-            "kind": "train",
-            "verb": verb_of(work),
-            "round": work.round,
-            "call": work.call,
-            "method": work.method,
-            "splits": work.measure,
-            "watch_epochs": work.watch_epochs,
-        }
-        assignments = self._assignments(work.ids, work.own, shared, fields, skip)
+        assignments = self._assignments(
+            work.ids,
+            work.own,
+            shared,
+            skip,
+            kind="train",
+            verb=verb_of(work),
+            round=work.round,
+            call=work.call,
+            method=work.method,
+            splits=work.measure,
+            watch_epochs=work.watch_epochs,
+        )
         if work.each is None and work.peers is None:
             return assignments
         position = {client: number for number, client in enumerate(work.ids)}
         sent: dict[tuple[int, ...], Parcel] = {}  # peers' trees by senders: agents with the same ones share a parcel
         for agent, assignment in assignments.items():
-            extra: list[tuple[Any, Parcel]] = []
-            mine = torch.tensor([position[one.client] for one in assignment.clients])
+            mine = [position[one.client] for one in assignment.clients]
+            receives: list[list[int]] = [[] for _ in mine]
+            extra: dict[str, Parcel] = {}
             if work.each is not None:
-                extra.append(("private", Parcel({}, flatten(_rows(work.each, mine)))))
-            clients = tuple(one.model_copy(update={"row": row}) for row, one in enumerate(assignment.clients))
+                extra["private"] = Parcel({}, flatten(_rows(work.each, mine)))
             if work.peers is not None and work.graph is not None:
-                receives = {int(p): work.graph[int(p)].nonzero().flatten().tolist() for p in mine}
-                senders = tuple(sorted({sender for found in receives.values() for sender in found}))
+                receives = [work.graph[number].nonzero().flatten().tolist() for number in mine]
+                senders = tuple(sorted({sender for found in receives for sender in found}))
                 if senders not in sent:
-                    trees = _rows(work.peers, torch.tensor(senders, dtype=torch.int64))
-                    sent[senders] = Parcel({"senders": list(senders), "width": len(work.ids)}, flatten(trees))
-                extra.append(("peers", sent[senders]))
-                clients = tuple(
-                    one.model_copy(update={"receives": tuple(receives[position[one.client]])}) for one in clients
-                )
-            parcels.update({parcel.sha256: parcel for _, parcel in extra})
-            more = tuple(_parcel_info(role, parcel) for role, parcel in extra)
-            changes = {"parts": (*assignment.parts, *more), "clients": clients}
-            assignments[agent] = assignment.model_copy(update=changes)
+                    trees = flatten(_rows(work.peers, senders))
+                    sent[senders] = Parcel({"senders": list(senders), "width": len(work.ids)}, trees)
+                extra["peers"] = sent[senders]
+            parcels.update({parcel.sha256: parcel for parcel in extra.values()})
+            clients = tuple(
+                one.model_copy(update={"row": row, "receives": tuple(receives[row])})
+                for row, one in enumerate(assignment.clients)
+            )
+            parts = (*assignment.parts, *(_parcel_info(role, parcel) for role, parcel in extra.items()))
+            assignments[agent] = assignment.model_copy(update={"parts": parts, "clients": clients})
         return assignments
 
     def _aggregate(self, work: ClientWork, call: Call, answered: list[int]) -> Outcome:
@@ -260,50 +262,34 @@ class NetworkBackend(Backend):
     def _evaluate(self, work: EvaluationWork) -> dict[int, dict[str, Measured]]:
         groups = {"model": work.model} if work.model is not None else work.shared
         title = f"{self.cell.label}: evaluation in round {work.round}"
-        fields = {
-            "kind": "evaluate",
-            "verb": "evaluate",
-            "round": work.round,
-            "method": "given" if work.model is not None else "",
-            "splits": work.splits,
-        }
-        call = self._evaluation(title, work.ids, work.own, groups, self._check_measured, fields)
+        fields = {"kind": "evaluate", "round": work.round, "splits": work.splits}
+        fields["method"] = "given" if work.model is not None else ""
+        call = self._evaluation(title, work.ids, work.own, groups, self._check_measured, **fields)
         found = {client: call.answers[client].measured for client in work.ids if client in call.answers}
         return dict(zip(found, _comparable(list(found.values())), strict=True))
 
     def _evaluation(
-        self,
-        title: str,
-        ids: tuple[int, ...],
-        own: Groups,
-        groups: Groups,
-        check: Callable[[Assignment, ClientAnswer], None],
-        fields: Mapping[str, Any],
+        self, title: str, ids: tuple[int, ...], own: Groups, groups: Groups, check: Check, **fields: Any
     ) -> Call:
         """Make a call whose answers are not stored, and wait for it."""
         shared = Parcel({}, flatten(groups))
-        assignments = self._assignments(ids, own, shared, fields)
-        call = Call(title, assignments, {shared.sha256: shared}, check, self._deadline())
-        self._wait_for(call, needed=0)
-        return call
+        assignments = self._assignments(ids, own, shared, verb="evaluate", **fields)
+        return self._ask(Call(title, assignments, {shared.sha256: shared}, check, self._deadline()), needed=0)
 
     # --- common to all calls
 
     def _deadline(self) -> float:
         return time.monotonic() + seconds(self.sampling.deadline)
 
-    def _wait_for(self, call: Call, needed: int) -> None:
+    def _ask(self, call: Call, needed: int) -> Call:
+        """Wait for the answers to a call."""
         self.pool.stage = call.title
         self.pool.open(call)
         self.pool.wait(call, needed)
+        return call
 
     def _assignments(
-        self,
-        ids: tuple[int, ...],
-        own: Groups,
-        shared: Parcel,
-        fields: Mapping[str, Any],
-        skip: Iterable[int] = (),
+        self, ids: tuple[int, ...], own: Groups, shared: Parcel, skip: Iterable[int] = (), **fields: Any
     ) -> dict[str, Assignment]:
         """Return an assignment for every agent that hosts some of the clients."""
         self._calls += 1
@@ -380,8 +366,9 @@ def _parcel_info(role: Any, parcel: Parcel) -> ParcelInfo:
     return ParcelInfo(role=role, sha256=parcel.sha256, bytes=parcel.size)
 
 
-def _rows(groups: Groups, positions: torch.Tensor) -> Groups:
-    return {group: {name: leaf[positions] for name, leaf in leaves.items()} for group, leaves in groups.items()}
+def _rows(groups: Groups, positions: Sequence[int]) -> Groups:
+    index = torch.tensor(positions, dtype=torch.int64)
+    return {group: tree.rows(leaves, index) for group, leaves in groups.items()}
 
 
 def _comparable(answers: Sequence[dict[str, Measured]]) -> Sequence[dict[str, Measured]]:

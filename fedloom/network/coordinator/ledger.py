@@ -54,12 +54,10 @@ class AcceptedUpdate:
 class Ledger:
     """The database `ledger.db` of a coordinator, and the folder of accepted updates beside it."""
 
-    def __init__(self, folder: Path, *, existing: bool = False) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.updates = folder / "updates"
         path = folder / "ledger.db"
-        if existing and not path.is_file():
-            raise StoreError(f"{folder} has no coordinator's ledger: {path} does not exist.")
         self._lock, self._reading = threading.Lock(), threading.Lock()
         try:
             self.updates.mkdir(parents=True, exist_ok=True, mode=0o700)

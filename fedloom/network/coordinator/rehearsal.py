@@ -17,7 +17,7 @@ from fedloom.errors import FedloomError, InputError
 from fedloom.experiment.experiment_file import Experiment
 from fedloom.files import write_private
 from fedloom.network.agent.policy import rehearsal
-from fedloom.network.coordinator.serve import HttpsRun
+from fedloom.network.coordinator.serve import HttpsRun, invite
 from fedloom.network.protocol.messages import DataFormat
 
 GOODBYE = 5.0  # seconds for agents to end by themselves
@@ -83,7 +83,7 @@ class Rehearsal(HttpsRun):
         write_private(folder / "site.toml", tomli_w.dumps(site).encode())
         token = folder / "token"
         if not (folder / "state" / "coordinator.json").is_file():
-            self.invite(1)[0].replace(token)
+            invite(self.ledger, 1)[0].replace(token)
         command = [sys.executable, "-m", "fedloom", "join", self.url, "--site", str(folder / "site.toml")]
         command += ["--state", str(folder / "state"), "--wait", "--while-stdin"]
         command += ["--token-file", str(token)] if token.is_file() else []

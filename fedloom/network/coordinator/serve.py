@@ -103,15 +103,11 @@ class HttpsRun(NetworkRun):
             self._announce()
             yield
 
-    def invite(self, count: int) -> list[Path]:
-        """Make one-time tokens, each in its own file."""
-        return invite(self.ledger, self.network, self.fingerprint, count)
-
     def _announce(self) -> None:
         """Print the commands with which agents join and the operator watches."""
         wanted = self._start_when()
         missing = (wanted if isinstance(wanted, int) else len(wanted)) - len(self.ledger.agents())
-        files = self.invite(missing) if missing > 0 and not self.ledger.unused_tokens() else []
+        files = invite(self.ledger, missing) if missing > 0 and not self.ledger.unused_tokens() else []
         if self.certificates is not None:
             self.tell(f"Serving {self.url}, certificate authority {self.certificates.fingerprint}")
         else:
@@ -136,16 +132,16 @@ def coordinator_ledger(folder: Path) -> Ledger:
     """Open the ledger of a run's coordinator."""
     if not (folder / "network" / "ledger.db").is_file():
         raise StoreError(f"{folder} is not the folder of a run of `fedloom serve`: it has no network/ledger.db.")
-    return Ledger(folder / "network", existing=True)
+    return Ledger(folder / "network")
 
 
-def invite(ledger: Ledger, folder: Path, fingerprint: str, count: int) -> list[Path]:
+def invite(ledger: Ledger, count: int) -> list[Path]:
     """Make one-time tokens, each in its own file."""
     files = []
     for _ in range(count):
-        token = Token.new(fingerprint)
+        token = Token.new(ledger.fact("fingerprint") or "")
         ledger.invite(token.digest)
-        path = folder / "tokens" / f"{token.digest[:8]}.token"
+        path = ledger.folder / "tokens" / f"{token.digest[:8]}.token"
         write_private(path, f"{token}\n".encode())
         files.append(path)
     return files

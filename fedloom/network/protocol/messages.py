@@ -209,7 +209,7 @@ class ClientAnswer:
     update: Update = field(default_factory=lambda: Update({}, {}))
     ticket: Ticket | None = None
     history: tuple[dict[str, float], ...] = ()
-    measured: Mapping[str, Measured] = field(default_factory=dict)
+    measured: dict[str, Measured] = field(default_factory=dict)
     sha256: str | None = None
 
 

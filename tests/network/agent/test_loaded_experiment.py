@@ -74,6 +74,6 @@ def test_data_of_another_form_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="There is no algorithm 'other' in the plan"):
         loaded.algorithm("other")
     with pytest.raises(InputError, match="There is no client 4 at this site"):
-        loaded.place(1, (AssignedClient(client=0, local=4),), 4, "cpu")
+        loaded.place(1, (AssignedClient(client=0, local=4),), 4)
     run.ledger.close()
     run._held.close()

@@ -24,8 +24,9 @@ from fedloom.network.protocol.token import Token
 from tests.network.conftest import EXPERIMENT, World
 
 
-def test_every_token_has_its_own_file_and_is_in_the_ledger_as_a_hash(world: World, tmp_path: Path) -> None:
-    first, second = (Token.parse(path.read_text()) for path in invite(world.ledger, tmp_path, "ab" * 32, 2))
+def test_every_token_has_its_own_file_and_is_in_the_ledger_as_a_hash(world: World) -> None:
+    world.ledger.set_fact("fingerprint", "ab" * 32)
+    first, second = (Token.parse(path.read_text()) for path in invite(world.ledger, 2))
     assert first != second
     assert first.fingerprint == "ab" * 32
     assert world.ledger.unused_tokens() == 2

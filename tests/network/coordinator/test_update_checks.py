@@ -8,10 +8,24 @@ import pytest
 import torch
 
 from fedloom.algorithm import Update
-from fedloom.network.coordinator.update_checks import Limits, check_measured
+from fedloom.network.coordinator.update_checks import Limits, check_measured, check_update
+from fedloom.network.protocol.messages import Assignment, ClientAnswer
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.training.evaluation import Measured
 from tests.network.conftest import World
+
+ASKED = Assignment(
+    id="ask",
+    kind="train",
+    verb="reduce",
+    label="fedavg",
+    seed=1,
+    round=1,
+    attempt=1,
+    cohort=1,
+    population=1,
+    clients=(),
+)
 
 
 def update_with(**changes: Any) -> Update:
@@ -55,6 +69,26 @@ def test_a_bad_update_rejects_its_client_with_a_reason(world: World, update: Upd
     (again,) = agent.send("POST", "/v1/answers", agent.answer().whole).json()["results"]
     assert again["code"] == "duplicate"
     assert other.send("POST", "/v1/answers", other.answer(client=1).whole).json()["results"][0]["status"] == "accepted"
+
+
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize("group", ["model", "other"])  # found by its group's name, because no positions are known
+def test_without_an_expected_update_a_mask_may_hold_the_infinities_that_the_coordinator_sent(group: str) -> None:
+    def check(sent: list[float], shared: list[float]) -> None:
+        update = Update({"model": {"mask": torch.tensor([sent])}}, {"model": torch.ones(1)})
+        check_update(ClientAnswer(0, update), ASKED, None, {group: {"mask": torch.tensor(shared)}}, Limits(), False)
+
+    check([0.0, 1.0], [0.0, 0.0])
+    if group == "model":
+        check([0.0, -INF], [0.0, -INF])
+    else:
+        with pytest.raises(Rejected, match="model/mask has values that are not finite numbers"):
+            check([0.0, -INF], [0.0, -INF])
+    for sent, shared in (([0.0, INF], [0.0, 0.0]), ([NAN, -INF], [0.0, -INF]), ([NAN, 0.0], [NAN, 0.0])):
+        with pytest.raises(Rejected, match="model/mask has values that are not finite numbers"):
+            check(sent, shared)
 
 
 @pytest.mark.parametrize(

@@ -93,12 +93,30 @@ def test_only_what_runs_counts(before: str, after: str, same: bool) -> None:
     assert (_inspect(before.encode())[0] == _inspect(after.encode())[0]) is same
 
 
+@pytest.mark.parametrize(
+    ("text", "imports"),
+    [
+        ("if not TYPE_CHECKING:\n  import a", [("a",)]),
+        ("if not typing.TYPE_CHECKING:\n  from a import b", [("a.b", "a")]),
+        ("if TYPE_CHECKING:\n  import a\nelse:\n  import b", [("b",)]),
+        ("if typing.TYPE_CHECKING:\n  import a", []),
+        ("try:\n  import a\nexcept ImportError:\n  import b", [("a",), ("b",)]),
+        ("def f():\n  import a", [("a",)]),
+    ],
+)
+def test_imports_that_run_are_followed_and_those_for_type_checkers_are_not(
+    text: str, imports: list[tuple[str, ...]]
+) -> None:
+    assert list(_inspect(text.encode())[1]) == imports
+
+
 def test_the_modules_are_those_that_clients_run_and_no_others(package: Path) -> None:
     assert {
         "fedloom.training.local",
         "fedloom.training.tape",
         "fedloom.data.federation",
         "fedloom.federation.work",
+        "fedloom.federation.evaluation",
         "fedloom.algorithms.scaffold",
         "fedloom.models.digits_mlp",
         "fedloom.metrics",
@@ -114,6 +132,7 @@ def test_the_modules_are_those_that_clients_run_and_no_others(package: Path) -> 
 
 
 def test_every_function_that_a_client_calls_is_in_a_hashed_module() -> None:
+    from fedloom.federation.evaluation import EvaluationWork
     from fedloom.federation.work import ClientWork
     from fedloom.training.probe import probe
 
@@ -133,11 +152,12 @@ def test_every_function_that_a_client_calls_is_in_a_hashed_module() -> None:
         shared = algorithm.init(task, initial)
         work = ClientWork(algorithm, "client", shared, (0,), stacked, 1, 1, 0, "stack", measure=("test",))
         work.perform(place)
+        EvaluationWork(algorithm, shared, stacked, (0,), ("test",), 1).perform(place)
     finally:
         sys.setprofile(None)
     hashed = {str(file_of(name, PACKAGE)) for name in HASHES}
     ours = {name for name in called if name.startswith(str(PACKAGE))}
-    assert str(PACKAGE / "training" / "local.py") in ours
+    assert {str(PACKAGE / "training" / "local.py"), str(PACKAGE / "federation" / "evaluation.py")} <= ours
     assert ours <= hashed
 
 
