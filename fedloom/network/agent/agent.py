@@ -17,7 +17,7 @@ from fedloom import faults, machine
 from fedloom.errors import FedloomError, InputError, StoreError
 from fedloom.network.agent.assignment_runner import AssignmentRunner
 from fedloom.network.agent.connection import Connection, Unreachable
-from fedloom.network.agent.disclosure import Audit, answer_summary, assignment_facts, error_summary
+from fedloom.network.agent.disclosure import Audit, answer_facts, assignment_facts, error_summary
 from fedloom.network.agent.enrolment import tls
 from fedloom.network.agent.loaded_experiment import load_experiment
 from fedloom.network.agent.parcel_cache import ParcelCache
@@ -205,14 +205,8 @@ class Agent:
 
     def _send(self, assignment: Assignment, clients: Sequence[AssignedClient], answers: list[ClientAnswer]) -> bool:
         """Send an answer until the coordinator accepts or rejects it; return False if it came too late."""
-        parcel, about = write_answer(assignment.id, answers), assignment_facts(assignment)
-        facts = {
-            **about,
-            "clients": [one.client for one in answers],
-            "left": answer_summary(parcel.tensors, answers),
-            "bytes": parcel.size,
-            "sha256": parcel.sha256,
-        }
+        parcel = write_answer(assignment.id, answers)
+        facts = answer_facts(assignment, answers, parcel)
         # nothing leaves before its line is in the audit log
         self._retry(lambda: self.audit.write("answered", **facts), assignment.seconds)
         pause = 0.1
@@ -236,7 +230,7 @@ class Agent:
         for result in results:
             if result["status"] != "accepted":
                 why = f"{result['code']}: {result['message']}"
-                self._log("rejected", **about, clients=[result["client"]], why=why)
+                self._log("rejected", **assignment_facts(assignment), clients=[result["client"]], why=why)
                 self.tell(f"The coordinator rejected the answer of client {result['client']} ({why})")
         faults.point("agent.answered")
         return all(result.get("code") != "late" for result in results)

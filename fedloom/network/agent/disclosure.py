@@ -9,13 +9,11 @@ import json
 import os
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from fedloom import faults, machine
 from fedloom.data.federation import Federation
@@ -23,6 +21,7 @@ from fedloom.data.split import SPLITS
 from fedloom.errors import FedloomError, InputError, StoreError
 from fedloom.network.agent.policy import Site
 from fedloom.network.protocol.messages import Assignment, ClientAnswer, ClientFacts, DataFormat, Hello
+from fedloom.network.protocol.tensors import Parcel
 from fedloom.training.clients import Setup
 
 
@@ -102,17 +101,18 @@ def assignment_facts(assignment: Assignment) -> dict[str, Any]:
     }
 
 
-def answer_summary(tensors: Mapping[str, Tensor], answers: Sequence[ClientAnswer]) -> dict[str, Any]:
-    """Describe an answer for the audit log: how many values, of what kind."""
+def answer_facts(assignment: Assignment, answers: Sequence[ClientAnswer], parcel: Parcel) -> dict[str, Any]:
+    """Describe an answer for the audit log: how many values leave, of what kind."""
     groups: dict[str, int] = {}
-    for path, leaf in tensors.items():
+    for path, leaf in parcel.tensors.items():
         _, kind, name = path.split("/", 2)
         group = f"{kind} {name.split('/')[0]}"
         groups[group] = groups.get(group, 0) + leaf.numel()
-    metrics = sorted({name for one in answers for found in one.measured.values() for name in found.sums})
-    summary: dict[str, Any] = {"values": groups}
-    if metrics:
-        summary["metrics"] = metrics
+    left: dict[str, Any] = {"values": groups}
+    if metrics := sorted({name for one in answers for found in one.measured.values() for name in found.sums}):
+        left["metrics"] = metrics
     if any(one.sha256 for one in answers):
-        summary["fingerprints"] = len(answers)
-    return summary
+        left["fingerprints"] = len(answers)
+    clients = [one.client for one in answers]
+    facts = {"clients": clients, "left": left, "bytes": parcel.size, "sha256": parcel.sha256}
+    return {**assignment_facts(assignment), **facts}

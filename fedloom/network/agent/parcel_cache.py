@@ -31,9 +31,8 @@ class ParcelCache:
         for leftover in folder.iterdir():  # of an earlier process, which knew what they were
             if leftover.suffix != ".lasting":
                 leftover.unlink()
-        self._known: OrderedDict[str, None] = OrderedDict()
+        self._known: OrderedDict[str, bytes | None] = OrderedDict()  # None for one on the disk
         self._read: dict[str, tuple[dict[str, Any], Groups]] = {}
-        self._small: dict[str, bytes] = {}
 
     def next_assignment(self, connection: Connection) -> Assignment | str:
         """Wait for work and fetch its tensors. A string means that the run is over, an empty one: poll again."""
@@ -108,25 +107,22 @@ class ParcelCache:
         if part.sha256 not in self._read:
             current = {one.sha256 for one in assignment.parts}
             self._read = {sha: found for sha, found in self._read.items() if sha in current}
-            if part.sha256 in self._small:
-                header, leaves = read_parcel(self._small[part.sha256])
-            else:
-                header, leaves = load_parcel(self.folder / part.sha256)
+            small = self._known[part.sha256]
+            header, leaves = read_parcel(small) if small is not None else load_parcel(self.folder / part.sha256)
             self._read[part.sha256] = header, unflatten(leaves)
         return self._read[part.sha256]
 
     def _store(self, sha256: str, size: int, pieces: ReplyReader) -> None:
-        if size <= SMALL:
-            data = pieces.take(size)
-            if hashlib.sha256(data).hexdigest() != sha256:
-                raise Unreachable("The coordinator's tensors were damaged on the way.")
-            self._small[sha256] = data
-        else:
+        if size > SMALL:
             pieces.into(self.folder / sha256, size, sha256)
-        self._known[sha256] = None
+            self._known[sha256] = None
+            return
+        data = pieces.take(size)
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise Unreachable("The coordinator's tensors were damaged on the way.")
+        self._known[sha256] = data
 
     def _forget(self, needed: set[str]) -> None:
         for sha in [sha for sha in self._known if sha not in needed][: max(len(self._known) - MOST, 0)]:
             del self._known[sha]
-            self._small.pop(sha, None)
             (self.folder / sha).unlink(missing_ok=True)

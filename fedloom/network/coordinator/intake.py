@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ class ReceivedAnswer:
     size: int  # bytes, its share of the body
     call: Call | None = None  # in which its client is reserved for this answer
     stored: AcceptedUpdate | None = None
+    failure: Exception | None = None  # why it could not be stored
     why: Rejected | None = None
 
     @property
@@ -48,32 +50,33 @@ class Intake:
         self.pool, self.ledger = pool, pool.ledger
         self._checking = ThreadPoolExecutor(max(cores(), 2), "check")  # more would compete for the processor
         self._writing = ThreadPoolExecutor(1, "commit")
-        self._pending: list[tuple[AcceptedUpdate, asyncio.Future[None]]] = []
-        self._committer: asyncio.Task[None] | None = None
+        self._pending: deque[ReceivedAnswer] = deque()
 
     async def receive(self, agent: str, body: RequestBody) -> list[Verdict]:
         """Take in a whole body; return a verdict for each client."""
         loop = asyncio.get_running_loop()
-        answers = await loop.run_in_executor(self._checking, self._check, agent, body)
+        answers = await loop.run_in_executor(self._checking, self._read, agent, body)
         try:
-            await asyncio.gather(*(self._commit(one.stored) for one in answers if one.stored is not None))
+            await loop.run_in_executor(self._checking, self._check, answers, body)
+            if any(one.stored for one in answers):
+                await loop.run_in_executor(self._writing, self._commit)
             return [self._count(one) for one in answers]
         finally:
             self._release(answers)
 
     def receive_now(self, agent: str, body: RequestBody) -> list[Verdict]:
         """Take in a whole body without an event loop."""
-        answers = self._check(agent, body)
+        answers = self._read(agent, body)
         try:
-            if updates := [one.stored for one in answers if one.stored is not None]:
-                self.ledger.accept(updates)
+            self._check(answers, body)
+            self._commit()
             return [self._count(one) for one in answers]
         finally:
             self._release(answers)
 
     # --- reading and checking, in a thread
 
-    def _check(self, agent: str, body: RequestBody) -> list[ReceivedAnswer]:
+    def _read(self, agent: str, body: RequestBody) -> list[ReceivedAnswer]:
         try:
             header, clients = read_answer(*body.open())
         except (WireError, ValidationError) as error:
@@ -81,14 +84,12 @@ class Intake:
         if not clients:
             raise Rejected("malformed", "the answer has no client")
         size = body.size // len(clients)
-        answers = [ReceivedAnswer(agent, header.ask, one, body.sha256, size) for one in clients.values()]
-        try:
-            for one in answers:
-                self._check_one(one, body, alone=len(answers) == 1)
-        except BaseException:
-            self._release(answers)
-            raise
-        return answers
+        return [ReceivedAnswer(agent, header.ask, one, body.sha256, size) for one in clients.values()]
+
+    def _check(self, answers: list[ReceivedAnswer], body: RequestBody) -> None:
+        for one in answers:
+            self._check_one(one, body, alone=len(answers) == 1)
+        self._pending.extend(one for one in answers if one.stored is not None)
 
     def _check_one(self, one: ReceivedAnswer, body: RequestBody, alone: bool) -> None:
         try:
@@ -126,6 +127,7 @@ class Intake:
         return assignment
 
     def _release(self, answers: list[ReceivedAnswer]) -> None:
+        """Let other answers of the same clients in."""
         with self.pool.changed:
             for one in answers:
                 if one.call is not None:
@@ -146,34 +148,22 @@ class Intake:
         if crowded:
             one.answer = read_answer(*open_parcel(self.ledger.updates / file))[1][one.client]
 
-    # --- one commit for all that have arrived
-
-    async def _commit(self, update: AcceptedUpdate) -> None:
-        """Wait until an update is on the disk."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
-        self._pending.append((update, done))
-        if self._committer is None or self._committer.done():
-            self._committer = loop.create_task(self._commit_all())  # a task, so that no request waits for later ones
-        await done
-
-    async def _commit_all(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._pending:
-            batch, self._pending = self._pending, []
-            error: Exception | None = None
-            try:
-                await loop.run_in_executor(self._writing, self.ledger.accept, [one for one, _ in batch])
-            except Exception as failed:  # each answer's own request reports it
-                error = failed
-            for _, future in batch:
-                if not future.done():
-                    future.set_exception(error) if error is not None else future.set_result(None)
+    def _commit(self) -> None:
+        """Write everything that has arrived in one commit: a request that waits for its own may find it done."""
+        batch = [self._pending.popleft() for _ in range(len(self._pending))]
+        try:
+            if batch:
+                self.ledger.accept([one.stored for one in batch if one.stored is not None])
+        except Exception as error:  # each answer's own request reports it
+            for one in batch:
+                one.failure = error
 
     # --- counting
 
     def _count(self, one: ReceivedAnswer) -> Verdict:
         """Count an answer that passed its check, if its call is still open; return the verdict."""
+        if one.failure is not None:
+            raise one.failure
         if one.why is None and one.call is not None:
             with self.pool.changed:
                 if one.call.open and one.client in one.call.waiting:
