@@ -53,8 +53,9 @@ def serve(
     no_tls: Use plain HTTP, behind a proxy that has TLS.
     """
     need_network()
+    from fedloom.network.coordinator.network_folder import prepare_folder
     from fedloom.network.coordinator.rehearsal import Rehearsal
-    from fedloom.network.coordinator.serve import HttpsRun, prepare_folder
+    from fedloom.network.coordinator.serve import HttpsRun
 
     if (certificate is None) != (key is None):
         raise InputError("--certificate and --key belong together: give both, or neither.")
@@ -188,7 +189,7 @@ def _token(file: Path | None) -> Token | None:
 
 
 def _ledger(folder: Path) -> closing[Ledger]:
-    from fedloom.network.coordinator.serve import coordinator_ledger
+    from fedloom.network.coordinator.network_folder import coordinator_ledger
 
     return closing(coordinator_ledger(folder))
 
@@ -225,7 +226,7 @@ def invite_agents(folder: Folder, count: Annotated[int, typer.Option(min=1, max=
     count: The number of tokens.
     """
     need_network()
-    from fedloom.network.coordinator.serve import invite
+    from fedloom.network.coordinator.network_folder import invite
 
     with _ledger(folder) as ledger:
         for path in invite(ledger, count):

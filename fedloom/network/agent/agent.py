@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import threading
 import time
@@ -18,7 +17,7 @@ from fedloom.errors import FedloomError, InputError, StoreError
 from fedloom.network.agent.assignment_runner import AssignmentRunner
 from fedloom.network.agent.connection import Connection, Unreachable
 from fedloom.network.agent.disclosure import Audit, answer_facts, assignment_facts, error_summary
-from fedloom.network.agent.enrolment import tls
+from fedloom.network.agent.enrolment import registered, tls
 from fedloom.network.agent.loaded_experiment import load_experiment
 from fedloom.network.agent.parcel_cache import ParcelCache
 from fedloom.network.agent.policy import Refused, Site
@@ -56,7 +55,7 @@ class Agent:
         self._stop = threading.Event()
 
     def _connect(self) -> Connection:
-        known = json.loads((self.state / "coordinator.json").read_text())
+        known = registered(self.state)
         self.signer.agent = known["agent"]
         return Connection(known["url"], self.signer, tls(known["authority"]), self.site.table.compress)
 

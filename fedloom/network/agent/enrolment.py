@@ -31,12 +31,17 @@ def locked_state(folder: Path, seconds: float = 20.0) -> Iterator[None]:
         yield
 
 
+def registered(state: Path) -> dict[str, Any]:
+    """Return what a state folder knows about its coordinator; nothing before the enrolment."""
+    path = state / "coordinator.json"
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+
 def enrol(
     url: str, token: Token | None, name: str, state: Path, *, wait: bool = False, tell: Callable[[str], None] = print
 ) -> None:
     """Register the coordinator in the state folder; without a token it must be registered there already."""
-    path = state / "coordinator.json"
-    known: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    path, known = state / "coordinator.json", registered(state)
     if known and (token is None or token.digest == known["token"]):
         if known["url"] != url.rstrip("/"):  # the same coordinator under another address: its certificate is pinned
             write_private(path, json.dumps({**known, "url": url.rstrip("/")}).encode())

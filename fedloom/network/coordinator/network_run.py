@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from fedloom import files, machine
+from fedloom import machine
 from fedloom.backends.protocol import Backend
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError, QuorumError
@@ -19,11 +18,10 @@ from fedloom.experiment.experiment_file import Experiment
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.run import run_plan
-from fedloom.experiment.run_folder import locked
 from fedloom.federation.sampling import Sampling
 from fedloom.network.coordinator.agent_pool import AgentPool
 from fedloom.network.coordinator.backend import NetworkBackend
-from fedloom.network.coordinator.ledger import Ledger
+from fedloom.network.coordinator.network_folder import initial_weights, open_ledger
 from fedloom.network.coordinator.roster import Roster
 from fedloom.network.protocol.code_fingerprint import code_hashes
 from fedloom.network.protocol.messages import Hello
@@ -43,12 +41,8 @@ class NetworkRun:
         self.folder, self.tell = folder, tell
         self.plan = Plan.of(self.experiment)
         self.network = folder / "network"
-        self.network.mkdir(parents=True, exist_ok=True)
         self._held = ExitStack()
-        self._held.enter_context(locked(self.network))  # before anything in it is touched
-        self.ledger = Ledger(self.network)
-        os.chmod(self.network, 0o700)
-        self.ledger.sweep()
+        self.ledger = open_ledger(self.network, self._held)
         self.attempt = self.ledger.next_attempt()
         self.pool = self._make_pool(seconds(self.experiment.cohort.deadline))
 
@@ -74,12 +68,7 @@ class NetworkRun:
         initial = {}
         for seed in self.experiment.seeds:
             parcel = Parcel({}, self.plan.task(seed).initial())
-            path = self.network / "initial" / f"{parcel.sha256}.safetensors"
-            if not path.is_file():
-                path.parent.mkdir(exist_ok=True)
-                with files.replacing(path, "file") as temporary, open(temporary, "wb") as file:
-                    file.writelines(parcel.pieces())
-            self.pool.initial_weights[parcel.sha256] = path
+            self.pool.initial_weights[parcel.sha256] = initial_weights(self.network, parcel)
             initial[str(seed)] = parcel.sha256
         run_id = self.ledger.fact("run") or secrets.token_hex(8)
         self.ledger.set_fact("run", run_id)

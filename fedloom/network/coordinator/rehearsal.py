@@ -17,7 +17,8 @@ from fedloom.errors import FedloomError, InputError
 from fedloom.experiment.experiment_file import Experiment
 from fedloom.files import write_private
 from fedloom.network.agent.policy import rehearsal
-from fedloom.network.coordinator.serve import HttpsRun, invite
+from fedloom.network.coordinator.network_folder import invite
+from fedloom.network.coordinator.serve import HttpsRun
 from fedloom.network.protocol.messages import DataFormat
 
 GOODBYE = 5.0  # seconds for agents to end by themselves

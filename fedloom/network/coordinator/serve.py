@@ -14,16 +14,13 @@ from typing import Any
 import torch
 import uvicorn
 
-from fedloom.errors import InputError, StoreError
+from fedloom.errors import InputError
 from fedloom.experiment.experiment_file import Experiment
-from fedloom.experiment.run_folder import claimed, locked
-from fedloom.files import write_private
 from fedloom.network.coordinator.agent_pool import AgentPool
 from fedloom.network.coordinator.http_api import make_app
-from fedloom.network.coordinator.ledger import Ledger
+from fedloom.network.coordinator.network_folder import invite, operator_token
 from fedloom.network.coordinator.network_run import NetworkRun
 from fedloom.network.protocol.certificates import Certificates, local_authority, user_certificate
-from fedloom.network.protocol.token import Token
 
 
 class HttpsServer:
@@ -116,44 +113,3 @@ class HttpsRun(NetworkRun):
             self.tell(f"To join (once): fedloom join {self.url} --token-file {file} --site SITE.toml")
         self.tell(f"To watch: fedloom status {self.url} --token-file {self.operator}")
         self.tell("Without secure aggregation, the coordinator can read each site's update.")
-
-
-def prepare_folder(folder: Path, fresh: bool) -> None:
-    """Move an old run aside for a fresh start, before anything is written to the folder."""
-    if fresh:
-        if (folder / "network").is_dir():
-            with locked(folder / "network"):  # fails while another coordinator waits for its agents
-                pass
-        with claimed(folder, fresh=True):
-            pass
-
-
-def coordinator_ledger(folder: Path) -> Ledger:
-    """Open the ledger of a run's coordinator."""
-    if not (folder / "network" / "ledger.db").is_file():
-        raise StoreError(f"{folder} is not the folder of a run of `fedloom serve`: it has no network/ledger.db.")
-    return Ledger(folder / "network")
-
-
-def invite(ledger: Ledger, count: int) -> list[Path]:
-    """Make one-time tokens, each in its own file."""
-    files = []
-    for _ in range(count):
-        token = Token.new(ledger.fact("fingerprint") or "")
-        ledger.invite(token.digest)
-        path = ledger.folder / "tokens" / f"{token.digest[:8]}.token"
-        write_private(path, f"{token}\n".encode())
-        files.append(path)
-    return files
-
-
-def operator_token(folder: Path, fingerprint: str) -> tuple[Path, Token]:
-    """Return the operator's token, which shows the agents' names; make it if it is missing."""
-    path = folder / "operator.token"
-    if path.is_file():
-        token = Token.parse(path.read_text(encoding="utf-8"))
-        if token.fingerprint == fingerprint:
-            return path, token
-    token = Token.new(fingerprint)
-    write_private(path, f"{token}\n".encode())
-    return path, token
