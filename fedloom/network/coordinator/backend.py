@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,7 @@ from fedloom.machine import computing
 from fedloom.network.coordinator.agent_pool import AgentPool, Call, Check
 from fedloom.network.coordinator.ledger import AcceptedUpdate
 from fedloom.network.coordinator.roster import Roster
-from fedloom.network.coordinator.update_checks import Limits, check_measured, check_update
-from fedloom.network.protocol.expected_update import ExpectedUpdate, expected_update, synthetic_place
+from fedloom.network.coordinator.update_checks import Judge
 from fedloom.network.protocol.messages import (
     NEW,
     TICKET,
@@ -77,22 +77,20 @@ class NetworkBackend(Backend):
         same_sizes: bool = True,
     ) -> None:
         self.pool, self.roster, self.task, self.sampling = pool, roster, task, sampling
-        self.attempt, self.same_sizes = attempt, same_sizes
+        self.attempt, self._calls = attempt, 0
+        self.judge = Judge(roster, task, sampling, same_sizes, lambda text: pool.log("note", text))
         self.cell = CellProgress("", 0, Path())
-        self._calls = 0
-        self._expected: dict[tuple[str, str, int], ExpectedUpdate | None] = {}
-        self._initial_own: Groups = {}  # a client's own state before it first takes part
 
     # --- what the engine and the run call
 
     def begin(self, label: str, seed: int, checkpoints: Path) -> None:
         self.cell = CellProgress(label, seed, checkpoints)
-        self._expected.clear()
+        self.judge.expected.clear()
         self.task.release()
 
     def keep(self, own: Groups) -> Groups:
         """Return a version number in place of a client's state, which stays with the client."""
-        self._initial_own = own
+        self.judge.initial_own = own
         return {TICKET: {"version": torch.tensor(NEW, dtype=torch.int64)}} if own else {}
 
     def run(self, work: Work) -> Any:
@@ -130,19 +128,14 @@ class NetworkBackend(Backend):
         parcels = {shared.sha256: shared}
         digest = self._digest(work, shared)
         known = self.pool.ledger.accepted(cell.name, work.round, work.call, digest)
-        expected = self._expected_update(work)
-        limits = Limits(self.sampling.norm_bound, self.sampling.weight_cap)
-
-        def check(assignment: Assignment, answer: ClientAnswer) -> None:
-            ticket = (assignment.round, assignment.attempt, assignment.call) if work.own else None
-            check_update(answer, expected, work.shared, limits, ticket)
-            self._check_measured(assignment, answer)
-
+        expected = self.judge.expected_update(work)
+        if expected is not None:
+            self.pool.largest = max(self.pool.largest, 2 * expected.bytes + (16 << 20))
         call = Call(
             f"{cell.label}: round {work.round}",
             self._training_assignments(work, shared, parcels, skip={one.client for one in known}),
             parcels,
-            check,
+            partial(self.judge.check_trained, work, expected),
             self._deadline(),
             ledger_key=(cell.name, work.round, work.call, digest),
             enough=self._enough(work.round),
@@ -264,7 +257,7 @@ class NetworkBackend(Backend):
         title = f"{self.cell.label}: evaluation in round {work.round}"
         fields = {"kind": "evaluate", "round": work.round, "splits": work.splits}
         fields["method"] = "given" if work.model is not None else ""
-        call = self._evaluation(title, work.ids, work.own, groups, self._check_measured, **fields)
+        call = self._evaluation(title, work.ids, work.own, groups, self.judge.check_evaluated, **fields)
         found = {client: call.answers[client].measured for client in work.ids if client in call.answers}
         return dict(zip(found, _comparable(list(found.values())), strict=True))
 
@@ -328,38 +321,6 @@ class NetworkBackend(Backend):
         path = self.pool.ledger.updates / update.file
         _, found = read_answer(*open_parcel(path))
         call.accept(found[update.client], update.sha256, path.stat().st_size)
-
-    def _expected_update(self, work: ClientWork) -> ExpectedUpdate | None:
-        """Return what an honest answer looks like, or None if made-up examples do not suit the model."""
-        key = (work.method, ",".join(work.shared), len(work.ids) if work.graph is not None else 0)
-        if key not in self._expected:
-            found = None
-            try:
-                place = synthetic_place(self.roster.data_format, replace(self.task), self.roster.setup)
-                found = expected_update(work, self._initial_own, place)
-            except Exception as error:  # the other checks remain
-                why = f"{type(error).__name__}: {error}"
-                if self.sampling.norm_bound is not None:
-                    raise TrainingError(
-                        "cohort.norm_bound needs to know what clients send, and their method could not be tried on "
-                        f"made-up examples: {why}. Leave norm_bound out."
-                    ) from error
-                self.pool.log("note", f"the form of answers is not checked: {why}")
-            self._expected[key] = found
-            if found is not None:
-                self.pool.largest = max(self.pool.largest, 2 * found.bytes + (16 << 20))
-        return self._expected[key]
-
-    def _check_measured(self, assignment: Assignment, answer: ClientAnswer) -> None:
-        splits = assignment.splits
-        sizes: dict[str, int] = {split: int(self.roster.held[split][answer.client]) for split in splits}
-        if not self.same_sizes:
-            sizes = {split: found.count for split, found in answer.measured.items()}
-        means = ("loss", *(metric.name for metric in self.task.measures if metric.is_mean))
-        summaries = tuple(metric.name for metric in self.task.measures if metric.summary is not None)
-        # a call that trains nothing has nothing to measure
-        required = splits if assignment.kind == "evaluate" or answer.measured else ()
-        check_measured(answer.measured, required, sizes, means, summaries)
 
 
 def _parcel_info(role: Any, parcel: Parcel) -> ParcelInfo:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from fedloom.network.protocol.expected_update import ExpectedUpdate, Shape
-from fedloom.network.protocol.messages import ClientAnswer
+from fedloom.errors import TrainingError
+from fedloom.federation.sampling import Sampling
+from fedloom.federation.work import ClientWork
+from fedloom.network.coordinator.roster import Roster
+from fedloom.network.protocol.expected_update import ExpectedUpdate, Shape, expected_update, synthetic_place
+from fedloom.network.protocol.messages import Assignment, ClientAnswer
 from fedloom.network.protocol.rejection import Rejected
+from fedloom.task import Task
 from fedloom.training.evaluation import Measured
 from fedloom.tree import Groups, is_whole
 
@@ -21,6 +26,59 @@ class Limits:
 
     norm_bound: float | None = None
     weight_cap: float = 1e9
+
+
+@dataclass
+class Judge:
+    """Decides whether answers count, by what a run asks for and what it knows about its clients."""
+
+    roster: Roster
+    task: Task
+    sampling: Sampling  # with the limits of updates
+    same_sizes: bool  # whether every seed splits the data in the same way
+    note: Callable[[str], None]  # tells the user something
+    initial_own: Groups = field(default_factory=dict)  # a client's own state before it first takes part
+    expected: dict[tuple[str, str, int], ExpectedUpdate | None] = field(default_factory=dict)  # by kind of work
+
+    def expected_update(self, work: ClientWork) -> ExpectedUpdate | None:
+        """Return what an honest answer looks like, or None if made-up examples do not suit the model."""
+        key = (work.method, ",".join(work.shared), len(work.ids) if work.graph is not None else 0)
+        if key not in self.expected:
+            found = None
+            try:
+                place = synthetic_place(self.roster.data_format, replace(self.task), self.roster.setup)
+                found = expected_update(work, self.initial_own, place)
+            except Exception as error:  # the other checks remain
+                why = f"{type(error).__name__}: {error}"
+                if self.sampling.norm_bound is not None:
+                    raise TrainingError(
+                        "cohort.norm_bound needs to know what clients send, and their method could not be tried on "
+                        f"made-up examples: {why}. Leave norm_bound out."
+                    ) from error
+                self.note(f"the form of answers is not checked: {why}")
+            self.expected[key] = found
+        return self.expected[key]
+
+    def check_trained(
+        self, work: ClientWork, expected: ExpectedUpdate | None, assignment: Assignment, answer: ClientAnswer
+    ) -> None:
+        """Raise `Rejected` unless this answer to a training call counts."""
+        limits = Limits(self.sampling.norm_bound, self.sampling.weight_cap)
+        ticket = (assignment.round, assignment.attempt, assignment.call) if work.own else None
+        check_update(answer, expected, work.shared, limits, ticket)
+        self.check_evaluated(assignment, answer)
+
+    def check_evaluated(self, assignment: Assignment, answer: ClientAnswer) -> None:
+        """Raise `Rejected` unless what this answer measures counts."""
+        splits = assignment.splits
+        sizes: dict[str, int] = {split: int(self.roster.held[split][answer.client]) for split in splits}
+        if not self.same_sizes:
+            sizes = {split: found.count for split, found in answer.measured.items()}
+        means = ("loss", *(metric.name for metric in self.task.measures if metric.is_mean))
+        summaries = tuple(metric.name for metric in self.task.measures if metric.summary is not None)
+        # a call that trains nothing has nothing to measure
+        required = splits if assignment.kind == "evaluate" or answer.measured else ()
+        check_measured(answer.measured, required, sizes, means, summaries)
 
 
 def check_update(
