@@ -68,13 +68,7 @@ class NetworkBackend(Backend):
     """
 
     def __init__(
-        self,
-        pool: AgentPool,
-        roster: Roster,
-        task: Task,
-        sampling: Sampling,
-        attempt: int,
-        same_sizes: bool = True,
+        self, pool: AgentPool, roster: Roster, task: Task, sampling: Sampling, attempt: int, same_sizes: bool = True
     ) -> None:
         self.pool, self.roster, self.task, self.sampling = pool, roster, task, sampling
         self.attempt, self._calls = attempt, 0

@@ -19,7 +19,7 @@ from fedloom.network.protocol.rejection import Rejected
 from fedloom.network.protocol.tensors import WireError, open_parcel
 
 MEMORY = 256 << 20  # bytes of answers that stay in memory until they are aggregated; others are mapped from their files
-NOT_AWAITED = ("late", "duplicate", "not-asked")  # rejections that cost the client nothing
+NOT_AWAITED = ("late", "duplicate", "not-asked")  # rejections of answers that nothing waits for
 
 Verdict = dict[str, str]
 
@@ -181,7 +181,7 @@ class Intake:
         return {"client": str(one.client), "status": "rejected", "code": one.why.code, "message": one.why.message}
 
     def _reject(self, one: ReceivedAnswer, why: Rejected) -> None:
-        """Reject an answer: a bad one costs its client the round, one that is not awaited costs nothing."""
+        """Reject an answer. If it was awaited, its client is left out of the round."""
         message = f"{why.code}: {why.message}"
         with self.pool.changed:
             self.pool.rejected += 1

@@ -1,4 +1,4 @@
-"""Checks every update before it can change the model. A bad update costs its client the round, with a reason."""
+"""Judges every answer before it can change the model. A rejected client is left out of the round, with a reason."""
 
 from __future__ import annotations
 
