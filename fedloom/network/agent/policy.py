@@ -145,7 +145,6 @@ class Site:
     policy: Policy
     data: dict[str, Any]
     base: Path
-    path: Path | None = None
 
     @property
     def name(self) -> str:
@@ -198,4 +197,4 @@ def site_of(values: Mapping[str, Any], path: Path) -> Site:
         raise InputError(f'{path} has no [data] table: add one, such as source = "csv", path = "mine.csv".')
     table = read(SiteTable, "site", {"name": path.stem, **values.get("site", {})})
     base = Path(table.base) if table.base else path.resolve().parent
-    return Site(table, read(Policy, "policy", values.get("policy", {})), dict(values["data"]), base, path)
+    return Site(table, read(Policy, "policy", values.get("policy", {})), dict(values["data"]), base)

@@ -8,24 +8,18 @@ import pytest
 import torch
 
 from fedloom.algorithm import Update
-from fedloom.network.coordinator.update_checks import Limits, check_measured, check_update
-from fedloom.network.protocol.messages import Assignment, ClientAnswer
+from fedloom.algorithms.fedavg import FedAvg
+from fedloom.errors import TrainingError
+from fedloom.federation.sampling import Sampling
+from fedloom.federation.work import ClientWork
+from fedloom.network.coordinator.roster import Roster
+from fedloom.network.coordinator.update_checks import Judge, Limits, check_measured, check_update
+from fedloom.network.protocol.messages import ClientAnswer
 from fedloom.network.protocol.rejection import Rejected
+from fedloom.task import Task
 from fedloom.training.evaluation import Measured
-from tests.network.conftest import World
-
-ASKED = Assignment(
-    id="ask",
-    kind="train",
-    verb="reduce",
-    label="fedavg",
-    seed=1,
-    round=1,
-    attempt=1,
-    cohort=1,
-    population=1,
-    clients=(),
-)
+from tests.conftest import CLASSES, FEATURES, Dense
+from tests.network.conftest import HELLO, World
 
 
 def update_with(**changes: Any) -> Update:
@@ -78,7 +72,7 @@ INF, NAN = float("inf"), float("nan")
 def test_without_an_expected_update_a_mask_may_hold_the_infinities_that_the_coordinator_sent(group: str) -> None:
     def check(sent: list[float], shared: list[float]) -> None:
         update = Update({"model": {"mask": torch.tensor([sent])}}, {"model": torch.ones(1)})
-        check_update(ClientAnswer(0, update), ASKED, None, {group: {"mask": torch.tensor(shared)}}, Limits(), False)
+        check_update(ClientAnswer(0, update), None, {group: {"mask": torch.tensor(shared)}}, Limits())
 
     check([0.0, 1.0], [0.0, 0.0])
     if group == "model":
@@ -110,3 +104,25 @@ def test_measurements_must_be_those_that_were_asked_for(measured: dict[str, Meas
     for fine in (hidden, scored):
         check_measured({"test": fine}, ("test",), {"test": 3}, means, summaries)
     check_measured({}, ("test",), {"test": 0}, means, summaries)
+
+
+@pytest.mark.parametrize("features", [FEATURES, FEATURES + 1])
+def test_a_judge_tries_the_method_on_made_up_examples_and_says_when_it_cannot(features: int) -> None:
+    facts = {"features": (features,), "classes": tuple("abcdefghij"[:CLASSES])}
+    row = {"client": 0, "agent": "x", "local": 0, "name": "a"}
+    roster, task, noted = Roster.of([row], {"x": HELLO.model_copy(update=facts)}), Task(Dense), list[str]()
+    shared = {"model": task.initial()}
+    work = ClientWork(FedAvg(), "client", shared, (0,), {}, 1, 1, 0, "sum")
+    found = Judge(roster, task, Sampling(), True, noted.append).expected_update(work)
+    strict = Judge(roster, task, Sampling(norm_bound=1.0), True, noted.append)
+    if features == FEATURES:
+        assert found is not None
+        assert found.groups["model"].keys() == shared["model"].keys()
+        assert strict.expected_update(work) == found
+        assert not noted
+    else:
+        assert found is None
+        assert len(noted) == 1
+        assert noted[0].startswith("the form of answers is not checked: ")
+        with pytest.raises(TrainingError, match=r"cohort.norm_bound needs to know what clients send"):
+            strict.expected_update(work)
