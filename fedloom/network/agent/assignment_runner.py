@@ -16,7 +16,7 @@ from fedloom.network.agent.policy import Policy, Refused
 from fedloom.network.agent.state_versions import StateVersions
 from fedloom.network.protocol.messages import AssignedClient, Assignment, ClientAnswer, Ticket
 from fedloom.task import Task
-from fedloom.training.local import Groups
+from fedloom.tree import Groups
 
 
 @dataclass(frozen=True)

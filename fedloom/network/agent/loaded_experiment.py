@@ -26,7 +26,6 @@ from fedloom.network.protocol.code_fingerprint import code_hashes, different_mod
 from fedloom.network.protocol.messages import AssignedClient, DataFormat, Hello
 from fedloom.network.protocol.tensors import PROTOCOL
 from fedloom.task import Task
-from fedloom.training.local import Groups
 from fedloom.training.probe import probe
 from fedloom.tree import Groups
 

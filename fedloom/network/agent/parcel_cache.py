@@ -16,7 +16,7 @@ from fedloom import files, tree
 from fedloom.network.agent.connection import Connection, ReplyReader, Unreachable
 from fedloom.network.protocol.messages import AssignedClient, Assignment
 from fedloom.network.protocol.tensors import HEADER_LIMIT, WireError, load_parcel, read_parcel, unflatten
-from fedloom.training.local import Groups
+from fedloom.tree import Groups
 
 MOST = 6  # parcels in the cache
 SMALL = 8 << 20  # bytes: up to this, a parcel stays in memory

@@ -14,7 +14,7 @@ from fedloom.errors import StoreError, TrainingError
 from fedloom.files import replacing, write_atomically
 from fedloom.network.protocol.messages import NEW, Ticket
 from fedloom.network.protocol.tensors import Parcel, WireError, flatten, load_parcel, unflatten
-from fedloom.training.local import Groups
+from fedloom.tree import Groups
 
 NAMED = "named.json"
 _VERSION = re.compile(r"(\d+)-(\d+)-(\d+)\.safetensors")
