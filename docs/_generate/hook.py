@@ -22,6 +22,7 @@ from _generate.parts import PARTS  # noqa: E402
 OUTSIDE = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
     "README.md": "index.md",
     "benchmarks/README.md": "explanation/run-benchmarks.md",
 }
