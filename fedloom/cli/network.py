@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -91,6 +92,7 @@ def _address(listen: str) -> tuple[str, int]:
 def join(
     url: Url,
     site: Annotated[Path, typer.Option()],
+    token: str | None = None,
     token_file: Path | None = None,
     state: Path | None = None,
     wait: bool = False,
@@ -101,7 +103,8 @@ def join(
     """Take part in a federation with this machine's data.
 
     site: This site's file (TOML), with [site], [data] and [policy].
-    token_file: A file with the enrolment token; needed the first time.
+    token: The enrolment token, as `fedloom serve` prints it; needed the first time.
+    token_file: A file with the enrolment token instead; - reads it from stdin.
     state: The folder for this agent's key and its clients' states (default: beside the site's file).
     wait: Keep trying until you stop it, through restarts of either side.
     dry_run: Show what would leave this site, without connecting.
@@ -122,10 +125,10 @@ def join(
     url = _checked(url)
     if while_stdin:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
-    token = _token(token_file)
+    given = _token(token_file, token)
     folder = state or site.resolve().with_name(f"{site.stem}-state")
     with locked_state(folder):
-        enrol(url, token, described.name, folder, wait=wait, tell=say)
+        enrol(url, given, described.name, folder, wait=wait, tell=say)
         from fedloom.network.agent.agent import Agent
 
         said = Agent(described, folder, wait=wait, tell=say).run()
@@ -178,14 +181,19 @@ def _checked(url: str) -> str:
     return url.rstrip("/")
 
 
-def _token(file: Path | None) -> Token | None:
+def _token(file: Path | None, text: str | None = None) -> Token | None:
+    """Read a token from the command line, from a file, or from stdin."""
     from fedloom.network.protocol.token import Token
 
-    if file is None:
-        return None
-    if not file.is_file():
-        raise InputError(f"There is no token file {file}.")
-    return Token.parse(file.read_text(encoding="utf-8"))
+    if file is not None and text is not None:
+        raise InputError("--token and --token-file both give a token: use one of them.")
+    if file == Path("-"):
+        text = sys.stdin.readline()
+    elif file is not None:
+        if not file.is_file():
+            raise InputError(f"There is no token file {file}.")
+        text = file.read_text(encoding="utf-8")
+    return None if text is None else Token.parse(text)
 
 
 def _ledger(folder: Path) -> closing[Ledger]:

@@ -37,10 +37,17 @@ def check(file: File, changes: Changes = None, as_json: AsJson = False) -> None:
     """Show every key of a file with its value, and estimate what it costs; nothing runs."""
     import tomli_w
 
+    from fedloom.experiment.plan import Plan
     from fedloom.tuning.estimate import estimate
 
     experiment = load(file, changes)
-    values, costs = experiment.resolved(), estimate(experiment)
+    values = experiment.resolved()
+    if not experiment.has_data:
+        del values["data"]
+        parameters = Plan.of(experiment).task(experiment.seeds[0]).parameters
+        note = f"{parameters:,} parameters. Without [data], only `fedloom serve` can run this: agents bring their data."
+        return print_result(as_json, {"experiment": values, "estimate": None}, [tomli_w.dumps(values), f"# {note}"])
+    costs = estimate(experiment)
     lines = [tomli_w.dumps(values), *(f"# {line}" for line in costs.lines())]
     print_result(as_json, {"experiment": values, "estimate": costs.json()}, lines)
 

@@ -193,6 +193,11 @@ class Experiment(Record):
     base: Path = Path()
     """The folder that relative paths start at."""
 
+    @property
+    def has_data(self) -> bool:
+        """Whether the file has a [data] table. One that is served needs none: the agents bring their data."""
+        return bool(self.data.model_fields_set or self.source.model_fields_set)
+
     def resolved(self) -> dict[str, Any]:
         """Return every key with its value, defaults included, as in a file."""
         tables = {name: _values(getattr(self, name)) for name in TABLES}

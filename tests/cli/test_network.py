@@ -40,6 +40,10 @@ def test_an_address_without_https_and_a_missing_token_file_are_refused(folder: P
     assert "must begin with https://. Got 'host:8443' instead" in done.stderr
     done = fedloom("status", "https://host:8443", "--token-file", "no.token", folder=folder, code=2)
     assert "There is no token file no.token" in done.stderr
+    (folder / "site.toml").write_text('[data]\nsource = "digits"\n')
+    both = ("--token", "fl1-a", "--token-file", "t")
+    done = fedloom("join", "https://host:8443", "--site", "site.toml", *both, folder=folder, code=2)
+    assert "--token and --token-file both give a token: use one of them" in done.stderr
 
 
 STATUS = {"awaited_clients": 3, "seconds_left": 12.4, "accepted": 5, "rejected": 1}

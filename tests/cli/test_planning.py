@@ -57,6 +57,23 @@ def test_check_shows_the_resolved_file_and_the_cost_and_runs_nothing(folder: Pat
     assert json.loads(again.stdout)["experiment"]["train"]["lr"] == 0.3
 
 
+def test_check_works_without_data_for_experiments_that_are_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "served.toml"
+    file.write_text('[task]\nmodel = "digits_mlp"\n[cohort]\nstart_when = 3\n[algorithm]\nfedavg = {}\n')
+    in_this_process("check", str(file), monkeypatch=monkeypatch)
+    shown = capsys.readouterr().out
+    assert "# 2,410 parameters. Without [data], only `fedloom serve` can run this: agents bring their data." in shown
+    assert "[data]\n" not in shown
+    in_this_process("check", str(file), "--json", monkeypatch=monkeypatch)
+    found = json.loads(capsys.readouterr().out)
+    assert found["estimate"] is None
+    assert found["experiment"]["cohort"]["start_when"] == 3
+    in_this_process("check", str(file), "--set", "data.source=digits", monkeypatch=monkeypatch, code=2)
+    assert "Give a partition" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "change",
     [

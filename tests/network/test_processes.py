@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -41,6 +42,28 @@ def test_a_rehearsal_gives_the_bits_of_the_serial_backend(tmp_path: Path) -> Non
     model = sum(leaf.nbytes for leaf in Result.read(tmp_path / "net").weights("fedavg")["model"].values())
     assert told
     assert all(2 * model <= down < 3 * model + 10_000 for down in told)
+
+
+def test_the_printed_commands_to_join_work_when_pasted_elsewhere(
+    federation: Callable[..., Federation], tmp_path: Path
+) -> None:
+    world = federation({**EXPERIMENT, "rounds": 1})
+    world.serve()
+    pattern = r"To join \(once\): fedloom (join \S+ --token (\S+) --site) SITE.toml"
+    printed = wait_for(lambda: found if len(found := re.findall(pattern, world.log())) == 2 else None)
+    first = start(*printed[0][0].split(), world.site(0), cwd=tmp_path, log="site-0.txt")
+    piped = ["join", world.url, "--token-file", "-", "--site", str(world.site(1))]
+    done = subprocess.run(
+        [sys.executable, "-m", "fedloom", *piped],
+        input=f"{printed[1][1]}\n",
+        text=True,
+        capture_output=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "The run is finished." in done.stderr
+    assert first.wait(timeout=300) == 0, (tmp_path / "site-0.txt").read_text()
+    assert world.finish() == 0, world.log()
 
 
 def test_a_killed_coordinator_and_a_killed_agent_come_back_and_no_bit_changes(

@@ -48,8 +48,8 @@ def enrol(
         return
     if token is None:
         raise InputError(
-            f"No coordinator is registered in {state}. Pass --token-file with the enrolment token that "
-            "`fedloom serve` printed."
+            f"No coordinator is registered in {state}. Pass --token or --token-file with the enrolment "
+            "token that `fedloom serve` printed."
         )
     signer = Signer(state / "agent.key")
     end = time.monotonic() + TRIES

@@ -110,6 +110,6 @@ class HttpsRun(NetworkRun):
         else:
             self.tell(f"Serving {self.url} without TLS: use it only behind a proxy that has TLS.")
         for file in files:
-            self.tell(f"To join (once): fedloom join {self.url} --token-file {file} --site SITE.toml")
+            self.tell(f"To join (once): fedloom join {self.url} --token {file.read_text().strip()} --site SITE.toml")
         self.tell(f"To watch: fedloom status {self.url} --token-file {self.operator}")
         self.tell("Without secure aggregation, the coordinator can read each site's update.")
