@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import inspect
 import sys
 import typing
@@ -97,13 +96,12 @@ def _load_file(file: Path) -> ModuleType:
         raise InputError(f"There is no file {file}.")
     # the name depends on the path, so that two folders can each have a net.py
     name = f"{PREFIX}{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise InputError(f"{file} cannot be loaded as Python code.")
-    module = importlib.util.module_from_spec(spec)
+    module = ModuleType(name)
+    module.__file__ = str(file)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        # what runs is the text that people read and hash, not bytecode that lies in __pycache__ beside it
+        exec(compile(file.read_bytes(), str(file), "exec", dont_inherit=True), vars(module))
     except Exception as error:
         raise InputError(f"{file} failed while it was loaded: {type(error).__name__}: {error}") from error
     import cloudpickle

@@ -1,5 +1,6 @@
 """Code that an experiment file names is found, or the message says what to write."""
 
+import py_compile
 import re
 from pathlib import Path
 
@@ -90,6 +91,13 @@ def test_an_installed_function_may_declare_what_it_returns() -> None:
     assert user_code.code("torch.nn.functional:mse_loss", Path(), nn.Module, Tensor) is nn.functional.mse_loss
     assert user_code.code("fedloom.models:build", Path(), nn.Module) is build
     assert user_code.code("fedloom.algorithms:FedAvg", Path(), Algorithm) is FedAvg
+
+
+def test_bytecode_beside_a_file_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("value = 'other code'\n")
+    py_compile.compile(str(tmp_path / "net.py"), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    (tmp_path / "net.py").write_text("value = 'what people read'\n")
+    assert user_code.code("net.py:value", tmp_path) == "what people read"
 
 
 def test_a_missing_file_has_no_fingerprint(tmp_path: Path) -> None:

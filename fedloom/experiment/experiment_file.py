@@ -275,10 +275,7 @@ def load(path: Path, changes: Mapping[str, Any] | None = None) -> Experiment:
     """Read an experiment file; `changes` are `{"table.key": value}` from the command line."""
     if not path.is_file():
         raise InputError(f"There is no experiment file {path}. `fedloom init` writes one.")
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not a valid TOML file: {error}") from error
+    values = read_toml(path)
     for dotted, value in (changes or {}).items():
         change(values, dotted, value)
     if (path.parent / "run.db").is_file() and (code := sorted(_code_names(values))):
@@ -287,6 +284,16 @@ def load(path: Path, changes: Mapping[str, Any] | None = None) -> Experiment:
             f"({code[0]}). Nothing was loaded. Use the experiment file that was run, which has its code beside it."
         )
     return parse(values, path.resolve().parent, default_name=path.stem)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the tables of a TOML file."""
+    try:
+        return dict(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not a valid TOML file: {error}") from error
 
 
 def _code_names(values: Mapping[str, Any]) -> set[str]:
@@ -310,14 +317,7 @@ def change(values: dict[str, Any], dotted: str, value: Any) -> None:
 
 def parse(values: Mapping[str, Any], base: Path = Path(), default_name: str = "experiment") -> Experiment:
     """Make an experiment from the tables of a file."""
-    for key, value in values.items():
-        if key not in _TOP:
-            raise InputError(
-                f"An experiment file has no table or key '{key}' (= {_short(value)}). "
-                f"Known: {', '.join(_TOP)}.{nearest(key, _TOP)}"
-            )
-        if key in (*TABLES, "algorithm") and not isinstance(value, Mapping):
-            raise InputError(f"'{key}' must be a table: [{key}]. Got {_short(value)} instead.")
+    check_tables(values)
     data, source = _data(values.get("data", {}))
     train = read(Training, "train", values.get("train", {}))
     labels = values.get("algorithm") or {"fedavg": {}}
@@ -332,6 +332,18 @@ def parse(values: Mapping[str, Any], base: Path = Path(), default_name: str = "e
         return Experiment(**{"name": default_name, **top}, **rest, **tables)
     except ParameterError as error:
         raise InputError(f"{error.parameter} {error.problem}.{error.advice}") from None
+
+
+def check_tables(values: Mapping[str, Any]) -> None:
+    """Check that a file has only known tables and keys at its top."""
+    for key, value in values.items():
+        if key not in _TOP:
+            raise InputError(
+                f"An experiment file has no table or key '{key}' (= {_short(value)}). "
+                f"Known: {', '.join(_TOP)}.{nearest(key, _TOP)}"
+            )
+        if key in (*TABLES, "algorithm") and not isinstance(value, Mapping):
+            raise InputError(f"'{key}' must be a table: [{key}]. Got {_short(value)} instead.")
 
 
 def check_top(top: Mapping[str, Any]) -> None:

@@ -33,8 +33,8 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
     policy = site.policy
     yield f"Site {site.name}. This dry run connects nowhere and sends nothing."
     try:
-        described = None if experiment is None else experiment_file.load(experiment).resolved()
-        parsed = admitted(described, {}, site) if described else experiment_file.parse({"data": site.data}, site.base)
+        announced = {} if experiment is None else experiment_file.read_toml(experiment)
+        parsed = admitted(announced, site) if announced else experiment_file.parse({"data": site.data}, site.base)
     except Refused as why:
         yield f"This site would refuse the experiment: {why}."
         return

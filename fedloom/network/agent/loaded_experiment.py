@@ -17,7 +17,7 @@ from fedloom.algorithm import Algorithm
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
 from fedloom.errors import InputError
-from fedloom.experiment.experiment_file import Experiment, parse
+from fedloom.experiment.experiment_file import Experiment, TaskTable, check_tables, parse, read
 from fedloom.experiment.plan import Plan
 from fedloom.federation.work import Place
 from fedloom.network.agent.disclosure import hello_message
@@ -106,10 +106,13 @@ class LoadedExperiment:
         return self._place[1]
 
 
-def admitted(values: Mapping[str, Any], privacy: Mapping[str, Any], site: Site) -> Experiment:
+def admitted(values: Mapping[str, Any], site: Site) -> Experiment:
     """Return an experiment with this site's data if the policy allows it. Nothing of it is loaded before that."""
-    site.policy.check_experiment(values, privacy)
-    task = {**values["task"], "init": "torch"}  # the coordinator sends the initial weights
+    check_tables(values)
+    task = {**values.get("task", {}), "init": "torch"}  # the coordinator sends the initial weights
+    labels: Mapping[str, Any] = values.get("algorithm") or {"fedavg": {}}
+    names = [str(fields.get("name", label)) for label, fields in labels.items() if isinstance(fields, Mapping)]
+    site.policy.check_experiment(names, read(TaskTable, "task", task), site.base)
     return parse({**values, "data": site.data, "task": task}, site.base)
 
 
@@ -127,7 +130,7 @@ def load_experiment(
     check_form(run_plan)
     if run_plan.get("protocol") != PROTOCOL:
         raise Refused(f"the coordinator speaks protocol {run_plan.get('protocol')}, and this agent speaks {PROTOCOL}")
-    experiment = admitted(run_plan["experiment"], run_plan.get("privacy") or {}, site)
+    experiment = admitted(run_plan["experiment"], site)
     check_code(code_hashes(experiment), run_plan["sources"])
     there, here = run_plan["versions"].get("torch"), machine.facts()["torch"]
     if there != here:

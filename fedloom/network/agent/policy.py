@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from fedloom.algorithms import ALGORITHMS
 from fedloom.errors import InputError, nearest
-from fedloom.experiment.experiment_file import Experiment, read, tomllib
+from fedloom.experiment.experiment_file import Experiment, TaskTable, read, read_toml
 from fedloom.metrics import LOSSES
 from fedloom.models import MODELS
+from fedloom.network.protocol.code_fingerprint import code_files
 from fedloom.network.protocol.messages import VERBS, ClientAnswer, Verb
 from fedloom.record import Count, Positive, Record, Whole
 from fedloom.training.evaluation import Measured
+from fedloom.user_code import is_code
 
 Names = tuple[str, ...] | Literal["shipped"]
 
@@ -65,28 +67,28 @@ class Policy(Record):
     """The fewest training examples that a client of this site must have."""
     metrics: tuple[str, ...] | Literal["means"] = "means"
     """The metrics that may leave. Scores of single examples leave only if you name their metric."""
+    code: dict[str, str] = Field(default_factory=dict)
+    """The SHA-256 of every file with your own code that may run here, by its path from the site's file."""
     max_epsilon: Positive | None = None
-    """Require differential privacy at least this strong."""
+    """Require differential privacy at least this strong. Agents cannot apply it yet, so this refuses every run."""
 
-    def check_experiment(self, experiment: Mapping[str, Any], privacy: Mapping[str, Any]) -> None:
-        """Raise `Refused` unless this experiment may run here. The agent loads nothing before this check."""
-        for label, fields in experiment["algorithm"].items():
-            name = str(fields.get("name", label))
-            self._allowed("algorithm", name, self.algorithms, ALGORITHMS)
-        self._allowed("model", str(experiment["task"]["model"]), self.models, MODELS)
-        self._allowed("loss", str(experiment["task"]["loss"]), self.losses, LOSSES)
-        for metric in experiment["task"]["metrics"]:
-            if ":" in str(metric):
+    def check_experiment(self, algorithms: Iterable[str], task: TaskTable, base: Path) -> None:
+        """Raise `Refused` unless this experiment may run here. Nothing of it is imported before or during this check.
+
+        `base` is the folder in which code files are.
+        """
+        for name in algorithms:
+            self._allowed("algorithm", name, self.algorithms, ALGORITHMS, base)
+        self._allowed("model", task.model, self.models, MODELS, base)
+        self._allowed("loss", task.loss, self.losses, LOSSES, base)
+        for metric in task.metrics:
+            if is_code(metric):
                 raise Refused(f"the policy allows no metrics with code of your own, such as '{metric}'")
         if self.max_epsilon is not None:
-            epsilon = privacy.get("epsilon")
-            if epsilon is None:
-                raise Refused(
-                    f"the policy requires differential privacy with epsilon at most {self.max_epsilon:g}, and this run "
-                    "has none"
-                )
-            if not float(epsilon) <= self.max_epsilon:
-                raise Refused(f"the policy allows epsilon up to {self.max_epsilon:g}, and this run spends {epsilon}")
+            raise Refused(
+                f"the policy requires differential privacy with epsilon at most {self.max_epsilon:g}, and fedloom has "
+                "none yet that an agent applies itself"
+            )
 
     def check_assignment(self, kind: str, verb: str, cohort: int, roles: Collection[str]) -> None:
         """Raise `Refused` unless our clients may do this; `roles` are those of its tensors."""
@@ -128,8 +130,14 @@ class Policy(Record):
         """Return whether a metric's values may leave."""
         return is_mean if self.metrics == "means" else metric in self.metrics
 
-    def _allowed(self, what: str, name: str, allowed: Names, shipped: Mapping[str, Any]) -> None:
+    def _allowed(self, what: str, name: str, allowed: Names, shipped: Mapping[str, Any], base: Path) -> None:
         if name in (shipped if allowed == "shipped" else allowed):
+            for path, sha256 in code_files(name, base).items() if is_code(name) else ():
+                if self.code.get(path) != sha256:
+                    raise Refused(
+                        f"the policy does not allow the file {path} as it is: read it, and then add "
+                        f'code = {{ "{path}" = "{sha256}" }} to [policy] to allow it'
+                    )
             return
         if allowed == "shipped" and ":" in name:
             raise Refused(f"the policy allows only fedloom's own code, and the {what} is '{name}': name it to allow it")
@@ -153,14 +161,16 @@ class Site:
 
 def rehearsal(experiment: Experiment, name: str, hosts: Sequence[int]) -> dict[str, dict[str, Any]]:
     """Return a site file's tables for some clients of the experiment's own data; they allow what it needs."""
-    task = experiment.task
+    task, algorithms = experiment.task, sorted({*experiment.names.values()})
+    names = [name for name in (*algorithms, task.model, task.loss) if is_code(name)]
     return {
         "site": {"name": name, "base": str(experiment.base.resolve()), "hosts": list(hosts)},
         "data": written_data(experiment),
         "policy": {
-            "algorithms": sorted({*experiment.names.values()}),
+            "algorithms": algorithms,
             "models": [task.model],
             "losses": [task.loss],
+            "code": {path: sha for name in names for path, sha in code_files(name, experiment.base).items()},
             "metrics": ["loss", *task.metrics],
         },
     }
@@ -178,11 +188,7 @@ def load_site(path: Path) -> Site:
         raise InputError(
             f"There is no site file {path}. It needs a [data] table, and may have a [site] and a [policy] table."
         )
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not a valid TOML file: {error}") from error
-    return site_of(values, path)
+    return site_of(read_toml(path), path)
 
 
 def site_of(values: Mapping[str, Any], path: Path) -> Site:

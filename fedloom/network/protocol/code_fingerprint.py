@@ -71,6 +71,29 @@ def code_hashes(experiment: Any, package: Path = PACKAGE) -> dict[str, str]:
     return dict(sorted(hashes.items()))
 
 
+def code_files(name: str, base: Path) -> dict[str, str]:
+    """Return the SHA-256 of a code file and of all files in its folder that it imports, by path. Nothing is run."""
+    file = user_code.code_file(name, base)
+    pending = [] if file is None else [Module("", file, file.parent, True)]
+    found: dict[str, str] = {}
+    while pending:
+        module = pending.pop()
+        path = _path_from(base, module.file)
+        if path not in found:
+            found[path] = user_code.fingerprint(module.file)
+            try:
+                imports = _inspect(module.file.read_bytes())[1]
+            except (SyntaxError, ValueError) as error:
+                raise InputError(f"{module.file} is not Python code: {error}.") from None
+            imported = (_imported(module, names, PACKAGE) for names in imports)
+            pending += [one for one in imported if one is not None and not one.name.startswith("fedloom.")]
+    return found
+
+
+def _path_from(base: Path, file: Path) -> str:
+    return Path(os.path.relpath(file, base.resolve())).as_posix()
+
+
 def different_modules(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
     """Return the names of modules that only one side has, or whose code differs."""
     return sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
@@ -97,7 +120,7 @@ def _module_of(thing: Any, base: Path, package: Path) -> Module:
         raise InputError(f"{thing!r} has no source file, so two machines cannot compare its code.")
     file = Path(path)
     if name.startswith(user_code.PREFIX):  # a file beside the experiment: each machine has it in another folder
-        return Module(Path(os.path.relpath(file, base.resolve())).as_posix(), file, file.parent, True)
+        return Module(_path_from(base, file), file, file.parent, True)
     depth = name.count(".") + (file.name == "__init__.py")
     return Module(name, file, file.parents[depth])
 

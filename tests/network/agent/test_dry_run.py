@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import fedloom as fl
 from fedloom.network.agent.dry_run import dry_run, first_round
@@ -38,6 +41,24 @@ def test_an_experiment_that_the_policy_refuses_is_not_loaded(tmp_path: Path) -> 
         "This site would refuse the experiment: the policy does not allow the algorithm 'fedavg'. Allowed: fedprox."
     ]
     assert lines(tmp_path, EXPERIMENT, min_examples=10_000)[-1].startswith("This site would refuse to take part: ")
+
+
+@pytest.mark.parametrize("allowed", [{}, {"models": ["evil.py:Net"]}, {"algorithms": ["evil.py:Net"]}])
+def test_code_that_came_with_an_experiment_does_not_run_before_the_policy_allows_it(
+    tmp_path: Path, allowed: dict[str, Any]
+) -> None:
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nNet = None\n")
+    mailed = {**EXPERIMENT, "task": {"model": "evil.py:Net"}, "algorithm": {"mine": {"name": "evil.py:Net"}}}
+    assert lines(tmp_path, mailed, **allowed)[1].startswith("This site would refuse the experiment: the policy ")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_code_that_the_policy_allows_by_its_hash_runs(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("from torch import nn\ndef net():\n    return nn.Linear(64, 10)\n")
+    sha256 = hashlib.sha256((tmp_path / "net.py").read_bytes()).hexdigest()
+    allowed = {"models": ["net.py:net"], "code": {"net.py": sha256}}
+    shown = lines(tmp_path, {**EXPERIMENT, "task": {"model": "net.py:net"}}, **allowed)
+    assert "  model: 650 numbers in 2 tensors, and its weight" in shown
 
 
 def test_every_answer_of_the_first_round_is_listed_with_its_verb() -> None:

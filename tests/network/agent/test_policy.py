@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from pathlib import Path
 from typing import Any
@@ -10,32 +11,28 @@ import pytest
 import torch
 
 from fedloom.errors import InputError
+from fedloom.experiment.experiment_file import TaskTable
 from fedloom.network.agent.policy import Policy, Refused, load_site
 from fedloom.network.protocol.messages import ClientAnswer
 from fedloom.training.evaluation import Measured
 
 
-def announced(**task: Any) -> dict[str, Any]:
-    values = {"model": "digits_mlp", "loss": "cross_entropy", "metrics": ["accuracy"], **task}
-    return {"task": values, "algorithm": {"mine": {"name": "fedprox"}}}
+def check(policy: Policy, folder: Path = Path(), **task: Any) -> None:
+    policy.check_experiment(["fedprox"], TaskTable(**task), folder)
 
 
 def test_a_policy_refuses_what_it_does_not_allow() -> None:
-    Policy().check_experiment(announced(), {})
-    Policy(models=["net.py:Net"]).check_experiment(announced(model="net.py:Net"), {})
-    for policy, wanted, why in (
-        (Policy(), announced(model="net.py:Net"), "only fedloom's own code"),
-        (Policy(), announced(loss="net.py:loss"), "only fedloom's own code"),
-        (Policy(), announced(metrics=["net.py:metric"]), "code of your own"),
-        (Policy(models=["mlp"]), announced(), "does not allow the model 'digits_mlp'. Allowed: mlp"),
-        (Policy(algorithms=["fedavg"]), announced(), "does not allow the algorithm 'fedprox'"),
-        (Policy(max_epsilon=2.0), announced(), "this run has none"),
+    check(Policy())
+    for policy, task, why in (
+        (Policy(), {"model": "net.py:Net"}, "only fedloom's own code"),
+        (Policy(), {"loss": "net.py:loss"}, "only fedloom's own code"),
+        (Policy(), {"metrics": ["net.py:metric"]}, "code of your own"),
+        (Policy(models=["mlp"]), {}, "does not allow the model 'digits_mlp'. Allowed: mlp"),
+        (Policy(algorithms=["fedavg"]), {}, "does not allow the algorithm 'fedprox'"),
+        (Policy(max_epsilon=2.0), {}, "fedloom has none yet that an agent applies itself"),
     ):
         with pytest.raises(Refused, match=why):
-            policy.check_experiment(wanted, {})
-    Policy(max_epsilon=2.0).check_experiment(announced(), {"epsilon": 1.5})
-    with pytest.raises(Refused, match="up to 2"):
-        Policy(max_epsilon=2.0).check_experiment(announced(), {"epsilon": 2.5})
+            check(policy, **task)
     with pytest.raises(Refused, match="not map"):
         Policy(verbs=["reduce"]).check_assignment("train", "map", 10, {"shared"})
     with pytest.raises(Refused, match="at least 5 clients"):
@@ -56,6 +53,20 @@ def test_a_policy_refuses_what_it_does_not_allow() -> None:
     assert not Policy().may_leave("auroc", False)
     assert Policy(metrics=["auroc"]).may_leave("auroc", False)
     assert not Policy(metrics=["auroc"]).may_leave("loss", True)
+
+
+def test_a_code_file_is_allowed_only_as_it_was_when_somebody_read_it(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("import layers\nNet = layers.Net\n")
+    (tmp_path / "layers.py").write_text("raise SystemExit('this must not run')\n")
+    hashes = {name: hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in ("net.py", "layers.py")}
+    check(Policy(models=["net.py:Net"], code=hashes), tmp_path, model="net.py:Net")
+    for left in ("net.py", "layers.py"):  # what the file imports from its folder is code too
+        policy = Policy(models=["net.py:Net"], code={name: one for name, one in hashes.items() if name != left})
+        with pytest.raises(Refused, match=f"does not allow the file {left} as it is: .*{hashes[left]}"):
+            check(policy, tmp_path, model="net.py:Net")
+    (tmp_path / "net.py").write_text("import layers\nNet = layers.Other\n")
+    with pytest.raises(Refused, match=r"does not allow the file net\.py as it is"):
+        check(Policy(models=["net.py:Net"], code=hashes), tmp_path, model="net.py:Net")
 
 
 def test_only_allowed_metrics_leave_with_an_answer() -> None:
