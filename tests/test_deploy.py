@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from configparser import RawConfigParser
@@ -25,7 +24,7 @@ from fedloom.cli import app
 from fedloom.experiment import experiment_file
 from fedloom.experiment.experiment_file import tomllib
 from fedloom.network.agent.policy import load_site
-from tests.network.conftest import start, wait_for, write_toml
+from tests.network.conftest import free_port, start, wait_for, write_toml
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -160,12 +159,6 @@ def test_the_experiment_and_the_site_in_the_manifests_are_valid(tmp_path: Path) 
         (tmp_path / file).write_text(manifest("ConfigMap", name)["data"][file])
     assert experiment_file.load(tmp_path / "experiment.toml").name == "clinics"
     assert load_site(tmp_path / "site.toml").name == "north"
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def test_the_containers_commands_run_a_federation(tmp_path: Path) -> None:

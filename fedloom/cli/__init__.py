@@ -20,7 +20,12 @@ app = typer.Typer(
 )
 for commands in (running.app, planning.app, results.app, network.app):
     app.add_typer(commands)
-for name, group in {"data": data.app, "agents": network.agents_app, "flower": flower.app}.items():
+for name, group in {
+    "data": data.app,
+    "agents": network.agents_app,
+    "audit": network.audit_app,
+    "flower": flower.app,
+}.items():
     app.add_typer(group, name=name)
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 agents_app = typer.Typer(no_args_is_help=True, help="List, invite and revoke the agents of a run.")
+audit_app = typer.Typer(no_args_is_help=True, help="Look at what happened in a run of `fedloom serve`.")
 
 Folder = Annotated[Path, typer.Argument(help="The folder of a run of `fedloom serve`.", metavar="DIR")]
 Url = Annotated[str, typer.Argument(help="The coordinator's address, such as https://host:8443.", metavar="URL")]
@@ -239,3 +240,17 @@ def invite_agents(folder: Folder, count: Annotated[int, typer.Option(min=1, max=
     with _ledger(folder) as ledger:
         for path in invite(ledger, count):
             print(path)
+
+
+@command(audit_app, "export")
+def export_audit_log(folder: Folder, out: Annotated[Path, typer.Option(metavar="FILE")]) -> None:
+    """Write agents, clients, rounds and events of the coordinator's ledger, refusals included.
+
+    out: The file, which ends in .jsonl (JSON lines) or .csv.
+    """
+    need_network()
+    from fedloom.network.coordinator.audit_export import export_audit
+
+    with _ledger(folder) as ledger:
+        count = export_audit(ledger, out)
+    print(f"{count} record(s): {out}")

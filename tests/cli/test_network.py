@@ -103,3 +103,16 @@ def test_agents_are_invited_listed_and_revoked(tmp_path: Path) -> None:
     assert [(row["name"], row["revoked"] is not None) for row in found["agents"]] == [("kerry", True)]
     unknown = fedloom("agents", "revoke", str(tmp_path), "clare", folder=tmp_path, code=2)
     assert "There is no agent 'clare'. Enrolled: kerry." in unknown.stderr
+
+
+def test_an_audit_is_exported_and_a_damaged_ledger_ends_with_an_error(folder: Path) -> None:
+    ledger = Ledger(folder / "run" / "network")
+    ledger.note("denied", "a stranger was rejected")
+    ledger.close()
+    done = fedloom("audit", "export", "run", "--out", "audit.jsonl", folder=folder)
+    assert done.stdout == "1 record(s): audit.jsonl\n"
+    assert json.loads((folder / "audit.jsonl").read_text())["message"] == "a stranger was rejected"
+    (folder / "run" / "network" / "ledger.db").write_bytes(b"not a database" * 1000)
+    done = fedloom("audit", "export", "run", "--out", "again.jsonl", folder=folder, code=1)
+    assert "ledger" in done.stderr
+    assert not (folder / "again.jsonl").exists()

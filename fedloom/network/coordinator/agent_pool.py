@@ -8,7 +8,7 @@ import json
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +45,7 @@ class Call:
     in_memory: int = 0  # bytes of answers that are not mapped from files
     enough: int | None = None  # how many answers suffice, if more clients were asked
     open: bool = True
+    opened: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         for agent, assignment in self.assignments.items():
@@ -133,7 +134,7 @@ class AgentPool:
         self.initial_weights: dict[str, Path] = {}  # files by SHA-256
         self.largest = 64 << 20  # bytes of one answer
         self.accepted = 0
-        self.rejected = 0
+        self.rejected: Counter[str] = Counter()  # answers, by code
         self._shown: deque[float] = deque(maxlen=SHOWN_REJECTIONS)
 
     # --- agents
@@ -311,6 +312,6 @@ class AgentPool:
                 "awaited_clients": len(awaited),
                 "seconds_left": round(max(call.deadline - time.monotonic(), 0.0), 1) if call is not None else None,
                 "accepted": self.accepted,
-                "rejected": self.rejected,
+                "rejected": self.rejected.total(),
                 "agents": sorted(agents, key=lambda one: str(one["name"])),
             }

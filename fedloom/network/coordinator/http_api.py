@@ -21,6 +21,7 @@ from fedloom import __version__, faults
 from fedloom.errors import InputError, StoreError
 from fedloom.network.coordinator.agent_pool import AgentPool, ConnectedAgent
 from fedloom.network.coordinator.intake import Intake
+from fedloom.network.coordinator.monitoring import CountTraffic, Traffic, metrics
 from fedloom.network.coordinator.request_guard import RequestGuard
 from fedloom.network.protocol.messages import Enrolment, Failure, Heartbeat, Hello
 from fedloom.network.protocol.rejection import Rejected
@@ -40,9 +41,12 @@ def make_app(
     verifier = verifier or Verifier()
     guard, intake = RequestGuard(pool, verifier, operator), Intake(pool)
     app = FastAPI(title="fedloom coordinator", version=str(PROTOCOL), docs_url=None, redoc_url=None)
+    traffic = Traffic()
+    app.add_middleware(CountTraffic, traffic=traffic)
 
     @app.exception_handler(Rejected)
     async def _rejected(request: Request, why: Rejected) -> JSONResponse:
+        traffic.rejections[why.code] += 1
         content = {"code": why.code, "message": why.message, "time": faults.clock(), "session": verifier.session}
         return JSONResponse(content, status_code=why.status)
 
@@ -69,6 +73,12 @@ def make_app(
     async def status(request: Request) -> JSONResponse:
         found = pool.status() if guard.is_operator(request) else pool.counts()
         return JSONResponse({"protocol": PROTOCOL, "fedloom": __version__, **found})
+
+    @app.get("/metrics", summary="Numbers for Prometheus; needs the token for metrics.", response_class=Response)
+    async def prometheus(request: Request) -> Response:
+        guard.check_reader(request)
+        text = await run_in_threadpool(metrics, pool, traffic)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.post(
         "/v1/enrol", summary="Exchange a one-time token for an agent's number.", openapi_extra=_json_body(Enrolment)

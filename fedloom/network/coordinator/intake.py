@@ -184,7 +184,7 @@ class Intake:
         """Reject an answer. If it was awaited, its client is left out of the round."""
         message = f"{why.code}: {why.message}"
         with self.pool.changed:
-            self.pool.rejected += 1
+            self.pool.rejected[why.code] += 1
             if self.pool.call is not None and why.code not in NOT_AWAITED:
                 failure = Failure(ask=one.id, clients=(one.client,), kind="refused", message=message)
                 self.pool.call.fail(one.agent, failure)

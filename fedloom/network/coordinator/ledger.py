@@ -12,7 +12,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,14 @@ SCHEMA = (
        message TEXT NOT NULL)""",
     "CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
 )
+
+AUDITED = {  # record → its rows; tokens are left out
+    "agent": "SELECT enrolled AS time, agent, name, key AS public_key, revoked FROM agents ORDER BY enrolled, agent",
+    "client": "SELECT agent, client, name FROM clients ORDER BY client",
+    "round": """SELECT began AS time, cell, round, attempt, asked, accepted, status FROM attempts
+        ORDER BY began, cell, round""",
+    "event": "SELECT time, agent, kind, message FROM events ORDER BY id",
+}
 
 
 @dataclass(frozen=True)
@@ -227,6 +235,31 @@ class Ledger:
     def note(self, kind: str, message: str, agent: str | None = None) -> None:
         statement = "INSERT INTO events (time, agent, kind, message) VALUES (?, ?, ?, ?)"
         self._write(statement, time.time(), agent, kind, message, durable=False)
+
+    # --- for people who look from outside
+
+    def round_counts(self) -> dict[str, int]:
+        """Return how many rounds were accepted, abandoned or are running. Of several attempts the last one counts."""
+        query = "SELECT status, max(attempt) FROM attempts GROUP BY cell, round"
+        statuses = [row["status"] for row in self._rows(query)]
+        return {status: statuses.count(status) for status in ("accepted", "abandoned", "running")}
+
+    def size(self) -> int:
+        """Return the bytes of the database and of the updates that it holds."""
+        total = 0
+        for file in (*self.folder.glob("ledger.db*"), *self.updates.iterdir()):
+            with suppress(FileNotFoundError):  # a round that ends deletes its updates
+                total += file.stat().st_size
+        return total
+
+    def audit_records(self) -> Iterator[Row]:
+        """Yield agents, clients, rounds and events. Raise `StoreError` if the database is damaged."""
+        (found, *_) = self._rows("PRAGMA integrity_check")
+        if found["integrity_check"] != "ok":
+            raise StoreError(f"The coordinator's ledger in {self.folder} is damaged: {found['integrity_check']}.")
+        for record, query in AUDITED.items():
+            for row in self._rows(query):
+                yield {"record": record, **row}
 
 
 def _is_undamaged(path: Path, sha256: str) -> bool:

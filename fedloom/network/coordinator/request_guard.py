@@ -68,6 +68,12 @@ class RequestGuard:
             raise Rejected("token", "This is not the operator's token.")
         return True
 
+    def check_reader(self, request: Request) -> None:
+        """Reject a request for metrics without the token for them, which is the hash of the operator's."""
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not self.operator or not hmac.compare_digest(given.encode(), self.operator.encode()):
+            raise Rejected("token", "Metrics need the content of the run's network/metrics.token as a bearer token.")
+
     def signed(self, kind: type[Kind]) -> Callable[..., Awaitable[Kind]]:
         """Return a dependency that reads an agent's JSON message, after its signature was verified."""
 

@@ -16,6 +16,7 @@ import uvicorn
 
 from fedloom.errors import InputError
 from fedloom.experiment.experiment_file import Experiment
+from fedloom.files import write_private
 from fedloom.network.coordinator.agent_pool import AgentPool
 from fedloom.network.coordinator.http_api import make_app
 from fedloom.network.coordinator.network_folder import invite, operator_token
@@ -89,6 +90,7 @@ class HttpsRun(NetworkRun):
         self.fingerprint = self.certificates.fingerprint if self.certificates else ""
         self.ledger.set_fact("fingerprint", self.fingerprint)
         self.operator, token = operator_token(self.network, self.fingerprint)
+        write_private(self.network / "metrics.token", f"{token.digest}\n".encode())  # shows numbers, not names
         self.server = HttpsServer(self.pool, host, port, self.certificates, token.digest)
         shown = host if host not in ("0.0.0.0", "::") else socket.gethostname()
         self.url = f"{'https' if tls else 'http'}://{f'[{shown}]' if ':' in shown else shown}:{self.server.number}"
