@@ -13,11 +13,6 @@ from fedloom.files import write_private
 from fedloom.network.coordinator.ledger import Ledger, Row
 from fedloom.results.safe_text import for_spreadsheet, visible
 
-COLUMNS = (
-    *("record", "time", "agent", "client", "name", "public_key", "revoked", "kind", "message"),
-    *("cell", "round", "attempt", "asked", "accepted", "status"),
-)
-
 
 def export_audit(ledger: Ledger, path: Path) -> int:
     """Write the ledger's records as JSON lines or CSV, which the suffix says, and return how many there are."""
@@ -28,7 +23,8 @@ def export_audit(ledger: Ledger, path: Path) -> int:
         text = "".join(json.dumps(row) + "\n" for row in rows)
     else:
         out = io.StringIO()
-        writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+        columns = dict.fromkeys(key for row in rows for key in row)
+        writer = csv.DictWriter(out, list(columns), lineterminator="\n")
         writer.writeheader()
         for row in rows:
             texts = {key: for_spreadsheet(visible(value)) for key, value in row.items() if isinstance(value, str)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -46,31 +47,29 @@ def metrics(pool: AgentPool, traffic: Traffic) -> str:
     """Return all numbers as text. Labels are codes, states and paths of fedloom, never a name that somebody chose."""
     status, call = pool.counts(), pool.call
     open_for = time.monotonic() - call.opened if call is not None else 0.0
-    rounds, answers = pool.ledger.round_counts(), {"accepted": status["accepted"], **pool.rejected}
-    requests = {f'path="{path}",status="{code}"': count for (path, code), count in traffic.requests.items()}
-    lines = [
-        *_family("agents", "gauge", "Agents by state.", _labelled("state", status["agents"])),
-        *_family("awaited_clients", "gauge", "Clients that the open call waits for.", status["awaited_clients"]),
-        *_family("call_seconds", "gauge", "Seconds since the open call began; 0 if none is open.", open_for),
-        *_family("rounds", "gauge", "Rounds in the ledger by status.", _labelled("status", rounds)),
-        *_family("answers_total", "counter", "Answers of clients, by verdict.", _labelled("verdict", answers)),
-        *_family("requests_total", "counter", "Requests by path and status.", requests),
-        *_family("rejections_total", "counter", "Rejected requests by code.", _labelled("code", traffic.rejections)),
-        *_family("received_bytes_total", "counter", "Bytes of bodies that came in.", traffic.bytes_in),
-        *_family("sent_bytes_total", "counter", "Bytes of bodies that went out.", traffic.bytes_out),
-        *_family("ledger_bytes", "gauge", "Bytes of the ledger and of the updates in it.", pool.ledger.size()),
-    ]
-    return "\n".join([*lines, ""])
+    answers = {"accepted": status["accepted"], **pool.rejected}
+    families: tuple[tuple[str, str, str, Mapping[Any, float] | float], ...] = (  # name, labels, meaning, numbers
+        ("agents", "state", "Agents by state.", status["agents"]),
+        ("awaited_clients", "", "Clients that the open call waits for.", status["awaited_clients"]),
+        ("call_seconds", "", "Seconds since the open call began; 0 if none is open.", open_for),
+        ("rounds", "status", "Rounds in the ledger by status.", pool.ledger.round_counts()),
+        ("answers_total", "verdict", "Answers of clients by verdict.", answers),
+        ("requests_total", "path status", "Requests by path and status.", traffic.requests),
+        ("rejections_total", "code", "Rejected requests by code.", traffic.rejections),
+        ("received_bytes_total", "", "Bytes of bodies that came in.", traffic.bytes_in),
+        ("sent_bytes_total", "", "Bytes of bodies that went out.", traffic.bytes_out),
+        ("ledger_bytes", "", "Bytes of the ledger and of the updates in it.", pool.ledger.size()),
+    )
+    return "".join(f"{line}\n" for family in families for line in _family(*family))
 
 
-def _labelled(label: str, values: Mapping[str, float]) -> dict[str, float]:
-    return {f'{label}="{value}"': number for value, number in values.items()}
-
-
-def _family(name: str, kind: str, meaning: str, values: float | Mapping[str, float]) -> Iterator[str]:
+def _family(name: str, labels: str, meaning: str, numbers: Mapping[Any, float] | float) -> Iterator[str]:
     yield f"# HELP fedloom_{name} {meaning}"
-    yield f"# TYPE fedloom_{name} {kind}"
-    if isinstance(values, Mapping):
-        yield from (f"fedloom_{name}{{{labels}}} {number}" for labels, number in sorted(values.items()))
-    else:
-        yield f"fedloom_{name} {values}"
+    yield f"# TYPE fedloom_{name} {'counter' if name.endswith('_total') else 'gauge'}"
+    if not isinstance(numbers, Mapping):
+        yield f"fedloom_{name} {numbers}"
+        return
+    for key, number in sorted(numbers.items()):
+        values = key if isinstance(key, tuple) else (key,)
+        text = ",".join(f'{label}="{value}"' for label, value in zip(labels.split(), values, strict=True))
+        yield f"fedloom_{name}{{{text}}} {number}"
