@@ -15,6 +15,7 @@ from fedloom.data.split import SPLITS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 Numbers = NDArray[np.int64]
 COLOURS = ("#0072B2", "#E69F00", "#009E73")  # Okabe and Ito's, distinct for all common kinds of colour vision
@@ -63,7 +64,7 @@ def _columns(federation: Federation) -> Columns:
     y, classes = federation.y.numpy(), len(federation.classes)
     if 0 < classes <= EVERY_LABEL:
         step = _step(classes, 20)
-        ticks = [(float(at), _short(federation.classes[at], 12)) for at in range(0, classes, step)]
+        ticks = [(float(at), shorten(federation.classes[at], 12)) for at in range(0, classes, step)]
         return Columns(y, classes, ticks, "label")
     if classes:
         edges = np.linspace(0, classes, BINS + 1).astype(np.int64)
@@ -81,22 +82,28 @@ def _map(figure: Figure, axes: Axes, federation: Federation, clients: Numbers) -
     columns = _columns(federation)
     ranges = [slice(federation.offsets[client], federation.offsets[client + 1]) for client in clients]
     counts = np.array([np.bincount(columns.of[examples], minlength=columns.many) for examples in ranges])
-    shares = counts / counts.sum(axis=1, keepdims=True)
-    darkest = max(float(shares.max()), min(1.0, 3 / columns.many))  # so that equal shares look light
-    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=darkest, aspect="auto", interpolation="nearest")
+    image = draw_shares(axes, counts, write_numbers=len(clients) <= 30, size=7)
     figure.colorbar(image, ax=axes, pad=0.02, format=lambda share, _: f"{share:.0%}")
-    if len(clients) <= 30 and columns.many <= 12:
-        for row, column in zip(*np.nonzero(counts), strict=True):
-            colour = "white" if shares[row, column] > 0.6 * darkest else "black"
-            axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", fontsize=7, color=colour)
     places, texts = zip(*columns.ticks, strict=True)
     slanted = sum(len(text) + 1 for text in texts) > 50
     axes.set_xticks(places, texts, rotation=40 if slanted else 0, ha="right" if slanted else "center")
     axes.set_xlabel(columns.title)
     step = _step(len(clients), 25)
     rows = range(0, len(clients), step)
-    axes.set_yticks(rows, [_short(federation.name(int(clients[row])), 18) for row in rows])
+    axes.set_yticks(rows, [shorten(federation.name(int(clients[row])), 18) for row in rows])
     axes.set_title("Labels of each client (shares of its examples)", fontsize=11)
+
+
+def draw_shares(axes: Axes, counts: Numbers, *, write_numbers: bool, size: float, ink: str = "black") -> AxesImage:
+    """Draw the shares of each client's examples; with few columns, also write how many examples there are."""
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    darkest = max(float(shares.max()), min(1.0, 3 / counts.shape[1]))  # so that equal shares look light
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=darkest, aspect="auto", interpolation="nearest")
+    if write_numbers and counts.shape[1] <= 12:
+        for row, column in zip(*np.nonzero(counts), strict=True):
+            colour = "white" if shares[row, column] > 0.6 * darkest else ink
+            axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", size=size, color=colour)
+    return image
 
 
 def _bars(figure: Figure, axes: Axes, federation: Federation) -> None:
@@ -142,6 +149,7 @@ def _step(count: int, most: int) -> int:
     return next(step for step in steps if count <= most * step)
 
 
-def _short(text: str, length: int) -> str:
-    """Shorten a text in the middle: names of many clients often differ only at their end."""
-    return text if len(text) <= length else f"{text[: length // 2]}…{text[-(length // 2 - 1) :]}"
+def shorten(text: str, length: int) -> str:
+    """Leave out the middle of a long name: names of clients often differ only at the end. A $ starts no formula."""
+    cut = text if len(text) <= length else f"{text[: length // 2]}…{text[-(length // 2 - 1) :]}"
+    return cut.replace("$", r"\$")

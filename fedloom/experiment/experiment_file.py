@@ -208,10 +208,7 @@ class Experiment(Record):
             changed = {key: value for key, value in fields.pop("train").items() if tables["train"].get(key) != value}
             algorithms[label] = {"name": self.names[label], **fields, **changed}
         return {
-            "format": self.format,
-            "name": self.name,
-            "rounds": self.rounds,
-            "seeds": list(self.seeds),
+            **self.model_dump(mode="json", include={*_NO_TABLES}),
             "data": {"source": data.pop("source"), **_values(self.source), **data},
             **tables,
             "algorithm": algorithms,
@@ -268,7 +265,8 @@ TABLES: dict[str, type[Record]] = {
     "evaluate": EvaluateTable,
     "run": RunTable,
 }
-_TOP = ("format", "name", "rounds", "seeds", *TABLES, "algorithm")
+_NO_TABLES = ("format", "name", "rounds", "seeds")
+_TOP = (*_NO_TABLES, *TABLES, "algorithm")
 
 
 def load(path: Path, changes: Mapping[str, Any] | None = None) -> Experiment:
@@ -320,12 +318,11 @@ def parse(values: Mapping[str, Any], base: Path = Path(), default_name: str = "e
     check_tables(values)
     data, source = _data(values.get("data", {}))
     train = read(Training, "train", values.get("train", {}))
-    labels = values.get("algorithm") or {"fedavg": {}}
     algorithms, names = {}, {}
-    for label, fields in labels.items():
+    for label, fields in (values.get("algorithm") or {"fedavg": {}}).items():
         names[label], algorithms[label] = _algorithm(label, fields, values.get("train", {}), base)
     tables = {name: read(TABLES[name], name, values.get(name, {})) for name in ("task", "cohort", "evaluate", "run")}
-    top = {key: values[key] for key in ("format", "name", "rounds", "seeds") if key in values}
+    top = {key: values[key] for key in _NO_TABLES if key in values}
     check_top(top)
     rest = {"data": data, "source": source, "train": train, "algorithm": algorithms, "names": names, "base": base}
     try:
@@ -342,8 +339,8 @@ def check_tables(values: Mapping[str, Any]) -> None:
                 f"An experiment file has no table or key '{key}' (= {_short(value)}). "
                 f"Known: {', '.join(_TOP)}.{nearest(key, _TOP)}"
             )
-        if key in (*TABLES, "algorithm") and not isinstance(value, Mapping):
-            raise InputError(f"'{key}' must be a table: [{key}]. Got {_short(value)} instead.")
+        if key not in _NO_TABLES:
+            _check(value, Mapping, f"'{key}'", f"a table: [{key}]")
 
 
 def check_top(top: Mapping[str, Any]) -> None:
@@ -362,6 +359,11 @@ def check_top(top: Mapping[str, Any]) -> None:
         raise InputError(f"name must be a word that can be a folder's name. Got {_short(name)} instead.")
 
 
+def _check(value: Any, kind: type, key: str, what: str) -> None:
+    if not isinstance(value, kind):
+        raise InputError(f"{key} must be {what}. Got {_short(value)} instead.")
+
+
 def read(record: type[R], table: str, values: Mapping[str, Any]) -> R:
     """Read a table as a record; errors name the table."""
     try:
@@ -372,8 +374,7 @@ def read(record: type[R], table: str, values: Mapping[str, Any]) -> R:
 
 def _data(values: Mapping[str, Any]) -> tuple[DataTable, Source]:
     name = values.get("source", DataTable.model_fields["source"].default)
-    if not isinstance(name, str):
-        raise InputError(f"[data] source must be a string. Got {_short(name)} instead.")
+    _check(name, str, "[data] source", "a string")
     kind = source(name)
     common = {key: value for key, value in values.items() if key in DataTable.model_fields}
     own = {key: value for key, value in values.items() if key not in DataTable.model_fields}
@@ -421,25 +422,17 @@ def check_label(label: object) -> None:
 def _algorithm(label: str, fields: Any, train: Mapping[str, Any], base: Path) -> tuple[str, Algorithm]:
     check_label(label)
     table = f"algorithm.{label}"
-    if not isinstance(fields, Mapping):
-        raise InputError(
-            f'[{table}] must be a table, such as {label} = {{ name = "fedavg" }}. Got {_short(fields)} instead.'
-        )
+    _check(fields, Mapping, f"[{table}]", f'a table, such as {label} = {{ name = "fedavg" }}')
     own = dict(fields)
     name = own.pop("name", label)
-    if not isinstance(name, str):
-        raise InputError(f"[{table}] name must be a string. Got {_short(name)} instead.")
+    _check(name, str, f"[{table}] name", "a string")
     kind = algorithm_class(name, base)
-    overrides = {
-        key: own.pop(key) for key in list(own) if key in Training.model_fields and key not in kind.model_fields
-    }
-    if "train" in own:
-        inner = own.pop("train")
-        if not isinstance(inner, Mapping):
-            raise InputError(f"[{table}] train must be a table. Got {_short(inner)} instead.")
-        overrides = {**inner, **overrides}
+    of_training = [key for key in own if key in Training.model_fields and key not in kind.model_fields]
+    overrides = {key: own.pop(key) for key in of_training}
+    inner = own.pop("train", {})
+    _check(inner, Mapping, f"[{table}] train", "a table")
     try:
-        return name, kind(**own, train={**train, **overrides})
+        return name, kind(**own, train={**train, **inner, **overrides})
     except ParameterError as error:
         where = "train" if error.parameter in train and error.parameter not in fields else table
         raise InputError(error.at(where)) from None

@@ -58,28 +58,20 @@ class Plan:
 
 
 def _federation(experiment: Experiment, load: Callable[[], Any], seed: int) -> Federation:
-    data = experiment.data
+    divided = {key: getattr(experiment.data, key) for key in ("partition", "split", "normalize", "server")}
     try:
-        return federate(
-            load(),
-            partition=data.partition,
-            split=data.split,
-            seed=seed,
-            normalize=data.normalize,
-            server=data.server,
-        )
+        return federate(load(), seed=seed, **divided)
     except ParameterError as error:
         raise InputError(error.at("data.partition")) from None
 
 
 def _task(experiment: Experiment, seed: int) -> Task:
     table, base = experiment.task, experiment.base
+    model, loss = table.model, table.loss
     return Task(
-        user_code.code(table.model, base, nn.Module) if user_code.is_code(table.model) else table.model,
-        loss=user_code.code(table.loss, base, nn.Module, Tensor) if user_code.is_code(table.loss) else table.loss,
-        metrics=table.metrics,
-        args=table.args,
+        user_code.code(model, base, nn.Module) if user_code.is_code(model) else model,
+        loss=user_code.code(loss, base, nn.Module, Tensor) if user_code.is_code(loss) else loss,
         init=table.init if table.init in ("torch", "glorot") else str(base / table.init),
-        dtype=table.dtype,
         seed=seed,
+        **{key: getattr(table, key) for key in ("metrics", "args", "dtype")},
     )

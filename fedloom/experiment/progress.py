@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from typing import Any, Protocol
+from typing import Any
 
 SECONDS_BETWEEN_LINES = 10.0
 
 
-class Progress(Protocol):
-    """Receives what happens in a run; several cells may run at once."""
+class Progress:
+    """Receives what happens in a run, and shows nothing; several cells may run at once."""
 
     def expect(self, cells: int, rounds: int) -> None:
         """Announce how many cells and rounds there are, before the first one starts."""
@@ -29,19 +29,14 @@ class Progress(Protocol):
         """Announce that a cell has ended."""
 
 
-class Silent:
+class Silent(Progress):
     """Shows no progress; notes go to the log."""
-
-    def expect(self, cells: int, rounds: int) -> None: ...
-    def begin(self, cell: str, done: int, rounds: int) -> None: ...
-    def step(self, cell: str, round: int, values: dict[str, float], seconds: float) -> None: ...
-    def end(self, cell: str) -> None: ...
 
     def note(self, text: str) -> None:
         logging.getLogger("fedloom").warning(text)
 
 
-class Lines:
+class Lines(Progress):
     """Prints a line every ten seconds and one for every cell that has ended: for logs."""
 
     def __init__(self, stream: Any = None) -> None:
@@ -73,7 +68,7 @@ class Lines:
             self.note(text + (f" ({self.over} of {self.cells} cells)" if self.cells > 1 else ""))
 
 
-class Bar:
+class Bar(Progress):
     """Shows a bar for all cells together, and one for each running cell with loss, metrics and seconds per round."""
 
     MOST = 8  # how many finished cells stay on screen
@@ -92,25 +87,27 @@ class Bar:
             expand=True,
         )
         self.all: Any = None
-        self.cells, self.over, self.done = 0, 0, 0
+        self.cells, self.over = 0, 0
         self.tasks: dict[str, Any] = {}
-        self.rounds: dict[str, tuple[int, int]] = {}  # done and total
+        self.rounds: dict[str, int] = {}  # how many are done
 
     def expect(self, cells: int, rounds: int) -> None:
-        self.cells, self.over, self.done = cells, 0, 0
+        for earlier in self.progress.task_ids:  # of another run: a sweep has many
+            self.progress.remove_task(earlier)
+        self.cells, self.over, self.all = cells, 0, None
         if cells > 1:
             self.all = self.progress.add_task("all rounds", total=cells * rounds, values=f"0 of {cells} cells")
 
     def begin(self, cell: str, done: int, rounds: int) -> None:
         self.progress.start()
-        self.rounds[cell] = (done, rounds)
+        self.rounds[cell] = done
         self._forward(done)
         self.tasks[cell] = self.progress.add_task(cell, total=rounds, completed=done, values="")
 
     def step(self, cell: str, round: int, values: dict[str, float], seconds: float) -> None:
         self.progress.update(self.tasks[cell], completed=round, values=f"{describe(values)} {seconds:.2g} s/round")
-        self._forward(round - self.rounds[cell][0])
-        self.rounds[cell] = (round, self.rounds[cell][1])
+        self._forward(round - self.rounds[cell])
+        self.rounds[cell] = round
 
     def _forward(self, rounds: int) -> None:
         if self.all is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +63,12 @@ def run(
     for given, kind, what in ((cohort, Sampling, "cohort"), (evaluate, Evaluation, "evaluate")):
         if not isinstance(given, kind):
             raise InputError(f"'{what}' must be a fedloom.{kind.__name__}(…). Got {given!r} instead.")
-    evaluation = evaluate if isinstance(evaluate, EvaluateTable) else EvaluateTable(**_fields(evaluate))
-    _check_numbers(rounds, seed_list, name)
+    evaluation = evaluate if isinstance(evaluate, EvaluateTable) else EvaluateTable(**dict(evaluate))
+    if type(rounds) is not int or rounds < 1:
+        raise InputError(f"rounds must be a whole number, at least 1. Got {rounds!r} instead.")
+    check_top({"seeds": list(seed_list), **({"name": name} if name is not None else {})})
     federations = federation if callable(federation) else lambda seed: federation
     tasks = task if callable(task) and not isinstance(task, Task) else lambda seed: task
-    described = description or _describe(federations, tasks, labelled, seed_list, cohort, evaluation)
     plan = Plan(
         federation=federations,
         task=tasks,
@@ -77,8 +79,10 @@ def run(
         evaluate=evaluation,
         settings=table,
         name=name,
-        description=lambda: described,
+        description=dict,
     )
+    described = description or _describe(plan)
+    plan = replace(plan, description=lambda: described)
     return run_plan(
         plan, out, fresh=fresh, progress=progress, verbose=verbose, should_stop=should_stop, connect=connect
     )
@@ -111,7 +115,7 @@ def run_plan(
                 seeds = [cell.seed for cell in cells]
                 groups = open_worker_groups(stack, plan, folder, seeds, progress, verbose, connect)
                 parallel.train(cells, groups, should_stop, [group.kill for group in groups])
-    return Result.read(folder, plan.task, plan.algorithms, plan.federation)
+    return Result.read(folder, plan)
 
 
 def _settings(given: Mapping[str, Any]) -> RunTable:
@@ -121,18 +125,10 @@ def _settings(given: Mapping[str, Any]) -> RunTable:
     except ParameterError as error:
         if error.problem != UNKNOWN:
             raise
-        name, known = (
-            error.parameter,
-            sorted({*inspect.signature(run).parameters, *RunTable.model_fields} - {"settings"}),
-        )
+        known = sorted({*inspect.signature(run).parameters, *RunTable.model_fields} - {"settings"})
+        name = error.parameter
         advice = f" Got {given[name]!r} for it. Known: {', '.join(known)}.{nearest(name, known)}"
         raise ParameterError("run", name, UNKNOWN, advice) from None
-
-
-def _check_numbers(rounds: object, seeds: Sequence[object], name: object) -> None:
-    if type(rounds) is not int or rounds < 1:
-        raise InputError(f"rounds must be a whole number, at least 1. Got {rounds!r} instead.")
-    check_top({"seeds": list(seeds), **({"name": name} if name is not None else {})})
 
 
 def _labelled(algorithms: Mapping[str, Algorithm] | Sequence[Algorithm] | Algorithm) -> dict[str, Algorithm]:
@@ -153,33 +149,22 @@ def _labelled(algorithms: Mapping[str, Algorithm] | Sequence[Algorithm] | Algori
     return dict(algorithms)
 
 
-def _describe(
-    federations: Callable[[int], Federation],
-    tasks: Callable[[int], Task],
-    algorithms: Mapping[str, Algorithm],
-    seeds: Sequence[int],
-    cohort: Sampling,
-    evaluation: EvaluateTable,
-) -> dict[str, Any]:
+def _describe(plan: Plan) -> dict[str, Any]:
     """What decides the result of a run that was started from Python."""
-    task = tasks(seeds[0])
+    task, algorithms = plan.task(plan.seeds[0]), plan.algorithms
     parts = {type(part) for part in task.module.modules()}
     code = {code_fingerprint(part) for part in (*parts, task.model, task.loss, *algorithms.values(), *task.measures)}
     return {
-        "data": federations(seeds[0]).fingerprint,
+        "data": plan.federation(plan.seeds[0]).fingerprint,
         "task": {"model": str(task.module), "loss": _name(task.loss), "init": tree.sha256(task.initial())},
         "code": sorted(code),
         "metrics": [metric.name for metric in task.measures],
-        "seeds": list(seeds),
-        "cohort": cohort.identity(),
-        "evaluate": evaluation.model_dump(mode="json", exclude_none=True),
+        "seeds": list(plan.seeds),
+        "cohort": plan.cohort.identity(),
+        "evaluate": plan.evaluate.model_dump(mode="json", exclude_none=True),
         "algorithm": {k: {"name": type(a).__name__, **a.model_dump(mode="json")} for k, a in algorithms.items()},
     }
 
 
 def _name(thing: Any) -> str:
     return thing if isinstance(thing, str) else getattr(thing, "__qualname__", type(thing).__name__)
-
-
-def _fields(evaluation: Evaluation) -> dict[str, Any]:
-    return {name: getattr(evaluation, name) for name in Evaluation.model_fields}

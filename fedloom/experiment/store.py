@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,42 +26,12 @@ Row = dict[str, Any]
 Status = Literal["waiting", "running", "done", "stopped", "failed"]
 
 APPLICATION = 0x666C6F6D  # marks a database as fedloom's
-# What a round writes besides its cell; the columns in KEY, with the cell, make the primary key.
-PER_ROUND = {
-    "rounds": ("round", "seconds", "participants", "complete", "bytes_up", "bytes_down"),
-    "participants": ("round", "client", "bytes_up", "bytes_down"),
-    "client_metrics": ("round", "client", "phase", "split", "metric", "value", "examples"),
-    "pooled_metrics": ("round", "phase", "split", "metric", "value", "examples"),
-    "server_metrics": ("round", "split", "metric", "value", "examples"),
-    "history": ("round", "client", "epoch", "metric", "value"),
-    "public_numbers": ("round", "client", "name", "about", "value"),
-}
-KEY = ("round", "client", "epoch", "phase", "split", "metric", "name", "about")
-TYPES = {"seconds": "REAL", "value": "REAL"} | dict.fromkeys(("phase", "split", "metric", "name"), "TEXT")
-
-
-def _create(table: str) -> str:
-    """Return the SQL that makes a table of rounds. Only values may be NULL: an undefined one is."""
-    needed = {name: "" if name in KEY or name == "value" else " NOT NULL" for name in PER_ROUND[table]}
-    columns = ", ".join(f"{name} {TYPES.get(name, 'INTEGER')}{null}" for name, null in needed.items())
-    key = ", ".join(name for name in PER_ROUND[table] if name in KEY)
-    return f"CREATE TABLE {table} (cell INTEGER REFERENCES cells, {columns}, PRIMARY KEY (cell, {key})) WITHOUT ROWID"
-
-
-# One tuple of statements per schema version, never changed once released: a new version is a new tuple at the end.
-MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        """CREATE TABLE cells (id INTEGER PRIMARY KEY, label TEXT NOT NULL, seed INTEGER NOT NULL, status TEXT NOT NULL
-           DEFAULT 'waiting' CHECK (status IN ('waiting', 'running', 'done', 'stopped', 'failed')),
-           rounds_done INTEGER NOT NULL DEFAULT 0, weights_sha256 TEXT, error TEXT, started TEXT, finished TEXT,
-           UNIQUE (label, seed))""",
-        *(_create(table) for table in PER_ROUND if table != "public_numbers"),
-        """CREATE TABLE clients (client INTEGER PRIMARY KEY, name TEXT NOT NULL, train INTEGER NOT NULL,
-           validation INTEGER NOT NULL, test INTEGER NOT NULL)""",
-        "CREATE TABLE metrics (metric TEXT PRIMARY KEY, is_mean INTEGER NOT NULL, higher_is_better INTEGER NOT NULL)",
-        "CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
-    ),
-    (_create("public_numbers"),),
+SCHEMA = (Path(__file__).parent / "templates" / "schema.sql").read_text(encoding="utf-8")
+PER_ROUND = tuple(re.findall(r"CREATE TABLE (\w+) \(\s+cell ", SCHEMA))  # what rounds write: the cell comes first
+# One tuple of statements per schema version.
+MIGRATIONS: tuple[tuple[str, ...], ...] = tuple(
+    tuple(statement.strip() for statement in version.split(";")[:-1])
+    for version in re.split(r"-- version \d+\n", SCHEMA)[1:]
 )
 TABLES = (*PER_ROUND, "cells", "clients", "metrics", "facts")
 # The pooled baseline trains a client that does not exist, numbered after the last one that does.
@@ -170,8 +141,9 @@ class Store:
                 stale = f"DELETE FROM {table} WHERE cell = ? AND round = ? AND phase IN ('final', 'universal')"
                 database.execute(stale, (cell, before))
             for table, rows in tables.items():
-                places = ", ".join("?" * (len(PER_ROUND[table]) + 1))
-                database.executemany(f"INSERT INTO {table} VALUES ({places})", ((cell, *row) for row in rows))
+                if rows:
+                    places = ", ".join("?" * (1 + len(rows[0])))
+                    database.executemany(f"INSERT INTO {table} VALUES ({places})", ((cell, *row) for row in rows))
             kinds = [("loss", True, False), *((m.name, m.is_mean, m.higher_is_better) for m in task.measures)]
             database.executemany("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?)", kinds)
 
@@ -188,20 +160,14 @@ class Store:
             for table in TABLES:
                 database.execute(f"DELETE FROM {table}")
 
-    def rounds(self, cell: int) -> list[Row]:
-        """Return the rounds of one cell, in order."""
-        return self.rows("rounds", cell)
-
     def rows(self, table: str, cell: int | None = None) -> list[Row]:
         """Return the rows of a table, in order, with clients by name; for tables of rounds, optionally of one cell."""
         if table not in TABLES:
             known = ", ".join(TABLES)
             raise InputError(f"There is no table '{table}' in a run. Known: {known}.{nearest(table, TABLES)}")
-        query, values = (
-            (_tidy(table), (cell, cell)) if table in PER_ROUND else (f"SELECT * FROM {table} ORDER BY 1", ())
-        )
         with self._transaction("BEGIN") as database:
-            cursor = database.execute(query, values)
+            query = _tidy(database, table) if table in PER_ROUND else f"SELECT * FROM {table} ORDER BY 1"
+            cursor = database.execute(query, {"cell": cell})
             names = [column[0] for column in cursor.description]
             return [dict(zip(names, row, strict=True)) for row in cursor]
 
@@ -303,11 +269,13 @@ class Store:
                     self._database.execute("PRAGMA synchronous = NORMAL")
 
 
-def _tidy(table: str) -> str:
-    columns = ", ".join(CLIENT_NAME if name == "client" else f"t.{name}" for name in PER_ROUND[table])
-    named = " LEFT JOIN clients ON clients.client = t.client" if "client" in PER_ROUND[table] else ""
-    order = ", ".join(f"t.{name}" for name in PER_ROUND[table] if name in KEY)
-    source = f"cells JOIN {table} AS t ON t.cell = cells.id{named} WHERE ? IS NULL OR cells.id = ?"
+def _tidy(database: sqlite3.Connection, table: str) -> str:
+    """Return the query for a table of rounds, in the order of its key, with algorithm, seed and clients by name."""
+    _, *about = database.execute("SELECT name, pk FROM pragma_table_info(?)", (table,))  # the first is the cell
+    columns = ", ".join(CLIENT_NAME if name == "client" else f"t.{name}" for name, _ in about)
+    named = " LEFT JOIN clients ON clients.client = t.client" if "client" in dict(about) else ""
+    order = ", ".join(f"t.{name}" for name, in_key in about if in_key)
+    source = f"cells JOIN {table} AS t ON t.cell = cells.id{named} WHERE :cell IS NULL OR cells.id = :cell"
     return f"SELECT cells.label AS algorithm, cells.seed, {columns} FROM {source} ORDER BY cells.id, {order}"
 
 

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from fedloom.data.split import SPLITS
 from fedloom.results.run_data import RunData, Stats
+from fedloom.results.sentences import say
 from fedloom.results.statistics import known_mean
 from fedloom.results.table import STATISTICS, Table, Value
 
@@ -19,36 +21,32 @@ PHASES = {"pre_fit": "before local training", "post_fit": "after local training"
 
 def all_tables(run: RunData, metric: str) -> Iterator[Table]:
     """Every table about clients that the run has numbers for."""
-    for maker in (summary, universal_test, clients, round_stats, user_stats):
+    for maker in (summary, universal_test, clients):
         yield from maker(run, metric)
+    yield from long_table(run, metric, "round", lambda round: round)
+    yield from long_table(run, metric, "user", run.client_name)
 
 
 def summary(run: RunData, metric: str) -> Iterator[Table]:
     """The last measured round: average, standard deviation, lowest and highest over users."""
     for phase, words in PHASES.items():
-        found = {
-            label: average([values.by_round() for values in run.last_round(label, phase, metric).values()])
-            for label in run.labels
-        }
+        last = {label: run.last_round(label, phase, metric).values() for label in run.labels}
+        found = {label: average([one.by_round() for one in values]) for label, values in last.items()}
         stats = {label: one for label, one in found.items() if one is not None}
+        rows: list[tuple[Value, ...]] = [
+            (name, *(float(getattr(one, part)[-1]) for one in stats.values())) for name, part in STATISTICS.items()
+        ]
         if stats:
-            rows: tuple[tuple[Value, ...], ...] = tuple(
-                (name, *(float(getattr(one, part)[-1]) for one in stats.values())) for name, part in STATISTICS.items()
-            )
             title = f"{metric.capitalize()} over users at the end, {words}"
             kinds = ("text", *[run.metric(metric).number_format] * len(stats))
-            yield Table(f"summary_{metric}_{phase}", title, ("", *stats), rows, kinds, _seeds_in_words(run))
+            yield Table(f"summary_{metric}_{phase}", title, ("", *stats), tuple(rows), kinds, _seeds_in_words(run))
 
 
 def universal_test(run: RunData, metric: str) -> Iterator[Table]:
     """Every user's model on the union of all test splits; the pooled model has one number."""
     found = {label: run.last_round(label, "universal", metric) for label in run.labels}
     found = {label: values for label, values in found.items() if values}
-    if not found:
-        return
-    per_user = {
-        label: {} if run.is_pooled(label) else run.last_means(label, "universal", metric) for label in found
-    }  # fmt: skip
+    per_user = {label: {} if run.is_pooled(label) else run.last_means(label, "universal", metric) for label in found}
     users = sorted({user for known in per_user.values() for user in known})
     rows: list[tuple[Value, ...]] = [
         (run.client_name(user), *(known.get(user) for known in per_user.values())) for user in users
@@ -60,50 +58,30 @@ def universal_test(run: RunData, metric: str) -> Iterator[Table]:
             one_model = run.is_pooled(label)  # which has no spread over users
             values.append(None if one_model and name != "Average" else known_mean(per_seed))
         rows.append((name, *values))
-    note = (
-        "Each user's model after the local training of the last round, on the union of all users' test splits. Users "
-        "that were not drawn in that round are left out. The last average is not sent to users, so rows differ even if "
-        "there is one global model. " + _seeds_in_words(run)
-    )
-    kinds = ("text", *[run.metric(metric).number_format] * len(found))
-    yield Table(
-        f"universal_test_{metric}", f"Universal test: {metric}", ("user", *found), tuple(rows), kinds, note
-    )  # fmt: skip
+    if found:
+        title, kinds = f"Universal test: {metric}", ("text", *[run.metric(metric).number_format] * len(found))
+        note = say("note", "universal_test", seeds=_seeds_in_words(run))
+        yield Table(f"universal_test_{metric}", title, ("user", *found), tuple(rows), kinds, note)
 
 
 def clients(run: RunData, metric: str) -> Iterator[Table]:
     """How many examples every client has, and how it fares with each algorithm at the end."""
     means = {label: run.last_means(label, "post_fit", metric) for label in run.labels}
     means = {label: known for label, known in means.items() if known}
-    rows = tuple(
-        (run.client_name(client["client"]), *(client[key] for key in ("train", "validation", "test")),
-         *(known.get(client["client"]) for known in means.values()))
-        for client in run.clients
-        if any(client["client"] in known for known in means.values())
-    )  # fmt: skip
+    rows: list[tuple[Value, ...]] = []
+    for client in run.clients:
+        values = [known.get(client["client"]) for known in means.values()]
+        if any(value is not None for value in values):
+            rows.append((run.client_name(client["client"]), *(client[split] for split in SPLITS), *values))
     if means:
-        columns = ("client", "train", "validation", "test", *means)
-        kinds = ("text", "whole", "whole", "whole", *[run.metric(metric).number_format] * len(means))
-        note = (
-            "Examples in each split (with several partitions, those of the first seed), and each client's model after "
-            "the local training of the last measured round, on its own test split: the mean over the seeds in which "
-            "the client was drawn in that round."
-        )
-        yield Table(f"clients_{metric}", f"Every client: {metric}", columns, rows, kinds, note)
+        columns, kind = ("client", *SPLITS, *means), run.metric(metric).number_format
+        kinds = ("text", *["whole"] * len(SPLITS), *[kind] * len(means))
+        title, note = f"Every client: {metric}", say("note", "clients")
+        yield Table(f"clients_{metric}", title, columns, tuple(rows), kinds, note)
 
 
-def round_stats(run: RunData, metric: str) -> Iterator[Table]:
-    """Statistics over users for every round."""
-    yield from _long_table(run, metric, "round", lambda round: round)
-
-
-def user_stats(run: RunData, metric: str) -> Iterator[Table]:
-    """Statistics over rounds for every user."""
-    yield from _long_table(run, metric, "user", run.client_name)
-
-
-def _long_table(run: RunData, metric: str, axis: str, name_of: Callable[[int], Value]) -> Iterator[Table]:
-    """One row per algorithm, phase and round or user."""
+def long_table(run: RunData, metric: str, axis: str, name_of: Callable[[int], Value]) -> Iterator[Table]:
+    """Statistics over users for every round, or over rounds for every user: one row per algorithm and phase too."""
     rows: list[tuple[Value, ...]] = []
     for label in run.labels:
         for phase in PHASES:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedloom.errors import InputError
-from fedloom.results.figure_style import INK, finish_axes, line_style, new_figure, styled
+from fedloom.results.figure_style import INK, finish_axes, line_styles, new_figure, styled
 from fedloom.results.run_data import RunData
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def draw(run: RunData) -> Figure:
     panels = {name: found for name in PANELS if (found := generations(run, name))}
     if not panels:
         raise InputError("There is nothing to draw: no algorithm of this run notes a fitness (see neuroevolution).")
-    styles = {label: line_style(number) for number, label in enumerate(run.labels)}
+    styles = line_styles(run.labels)
     with styled():
         figure = new_figure(3.1 * (len(panels) + 1), 2.9)
         *places, last = figure.subplots(1, len(panels) + 1)

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -36,6 +36,11 @@ def styled() -> AbstractContextManager[None]:
     import matplotlib
 
     return matplotlib.rc_context(fname=STYLE_FILE)
+
+
+def line_styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Label → the colour and line style of this algorithm."""
+    return {label: line_style(number) for number, label in enumerate(labels)}
 
 
 def line_style(number: int) -> dict[str, Any]:
@@ -122,16 +127,19 @@ def plot_line(axes: Axes, x: Any, y: Any, **style: Any) -> None:
     axes.plot(x, y, **{"linewidth": 1.4, **few, **style})
 
 
-def finish_axes(axes: Axes, title: str, percent: bool, whole: bool = True) -> None:
-    """Set the title, a quiet grid, and ticks that suit the numbers; `whole` keeps the x axis to whole numbers."""
+def finish_axes(axes: Axes, title: str, percent: bool, most_ticks: int = 5, values: Literal["x", "y"] = "y") -> None:
+    """Set the title, a quiet grid for the axis of the values, and ticks that suit the numbers.
+
+    `most_ticks` keeps the other axis to a few whole numbers; 0 leaves it as it is.
+    """
     from matplotlib.ticker import MaxNLocator
 
     axes.set_title(title, loc="left")
-    axes.grid(axis="y", color=GRID, linewidth=0.6)
+    axes.grid(axis=values, color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
-    if whole:
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
-    show_percent(axes.yaxis, percent)
+    if most_ticks:
+        axes.xaxis.set_major_locator(MaxNLocator(most_ticks, integer=True, min_n_ticks=1))
+    show_percent(axes.yaxis if values == "y" else axes.xaxis, percent)
 
 
 def show_percent(axis: Any, percent: bool) -> None:
@@ -149,6 +157,13 @@ def add_legend(figure: Figure) -> None:
     figure.legend(lines.values(), lines.keys(), loc="outside right center", frameon=False)
 
 
+def draw_grid(axes: Axes, values: Any, low: float, high: float, light_is_good: bool, **settings: Any) -> Any:
+    """Draw numbers as colours, the better the lighter, and return the image."""
+    axes.spines[:].set_visible(False)
+    colours = {"cmap": "cividis" if light_is_good else "cividis_r", "vmin": low, "vmax": max(high, low + 1e-9)}
+    return axes.imshow(values, aspect="auto", interpolation="nearest", **colours, **settings)
+
+
 def add_colour_bar(figure: Figure, image: Any, axes: Any, label: str, **settings: Any) -> Any:
     """Explain the colours of an image in a bar beside it, and return the bar's axis."""
     bar = figure.colorbar(image, ax=axes, **settings)
@@ -159,9 +174,3 @@ def add_colour_bar(figure: Figure, image: Any, axes: Any, label: str, **settings
 def clip_share(values: ArrayLike, percent: bool) -> Any:
     """Keep shares between 0 and 1."""
     return np.clip(values, 0, 1) if percent else values
-
-
-def shorten(text: str, length: int) -> str:
-    """Leave out the middle of a long name: names of clients often differ only at the end. A $ starts no formula."""
-    cut = text if len(text) <= length else f"{text[: length // 2]}…{text[-(length // 2 - 1) :]}"
-    return cut.replace("$", r"\$")

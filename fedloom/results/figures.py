@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedloom.data.figure import draw_shares, shorten
+from fedloom.data.split import SPLITS
 from fedloom.errors import InputError
 from fedloom.results import figure_style as style
 from fedloom.results import headline, learning_curves
 from fedloom.results.client_tables import average
 from fedloom.results.comparisons import Comparison, main_comparison, universal_comparison
-from fedloom.results.figure_style import BEFORE_TRAINING, FAINT, GRID, INK, MOST_PANELS, CaptionedFigure
+from fedloom.results.figure_style import BEFORE_TRAINING, FAINT, INK, MOST_PANELS, CaptionedFigure
 from fedloom.results.run_data import Curve, Floats, RunData, Stats
 from fedloom.results.statistics import spread
 
@@ -61,11 +63,6 @@ def write(drawn: Sequence[CaptionedFigure], folder: Path) -> list[Path]:
     return [path for each in drawn for path in each.save(folder)]
 
 
-def line_styles(run: RunData) -> dict[str, dict[str, Any]]:
-    """Label → the colour and line style of this algorithm."""
-    return {label: style.line_style(number) for number, label in enumerate(run.labels)}
-
-
 def at_a_glance(run: RunData) -> CaptionedFigure | None:
     """The result at a glance: every seed, the mean and its interval."""
     main = main_comparison(run)
@@ -77,13 +74,11 @@ def at_a_glance(run: RunData) -> CaptionedFigure | None:
     panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
     for axes, one in zip(panels, shown, strict=True):
         for place, label in enumerate(labels):
-            _draw_seeds(axes, place, one, label, line_styles(run)[label]["color"])
-        axes.set_title("\n".join(textwrap.wrap(one.title, 42)), loc="left")
+            _draw_seeds(axes, place, one, label, style.line_styles(run.labels)[label]["color"])
+        title = "\n".join(textwrap.wrap(one.title, 42))
+        style.finish_axes(axes, title, one.metric.percent, most_ticks=0, values="x")
         axes.set_ylim(len(labels) - 0.5, -0.5)
-        axes.grid(axis="x", color=GRID, linewidth=0.6)
-        axes.set_axisbelow(True)
         axes.tick_params(axis="y", length=0)
-        style.show_percent(axes.xaxis, one.metric.percent)
     panels[0].set_yticks(range(len(labels)), labels)
     seeds = "Dots: seeds. Bars: 95 % t interval over seeds. " if len(run.seeds) > 1 else "One seed. "
     better = "higher" if main.metric.higher_is_better else "lower"
@@ -108,7 +103,7 @@ def _draw_seeds(axes: Axes, place: int, comparison: Comparison, label: str, colo
 def comparison(run: RunData, metric: str) -> CaptionedFigure | None:
     """The metric against rounds, with the interval over seeds if there are several."""
     try:
-        figure = learning_curves.draw_run(run, line_styles(run), metric, "test")
+        figure = learning_curves.draw_run(run, style.line_styles(run.labels), metric, "test")
     except InputError:  # nothing was measured
         return None
     caption = (
@@ -122,10 +117,10 @@ def comparison(run: RunData, metric: str) -> CaptionedFigure | None:
 def global_model(run: RunData, metric: str) -> CaptionedFigure | None:
     """The server's model on training, validation and test data, against rounds."""
     curves: dict[str, dict[str, Curve]] = {}
-    for split in ("train", "validation", "test"):
+    for split in SPLITS:
         for label in run.labels:
-            found = [run.server_values(label, seed, metric, split) for seed in run.seeds]
-            found = [curve for curve in found if len(curve[0])]
+            curves_of_seeds = (run.server_values(label, seed, metric, split) for seed in run.seeds)
+            found = [curve for curve in curves_of_seeds if len(curve[0])]
             if found:
                 mean = _mean_of_shortest([values for _, values in found])
                 curves.setdefault(split, {})[label] = (found[0][0][: len(mean)], mean)
@@ -135,7 +130,7 @@ def global_model(run: RunData, metric: str) -> CaptionedFigure | None:
     panels = figure.subplots(1, len(curves), sharey=True, squeeze=False)[0]
     for axes, (split, lines) in zip(panels, curves.items(), strict=True):
         for label, line in lines.items():
-            style.plot_line(axes, *line, **line_styles(run)[label], label=label)
+            style.plot_line(axes, *line, **style.line_styles(run.labels)[label], label=label)
         style.finish_axes(axes, split.capitalize(), run.metric(metric).percent)
         axes.set_xlabel("Round")
     panels[0].set_ylabel(metric.capitalize())
@@ -165,7 +160,7 @@ def before_and_after(run: RunData, metric: str, against: str, fill: str) -> Capt
     percent = run.metric(metric).percent
     for axes, (label, phases) in zip(grid, panels.items(), strict=False):
         for phase, stats in phases.items():
-            look = BEFORE_TRAINING if phase == "pre_fit" else {"color": line_styles(run)[label]["color"]}
+            look = BEFORE_TRAINING if phase == "pre_fit" else {"color": style.line_styles(run.labels)[label]["color"]}
             low, high = stats.low, stats.high
             if fill == "std":
                 low, high = stats.mean - stats.std, stats.mean + stats.std
@@ -174,10 +169,10 @@ def before_and_after(run: RunData, metric: str, against: str, fill: str) -> Capt
             axes.fill_between(x, low, high, color=look["color"], alpha=0.16, linewidth=0)
             style.plot_line(axes, x, stats.mean, **look)
         if against == "users":
-            names = [style.shorten(run.client_name(int(user)), 8) for user in next(iter(phases.values())).index]
+            names = [shorten(run.client_name(int(user)), 8) for user in next(iter(phases.values())).index]
             step = max(1, math.ceil(sum(len(name) + 1 for name in names) / 24))
             axes.set_xticks(range(0, len(names), step), names[::step])
-        style.finish_axes(axes, label, percent, whole=against == "rounds")
+        style.finish_axes(axes, label, percent, most_ticks=5 if against == "rounds" else 0)
     grid[0].set_ylabel(f"Test {metric}")
     _before_and_after_legend(figure)
     figure.supxlabel("Round" if against == "rounds" else "User", size=8.5, color=INK)
@@ -220,7 +215,7 @@ def pooled_curve(run: RunData) -> CaptionedFigure | None:
         for name in shown:
             values = _mean_of_shortest([history[name] for history in found])
             held_out = name.startswith("validation")
-            look = {"color": line_styles(run)[label]["color"]} if held_out else BEFORE_TRAINING
+            look = {"color": style.line_styles(run.labels)[label]["color"]} if held_out else BEFORE_TRAINING
             word = "validation" if held_out else "training"
             axes.plot(np.arange(1, len(values) + 1), values, **look, linewidth=1.4, label=word)
         style.finish_axes(axes, metric.capitalize(), run.metric(metric).percent)
@@ -251,7 +246,7 @@ def against_bytes(run: RunData, metric: str) -> CaptionedFigure | None:
         return None
     figure = style.new_figure(6.4, 2.9)
     axes = figure.add_subplot()
-    styles = line_styles(run)
+    styles = style.line_styles(run.labels)
     for label, line in lines.items():
         style.plot_line(axes, *line, **styles[label], label=label)
     for label, value in silent.items():
@@ -261,7 +256,7 @@ def against_bytes(run: RunData, metric: str) -> CaptionedFigure | None:
     if max(ends) > 4 * min(ends):
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    style.finish_axes(axes, "", run.metric(metric).percent, whole=False)
+    style.finish_axes(axes, "", run.metric(metric).percent, most_ticks=0)
     axes.set_xlabel("Megabytes sent and received by all clients")
     axes.set_ylabel(f"Test {metric}")
     style.add_legend(figure)
@@ -281,9 +276,8 @@ def heat_map(run: RunData, metric: str) -> CaptionedFigure | None:
     high = 1.0 if info.percent else float(high)
     figure, panels = style.panel_grid(list(grids), 1.75)
     for axes, (label, (clients, rounds, values)) in zip(panels, grids.items(), strict=False):
-        colours = {"cmap": "cividis" if info.higher_is_better else "cividis_r", "vmin": low}
         extent = (rounds[0] - 0.5, rounds[-1] + 0.5, len(clients) - 0.5, -0.5)
-        image = _draw_grid(axes, values, vmax=max(high, low + 1e-9), extent=extent, **colours)
+        image = style.draw_grid(axes, values, low, high, info.higher_is_better, extent=extent)
         axes.set_title(label, loc="left")
         _name_clients(axes, run, clients, most=10, length=10)
     settings = {"pad": 0.01, "fraction": 0.025, "extend": "min" if info.percent else "both"}
@@ -321,17 +315,12 @@ def label_distribution(run: RunData) -> CaptionedFigure | None:
         return None
     clients, classes = _evenly(np.arange(len(known["counts"]))), known["classes"]
     counts = np.array(known["counts"])[clients]
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     figure = style.new_figure(min(7.2, 1.9 + 0.42 * len(classes)), float(np.clip(1.0 + 0.2 * len(clients), 2.2, 7.0)))
     axes = figure.add_subplot()
-    darkest = max(float(shares.max()), min(1.0, 3 / len(classes)))  # equal shares everywhere are light, not dark
-    image = _draw_grid(axes, shares, cmap="Blues", vmin=0, vmax=darkest)
-    if len(clients) <= 25 and len(classes) <= 12:
-        for row, column in zip(*np.nonzero(counts), strict=True):
-            ink = "white" if shares[row, column] > 0.6 * darkest else INK
-            axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", size=6.5, color=ink)
+    axes.spines[:].set_visible(False)
+    image = draw_shares(axes, counts, write_numbers=len(clients) <= 25, size=6.5, ink=INK)
     step = max(1, math.ceil(len(classes) / 20))
-    names = [style.shorten(str(name), 12) for name in classes[::step]]
+    names = [shorten(str(name), 12) for name in classes[::step]]
     slanted: dict[str, Any] = {"rotation": 40, "ha": "right"} if sum(map(len, names)) > 60 else {}
     axes.set_xticks(range(0, len(classes), step), names, **slanted)
     _name_clients(axes, run, clients, most=25, length=14)
@@ -350,14 +339,9 @@ def _evenly(clients: Any) -> Any:
     return clients[np.linspace(0, len(clients) - 1, min(len(clients), MOST_ROWS)).astype(int)]
 
 
-def _draw_grid(axes: Axes, values: Any, **settings: Any) -> Any:
-    axes.spines[:].set_visible(False)
-    return axes.imshow(values, aspect="auto", interpolation="nearest", **settings)
-
-
 def _name_clients(axes: Axes, run: RunData, clients: Any, most: int, length: int) -> None:
     step = max(1, math.ceil(len(clients) / most))
-    names = [style.shorten(run.client_name(int(client)), length) for client in clients[::step]]
+    names = [shorten(run.client_name(int(client)), length) for client in clients[::step]]
     axes.set_yticks(range(0, len(clients), step), names)
 
 

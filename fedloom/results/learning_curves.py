@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedloom.data.split import SPLITS
 from fedloom.errors import InputError, nearest
-from fedloom.results.figure_style import FAINT, GRID, INK, new_figure, plot_line
+from fedloom.results.figure_style import FAINT, INK, finish_axes, new_figure, plot_line, styled
 from fedloom.results.run_data import ClientValues, Curve, RunData, Stats
 
 if TYPE_CHECKING:
@@ -45,22 +45,21 @@ class Band:
 
 def draw_run(run: RunData, styles: Styles, metric: str = "accuracy", split: str | None = None) -> Figure:
     """Draw a metric of a run against rounds, on the test split if it was measured there."""
-    splits = (split,) if split else ("test", *SPLITS, "notes")
-    panels, chosen, undefined = next(
-        (found for one in splits if (found := _panels(run, metric, one))[0]), ({}, splits[0], 0)
+    for one in (split,) if split else ("test", *SPLITS, "notes"):
+        panels, undefined = _panels(run, metric, one)
+        if panels:
+            note = " Values that are not finite are left out." if undefined else ""
+            with styled():
+                return draw(panels, styles, metric, one, note)
+    what, known = f"{metric} on {split or 'test'}", _measured(run)
+    raise InputError(
+        f"There is nothing to draw: no finite value of {what}. Measured: {', '.join(known) or 'nothing'}."
+        + nearest(what, set(known) - {what})
     )
-    if not panels:
-        what, known = f"{metric} on {chosen}", _measured(run)
-        raise InputError(
-            f"There is nothing to draw: no finite value of {what}. Measured: {', '.join(known) or 'nothing'}."
-            + nearest(what, set(known) - {what})
-        )
-    note = " Values that are not finite are left out." if undefined else ""
-    return draw(panels, styles, metric, chosen, note)
 
 
-def _panels(run: RunData, metric: str, split: str) -> tuple[Panels, str, int]:
-    """The statistics to draw, the split, and how many values are left out because they are not finite."""
+def _panels(run: RunData, metric: str, split: str) -> tuple[Panels, int]:
+    """The statistics to draw, and how many values are left out because they are not finite."""
     panels: Panels = {}
     undefined = 0
     for panel in TITLES:
@@ -74,7 +73,7 @@ def _panels(run: RunData, metric: str, split: str) -> tuple[Panels, str, int]:
             undefined += values.undefined
             if len(values):
                 panels.setdefault(panel, {}).setdefault(label, []).append(values.by_round())
-    return panels, split, undefined
+    return panels, undefined
 
 
 def _one_a_round(curve: Curve) -> ClientValues:
@@ -118,9 +117,9 @@ def draw(panels: Panels, styles: Styles, metric: str = "accuracy", split: str = 
         corner = (LEFT + place * (PANEL + GAP)) / width, bottom / height
         axes = figure.add_axes((*corner, PANEL / width, plot / height), sharey=first, sharex=first)
         _draw_panel(axes, drawn, styles, shade)
-        axes.set_title(TITLES[panel], size=8.5, color=INK, loc="left", pad=6)
+        finish_axes(axes, TITLES[panel], percent=False, most_ticks=6)
         if first is None:
-            axes.set_ylabel(f"{split.capitalize()} {metric}", size=8.5, color=INK)
+            axes.set_ylabel(f"{split.capitalize()} {metric}")
         else:
             axes.tick_params(labelleft=False)
         first = first or axes
@@ -189,8 +188,6 @@ def _caption(seeds: int, panels: set[str]) -> str:
 
 
 def _draw_panel(axes: Axes, drawn: dict[str, Band], styles: Styles, shade: float) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     for label, line in drawn.items():
         colour = styles[label]["color"]
         if len(line.rounds) == 1:
@@ -198,14 +195,9 @@ def _draw_panel(axes: Axes, drawn: dict[str, Band], styles: Styles, shade: float
         elif (line.high > line.low).any():
             axes.fill_between(line.rounds, line.low, line.high, color=colour, alpha=shade, linewidth=0, zorder=1)
         plot_line(axes, line.rounds, line.mean, **styles[label], zorder=3)
-    axes.set_xlabel("Round", size=8.5, color=INK)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
+    axes.set_xlabel("Round")
     axes.margins(x=0.03)
-    axes.grid(axis="y", color=GRID, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(FAINT)
-    axes.tick_params(which="both", labelsize=7.5, color=FAINT, labelcolor=INK, width=0.7)
+    axes.tick_params(which="both", width=0.7)
 
 
 def _scale(panels: Sequence[Axes], bands: Mapping[str, Mapping[str, Band]]) -> None:

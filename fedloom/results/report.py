@@ -19,9 +19,10 @@ from fedloom import __version__
 from fedloom.files import write_atomically
 from fedloom.results import figures, tables
 from fedloom.results.comparisons import Comparison, main_comparison, universal_comparison
-from fedloom.results.figure_style import CaptionedFigure
+from fedloom.results.figure_style import CaptionedFigure, line_styles
 from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import RunData
+from fedloom.results.sentences import say
 from fedloom.results.statistics import Spread, differences, spread
 from fedloom.results.table import STATISTICS, Table, missing, show, two_digits
 from fedloom.results.table import write as write_tables
@@ -78,7 +79,7 @@ def html(run: RunData, made_figures: Sequence[CaptionedFigure], made_tables: Seq
         chapters=[(title, *_contents(run, title, made_figures, made_tables)) for title in CHAPTERS],
         experiment_file=experiment_file.read_text(encoding="utf-8") if experiment_file.is_file() else "",
         description=json.dumps(run.description, indent=2, ensure_ascii=False),
-        colours={label: style["color"] for label, style in figures.line_styles(run).items()},
+        colours={label: style["color"] for label, style in line_styles(run.labels).items()},
         missing=missing,
         statistics=STATISTICS,
         most_rows=MOST_ROWS,
@@ -130,7 +131,7 @@ def _best_in_words(run: RunData, comparison: Comparison) -> Iterator[str]:
     yield from _against_others(best, federated[1:], comparison)
     for label in order:
         if run.is_pooled(label) and federated:
-            yield f"With all data in one place: {_with_interval(label, over_seeds[label], kind)}."
+            yield say("result", "pooled", pooled=_with_interval(label, over_seeds[label], kind))
 
 
 def _against_others(best: str, others: Sequence[str], comparison: Comparison) -> Iterator[str]:
@@ -147,13 +148,11 @@ def _against_others(best: str, others: Sequence[str], comparison: Comparison) ->
         unit = ""
         if comparison.metric.percent:  # two accuracies are at most 100 points apart, however wide the interval is
             widest, unit = 100 * min(widest, 1.0), " points"
-        yield (
-            f"These seeds do not tell it apart from {_listed(close)}: by their 95 % intervals, differences of up to "
-            f"{two_digits(widest)}{unit} remain possible."
-        )
+        yield say("result", "close", close=_listed(close), widest=two_digits(widest), unit=unit)
     if apart:
         why = "corrected p ≤ 0.05" if tested else "the 95 % interval of the difference excludes zero"
-        yield f"It is {'above' if comparison.metric.higher_is_better else 'below'} {_listed(apart)} ({why})."
+        side = "above" if comparison.metric.higher_is_better else "below"
+        yield say("result", "apart", side=side, apart=_listed(apart), why=why)
 
 
 def _listed(names: Sequence[str]) -> str:

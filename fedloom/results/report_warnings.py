@@ -10,6 +10,7 @@ import numpy as np
 from fedloom.experiment.round_rows import LEFT_OUT, OUTLIER
 from fedloom.results import headline
 from fedloom.results.run_data import RunData
+from fedloom.results.sentences import say
 from fedloom.results.statistics import SEEDS_FOR_A_TEST
 from fedloom.results.table import show, two_digits
 
@@ -29,11 +30,12 @@ def _unfinished(run: RunData) -> Iterator[str]:
     waiting = []
     for (label, seed), cell in run.cells.items():
         if cell["status"] == "failed":
-            yield f"{label} (seed {seed}) failed after {cell['rounds_done']} rounds: {cell['error']}"
+            values = {"label": label, "seed": seed, "rounds": cell["rounds_done"], "error": cell["error"]}
+            yield say("caution", "failed", **values)
         elif cell["status"] != "done":
             waiting.append(f"{label} (seed {seed})")
     if waiting:
-        yield f"Not finished, and left out of comparisons: {', '.join(waiting)}."
+        yield say("caution", "unfinished", cells=", ".join(waiting))
 
 
 def _left_out(run: RunData) -> Iterator[str]:
@@ -44,18 +46,16 @@ def _left_out(run: RunData) -> Iterator[str]:
             rounds = Counter(run.left_out(label, seed, why))
             if rounds:
                 names = _first_three([f"{client} ({_rounds(count)})" for client, count in rounds.most_common()])
-                yield f"{label} (seed {seed}) left out updates {words}: {names}."
+                yield say("caution", "left_out", label=label, seed=seed, why=words, clients=names)
 
 
 def _abandoned(run: RunData) -> Iterator[str]:
     """Rounds that did not change the model."""
     for label, seed in run.cells:
-        lost, all_rounds = run.abandoned(label, seed)
+        complete = [row["complete"] for row in run.rows("rounds", label, seed)]
+        lost = len(complete) - sum(complete)
         if lost:
-            yield (
-                f"{label} (seed {seed}): {lost} of {_rounds(all_rounds)} did not count, because too few clients took "
-                "part or sent valid updates. These rounds left the model unchanged."
-            )
+            yield say("caution", "abandoned", label=label, seed=seed, lost=lost, rounds=_rounds(len(complete)))
 
 
 def _diverged(run: RunData) -> Iterator[str]:
@@ -64,10 +64,7 @@ def _diverged(run: RunData) -> Iterator[str]:
         curves = [values for _, values in headline.curves(run, label, "loss").values()]
         ratios = [float(values[-1] / values.min()) for values in curves if len(values) > 2 and values.min() > 0]
         if ratios and max(ratios) > 2:
-            yield (
-                f"{label} may diverge or overfit: its test loss ended {max(ratios):.1f} times as high as its lowest "
-                "value. Try a smaller lr, fewer epochs, or clip."
-            )
+            yield say("caution", "diverged", label=label, ratio=max(ratios))
 
 
 def _overfitting(run: RunData) -> Iterator[str]:
@@ -79,11 +76,8 @@ def _overfitting(run: RunData) -> Iterator[str]:
             continue
         train, test = (_gain(run, label, split) for split in ("train", "test"))
         if train is not None and test is not None and train > 0.005 and test <= 0:
-            yield (
-                f"{label} overfits at its clients: in the last round, local training improved {metric.name} by "
-                f"{two_digits(train * scale)} {unit} on the training splits and by {two_digits(test * scale)} on the "
-                "test splits."
-            )
+            gains = {"train": two_digits(train * scale), "test": two_digits(test * scale)}
+            yield say("caution", "overfitting", label=label, metric=metric.name, unit=unit, **gains)
 
 
 def _gain(run: RunData, label: str, split: str) -> float | None:
@@ -116,7 +110,7 @@ def _left_behind(run: RunData) -> Iterator[str]:
             labels.setdefault(_first_three(names), []).append(label)
     side = "below" if metric.higher_is_better else "above"
     for clients, found in labels.items():
-        yield f"Left behind with {', '.join(found)}, more than two standard deviations {side} the mean: {clients}."
+        yield say("caution", "left_behind", labels=", ".join(found), side=side, clients=clients)
 
 
 def _imitations(run: RunData) -> Iterator[str]:
@@ -132,38 +126,35 @@ def _imitations(run: RunData) -> Iterator[str]:
 
 def _chosen_on_test(run: RunData) -> Iterator[str]:
     if run.result.rule == "best":
-        yield "The numbers are those of the best round. It is chosen on the test data itself, so they are optimistic."
+        yield say("caution", "best_round")
     if run.evaluation.get("stop") == "target":
-        yield "Runs end when the test data says that the target is reached. Compare rounds and bytes, not final values."
+        yield say("caution", "stopped_at_target")
 
 
 def _seeds(run: RunData) -> Iterator[str]:
     if len(run.seeds) == 1:
-        yield "One seed: nothing here shows what chance could change. Use at least three seeds, better six or more."
+        yield say("caution", "one_seed")
         return
     if len(run.seeds) < SEEDS_FOR_A_TEST:
-        yield f"{len(run.seeds)} seeds: intervals are wide, and tests need at least {SEEDS_FOR_A_TEST}."
+        yield say("caution", "few_seeds", seeds=len(run.seeds), needed=SEEDS_FOR_A_TEST)
     fixed = ["one partition and one split"] if len(set(run.data_fingerprints.values())) == 1 else []
     if (run.description.get("task") or {}).get("seed", "run") != "run":
         fixed.append("one set of initial weights")
     if fixed:
-        yield (
-            f"All seeds share {' and '.join(fixed)}: intervals are about which clients take part and the order of "
-            'batches, and say nothing about other data. Set seed = "run" in [data] and [task] to vary these too.'
-        )
+        yield say("caution", "fixed", fixed=" and ".join(fixed))
 
 
 def _small_tests(run: RunData) -> Iterator[str]:
     sizes = [client["test"] for client in run.clients]
     small = sum(0 < size < SMALL_TEST for size in sizes)
     if small:
-        verb = "client has" if small == 1 else "clients have"
-        yield f"{small:,} of {len(sizes):,} {verb} fewer than {SMALL_TEST} test examples: their own numbers are coarse."
+        have = "client has" if small == 1 else "clients have"
+        yield say("caution", "small_tests", small=small, all=len(sizes), have=have, needed=SMALL_TEST)
 
 
 def _network(run: RunData) -> Iterator[str]:
     if run.facts.get("network"):
-        yield "The run was federated without secure aggregation: the coordinator could read each site's update."
+        yield say("caution", "network")
 
 
 def _rounds(count: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedloom.algorithm import Algorithm
-    from fedloom.data.federation import Federation
     from fedloom.experiment.plan import Plan
     from fedloom.federation.engine import Snapshot
     from fedloom.task import Task
@@ -66,40 +65,28 @@ class Result:
     runs: tuple[CellResult, ...]
     rule: str = "final"  # what the headline numbers are: final, best, or last:k
     metrics: tuple[str, ...] = ()  # in the order of the experiment file
-    tasks: Callable[[int], Task] | None = None
-    algorithms: Mapping[str, Algorithm] | None = None
-    federations: Callable[[int], Federation] | None = None
+    plan: Plan | None = None  # what this process ran; a folder alone is enough for most
 
     @staticmethod
-    def read(
-        folder: Path | str,
-        tasks: Callable[[int], Task] | None = None,
-        algorithms: Mapping[str, Algorithm] | None = None,
-        federations: Callable[[int], Federation] | None = None,
-    ) -> Result:
+    def read(folder: Path | str, plan: Plan | None = None) -> Result:
         """Read a run folder, finished or not."""
         folder = Path(folder)
         with open_store(folder) as store:
-            cells = store.cells()
             described = store.fact("description") or {}
             rule = (described.get("evaluate") or {}).get("headline", "final")
             metrics = described.get("metrics") or (described.get("task") or {}).get("metrics") or ()
             runs = tuple(
                 CellResult(
-                    cell["label"],
-                    cell["seed"],
-                    cell["status"],
-                    cell["rounds_done"],
+                    *(cell[key] for key in ("label", "seed", "status", "rounds_done")),
                     store.summary(cell["id"]),
                     headline.of_cell(store, cell["id"], rule),
                     cell["weights_sha256"],
                     cell["error"],
                 )
-                for cell in cells
+                for cell in store.cells()
             )
-        status = _overall([run.status for run in runs])
-        name = folder.resolve().name
-        return Result(folder, name, status, runs, rule, tuple(metrics), tasks, algorithms, federations)
+        status = _overall({run.status for run in runs})
+        return Result(folder, folder.resolve().name, status, runs, rule, tuple(metrics), plan)
 
     @property
     def weights_sha256(self) -> str | None:
@@ -141,11 +128,11 @@ class Result:
 
     def plot(self, metric: str = "accuracy", path: str | Path | None = None) -> Path:
         """Draw a metric against rounds for all algorithms, and return the path of the picture."""
-        from fedloom.results import figure_style, figures, learning_curves
+        from fedloom.results import figure_style, learning_curves
         from fedloom.results.run_data import RunData
 
         run, target = RunData.read(self.folder), Path(path or self.folder / f"{metric}.png")
-        figure_style.save_figure(learning_curves.draw_run(run, figures.line_styles(run), metric), target)
+        figure_style.save_figure(learning_curves.draw_run(run, figure_style.line_styles(run.labels), metric), target)
         return target
 
     def plot_generations(self, path: str | Path | None = None) -> Path:
@@ -223,13 +210,12 @@ class Result:
         return loaded.snapshot
 
     def _algorithm_and_task(self, cell: CellResult) -> tuple[Algorithm, Task]:
-        """The algorithm and the task of a cell: those of this process, or rebuilt from the folder's experiment file."""
-        if self.algorithms is not None and self.tasks is not None:
-            return self.algorithms[cell.algorithm], self.tasks(cell.seed)
-        return self._rebuild(lambda plan: (plan.algorithms[cell.algorithm], plan.task(cell.seed)))
+        return self._from_plan(lambda plan: (plan.algorithms[cell.algorithm], plan.task(cell.seed)))
 
-    def _rebuild(self, make: Callable[[Plan], Restored]) -> Restored:
-        """Rebuild a part of the run from the folder's experiment file."""
+    def _from_plan(self, make: Callable[[Plan], Restored]) -> Restored:
+        """Return a part of what this process ran, or rebuild it from the folder's experiment file."""
+        if self.plan is not None:
+            return make(self.plan)
         from fedloom.experiment import experiment_file
         from fedloom.experiment.plan import Plan
 
@@ -259,8 +245,7 @@ class Result:
         from fedloom.training.clients import Clients
         from fedloom.training.probe import probe
 
-        given = self.federations
-        federation = given(cell.seed) if given is not None else self._rebuild(lambda plan: plan.federation(cell.seed))
+        federation = self._from_plan(lambda plan: plan.federation(cell.seed))
         setup = probe(federation, task).setup(group=1)
         return {
             number: chosen(made, task, state, own, Clients(federation, (number,), setup=setup))
@@ -285,9 +270,7 @@ class Result:
         raise InputError(f"There is no run of {algorithm} with seed {seed}. Known: {known}.")
 
 
-def _overall(statuses: list[str]) -> str:
+def _overall(statuses: set[str]) -> str:
     """The status of the whole run: the worst of its cells'."""
-    for worst in ("failed", "running", "stopped", "waiting"):
-        if worst in statuses:
-            return worst
-    return "done" if statuses else "waiting"
+    worst_first = ("failed", "running", "stopped", "waiting")
+    return next((status for status in worst_first if status in statuses), "done" if statuses else "waiting")

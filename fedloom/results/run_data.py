@@ -322,24 +322,15 @@ class RunData:
     def costs(self, label: str, seed: int) -> RoundCosts:
         """Seconds and bytes of every round."""
         rows = self.rows("rounds", label, seed)
-        return RoundCosts(
-            _column(rows, "round", np.int64),
-            _column(rows, "seconds", np.float64),
-            _column(rows, "bytes_up", np.int64),
-            _column(rows, "bytes_down", np.int64),
-            _column(rows, "participants", np.int64),
-        )
+        rounds, seconds = _column(rows, "round", np.int64), _column(rows, "seconds", np.float64)
+        counts = (_column(rows, name, np.int64) for name in ("bytes_up", "bytes_down", "participants"))
+        return RoundCosts(rounds, seconds, *counts)
 
     def left_out(self, label: str, seed: int, why: str = LEFT_OUT) -> list[str]:
         """The names of clients that were left out of a round, once for every such round."""
         shown = {row["name"]: name for row, name in zip(self.clients, self.client_names, strict=True)}
         rows = self.rows("public_numbers", label, seed)
         return [shown.get(row["client"], str(row["client"])) for row in rows if row["name"] == why]
-
-    def abandoned(self, label: str, seed: int) -> tuple[int, int]:
-        """How many rounds did not count, and how many there were."""
-        rows = self.rows("rounds", label, seed)
-        return sum(not row["complete"] for row in rows), len(rows)
 
     def history(self, label: str, seed: int) -> dict[str, Floats]:
         """Metric → its value after every local epoch of the pooled model, one round after the other."""

@@ -13,6 +13,8 @@ from itertools import combinations
 
 import numpy as np
 
+from fedloom.results.sentences import say
+
 LEVEL = 0.95
 SEEDS_FOR_A_TEST = 6  # with five, the smallest p-value of a two-sided signed-rank test is 6.25 %
 EXACT = 12  # with up to this many seeds, the test tries all 2^n signs
@@ -115,11 +117,9 @@ def signed_rank(gaps: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
 def differences(values: Mapping[str, Mapping[int, float]], reference: str | None = None) -> list[Difference]:
     """All pairs, or each algorithm against a reference, with p-values corrected for the number of pairs."""
     labels = list(values)
-    pairs = (
-        [(label, reference) for label in labels if label != reference]
-        if reference is not None
-        else list(combinations(labels, 2))
-    )
+    pairs = list(combinations(labels, 2))
+    if reference is not None:
+        pairs = [(label, reference) for label in labels if label != reference]
     found = [difference(first, second, values[first], values[second]) for first, second in pairs]
     corrected = iter(holm([each.p for each in found if each.p is not None]))
     return [replace(each, corrected=next(corrected)) if each.p is not None else each for each in found]
@@ -145,27 +145,19 @@ def in_words(
     """One sentence about a difference. It never says "no difference" without the interval of possible differences."""
     scale, unit = (100.0, " points") if percent else (1.0, "")
     found = difference.spread
-    first, second = difference.first, difference.second
-    if not found.count:
-        return f"{first} and {second} have no seed in common."
-    gap = f"{abs(found.mean) * scale:.3g}{unit}"
     side = "higher" if found.mean > 0 else "lower"
+    values: dict[str, object] = {"first": difference.first, "second": difference.second, "metric": metric, "side": side}
+    if not found.count:
+        return say("difference", "nothing_in_common", **values)
+    values["gap"] = f"{abs(found.mean) * scale:.3g}{unit}"
     if found.count == 1:
-        return (
-            f"With one seed, {first}'s {metric} was {gap} {side} than {second}'s; one seed says nothing about chance."
-        )
-    span = f"95 % interval {found.low * scale:+.3g} to {found.high * scale:+.3g}{unit}, {found.count} seeds"
+        return say("difference", "one_seed", **values)
+    values["span"] = f"95 % interval {found.low * scale:+.3g} to {found.high * scale:+.3g}{unit}, {found.count} seeds"
     if difference.p is None:
-        inside = "excludes zero" if difference.excludes_zero else "includes zero"
-        return (
-            f"{first}'s {metric} was {gap} {side} than {second}'s ({span}); the interval {inside}, "
-            f"and fewer than {SEEDS_FOR_A_TEST} seeds allow no test."
-        )
-    test = f"corrected p = {difference.corrected:.3g}, effect size {difference.effect:.2g}"
+        inside = "excludes" if difference.excludes_zero else "includes"
+        return say("difference", "not_tested", inside=inside, needed=SEEDS_FOR_A_TEST, **values)
+    values["test"] = f"corrected p = {difference.corrected:.3g}, effect size {difference.effect:.2g}"
     if difference.clear:
         better = "better" if (found.mean > 0) == higher_is_better else "worse"
-        return f"{first} is clearly {better} than {second}: its {metric} is {gap} {side} ({span}; {test})."
-    return (
-        f"No clear difference between {first} and {second} was found: {first}'s {metric} was {gap} {side}, "
-        f"and differences anywhere in the interval fit the data ({span}; {test})."
-    )
+        return say("difference", "clear", better=better, **values)
+    return say("difference", "not_clear", **values)

@@ -10,11 +10,11 @@ import numpy as np
 from fedloom.results import client_tables, curve_numbers, headline
 from fedloom.results.comparisons import Comparison, comparisons, main_comparison, universal_comparison
 from fedloom.results.run_data import MetricInfo, RunData
+from fedloom.results.sentences import say
 from fedloom.results.statistics import SEEDS_FOR_A_TEST, Difference, differences, in_words, known_mean, spread
 from fedloom.results.table import Table, Value, show
 
 MOST_SENTENCES = 6  # with more pairs of algorithms, the note has no sentence about each
-ONE_SEED = "One seed: there is no interval, and differences may be chance. Use several seeds."
 
 
 def all_tables(run: RunData) -> list[Table]:
@@ -34,13 +34,13 @@ def overview(run: RunData) -> Iterator[Table]:
         labels = [label for label in run.labels if any(label in one.values for one in found)]
         rows = tuple((label, *(_mean_and_interval(one, label) for one in found)) for label in labels)
         if rows:
-            note = (
-                f"Mean over {len(run.seeds)} seeds ± half the width of the 95 % t interval. “Own test” is the mean "
-                "over clients, each on its own test split; the universal test is each client's model on all of them."
-            )
             columns, kinds = ("algorithm", *(one.way for one in found)), ("text", *["shown"] * len(found))
-            note = note if len(run.seeds) > 1 else ONE_SEED
+            note = _note_over_seeds(run, "overview")
             yield Table(f"overview_{metric}", f"Results: {metric}", columns, rows, kinds, note)
+
+
+def _note_over_seeds(run: RunData, name: str) -> str:
+    return say("note", name if len(run.seeds) > 1 else "one_seed", seeds=len(run.seeds))
 
 
 def _mean_and_interval(comparison: Comparison, label: str) -> str:
@@ -64,29 +64,25 @@ def comparison(run: RunData) -> Iterator[Table]:
         if rows:
             shown = metric.number_format
             kinds = ("text", "text", shown, metric.deviation_format, shown, shown, "whole")
-            note = f"Mean, standard deviation and 95 % t interval over {len(run.seeds)} seeds; the seed is the unit."
-            note = note if len(run.seeds) > 1 else ONE_SEED
+            note = _note_over_seeds(run, "comparison")
             yield Table(f"comparison_{name}", f"Results in full: {name}", columns, tuple(rows), kinds, note)
 
 
 def paired_differences(run: RunData) -> Iterator[Table]:
     """All pairs of algorithms, in the main comparison and in the universal test."""
-    found = {
-        "differences": main_comparison(run),
-        "differences_universal": universal_comparison(run, run.main_metric),
-    }
-    for name, one in found.items():
+    measured = {"": main_comparison(run), "_universal": universal_comparison(run, run.main_metric)}
+    for ending, one in measured.items():
         if one is not None and len(one.values) > 1:
-            yield _paired_differences(name, one)
+            yield _paired_differences(f"differences{ending}", one)
 
 
 def _paired_differences(name: str, comparison: Comparison) -> Table:
     found = differences(comparison.values)
     rows: list[tuple[Value, ...]] = []
     for each in found:
-        over_seeds = each.spread
-        difference = (f"{each.first} − {each.second}", over_seeds.mean, over_seeds.low, over_seeds.high)
-        rows.append((*difference, each.effect, f"{each.wins} of {over_seeds.count}", each.p, each.corrected))
+        pair, over_seeds = f"{each.first} − {each.second}", each.spread
+        interval, wins = (over_seeds.low, over_seeds.high), f"{each.wins} of {over_seeds.count}"
+        rows.append((pair, over_seeds.mean, *interval, each.effect, wins, each.p, each.corrected))
     columns = ("pair", "difference", "95 % low", "95 % high", "effect size", "seeds higher", "p", "corrected p")
     kind = "points" if comparison.metric.percent else "difference"
     kinds = ("text", kind, kind, kind, "short", "text", "p", "p")
@@ -102,22 +98,17 @@ def verdict(found: Sequence[Difference], metric: MetricInfo) -> Iterator[str]:
     tested = [each for each in found if each.p is not None]
     pairs = f"{len(found)} pair" + ("s" if len(found) > 1 else "")
     if not any(each.spread.count > 1 for each in found):
-        yield "One seed: differences are shown, but nothing can be said about chance."
+        yield say("differences", "one_seed")
         return
     if tested:
-        yield (
-            f"Of {pairs}, {sum(each.clear for each in found)} differ clearly (the interval excludes zero, and "
-            f"Wilcoxon's signed-rank test, with Holm's correction for {len(tested)} comparisons, has p ≤ 0.05)."
-        )
+        clear = sum(each.clear for each in found)
+        yield say("differences", "tested", pairs=pairs, clear=clear, tested=len(tested))
     else:
-        yield (
-            f"Intervals of {sum(each.excludes_zero for each in found)} of {pairs} exclude zero. Each is a 95 % "
-            "interval by itself, so about one in twenty excludes zero even if no algorithms differ. "
-            f"With fewer than {SEEDS_FOR_A_TEST} seeds, no p-values are given."
-        )
+        apart = sum(each.excludes_zero for each in found)
+        yield say("differences", "not_tested", pairs=pairs, apart=apart, needed=SEEDS_FOR_A_TEST)
     for each in found if len(found) <= MOST_SENTENCES else ():
         yield in_words(each, metric=metric.name, percent=metric.percent, higher_is_better=metric.higher_is_better)
-    yield "The effect size is the mean difference in standard deviations of the differences."
+    yield say("differences", "effect_size")
 
 
 def target_costs(run: RunData, label: str, metric: str, target: float) -> list[tuple[float, ...] | None]:
@@ -139,13 +130,7 @@ def targets(run: RunData) -> Iterator[Table]:
     """Rounds, bytes and seconds to each target of the experiment."""
     columns = ("algorithm", "seeds there", "first round", "crossing", "bytes", "time", "speed-up")
     kinds = ("text", "text", "short", "short", "bytes", "seconds", "factor")
-    note = (
-        f"The curve is {headline.curve_in_words(run)}, made monotone (best so far). “First round” is the first "
-        "measured round at or beyond the target, “crossing” interpolates between it and the round measured before. "
-        "Means over seeds, given only if every seed reached the target. Bytes are all that clients sent and received "
-        "(the pooled baseline sends no weights: it would move the data). The speed-up is relative to the slowest "
-        "algorithm that reached the target. Time depends on this machine and on what else ran on it."
-    )
+    note = say("note", "target", curve=headline.curve_in_words(run))
     for metric, target in (run.evaluation.get("target") or {}).items():
         rows: list[tuple[Any, ...]] = []
         for label in run.labels:
@@ -175,32 +160,16 @@ def fairness(run: RunData) -> Iterator[Table]:
         curves = headline.curves(run, label, name).values()
         peaks = [curve_numbers.peak(*curve, metric.higher_is_better) for curve in curves]
         if found or curves:
-            means = (
-                [each.worst for each in found],
-                [each.std for each in found],
-                [each.jain for each in found],
-                [curve_numbers.last_mean(values, 10) for _, values in curves],
-                [best for best, _ in peaks],
-            )
-            rows.append((label, *map(known_mean, means), ", ".join(str(round) for _, round in peaks)))
+            fair = ([getattr(each, part) for each in found] for part in ("worst", "std", "jain"))
+            last_rounds = [curve_numbers.last_mean(values, 10) for _, values in curves]
+            means = map(known_mean, (*fair, last_rounds, [best for best, _ in peaks]))
+            rows.append((label, *means, ", ".join(str(round) for _, round in peaks)))
     if rows:
-        columns = (
-            "algorithm",
-            "worst 10 %",
-            "std over clients",
-            "Jain index",
-            "last 10 rounds",
-            "peak",
-            "peak's round",
-        )
+        at_clients, of_curve = ("worst 10 %", "std over clients", "Jain index"), ("last 10 rounds", "peak")
+        columns = ("algorithm", *at_clients, *of_curve, "peak's round")
         shown = metric.number_format
         kinds = ("text", shown, metric.deviation_format, "number", shown, shown, "text")
-        note = (
-            "Clients: each client's model on its own test split after its last local training. The worst tenth has at "
-            "least one client. Jain's index is 1 if all clients fare the same. Curve: "
-            f"{headline.curve_in_words(run)}; the mean of the last 10 measured rounds, and the peak, which is "
-            "optimistic because it is chosen on the test data. Means over seeds."
-        )
+        note = say("note", "fairness", curve=headline.curve_in_words(run))
         yield Table("fairness", f"Fairness, last rounds and peak: {name}", columns, tuple(rows), kinds, note)
 
 
@@ -210,20 +179,12 @@ def costs(run: RunData) -> Iterator[Table]:
     for label in run.labels:
         found = [each for seed in run.seeds if len((each := run.costs(label, seed)).rounds)]
         if found:
-            rounds, up, down, seconds, median = (
-                known_mean([float(value(each)) for each in found])
-                for value in (
-                    lambda each: len(each.rounds),
-                    lambda each: each.bytes_up.sum(),
-                    lambda each: each.bytes_down.sum(),
-                    lambda each: each.seconds.sum(),
-                    lambda each: np.median(each.seconds),
-                )
-            )
-            sent = (None, None) if run.is_pooled(label) else (up, down)
-            rows.append((label, rounds, *sent, seconds, median))
+            totals = [(len(each.rounds), each.bytes_up.sum(), each.bytes_down.sum()) for each in found]
+            seconds = [(each.seconds.sum(), np.median(each.seconds)) for each in found]
+            rounds, *sent = (float(np.mean(column)) for column in zip(*totals, strict=True))
+            times = (float(np.mean(column)) for column in zip(*seconds, strict=True))
+            rows.append((label, rounds, *((None, None) if run.is_pooled(label) else sent), *times))
     if rows:
         columns = ("algorithm", "rounds", "sent by clients", "received by clients", "time", "a round (median)")
         kinds = ("text", "whole", "bytes", "bytes", "seconds", "seconds")
-        note = "Means over seeds. The time includes evaluation. Bytes are those of weights and numbers, uncompressed."
-        yield Table("traffic", "Bytes and time", columns, tuple(rows), kinds, note)
+        yield Table("traffic", "Bytes and time", columns, tuple(rows), kinds, say("note", "traffic"))

@@ -14,14 +14,13 @@ from fedloom import machine
 from fedloom.algorithm import Algorithm
 from fedloom.backends.vector import Workers
 from fedloom.experiment.experiment_file import Experiment, RunTable
-from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.worker_groups import backend_on, choose_setup, start_workers
 from fedloom.federation.engine import Evaluation, RoundRecord, fit
 from fedloom.training.clients import Setup
-from fedloom.training.probe import Probe, probe
+from fedloom.training.probe import Probe
 from fedloom.training.trainers import LANES, SMALL_MODEL
-from fedloom.tuning.estimate import duration, size
+from fedloom.tuning.estimate import duration, first_seed, size
 
 WARM_UP = 2  # rounds that are not counted: they load, record and fill caches
 
@@ -69,15 +68,11 @@ class Bench:
 def bench(experiment: Experiment, rounds: int, progress: Progress) -> Bench:
     """Run some rounds of every algorithm with the experiment's first seed; nothing is stored."""
     began = time.perf_counter()
-    plan, seed = Plan.of(experiment), experiment.seeds[0]
     workers = start_workers(experiment.run, progress.note)
     try:
-        federation, task = plan.federation(seed), plan.task(seed)
-        experiment.cohort.check(federation.clients)
-        cohort = experiment.cohort.size(federation.clients)
-        facts = probe(federation, task)
+        federation, task, facts, cohort = first_seed(experiment)
         setup = choose_setup(facts, experiment.run, cohort)
-        common: dict[str, Any] = {"seed": seed, "sampling": experiment.cohort}
+        common: dict[str, Any] = {"seed": experiment.seeds[0], "sampling": experiment.cohort}
         common["backend"] = backend_on(workers, federation, task, setup)
         processes = None  # on a cluster they are on other machines
         if workers is None or isinstance(workers, Workers):
@@ -85,12 +80,10 @@ def bench(experiment: Experiment, rounds: int, progress: Progress) -> Bench:
         timings = []
         progress.expect(len(experiment.algorithm), 2 * (rounds + WARM_UP))
         for label, algorithm in experiment.algorithm.items():
+            measured = {"rounds": experiment.evaluate, "training": Evaluation(splits=(), server=())}
             running = {
                 name: fit(federation, task, algorithm, 10**9, evaluation=evaluation, **common)
-                for name, evaluation in (
-                    ("rounds", experiment.evaluate),
-                    ("training", Evaluation(splits=(), server=())),
-                )
+                for name, evaluation in measured.items()
             }
 
             def trained(cohort: Sequence[int], algorithm: Algorithm = algorithm) -> int:

@@ -16,8 +16,9 @@ from fedloom.data.split import SplitName
 from fedloom.experiment.experiment_file import Experiment
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.worker_groups import choose_setup
+from fedloom.task import Task
 from fedloom.training import evaluation
-from fedloom.training.probe import probe
+from fedloom.training.probe import Probe, probe
 from fedloom.tuning.message_sizes import MessageBytes, message_bytes
 
 
@@ -59,33 +60,34 @@ class Estimate:
         ]
 
 
-def estimate(experiment: Experiment) -> Estimate:
-    """Load the data, build the model, time a few steps, and multiply."""
-    plan = Plan.of(experiment)
-    seed = experiment.seeds[0]
+def first_seed(experiment: Experiment) -> tuple[Federation, Task, Probe, int]:
+    """Return the data and the task of the first seed, what is known about them, and the clients of a round."""
+    plan, seed = Plan.of(experiment), experiment.seeds[0]
     federation, task = plan.federation(seed), plan.task(seed)
     experiment.cohort.check(federation.clients)
-    facts = probe(federation, task)
-    cohort = experiment.cohort.size(federation.clients)
+    return federation, task, probe(federation, task), experiment.cohort.size(federation.clients)
+
+
+def estimate(experiment: Experiment) -> Estimate:
+    """Load the data, build the model, time a few steps, and multiply."""
+    federation, task, facts, cohort = first_seed(experiment)
     run = experiment.run
     group = choose_setup(facts, run, cohort).group
     reason = facts.__dict__.get("cannot_group")  # known only if clients were to train side by side
+    workers = machine.cores() if run.workers == "auto" else run.workers
     if run.backend == "serial":
         reason, workers = "the serial backend", 1
-    else:
-        asked = (
-            "as asked" if run.group != "auto" else f"for a model of {size(facts.bytes)} and {cohort} clients a round"
-        )
-        reason, workers = reason or asked, machine.cores() if run.workers == "auto" else run.workers
+    elif not reason:
+        chosen = f"for a model of {size(facts.bytes)} and {cohort} clients a round"
+        reason = chosen if run.group == "auto" else "as asked"
     sizes = federation.sizes("train")
     step_seconds, rows = _time_step(federation, task, experiment.train.batch_size, sizes)
     steps = np.ceil(sizes / rows).mean() * experiment.train.epochs * cohort
     forward = sum(federation.sizes(split).sum() for split in experiment.evaluate.splits)
     tested = _tested(federation, experiment.evaluate.server)
     evaluated = (forward * 2 + tested) / experiment.evaluate.every * step_seconds / rows / 3
-    handled = (
-        cohort * 3 + federation.clients * len(experiment.evaluate.splits)
-    ) * 3e-4  # what every client costs besides its steps
+    measured = federation.clients * len(experiment.evaluate.splits)
+    handled = (cohort * 3 + measured) * 3e-4  # what every client costs besides its steps
     seconds = (steps * step_seconds + evaluated + handled) / min(workers, cohort) + 0.01
     cells = len(experiment.algorithm) * len(experiment.seeds)
     data = sum(tree.size({"x": x, "y": y}) for x, y in [(federation.x, federation.y), *federation.server.values()])
@@ -120,7 +122,9 @@ def _tested(federation: Federation, wanted: Sequence[SplitName] | None) -> int:
     return sum(held[split] if split in held else int(federation.sizes(split).sum()) for split in wanted)
 
 
-def _time_step(federation: Any, task: Any, batch_size: int | str, sizes: np.ndarray[Any, Any]) -> tuple[float, int]:
+def _time_step(
+    federation: Federation, task: Task, batch_size: int | str, sizes: np.ndarray[Any, Any]
+) -> tuple[float, int]:
     rows = int(min(256, max(1, sizes.mean()))) if batch_size == "full" else int(batch_size)
     rows = min(rows, len(federation.y))
     x, y = evaluation.prepare(federation.x[:rows], federation.y[:rows], federation.scale, task)

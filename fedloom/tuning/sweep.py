@@ -24,16 +24,11 @@ from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.run import run_plan
 from fedloom.files import write_atomically
-from fedloom.results.figure_style import (
-    CaptionedFigure,
-    clip_share,
-    lay_out,
-    line_style,
-    new_figure,
-    show_percent,
-    styled,
-)
+from fedloom.results import figure_style as style
+from fedloom.results.figure_style import CaptionedFigure
 from fedloom.results.result import Result
+from fedloom.results.run_data import MetricInfo
+from fedloom.results.sentences import say
 from fedloom.results.statistics import Spread, spread
 from fedloom.results.table import Table, Value, show
 from fedloom.results.table import write as write_tables
@@ -71,10 +66,8 @@ class SweepResult:
     """What a sweep found."""
 
     folder: Path
-    metric: str
+    metric: MetricInfo
     measured: str  # on which data, in words
-    higher: bool  # whether higher is better
-    percent: bool
     trials: tuple[Trial, ...]  # the best first
 
     def best(self, label: str | None = None) -> Trial | None:
@@ -85,15 +78,15 @@ class SweepResult:
     def table(self) -> Table:
         """List every setting that was tried, the best first."""
         keys = list(self.trials[0].setting)
-        shown, deviation = ("percent", "deviation") if self.percent else ("number", "number")
+        shown, deviation = self.metric.number_format, self.metric.deviation_format
         columns: list[tuple[str, str, Callable[[Trial], Value]]] = [  # name, kind, value
             ("rank", "whole", lambda one: self.trials.index(one) + 1 if one.values and not one.pruned else None),
             ("algorithm", "text", lambda one: one.label),
             *((key, "text", lambda one, key=key: short(one.setting[key])) for key in keys),
             ("mean", shown, lambda one: one.spread.mean if one.values else None),
             ("std over seeds", deviation, lambda one: one.spread.std),
-            ("95 % low", shown, lambda one: float(clip_share(one.spread.low, self.percent))),
-            ("95 % high", shown, lambda one: float(clip_share(one.spread.high, self.percent))),
+            ("95 % low", shown, lambda one: float(style.clip_share(one.spread.low, self.metric.percent))),
+            ("95 % high", shown, lambda one: float(style.clip_share(one.spread.high, self.metric.percent))),
             ("seeds", "whole", lambda one: one.spread.count),
             ("remark", "text", lambda one: one.error),
         ]
@@ -102,24 +95,19 @@ class SweepResult:
         if not any(trial.error for trial in self.trials):
             del columns[-1]
         rows = tuple(tuple(value(trial) for _, _, value in columns) for trial in self.trials)
-        note = (
-            f"Every setting that was tried ({len(self.trials)} rows), ranked by {self.metric} on {self.measured}. The "
-            "test splits were not used: measure the chosen setting on them once, with fedloom run. The best of many is "
-            "the best partly by chance, so its validation number is optimistic."
-        )
+        note = say("note", "sweep", tried=len(self.trials), metric=self.metric.name, measured=self.measured)
         if not any(trial.spread.count > 1 for trial in self.trials):
             note += " One seed: neighbours in this ranking may differ by chance alone."
-        title = f"Sweep over {', '.join(keys)}"
         names, kinds, _ = zip(*columns, strict=True)
-        return Table("sweep", title, names, rows, kinds, note)
+        return Table("sweep", f"Sweep over {', '.join(keys)}", names, rows, kinds, note)
 
     def figure(self) -> CaptionedFigure | None:
         """Draw a heat map over two keys, or a line over one, for each algorithm."""
         keys = [key for key in self.trials[0].setting if len({short(trial.setting[key]) for trial in self.trials}) > 1]
         if not keys:
             return None
-        with styled():
-            return lay_out(self._heat_map(keys) if len(keys) > 1 else self._line(keys[0]))
+        with style.styled():
+            return style.lay_out(self._heat_map(keys) if len(keys) > 1 else self._line(keys[0]))
 
     def _heat_map(self, keys: list[str]) -> CaptionedFigure:
         down, across = keys[:2]
@@ -128,57 +116,56 @@ class SweepResult:
         measured = [trial for trial in self.trials if trial.values]
         means = [trial.spread.mean for trial in measured] or [0.0, 1.0]
         low, high = min(means), max(means)
-        figure = new_figure(0.9 + max(1.9, 0.62 * len(columns)) * len(labels), 1.2 + 0.34 * len(rows))
+        figure = style.new_figure(0.9 + max(1.9, 0.62 * len(columns)) * len(labels), 1.2 + 0.34 * len(rows))
         axes = figure.subplots(1, len(labels), sharey=True, squeeze=False)[0]
-        colours = {"cmap": "cividis" if self.higher else "cividis_r", "vmin": low, "vmax": max(high, low + 1e-9)}
+        light_is_good = self.metric.higher_is_better
         for here, label in zip(axes, labels, strict=True):
             grid = np.full((len(rows), len(columns)), np.nan)
             for trial in reversed([trial for trial in measured if trial.label == label]):  # the best one stays
                 setting = trial.setting
                 grid[rows.index(short(setting[down])), columns.index(short(setting[across]))] = trial.spread.mean
-            image = here.imshow(grid, aspect="auto", **colours)
+            image = style.draw_grid(here, grid, low, high, light_is_good)
             for (row, column), value in np.ndenumerate(grid):
                 dark = (value - low) / (high - low or 1) < 0.55
-                ink = "#222222" if not math.isfinite(value) or dark != self.higher else "white"
-                text = show(float(value), "deviation" if self.percent else "number")
+                ink = style.INK if not math.isfinite(value) or dark != light_is_good else "white"
+                text = show(float(value), self.metric.deviation_format)
                 here.text(column, row, text, ha="center", va="center", size=6.5, color=ink)
             here.set_xticks(range(len(columns)), columns)
             here.set_yticks(range(len(rows)), rows)
             here.set_title(label, loc="left")
             here.set_xlabel(across)
-            here.spines[:].set_visible(False)
         axes[0].set_ylabel(down)
-        bar = figure.colorbar(image, ax=list(axes), pad=0.02)
-        bar.set_label(f"Validation {self.metric}")
-        show_percent(bar.ax.yaxis, self.percent)
-        unit = ", in per cent" if self.percent else ""
+        bar = style.add_colour_bar(figure, image, list(axes), f"Validation {self.metric.name}", pad=0.02)
+        style.show_percent(bar, self.metric.percent)
+        unit = ", in per cent" if self.metric.percent else ""
         rest = f" Best over {', '.join(keys[2:])}." if len(keys) > 2 else ""
-        caption = f"Mean over seeds of {self.metric}{unit} on {self.measured}; – was not tried or failed.{rest}"
-        return CaptionedFigure("sweep", f"{self.metric.capitalize()} over {down} and {across}", caption, figure)
+        caption = f"Mean over seeds of {self.metric.name}{unit} on {self.measured}; – was not tried or failed.{rest}"
+        return CaptionedFigure("sweep", f"{self.metric.name.capitalize()} over {down} and {across}", caption, figure)
 
     def _line(self, key: str) -> CaptionedFigure:
-        figure = new_figure(5.6, 2.7)
+        figure = style.new_figure(5.6, 2.7)
         axes = figure.add_subplot()
         labels = sorted({trial.label for trial in self.trials})
         ticks = _axis([trial.setting[key] for trial in self.trials])
         for number, label in enumerate(labels):
             trials = [trial for trial in self.trials if trial.label == label and trial.values]
             found = dict(sorted((ticks.index(short(trial.setting[key])), trial.spread) for trial in trials))
-            style, over = line_style(number), list(found.values())
+            look, over = style.line_style(number), list(found.values())
             means = [one.mean for one in over]
-            axes.plot(list(found), means, **style, marker="o", markersize=3, linewidth=1.4, label=label)
+            axes.plot(list(found), means, **look, marker="o", markersize=3, linewidth=1.4, label=label)
             if all(one.count > 1 for one in over):
                 low, high = [one.low for one in over], [one.high for one in over]
-                axes.fill_between(list(found), low, high, color=style["color"], alpha=0.15, linewidth=0)
+                axes.fill_between(list(found), low, high, color=look["color"], alpha=0.15, linewidth=0)
         axes.set_xticks(range(len(ticks)), ticks)
         axes.set_xlabel(key)
-        axes.set_ylabel(f"Validation {self.metric}")
-        axes.grid(axis="y", color="#e4e4e4", linewidth=0.6)
-        show_percent(axes.yaxis, self.percent)
+        axes.set_ylabel(f"Validation {self.metric.name}")
+        axes.grid(axis="y", color=style.GRID, linewidth=0.6)
+        style.show_percent(axes.yaxis, self.metric.percent)
         if len(labels) > 1:
-            figure.legend(loc="outside right center", frameon=False)
-        caption = f"{self.metric.capitalize()} on {self.measured}: mean and, for several seeds, 95 % t interval."
-        return CaptionedFigure("sweep", f"{self.metric.capitalize()} over {key}", caption, figure)
+            style.add_legend(figure)
+        metric = self.metric.name.capitalize()
+        caption = f"{metric} on {self.measured}: mean and, for several seeds, 95 % t interval."
+        return CaptionedFigure("sweep", f"{metric} over {key}", caption, figure)
 
     def write(self) -> list[Path]:
         """Write the table as CSV, Markdown and LaTeX, the figure as PNG and SVG, and everything as JSON."""
@@ -193,7 +180,7 @@ class SweepResult:
         for trial in self.trials:
             error = {"error": trial.error} if trial.error else {}
             tried.append({"setting": trial.setting, "algorithm": trial.label, "values": trial.values, **error})
-        return {"folder": str(self.folder), "metric": self.metric, "measured": self.measured, "tried": tried}
+        return {"folder": str(self.folder), "metric": self.metric.name, "measured": self.measured, "tried": tried}
 
 
 def sweep(
@@ -306,10 +293,8 @@ def _on_validation(experiment: Experiment) -> Experiment:
         raise InputError(
             "A sweep ranks by validation data, and there is none: [data] split gives the validation split a share of 0."
         )
-    measured = experiment.evaluate.replace(
-        splits=("validation",), universal=False, server=("validation",), headline="final"
-    )
-    return experiment.replace(evaluate=measured)  # type: ignore[no-any-return]
+    only = {"splits": ("validation",), "universal": False, "server": ("validation",), "headline": "final"}
+    return experiment.replace(evaluate=experiment.evaluate.replace(**only))  # type: ignore[no-any-return]
 
 
 def _plan(experiment: Experiment, label: str, plans: dict[str, Plan]) -> Plan:
@@ -338,8 +323,6 @@ def _ranked(folder: Path, experiment: Experiment, trials: Sequence[Trial]) -> Sw
         mean = trial.spread.mean if trial.values else 0.0
         return not trial.values, trial.pruned, mean if lower else -mean
 
-    measured = "the clients' own validation splits after local training"
-    if at_server:
-        measured = "the global model on validation data"
-    percent = metric == "accuracy" or metric.startswith("top_")
-    return SweepResult(folder, metric, measured, not lower, percent, tuple(sorted(trials, key=order)))
+    at_clients = "the clients' own validation splits after local training"
+    measured = "the global model on validation data" if at_server else at_clients
+    return SweepResult(folder, MetricInfo(metric, True, not lower), measured, tuple(sorted(trials, key=order)))

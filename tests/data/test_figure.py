@@ -9,7 +9,7 @@ from PIL import Image
 
 from fedloom.data.build import federate
 from fedloom.data.federation import Dataset, Federation
-from fedloom.data.figure import _doubling, _short, _step, plot
+from fedloom.data.figure import _doubling, _step, plot, shorten
 
 
 def small() -> Federation:
@@ -59,5 +59,7 @@ def test_bins_of_sizes_cover_every_client() -> None:
 
 def test_ticks_and_names_are_thinned() -> None:
     assert [_step(count, 25) for count in (1, 25, 26, 100, 200, 251)] == [1, 1, 2, 5, 10, 20]
-    assert _short("a hospital, number 17", 10) == "a hos…r 17"
-    assert _short("short", 10) == "short"
+    assert shorten("a hospital, number 17", 10) == "a hos…r 17"
+    assert shorten("short", 10) == "short"
+    assert shorten("client-000000017", 10) == "clien…0017"
+    assert shorten("a$b", 10) == r"a\$b"

@@ -108,7 +108,7 @@ def test_traffic_and_epochs_add_up_over_calls(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         cell = store.cell("fedavg", 1)
         store.save(cell, record(1, reports=(one, Report(1, 10, 20), two)), TASK)
-        (row,) = store.rounds(cell)
+        (row,) = store.rows("rounds", cell)
         assert (row["participants"], row["bytes_up"], row["bytes_down"], row["complete"]) == (2, 21, 42, True)
         assert [(p["client"], p["bytes_up"], p["bytes_down"]) for p in store.rows("participants")] == [
             ("0", 11, 22),
@@ -135,7 +135,7 @@ def test_saving_a_round_again_replaces_it(tmp_path: Path) -> None:
             ("pre_fit", "loss", 1.0),
         ]
         assert {row["round"] for row in store.rows("server_metrics")} == {2}
-        assert [row["round"] for row in store.rounds(cell)] == [1, 2]
+        assert [row["round"] for row in store.rows("rounds", cell)] == [1, 2]
         assert store.cells()[0]["rounds_done"] == 2
 
 
@@ -149,7 +149,7 @@ def test_a_round_that_fails_to_save_leaves_nothing(tmp_path: Path) -> None:
         assert store.rows("client_metrics") == store.rows("rounds") == []
         assert store.cells()[0]["rounds_done"] == 0
         store.save(cell, record(1), TASK)
-        assert len(store.rounds(cell)) == 1
+        assert len(store.rows("rounds", cell)) == 1
 
 
 def test_the_summary_counts_each_client_once_and_pools_each_example_once(tmp_path: Path) -> None:

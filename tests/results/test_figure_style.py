@@ -50,11 +50,6 @@ def test_a_grid_has_at_most_four_panels_in_a_row_and_hides_the_spare_ones() -> N
         assert sum(one.get_visible() for one in axes) == min(count, style.MOST_PANELS)
 
 
-def test_long_names_lose_their_middle_and_dollars_are_no_formulas() -> None:
-    assert style.shorten("client-000000017", 10) == "clien…0017"
-    assert style.shorten("a$b", 10) == r"a\$b"
-
-
 def test_shares_are_cut_to_between_0_and_1() -> None:
     assert style.clip_share([-0.1, 0.5, 1.2], percent=True).tolist() == [0.0, 0.5, 1.0]
     assert style.clip_share([-0.1, 1.2], percent=False) == [-0.1, 1.2]

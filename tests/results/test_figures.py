@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedloom.results import figures
+from fedloom.results.figure_style import line_styles
 from fedloom.results.run_data import RunData
 
 
@@ -66,7 +67,7 @@ def test_a_figure_without_numbers_is_left_out(make: Callable[[RunData], object],
 
 def test_an_algorithm_has_one_colour_in_all_figures(run: RunData) -> None:
     drawn = {each.name: each.figure for each in figures.draw_all(run)}
-    colours = {label: style["color"] for label, style in figures.line_styles(run).items()}
+    colours = {label: style["color"] for label, style in line_styles(run.labels).items()}
     assert len(set(colours.values())) == len(run.labels)
     for axes, label in zip(drawn["sausage_rounds"].axes, run.labels, strict=False):
         assert axes.get_title(loc="left") == label
@@ -91,7 +92,7 @@ def test_page_and_paper_have_the_same_numbers(run: RunData) -> None:
     drawn = figures.comparison(run, "accuracy")
     assert drawn is not None
     (line,) = (
-        line for line in drawn.figure.axes[1].lines if line.get_color() == figures.line_styles(run)["local"]["color"]
+        line for line in drawn.figure.axes[1].lines if line.get_color() == line_styles(run.labels)["local"]["color"]
     )
     stats = [run.client_values("local", seed, "post_fit", "accuracy").by_round().mean for seed in (1, 2)]
     assert np.asarray(line.get_ydata()) == pytest.approx(np.mean(stats, axis=0))

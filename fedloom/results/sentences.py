@@ -1,0 +1,24 @@
+"""The sentences of notes and cautions, which are in `templates/sentences.toml`."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fedloom.experiment.experiment_file import tomllib
+
+
+@lru_cache(maxsize=1)
+def sentences() -> dict[str, dict[str, str]]:
+    """Return all sentences, by table and name."""
+    return tomllib.loads((Path(__file__).parent / "templates" / "sentences.toml").read_text(encoding="utf-8"))
+
+
+def say(table: str, name: str, **values: Any) -> str:
+    """Return a sentence with its values filled in.
+
+    >>> say("caution", "few_seeds", seeds=3, needed=6)
+    '3 seeds: intervals are wide, and tests need at least 6.'
+    """
+    return sentences()[table][name].format(**values)
