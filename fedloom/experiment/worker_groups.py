@@ -138,9 +138,8 @@ class WorkerGroup:
         self.store.set_fact("machine", machine.facts())
         if not self.store.rows("clients"):
             self.store.set_clients(federation)
-            held = (
-                label_counts(federation) if len(federation.y) else None
-            )  # on a network, the coordinator does not know the labels
+            # on a network, the coordinator does not know the labels
+            held = label_counts(federation) if len(federation.y) else None
             if held is not None:
                 self.store.set_fact("labels", held)
 

@@ -1,7 +1,7 @@
 """The tables of a run that show single clients, or statistics over clients.
 
 `round_stats`, `user_stats`, `universal_test` and `summary` have the layout of Samani's experiments (average, standard
-deviation, lowest, highest over users). With several seeds, each statistic is computed per seed and then averaged.
+deviation, lowest, highest over clients). With several seeds, each statistic is computed per seed and then averaged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def all_tables(run: RunData, metric: str) -> Iterator[Table]:
 
 
 def summary(run: RunData, metric: str) -> Iterator[Table]:
-    """The last measured round: average, standard deviation, lowest and highest over users."""
+    """The last measured round: average, standard deviation, lowest and highest over clients."""
     for phase, words in PHASES.items():
         last = {label: run.last_round(label, phase, metric).values() for label in run.labels}
         found = {label: average([one.by_round() for one in values]) for label, values in last.items()}
@@ -37,25 +37,25 @@ def summary(run: RunData, metric: str) -> Iterator[Table]:
             (name, *(float(getattr(one, part)[-1]) for one in stats.values())) for name, part in STATISTICS.items()
         ]
         if stats:
-            title = f"{metric.capitalize()} over users at the end, {words}"
+            title = f"{metric.capitalize()} over clients at the end, {words}"
             kinds = ("text", *[run.metric(metric).number_format] * len(stats))
             yield Table(f"summary_{metric}_{phase}", title, ("", *stats), tuple(rows), kinds, _seeds_in_words(run))
 
 
 def universal_test(run: RunData, metric: str) -> Iterator[Table]:
-    """Every user's model on the union of all test splits; the pooled model has one number."""
+    """Every client's model on the union of all test splits; the pooled model has one number."""
     found = {label: run.last_round(label, "universal", metric) for label in run.labels}
     found = {label: values for label, values in found.items() if values}
-    per_user = {label: {} if run.is_pooled(label) else run.last_means(label, "universal", metric) for label in found}
-    users = sorted({user for known in per_user.values() for user in known})
+    per_client = {label: {} if run.is_pooled(label) else run.last_means(label, "universal", metric) for label in found}
+    numbers = sorted({number for known in per_client.values() for number in known})
     rows: list[tuple[Value, ...]] = [
-        (run.client_name(user), *(known.get(user) for known in per_user.values())) for user in users
+        (run.client_name(number), *(known.get(number) for known in per_client.values())) for number in numbers
     ]
     for name, part in STATISTICS.items():
         values: list[Value] = []
         for label, seeds in found.items():
             per_seed = [float(getattr(one.by_round(), part)[-1]) for one in seeds.values()]
-            one_model = run.is_pooled(label)  # which has no spread over users
+            one_model = run.is_pooled(label)  # which has no spread over clients
             values.append(None if one_model and name != "Average" else known_mean(per_seed))
         rows.append((name, *values))
     if found:
@@ -81,7 +81,7 @@ def clients(run: RunData, metric: str) -> Iterator[Table]:
 
 
 def long_table(run: RunData, metric: str, axis: str, name_of: Callable[[int], Value]) -> Iterator[Table]:
-    """Statistics over users for every round, or over rounds for every user: one row per algorithm and phase too."""
+    """Statistics over clients for every round, or over rounds for every client: one row per algorithm and phase too."""
     rows: list[tuple[Value, ...]] = []
     for label in run.labels:
         for phase in PHASES:
@@ -95,7 +95,7 @@ def long_table(run: RunData, metric: str, axis: str, name_of: Callable[[int], Va
         shown, deviation = run.metric(metric).number_format, run.metric(metric).deviation_format
         columns = ("algorithm", "phase", axis, *STATISTICS)
         kinds = ("text", "text", "whole" if axis == "round" else "text", shown, deviation, shown, shown)
-        title = f"{metric.capitalize()} on each user's test split, over {'users' if axis == 'round' else 'rounds'}"
+        title = f"{metric.capitalize()} on each client's test split, over {'clients' if axis == 'round' else 'rounds'}"
         yield Table(f"{axis}_stats_{metric}", title, columns, tuple(rows), kinds, _seeds_in_words(run))
 
 

@@ -18,15 +18,9 @@ TITLES = {
     "pooled_pre_fit_test": "before local training, all tests together",
     "server_validation": "global model, server's validation data",
 }
+_OWN_TESTS = {"post_fit_test": "post_fit", "pre_fit_test": "pre_fit", "test": "final"}
 # the phases of the keys that are about clients
-PHASES = {
-    "post_fit_test": "post_fit",
-    "pre_fit_test": "pre_fit",
-    "test": "final",
-    "pooled_post_fit_test": "post_fit",
-    "pooled_pre_fit_test": "pre_fit",
-    "pooled_test": "final",
-}
+PHASES = {**_OWN_TESTS, **{f"pooled_{key}": phase for key, phase in _OWN_TESTS.items()}}
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def draw_all(
 ) -> list[CaptionedFigure]:
     """Every figure that the run has numbers for.
 
-    `fill` says what is shaded around means over users: "min-max" (lowest to highest) or "std" (one standard deviation).
+    `fill` says what is shaded around means over clients: "min-max" (lowest to highest) or "std" (one standard deviation).
     """
     metric = run.main_metric
     makers: dict[str, Callable[[], CaptionedFigure | None]] = {
@@ -42,7 +42,7 @@ def draw_all(
         "learning curves": partial(comparison, run, metric),
         "the global model": partial(global_model, run, metric),
         "rounds": partial(before_and_after, run, metric, "rounds", fill),
-        "users": partial(before_and_after, run, metric, "users", fill),
+        "means of clients": partial(before_and_after, run, metric, "clients", fill),
         "the pooled model": partial(pooled_curve, run),
         "bytes": partial(against_bytes, run, metric),
         "clients": partial(heat_map, run, metric),
@@ -74,7 +74,7 @@ def at_a_glance(run: RunData) -> CaptionedFigure | None:
     panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
     for axes, one in zip(panels, shown, strict=True):
         for place, label in enumerate(labels):
-            _draw_seeds(axes, place, one, label, style.line_styles(run.labels)[label]["color"])
+            _draw_seeds(axes, place, one, label, _colours(run)[label])
         title = "\n".join(textwrap.wrap(one.title, 42))
         style.finish_axes(axes, title, one.metric.percent, most_ticks=0, values="x")
         axes.set_ylim(len(labels) - 0.5, -0.5)
@@ -141,7 +141,7 @@ def global_model(run: RunData, metric: str) -> CaptionedFigure | None:
 
 
 def before_and_after(run: RunData, metric: str, against: str, fill: str) -> CaptionedFigure | None:
-    """Before and after local training: the mean over users against rounds, or the mean over rounds against users.
+    """Before and after local training: the mean over clients against rounds, or the mean over rounds against clients.
 
     The source document calls these sausage graphs, and so do the names of the files.
     """
@@ -149,53 +149,53 @@ def before_and_after(run: RunData, metric: str, against: str, fill: str) -> Capt
     for label in run.labels:
         for phase in ("pre_fit", "post_fit"):
             found = list(run.client_values_by_seed(label, phase, metric).values())
-            if against == "users" and phase == "pre_fit":
+            if against == "clients" and phase == "pre_fit":
                 found = [one.keep(one.rounds > 1) for one in found]
             stats = average([one.by_round() if against == "rounds" else one.by_client() for one in found if len(one)])
             if stats is not None:
                 panels.setdefault(label, {})[phase] = stats
-    if not panels or (against == "users" and len(run.clients) < 2):
+    if not panels or (against == "clients" and len(run.clients) < 2):
         return None
     figure, grid = style.panel_grid(list(panels), 1.75)
-    percent = run.metric(metric).percent
+    percent, colours = run.metric(metric).percent, _colours(run)
     for axes, (label, phases) in zip(grid, panels.items(), strict=False):
         for phase, stats in phases.items():
-            look = BEFORE_TRAINING if phase == "pre_fit" else {"color": style.line_styles(run.labels)[label]["color"]}
-            low, high = stats.low, stats.high
-            if fill == "std":
-                low, high = stats.mean - stats.std, stats.mean + stats.std
-            x = np.arange(len(stats.index)) if against == "users" else stats.index
-            low, high = style.clip_share(low, percent), style.clip_share(high, percent)
-            axes.fill_between(x, low, high, color=look["color"], alpha=0.16, linewidth=0)
+            look = BEFORE_TRAINING if phase == "pre_fit" else {"color": colours[label]}
+            around = (stats.mean - stats.std, stats.mean + stats.std) if fill == "std" else (stats.low, stats.high)
+            x = np.arange(len(stats.index)) if against == "clients" else stats.index
+            axes.fill_between(x, *style.clip_share(around, percent), color=look["color"], alpha=0.16, linewidth=0)
             style.plot_line(axes, x, stats.mean, **look)
-        if against == "users":
-            names = [shorten(run.client_name(int(user)), 8) for user in next(iter(phases.values())).index]
+        if against == "clients":
+            names = [shorten(run.client_name(int(client)), 8) for client in next(iter(phases.values())).index]
             step = max(1, math.ceil(sum(len(name) + 1 for name in names) / 24))
             axes.set_xticks(range(0, len(names), step), names[::step])
         style.finish_axes(axes, label, percent, most_ticks=5 if against == "rounds" else 0)
     grid[0].set_ylabel(f"Test {metric}")
     _before_and_after_legend(figure)
-    figure.supxlabel("Round" if against == "rounds" else "User", size=8.5, color=INK)
-    over = "users" if against == "rounds" else "rounds"
+    figure.supxlabel("Round" if against == "rounds" else "Client", size=8.5, color=INK)
+    over = "clients" if against == "rounds" else "rounds"
     shade = f"lowest to highest over {over}" if fill == "min-max" else f"± one standard deviation over {over}"
     caption = f"Lines: mean over {over}. Fill: {shade}" + (", averaged over seeds." if len(run.seeds) > 1 else ".")
-    if against == "users":
+    if against == "clients":
         caption += " Measurements before the first round, of the untrained model, are left out."
     if len(panels) > MOST_PANELS:
         caption += f" The first {MOST_PANELS} algorithms."
     title = f"{metric.capitalize()} against {against}, before and after local training"
-    return CaptionedFigure(f"sausage_{against}", title, caption, figure)
+    name = "sausage_rounds" if against == "rounds" else "sausage_users"
+    return CaptionedFigure(name, title, caption, figure)
 
 
 def _before_and_after_legend(figure: Figure) -> None:
     from matplotlib.lines import Line2D
 
     before, after = "before local training (pre_fit)", "after local training (post_fit), in the algorithm's colour"
-    handles = [
-        Line2D([], [], **BEFORE_TRAINING, linewidth=1.4, label=before),  # type: ignore[arg-type]
-        Line2D([], [], color=INK, linewidth=1.4, label=after),
-    ]
+    looks: dict[str, dict[str, Any]] = {before: BEFORE_TRAINING, after: {"color": INK}}
+    handles = [Line2D([], [], **look, linewidth=1.4, label=label) for label, look in looks.items()]
     figure.legend(handles=handles, loc="outside upper left", ncols=2, frameon=False)
+
+
+def _colours(run: RunData) -> dict[str, str]:
+    return {label: look["color"] for label, look in style.line_styles(run.labels).items()}
 
 
 def pooled_curve(run: RunData) -> CaptionedFigure | None:
@@ -215,7 +215,7 @@ def pooled_curve(run: RunData) -> CaptionedFigure | None:
         for name in shown:
             values = _mean_of_shortest([history[name] for history in found])
             held_out = name.startswith("validation")
-            look = {"color": style.line_styles(run.labels)[label]["color"]} if held_out else BEFORE_TRAINING
+            look = {"color": _colours(run)[label]} if held_out else BEFORE_TRAINING
             word = "validation" if held_out else "training"
             axes.plot(np.arange(1, len(values) + 1), values, **look, linewidth=1.4, label=word)
         style.finish_axes(axes, metric.capitalize(), run.metric(metric).percent)
@@ -250,7 +250,7 @@ def against_bytes(run: RunData, metric: str) -> CaptionedFigure | None:
     for label, line in lines.items():
         style.plot_line(axes, *line, **styles[label], label=label)
     for label, value in silent.items():
-        dotted = {"color": styles[label]["color"], "linewidth": 0.9, "linestyle": (0, (1, 2))}
+        dotted = {**styles[label], "linewidth": 0.9, "linestyle": (0, (1, 2))}
         axes.axhline(value, **dotted, label=f"{label} (sends no weights), end")
     ends = [total[-1] for total, _ in lines.values()]
     if max(ends) > 4 * min(ends):

@@ -84,10 +84,9 @@ def _one_a_round(curve: Curve) -> ClientValues:
 
 def _measured(run: RunData) -> list[str]:
     """What could be drawn instead."""
-    notes = (
-        row["metric"] for cell in run.cells for row in run.rows("server_metrics", *cell) if row["split"] == "notes"
-    )
-    wanted = [*product(("test", *SPLITS), run.metrics), *(("notes", name) for name in notes)]
+    rows = (row for cell in run.cells for row in run.rows("server_metrics", *cell))
+    notes = (("notes", row["metric"]) for row in rows if row["split"] == "notes")
+    wanted = [*product(("test", *SPLITS), run.metrics), *notes]
     return list(dict.fromkeys(f"{metric} on {split}" for split, metric in wanted if _panels(run, metric, split)[0]))
 
 
@@ -95,9 +94,7 @@ def draw(panels: Panels, styles: Styles, metric: str = "accuracy", split: str = 
     """Draw statistics of a metric against rounds; the names of the lines stand to the right of the last panel."""
     seeds = max(len(found) for panel in panels.values() for found in panel.values())
     bands = {
-        name: {label: band(found, metric, seeds) for label, found in panels[name].items()}
-        for name in TITLES
-        if name in panels
+        name: {label: band(found, metric, seeds) for label, found in panel.items()} for name, panel in panels.items()
     }
     shown = [label for label in styles if any(label in drawn for drawn in bands.values())]
     figure = new_figure(1, 1, arranged=False)

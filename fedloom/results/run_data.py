@@ -243,11 +243,8 @@ class RunData:
         if phase == "post_fit":
             before, final = (self._stored_values(label, seed, one, metric, split) for one in ("pre_fit", "final"))
             later = before.keep(before.rounds > 1)
-            found = ClientValues(
-                np.append(later.rounds - 1, final.rounds),
-                np.append(later.clients, final.clients),
-                np.append(later.values, final.values),
-            )
+            clients, values = np.append(later.clients, final.clients), np.append(later.values, final.values)
+            found = ClientValues(np.append(later.rounds - 1, final.rounds), clients, values)
         if self.sampling is None:
             return found
         drawn = np.zeros(len(found), dtype=np.bool_)

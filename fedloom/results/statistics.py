@@ -114,13 +114,9 @@ def signed_rank(gaps: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
     return float(wilcoxon(nonzero, method=method).pvalue)
 
 
-def differences(values: Mapping[str, Mapping[int, float]], reference: str | None = None) -> list[Difference]:
-    """All pairs, or each algorithm against a reference, with p-values corrected for the number of pairs."""
-    labels = list(values)
-    pairs = list(combinations(labels, 2))
-    if reference is not None:
-        pairs = [(label, reference) for label in labels if label != reference]
-    found = [difference(first, second, values[first], values[second]) for first, second in pairs]
+def differences(values: Mapping[str, Mapping[int, float]]) -> list[Difference]:
+    """All pairs, with p-values corrected for the number of pairs."""
+    found = [difference(one, other, values[one], values[other]) for one, other in combinations(values, 2)]
     corrected = iter(holm([each.p for each in found if each.p is not None]))
     return [replace(each, corrected=next(corrected)) if each.p is not None else each for each in found]
 

@@ -12,12 +12,8 @@ from pathlib import Path
 from fedloom.results.safe_text import for_latex, for_spreadsheet, visible
 
 Value = str | int | float | None
-STATISTICS = {
-    "Average": "mean",
-    "Standard deviation": "std",
-    "Lowest": "low",
-    "Highest": "high",
-}  # row → field of Stats
+# row → field of Stats
+STATISTICS = {"Average": "mean", "Standard deviation": "std", "Lowest": "low", "Highest": "high"}
 MOST_PRINTED = 2000  # a table with more rows is written only as CSV
 
 LATEX = Path(__file__).parent / "templates" / "table.tex"

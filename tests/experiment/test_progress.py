@@ -58,6 +58,18 @@ def test_one_bar_counts_the_rounds_of_all_cells() -> None:
     bar.close()
 
 
+def test_the_bars_of_a_run_replace_those_of_the_run_before() -> None:
+    bar = Bar(Console(file=io.StringIO(), force_terminal=True))
+    for cells in (2, 1):  # a sweep runs one setting after another
+        bar.expect(cells, rounds=1)
+        for number in range(cells):
+            bar.begin(f"{number} of {cells}", 0, 1)
+            bar.step(f"{number} of {cells}", 1, {}, 0.1)
+            bar.end(f"{number} of {cells}")
+    assert [task.description for task in bar.progress.tasks] == ["0 of 1"]
+    bar.close()
+
+
 def test_many_finished_cells_do_not_fill_the_screen() -> None:
     bar = Bar(Console(file=io.StringIO(), force_terminal=True))
     bar.expect(20, rounds=1)

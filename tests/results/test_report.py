@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import re
 import shutil
+import sqlite3
+from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -169,6 +171,14 @@ def test_an_unfinished_or_failed_run_says_so(tmp_path: Path) -> None:
     Page(text)
     assert "not finished" in text
     assert "bad (seed 1) failed after" in text
+
+
+def test_a_run_that_failed_before_it_knew_its_machine_has_a_report(comparison: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(comparison, folder)
+    with closing(sqlite3.connect(folder / "run.db")) as database, database:
+        database.execute("DELETE FROM facts WHERE key = 'machine'")
+    assert f"fedloom {fl.__version__}" in report.write(folder, files=False).read_text()
 
 
 def test_a_dark_scheme_is_for_screens_only_and_leaves_figures_on_white() -> None:
