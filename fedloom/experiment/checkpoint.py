@@ -31,6 +31,7 @@ from fedloom.federation.engine import Snapshot
 from fedloom.tree import Groups, Tree
 
 FORMAT = 1
+Versions = tuple[NDArray[np.int64], NDArray[np.int64]]  # clients, and the round of each one's state
 _MANIFEST = re.compile(r"round-(\d+)\.json")
 _OURS = re.compile(r"round-\d+\.json|(state|own|versions)-\d+\.safetensors|.+\.part")
 
@@ -199,7 +200,7 @@ def _snapshot(folder: Path, manifest: Mapping[str, Any]) -> Snapshot:
     return Snapshot(round, _read(folder / _name("state", round), depth=2), dict(sorted(own.items())))
 
 
-def _versions(folder: Path, manifest: Mapping[str, Any] | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _versions(folder: Path, manifest: Mapping[str, Any] | None) -> Versions:
     """Return the clients that keep a state, and the round in which each one's was saved."""
     name = _name("versions", manifest["round"]) if manifest else ""
     if manifest is None or name not in manifest["files"]:
@@ -209,9 +210,7 @@ def _versions(folder: Path, manifest: Mapping[str, Any] | None) -> tuple[NDArray
     return table["clients"].numpy(), table["rounds"].numpy()
 
 
-def _advance(
-    table: tuple[NDArray[np.int64], NDArray[np.int64]], own: Collection[int], round: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _advance(table: Versions, own: Collection[int], round: int) -> Versions:
     """Return the table of versions after a checkpoint in which some clients changed."""
     changed = np.fromiter(own, np.int64, len(own))
     same = ~np.isin(table[0], changed)

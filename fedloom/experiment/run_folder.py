@@ -18,8 +18,6 @@ from fedloom.experiment.experiment_file import differences
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.store import Store
 
-# keys that averaging algorithms had before their score weights became algorithms, with the values that changed nothing
-
 
 @contextlib.contextmanager
 def claimed(folder: Path, fresh: bool) -> Iterator[None]:

@@ -20,6 +20,7 @@ from fedloom.results.client_tables import average
 from fedloom.results.comparisons import Comparison, main_comparison, universal_comparison
 from fedloom.results.figure_style import BEFORE_TRAINING, FAINT, INK, MOST_PANELS, CaptionedFigure
 from fedloom.results.run_data import Curve, Floats, RunData, Stats
+from fedloom.results.sentences import say
 from fedloom.results.statistics import spread
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def draw_all(
 ) -> list[CaptionedFigure]:
     """Every figure that the run has numbers for.
 
-    `fill` says what is shaded around means over clients: "min-max" (lowest to highest) or "std" (one standard deviation).
+    `fill` says what is shaded around means over clients: "min-max" (lowest to highest) or "std" (one
+    standard deviation).
     """
     metric = run.main_metric
     makers: dict[str, Callable[[], CaptionedFigure | None]] = {
@@ -106,11 +108,7 @@ def comparison(run: RunData, metric: str) -> CaptionedFigure | None:
         figure = learning_curves.draw_run(run, style.line_styles(run.labels), metric, "test")
     except InputError:  # nothing was measured
         return None
-    caption = (
-        "Mean over clients, then over seeds; bands are 95 % t intervals over seeds."
-        if len(run.seeds) > 1
-        else "Mean over clients; bands are ± one standard deviation over clients. One seed."
-    )
+    caption = say("caption", "over_seeds" if len(run.seeds) > 1 else "one_seed")
     return CaptionedFigure("comparison", f"{metric.capitalize()} against rounds", caption, figure)
 
 
@@ -135,9 +133,8 @@ def global_model(run: RunData, metric: str) -> CaptionedFigure | None:
         axes.set_xlabel("Round")
     panels[0].set_ylabel(metric.capitalize())
     style.add_legend(figure)
-    caption = "The global model after each round, on the server's own data or on the union of the clients' splits."
-    title = f"The global model: {metric} against rounds"
-    return CaptionedFigure("global_model", title, caption + _seeds_in_words(run), figure)
+    title, caption = f"The global model: {metric} against rounds", say("caption", "global_model") + _seeds_in_words(run)
+    return CaptionedFigure("global_model", title, caption, figure)
 
 
 def before_and_after(run: RunData, metric: str, against: str, fill: str) -> CaptionedFigure | None:

@@ -29,6 +29,7 @@ TITLES = {
     "post_fit": "After local training",
     "server": "Global model on the server",
 }
+Edges = tuple[float, float, float]  # of the panels, in inches: right, bottom, height
 # In inches. Text has a fixed size: a figure with more in it is larger.
 PANEL, HEIGHT, LEFT, GAP, TOP, BOTTOM, LINE = 2.5, 2.1, 0.62, 0.2, 0.3, 0.5, 0.165
 
@@ -41,6 +42,9 @@ class Band:
     mean: NDArray[np.float64]
     low: NDArray[np.float64]
     high: NDArray[np.float64]
+
+
+Bands = Mapping[str, Mapping[str, Band]]  # panel → label → its line
 
 
 def draw_run(run: RunData, styles: Styles, metric: str = "accuracy", split: str | None = None) -> Figure:
@@ -121,7 +125,7 @@ def draw(panels: Panels, styles: Styles, metric: str = "accuracy", split: str = 
             axes.tick_params(labelleft=False)
         first = first or axes
     _scale(figure.axes, bands)
-    _name_lines(figure, bands, styles, names, right, bottom, plot)
+    _name_lines(figure, bands, styles, names, (right, bottom, plot))
     return figure
 
 
@@ -197,7 +201,7 @@ def _draw_panel(axes: Axes, drawn: dict[str, Band], styles: Styles, shade: float
     axes.tick_params(which="both", width=0.7)
 
 
-def _scale(panels: Sequence[Axes], bands: Mapping[str, Mapping[str, Band]]) -> None:
+def _scale(panels: Sequence[Axes], bands: Bands) -> None:
     """Use a logarithmic scale if means differ by orders of magnitude, as when one algorithm diverges."""
     means = np.concatenate([line.mean for panel in bands.values() for line in panel.values()])
     if means.min() > 0 and means.max() > 50 * means.min():
@@ -206,22 +210,14 @@ def _scale(panels: Sequence[Axes], bands: Mapping[str, Mapping[str, Band]]) -> N
         panels[0].set_ylim(means.min() / 1.6, means.max() * 1.6)
 
 
-def _name_lines(
-    figure: Figure,
-    bands: Mapping[str, Mapping[str, Band]],
-    styles: Styles,
-    names: Mapping[str, Text],
-    right: float,
-    bottom: float,
-    plot: float,
-) -> None:
+def _name_lines(figure: Figure, bands: Bands, styles: Styles, names: Mapping[str, Text], edges: Edges) -> None:
     """Put names at the right, each with a sample of its line and as near to the line's end as there is room."""
     from matplotlib.lines import Line2D
 
     def add(x: tuple[float, float], y: tuple[float, float], **style: Any) -> None:
         figure.add_artist(Line2D([(right + side) / width for side in x], [side / height for side in y], **style))
 
-    width, height = figure.get_size_inches()
+    (width, height), (right, bottom, plot) = figure.get_size_inches(), edges
     axes, last = figure.axes[-1], list(bands.values())[-1]
     axes.get_ylim()  # settles the limits, which the places below depend on
     to_share = axes.transData + axes.transAxes.inverted()

@@ -65,7 +65,7 @@ def html(run: RunData, made_figures: Sequence[CaptionedFigure], made_tables: Seq
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    environment.filters.update(keep_units=_keep_units, minute=_minute, inline_svg=_inline_svg, anchor=_anchor)
+    environment.filters.update(keep_units=_keep_units, minute=_minute, inline_svg=_inline_svg)
     style, script = (Markup((TEMPLATES / name).read_text(encoding="utf-8")) for name in ("report.css", "report.js"))
     experiment_file = run.folder / "experiment.toml"
     return environment.get_template("report.html.j2").render(
@@ -183,7 +183,3 @@ def _keep_units(text: Any) -> str:
 
 def _minute(moment: str) -> str:
     return datetime.fromisoformat(moment).strftime("%Y-%m-%d %H:%M")
-
-
-def _anchor(title: str) -> str:
-    return title.lower().replace(" ", "-")

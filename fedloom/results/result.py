@@ -147,8 +147,8 @@ class Result:
     def report(self, fill: str = "min-max", *, progress: Callable[[str], object] = lambda text: None) -> Path:
         """Write `report.html` with the folders `tables` and `figures` beside it, and return its path.
 
-        `fill` says what figures shade around means over clients: "min-max" or "std". `progress` is called with a line of
-        text before each step.
+        `fill` says what figures shade around means over clients: "min-max" or "std". `progress` is called with a line
+        of text before each step.
         """
         from fedloom.results.report import write
 
