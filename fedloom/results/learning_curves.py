@@ -53,8 +53,7 @@ def draw_run(run: RunData, styles: Styles, metric: str = "accuracy", split: str 
         panels, undefined = _panels(run, metric, one)
         if panels:
             note = " Values that are not finite are left out." if undefined else ""
-            with styled():
-                return draw(panels, styles, metric, one, note)
+            return draw(panels, styles, metric, one, note)
     what, known = f"{metric} on {split or 'test'}", _measured(run)
     raise InputError(
         f"There is nothing to draw: no finite value of {what}. Measured: {', '.join(known) or 'nothing'}."
@@ -96,6 +95,11 @@ def _measured(run: RunData) -> list[str]:
 
 def draw(panels: Panels, styles: Styles, metric: str = "accuracy", split: str = "test", note: str = "") -> Figure:
     """Draw statistics of a metric against rounds; the names of the lines stand to the right of the last panel."""
+    with styled():
+        return _draw(panels, styles, metric, split, note)
+
+
+def _draw(panels: Panels, styles: Styles, metric: str, split: str, note: str) -> Figure:
     seeds = max(len(found) for panel in panels.values() for found in panel.values())
     bands = {
         name: {label: band(found, metric, seeds) for label, found in panel.items()} for name, panel in panels.items()

@@ -9,6 +9,7 @@ import pytest
 from fedloom.errors import InputError
 from fedloom.experiment.store import Store
 from fedloom.results.result import Result
+from fedloom.results.run_data import MetricInfo
 from fedloom.tuning.search_space import parse_over
 from fedloom.tuning.sweep import SweepResult, Trial, sweep
 
@@ -114,7 +115,7 @@ def test_the_heat_map_has_a_cell_for_every_pair() -> None:
         Trial({"x": x, "y": y}, label, {1: x * 0.1 + y * 0.01})
         for label in ("a", "b") for x in (1, 2, 3) for y in (4, 5)
     )  # fmt: skip
-    drawn = SweepResult(Path(), "accuracy", "validation", True, True, tried).figure()
+    drawn = SweepResult(Path(), MetricInfo("accuracy", True, True), "validation", tried).figure()
     assert drawn is not None
     axes = drawn.figure.axes[:2]
     assert [one.get_title(loc="left") for one in axes] == ["a", "b"]
