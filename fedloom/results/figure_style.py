@@ -160,8 +160,8 @@ def add_legend(figure: Figure) -> None:
 def draw_grid(axes: Axes, values: Any, low: float, high: float, light_is_good: bool, **settings: Any) -> Any:
     """Draw numbers as colours, the better the lighter, and return the image."""
     axes.spines[:].set_visible(False)
-    colours = {"cmap": "cividis" if light_is_good else "cividis_r", "vmin": low, "vmax": max(high, low + 1e-9)}
-    return axes.imshow(values, aspect="auto", interpolation="nearest", **colours, **settings)
+    settings |= {"cmap": "cividis" if light_is_good else "cividis_r", "vmin": low, "vmax": max(high, low + 1e-9)}
+    return axes.imshow(values, aspect="auto", interpolation="nearest", **settings)
 
 
 def add_colour_bar(figure: Figure, image: Any, axes: Any, label: str, **settings: Any) -> Any:

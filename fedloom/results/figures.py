@@ -126,10 +126,10 @@ def global_model(run: RunData, metric: str) -> CaptionedFigure | None:
         return None
     figure = style.new_figure(1.9 + 2.5 * len(curves), 2.5)
     panels = figure.subplots(1, len(curves), sharey=True, squeeze=False)[0]
-    for axes, (split, lines) in zip(panels, curves.items(), strict=True):
+    for axes, (name, lines) in zip(panels, curves.items(), strict=True):
         for label, line in lines.items():
             style.plot_line(axes, *line, **style.line_styles(run.labels)[label], label=label)
-        style.finish_axes(axes, split.capitalize(), run.metric(metric).percent)
+        style.finish_axes(axes, name.capitalize(), run.metric(metric).percent)
         axes.set_xlabel("Round")
     panels[0].set_ylabel(metric.capitalize())
     style.add_legend(figure)

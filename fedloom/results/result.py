@@ -77,7 +77,10 @@ class Result:
             metrics = described.get("metrics") or (described.get("task") or {}).get("metrics") or ()
             runs = tuple(
                 CellResult(
-                    *(cell[key] for key in ("label", "seed", "status", "rounds_done")),
+                    cell["label"],
+                    cell["seed"],
+                    cell["status"],
+                    cell["rounds_done"],
                     store.summary(cell["id"]),
                     headline.of_cell(store, cell["id"], rule),
                     cell["weights_sha256"],

@@ -12,7 +12,8 @@ from fedloom.experiment.experiment_file import tomllib
 @lru_cache(maxsize=1)
 def sentences() -> dict[str, dict[str, str]]:
     """Return all sentences, by table and name."""
-    return tomllib.loads((Path(__file__).parent / "templates" / "sentences.toml").read_text(encoding="utf-8"))
+    text = (Path(__file__).parent / "templates" / "sentences.toml").read_text(encoding="utf-8")
+    return dict(tomllib.loads(text))
 
 
 def say(table: str, name: str, **values: Any) -> str:
