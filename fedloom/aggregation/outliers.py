@@ -43,17 +43,16 @@ def _lengths(moved: Tree) -> Tensor:
 def outliers(changes: Sequence[Mapping[str, float]], factor: float) -> list[int]:
     """Return the positions of clients with a group whose change is longer than `factor` × the median of all clients.
 
-    `changes` has one entry for each client: group → length. If most clients change nothing, nobody is an outlier.
+    `changes` has one entry for each client: group → length, for the groups in which it has weight. A group is judged if
+    at least five clients have it, and most of them change something.
 
     >>> outliers([{"model": length} for length in (1.0, 2.0, 1.5, 30.0, 1.0)], factor=10)
     [3]
     """
-    if len(changes) < MANY:
-        return []
     found: set[int] = set()
-    for group in changes[0]:
-        values = [each[group] for each in changes]
-        median = statistics.median(values)
-        if 0 < median < math.inf:
-            found.update(position for position, value in enumerate(values) if value > factor * median)
+    for group in {group for each in changes for group in each}:
+        values = {position: each[group] for position, each in enumerate(changes) if group in each}
+        median = statistics.median(values.values())
+        if len(values) >= MANY and 0 < median < math.inf:
+            found.update(position for position, value in values.items() if value > factor * median)
     return sorted(found)

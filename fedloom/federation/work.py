@@ -64,7 +64,9 @@ class Report:
     history: tuple[dict[str, float], ...] = ()
     post_fit: dict[str, Measured] = field(default_factory=dict)  # per split, and "universal"
     finite: bool = True  # whether all numbers in its answer are finite
-    lengths: dict[str, float] = field(default_factory=dict)  # how long its change is, by group; see `outliers.py`
+    lengths: dict[str, float] = field(
+        default_factory=dict
+    )  # of its change, by group where it has weight: `outliers.py`
 
 
 @dataclass(frozen=True)
@@ -159,8 +161,9 @@ class ClientWork:
         reports = tuple(self._report(place, data, update, position, finite[position]) for position in range(len(data)))
         if self.report_lengths:
             found = {group: length.tolist() for group, length in change_lengths(update, self.shared).items()}
+            weights = {group: update.weights(group).tolist() for group in found}
             reports = tuple(
-                replace(report, lengths={group: length[position] for group, length in found.items()})
+                replace(report, lengths={g: length[position] for g, length in found.items() if weights[g][position]})
                 for position, report in enumerate(reports)
             )
         return self.outcome([update], on_device("cpu", own), reports)

@@ -50,6 +50,12 @@ def test_an_outlier_in_one_group_is_one() -> None:
     assert outliers(changes, 10) == [2]
 
 
+def test_clients_without_weight_in_a_group_are_not_judged_in_it() -> None:
+    chosen = [{"first": 1.0}] * 4 + [{"second": 50.0}] * 2
+    assert outliers(chosen, 10) == []
+    assert outliers([*chosen, {"first": 11.0}], 10) == [6]
+
+
 @pytest.mark.parametrize("values", [(1, 1, 1, 1000), (0, 0, 0, 1, 5), (math.inf, math.inf, math.inf, 1, 1), ()])
 def test_few_updates_and_medians_that_say_nothing_make_no_outliers(values: tuple[float, ...]) -> None:
     assert outliers(groups(*values), 10) == []
