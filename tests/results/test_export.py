@@ -57,7 +57,7 @@ def test_mlflow_reads_the_runs(result: Result, tmp_path: Path) -> None:
     assert run.info.status == "FINISHED"
     assert run.data.params["seed"] == "2"
     history = client.get_metric_history(run.info.run_id, "clients/post_fit/test/accuracy")
-    stats = RunData.read(result.folder).series("fedavg", 2, "post_fit", "accuracy").by_round()
+    stats = RunData.read(result.folder).client_values("fedavg", 2, "post_fit", "accuracy").by_round()
     assert {one.step: one.value for one in history} == dict(zip(stats.index.tolist(), stats.mean.tolist(), strict=True))
     with pytest.raises(StoreError, match="exists already"):
         export.export_mlflow(result, tmp_path)
