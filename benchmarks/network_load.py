@@ -29,7 +29,7 @@ import torch
 
 from fedloom.algorithm import Update
 from fedloom.network.protocol.certificates import trusting
-from fedloom.network.protocol.messages import AnswerBuilder, Assignment, ClientFacts, Hello
+from fedloom.network.protocol.messages import Assignment, ClientAnswer, ClientFacts, Hello, write_answer
 from fedloom.network.protocol.signatures import Signer
 from fedloom.network.protocol.token import Token
 
@@ -119,9 +119,8 @@ class Speaker:
     async def answer(self, ask: Assignment) -> None:
         value = float(ask.clients[0].client + 1)
         groups = {"model": {name: torch.full((1, *shape), value) for name, shape in LEAVES.items()}}
-        outgoing = AnswerBuilder(ask.id)
-        outgoing.add(ask.clients[0].client, update=Update(groups, {"model": torch.ones(1)}))
-        reply = await self.request("POST", "/v1/answers", outgoing.parcel().whole)
+        answer = ClientAnswer(ask.clients[0].client, Update(groups, {"model": torch.ones(1)}))
+        reply = await self.request("POST", "/v1/answers", write_answer(ask.id, [answer]).whole)
         assert reply.json()["results"][0]["status"] == "accepted", reply.text
         self.answers += 1
 

@@ -53,6 +53,8 @@ class RequestGuard:
                 host = request.client.host if request.client else "an unknown address"
                 self.pool.log("denied", f"a request from {host} as '{name}' was rejected: {why.message}")
             raise
+        if "recognise" in request.scope:
+            request.scope["recognise"](row["agent"])
         return self.pool.mark_seen(row["agent"], row["name"])
 
     def is_operator(self, request: Request) -> bool:

@@ -18,6 +18,7 @@ from fedloom.errors import InputError
 from fedloom.experiment.experiment_file import Experiment
 from fedloom.files import write_private
 from fedloom.network.coordinator.agent_pool import AgentPool
+from fedloom.network.coordinator.connections import LimitedServer
 from fedloom.network.coordinator.http_api import make_app
 from fedloom.network.coordinator.network_folder import invite, operator_token
 from fedloom.network.coordinator.network_run import NetworkRun
@@ -42,11 +43,11 @@ class HttpsServer:
             self.socket.close()
             raise InputError(f"--listen {host}:{port} cannot be used: {error.strerror or error}.") from None
         self.number = int(self.socket.getsockname()[1])
-        settings: dict[str, Any] = {"log_level": "error", "access_log": False, "lifespan": "off", "backlog": 2048}
+        settings: dict[str, Any] = {"log_level": "error", "access_log": False, "lifespan": "off", "ws": "none"}
         settings["timeout_keep_alive"] = 120  # longer than agents keep an idle connection
         if certificates is not None:
             settings |= {"ssl_certfile": str(certificates.certificate), "ssl_keyfile": str(certificates.key)}
-        self.server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=2, **settings))
+        self.server = LimitedServer(uvicorn.Config(app, timeout_graceful_shutdown=2, **settings))
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
