@@ -95,11 +95,11 @@ class Speaker:
 
 
 class Requests:
-    """Requests to an application in this process."""
+    """Requests to an application in this process, from an address."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, address: str = "127.0.0.1") -> None:
         self._loop = asyncio.new_event_loop()
-        self._app, transport = app, httpx.ASGITransport(app)
+        self._app, transport = app, httpx.ASGITransport(app, client=(address, 123))
         self._client = httpx.AsyncClient(transport=transport, base_url="http://coordinator")
 
     def request(self, method: str, path: str, **more: Any) -> httpx.Response:
@@ -220,6 +220,10 @@ class World:
         self.pool = AgentPool(self.ledger, self.said.append)
         self.verifier, self.operator = Verifier(), Token.new("")
         self.client = Requests(make_app(self.pool, b"", self.verifier, self.operator.digest))
+
+    def elsewhere(self, address: str) -> Requests:
+        """Requests from another address."""
+        return Requests(self.client._app, address)
 
     def speaker(self, name: str = "kerry") -> Speaker:
         return Speaker(self, name)

@@ -107,6 +107,8 @@ def fetch_status(url: str, token: Token | None) -> dict[str, Any]:
 def _request(method: str, url: str, verify: Any, **more: Any) -> dict[str, Any]:
     with httpx.Client(verify=verify, timeout=20.0) as client:
         reply = client.request(method, url, **more)
+    if reply.status_code == 429:
+        raise Unreachable(str(reply.json()["message"]))
     if reply.status_code in (401, 422):
         raise InputError(str(reply.json()["message"]))
     return dict(reply.raise_for_status().json())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import resource
 import socket
 import time
 from collections import Counter
@@ -33,6 +32,10 @@ Peer = tuple[str, int]
 
 def descriptors() -> int:
     """Raise the limit of open descriptors as far as this process may; return it."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return 1 << 14
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -48,7 +48,8 @@ def make_app(
     async def _rejected(request: Request, why: Rejected) -> JSONResponse:
         traffic.rejections[why.code] += 1
         content = {"code": why.code, "message": why.message, "time": faults.clock(), "session": verifier.session}
-        return JSONResponse(content, status_code=why.status)
+        headers = {"connection": "close"} if why.code == "slow" else None  # the rest of the body may never come
+        return JSONResponse(content, status_code=why.status, headers=headers)
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -83,7 +84,7 @@ def make_app(
     @app.post(
         "/v1/enrol", summary="Exchange a one-time token for an agent's number.", openapi_extra=_json_body(Enrolment)
     )
-    async def enrol(message: Enrolment = Depends(guard.unsigned(Enrolment))) -> dict[str, str]:
+    async def enrol(request: Request, message: Enrolment = Depends(guard.unsigned(Enrolment))) -> dict[str, str]:
         try:
             secret, key = bytes.fromhex(message.secret), bytes.fromhex(message.public_key)
             if len(key) != 32 or not message.name or not message.name.isprintable():
@@ -91,6 +92,7 @@ def make_app(
             digest = hashlib.sha256(secret).hexdigest()
             agent = await run_in_threadpool(pool.ledger.enrol, digest, message.name, key.hex())
         except (ValueError, InputError) as error:
+            guard.guesses.add(request)
             pool.log("denied", f"an enrolment as '{message.name}' was rejected: {error}")
             raise Rejected("token", f"The enrolment was rejected: {error}.") from None
         return {"agent": agent, "session": verifier.session}
@@ -172,9 +174,10 @@ def make_app(
     async def answers(request: Request, agent: ConnectedAgent = Depends(guard.agent)) -> JSONResponse:
         body = guard.answer(request)
         try:
-            await body.receive(request)
-            pool.mark_seen(agent.agent, agent.name)
-            verdicts = await intake.receive(agent.agent, body)
+            with guard.receiving(agent.agent):
+                await body.receive(request)
+                pool.mark_seen(agent.agent, agent.name)
+                verdicts = await intake.receive(agent.agent, body)
         except Rejected as why:
             if why.code not in ("body", "busy"):  # the agent sends those again
                 pool.log("rejected", f"{agent.name}: an answer was rejected ({why.code}: {why.message})", agent.agent)

@@ -5,10 +5,15 @@ An agent's request is signed, and its body must be the one that was signed.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
+import math
 import secrets
-from collections.abc import Awaitable, Callable
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -17,14 +22,45 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel
 
 from fedloom.network.coordinator.agent_pool import AgentPool, ConnectedAgent
+from fedloom.network.coordinator.connections import one_address
+from fedloom.network.protocol.messages import Hello
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.network.protocol.signatures import AGENT, BODY, Verifier
 from fedloom.network.protocol.tensors import CompressionError, ParcelContent, decompress_into, open_parcel, read_parcel
 
-JSON_LIMIT = 16 << 20  # bytes
+HELLO_LIMIT = 16 << 20  # bytes of the message that lists an agent's clients
+JSON_LIMIT = 2 << 20  # of any other signed message
 UNSIGNED_LIMIT = 16 << 10
+BODIES = 4  # messages of one agent that are received at the same time: it sends two
+SILENCE, GRACE, RATE = 30.0, 10.0, 1000.0  # a body may pause so long, and must have so many bytes/s after so long
+GUESSES, ALL_GUESSES, GUESS_WINDOW = 10, 200, 60.0  # wrong tokens from one address, and in all, within these seconds
 SMALL = 1 << 20  # bytes: up to this, a body stays in memory
 Kind = TypeVar("Kind", bound=BaseModel)
+
+
+class Guesses:
+    """The wrong tokens of the last minute. An address that guesses too often must wait.
+
+    When many addresses guess, each has one try, so that an agent elsewhere can still enrol.
+    """
+
+    def __init__(self) -> None:
+        self._wrong: deque[tuple[float, str]] = deque(maxlen=10 * ALL_GUESSES)
+
+    def check(self, request: Request) -> None:
+        """Raise `Rejected` if too many wrong tokens came from this request's address."""
+        now = time.monotonic()
+        while self._wrong and self._wrong[0][0] <= now - GUESS_WINDOW:
+            self._wrong.popleft()
+        address, most = _address(request), GUESSES if len(self._wrong) < ALL_GUESSES else 1
+        times = [when for when, guesser in self._wrong if guesser == address]
+        if len(times) >= most:
+            seconds = math.ceil(times[-most] + GUESS_WINDOW - now)
+            raise Rejected("guesses", f"Too many wrong tokens came from this address. Try again in {seconds} s.")
+
+    def add(self, request: Request) -> None:
+        """Note that a request had a wrong token."""
+        self._wrong.append((time.monotonic(), _address(request)))
 
 
 class RequestGuard:
@@ -32,6 +68,8 @@ class RequestGuard:
 
     def __init__(self, pool: AgentPool, verifier: Verifier, operator: str = "") -> None:
         self.pool, self.verifier, self.operator = pool, verifier, operator
+        self.guesses = Guesses()
+        self._receiving: Counter[str] = Counter()  # messages that are on their way in, by agent
 
     async def agent(self, request: Request) -> ConnectedAgent:
         """Return the agent that signed this request. The functions that read a body compare it with the signature."""
@@ -50,8 +88,7 @@ class RequestGuard:
         except Rejected as why:
             if why.code not in ("session", "clock"):  # the agent corrects those by itself
                 name = row["name"] if row else headers.get(AGENT, "")[:64] or "nobody"
-                host = request.client.host if request.client else "an unknown address"
-                self.pool.log("denied", f"a request from {host} as '{name}' was rejected: {why.message}")
+                self.pool.log("denied", f"a request from {_address(request)} as '{name}' was rejected: {why.message}")
             raise
         if "recognise" in request.scope:
             request.scope["recognise"](row["agent"])
@@ -65,22 +102,42 @@ class RequestGuard:
         try:
             digest = hashlib.sha256(bytes.fromhex(given.removeprefix("Bearer "))).hexdigest()
         except ValueError:
-            digest = ""
-        if not self.operator or not hmac.compare_digest(digest, self.operator):
-            raise Rejected("token", "This is not the operator's token.")
+            digest = "none"
+        self._check_token(request, digest, "This is not the operator's token.")
         return True
 
     def check_reader(self, request: Request) -> None:
         """Reject a request for metrics without the token for them, which is the hash of the operator's."""
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        message = "Metrics need the content of the run's network/metrics.token as a bearer token."
+        self._check_token(request, given, message)
+
+    def _check_token(self, request: Request, given: str, message: str) -> None:
+        """Compare a hash with that of the operator's token in constant time; a wrong one counts as a guess."""
+        self.guesses.check(request)
         if not self.operator or not hmac.compare_digest(given.encode(), self.operator.encode()):
-            raise Rejected("token", "Metrics need the content of the run's network/metrics.token as a bearer token.")
+            if given:
+                self.guesses.add(request)
+            raise Rejected("token", message)
+
+    @contextmanager
+    def receiving(self, agent: str) -> Iterator[None]:
+        """Bound how many messages of one agent are received at the same time, and so the memory that they take."""
+        if self._receiving[agent] >= BODIES:
+            raise Rejected("busy", "Other messages of this agent are being received; try again.")
+        self._receiving[agent] += 1
+        try:
+            yield
+        finally:
+            self._receiving[agent] -= 1
 
     def signed(self, kind: type[Kind]) -> Callable[..., Awaitable[Kind]]:
         """Return a dependency that reads an agent's JSON message, after its signature was verified."""
 
         async def read(request: Request, agent: ConnectedAgent = Depends(self.agent)) -> Kind:
-            return await _message(request, kind, JSON_LIMIT, request.headers.get(BODY, ""))
+            with self.receiving(agent.agent):
+                limit = HELLO_LIMIT if kind is Hello else JSON_LIMIT
+                return await _message(request, kind, limit, request.headers.get(BODY, ""))
 
         return read
 
@@ -88,6 +145,7 @@ class RequestGuard:
         """Return a dependency that reads a JSON message of an agent that is not enrolled yet; it must be short."""
 
         async def read(request: Request) -> Kind:
+            self.guesses.check(request)
             return await _message(request, kind, UNSIGNED_LIMIT)
 
         return read
@@ -100,17 +158,41 @@ class RequestGuard:
         return RequestBody(self.pool.ledger.updates, self.pool.largest, encoding, request.headers.get(BODY))
 
 
+def _address(request: Request) -> str:
+    return one_address(request.client.host) if request.client else "an unknown address"
+
+
+async def _pieces(request: Request) -> AsyncIterator[bytes]:
+    """Yield the pieces of a body. Reject one that is sent too slowly to be worth a connection."""
+    stream, waited, received = aiter(request.stream()), 0.0, 0
+    while True:
+        began = time.monotonic()
+        try:
+            piece = await asyncio.wait_for(anext(stream), SILENCE)
+        except StopAsyncIteration:
+            return
+        except asyncio.TimeoutError:
+            raise Rejected("slow", f"Nothing of the body came for {SILENCE:g} s.") from None
+        waited += time.monotonic() - began  # not the time that we take for a piece
+        received += len(piece)
+        if waited > GRACE and received < RATE * waited:
+            raise Rejected("slow", f"A body must come at {RATE:g} bytes a second or more.")
+        yield piece
+
+
 async def _message(request: Request, kind: type[Kind], limit: int, sha256: str | None = None) -> Kind:
     """Read a JSON body, whose SHA-256 must be the one that was signed."""
     content = bytearray()
-    async for chunk in request.stream():
-        content += chunk
+    async for piece in _pieces(request):
+        content += piece
         if len(content) > limit:
             raise Rejected("too-large", f"A JSON body may have {limit} bytes.")
     if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
         raise Rejected("body", "The body is not the one that was signed.")
     try:
-        return kind.model_validate_json(bytes(content))
+        if len(content) <= UNSIGNED_LIMIT:
+            return kind.model_validate_json(content)
+        return await run_in_threadpool(kind.model_validate_json, content)  # without holding up other requests
     except ValueError as error:
         raise Rejected("malformed", str(error)[:500]) from None
 
@@ -136,7 +218,7 @@ class RequestBody:
 
     async def receive(self, request: Request) -> None:
         """Add everything that a request sends, without holding up other requests."""
-        async for piece in request.stream():
+        async for piece in _pieces(request):
             if self.in_memory and not self._is_compressed:
                 self.add(piece)
             else:

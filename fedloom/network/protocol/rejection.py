@@ -22,9 +22,11 @@ STATUS = {
     "token": 401,
     "mismatch": 409,  # the agent's data does not fit the run
     "hello": 409,  # the coordinator restarted: say hello first
+    "slow": 408,  # the body is sent too slowly
     "too-large": 413,
     "encoding": 415,
-    "busy": 503,  # another answer of the same client is being stored: repeat
+    "guesses": 429,  # too many wrong tokens came from this address: wait
+    "busy": 503,  # another answer of the same client is being stored, or too many messages of the agent: repeat
     "disk": 507,  # the coordinator cannot write: repeat
 }
 

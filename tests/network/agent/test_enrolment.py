@@ -10,6 +10,7 @@ import pytest
 
 from fedloom.errors import InputError, StoreError
 from fedloom.network.agent import enrolment
+from fedloom.network.agent.connection import Unreachable
 from fedloom.network.agent.enrolment import enrol, fetch_status, locked_state
 from fedloom.network.protocol.token import Token
 
@@ -32,6 +33,13 @@ def test_another_server_at_the_address_is_named(monkeypatch: pytest.MonkeyPatch)
     page = httpx.Response(200, text="<html>", request=httpx.Request("GET", "https://host"))
     monkeypatch.setattr(enrolment.httpx.Client, "request", lambda *given, **more: page)
     with pytest.raises(InputError, match="https://host did not respond as a fedloom coordinator"):
+        fetch_status("https://host", None)
+
+
+def test_an_agent_that_must_wait_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = httpx.Response(429, json={"code": "guesses", "message": "Try again in 9 s."})
+    monkeypatch.setattr(enrolment.httpx.Client, "request", lambda *given, **more: wait)
+    with pytest.raises(Unreachable, match=r"Try again in 9 s\."):
         fetch_status("https://host", None)
 
 
