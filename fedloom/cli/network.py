@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 agents_app = typer.Typer(no_args_is_help=True, help="List, invite and revoke the agents of a run.")
-audit_app = typer.Typer(no_args_is_help=True, help="Look at what happened in a run of `fedloom serve`.")
+audit_app = typer.Typer(
+    no_args_is_help=True, help="Look at what happened in a run of `fedloom serve` and what left a site."
+)
 
 Folder = Annotated[Path, typer.Argument(help="The folder of a run of `fedloom serve`.", metavar="DIR")]
 Url = Annotated[str, typer.Argument(help="The coordinator's address, such as https://host:8443.", metavar="URL")]
@@ -254,3 +256,23 @@ def export_audit_log(folder: Folder, out: Annotated[Path, typer.Option(metavar="
     with _ledger(folder) as ledger:
         count = export_audit(ledger, out)
     print(f"{count} record(s): {out}")
+
+
+@command(audit_app, "verify")
+def verify_audit_log(
+    state: Annotated[Path, typer.Argument(metavar="STATE_DIR")], public_key: Annotated[str, typer.Option()] = ""
+) -> None:
+    """Check that nobody changed an agent's audit log: every line is signed, and has the hash of the line before it.
+
+    state: The agent's state folder.
+    public_key: The agent's public key, as `audit export` shows it at the coordinator (default: from the folder).
+    """
+    need_network()
+    from fedloom.network.agent.audit_log import verify
+    from fedloom.network.protocol.signatures import Signer
+
+    for file in (state / "audit.jsonl", *(() if public_key else (state / "agent.key",))):
+        if not file.is_file():
+            raise InputError(f"There is no {file}. Name the state folder of an agent, such as kerry-state.")
+    for line in verify(state / "audit.jsonl", public_key or Signer(state / "agent.key").public):
+        print(line)

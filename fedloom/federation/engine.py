@@ -148,7 +148,7 @@ def fit(
                 cohort.ids,
                 tuple(cohort.reports),
                 clients,
-                evaluator.server(state, evaluation.server) if measuring else {},
+                evaluator.server(state, evaluation.server, round) if measuring else {},
                 own.take_changed(),
                 tuple(_public(cohort)),
                 notes=cohort.notes,

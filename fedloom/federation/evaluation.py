@@ -126,7 +126,7 @@ class Evaluator:
             return {}
         return self._own(EvaluationWork(self.algorithm, state, own.gather(ids), ids, splits, round))
 
-    def server(self, state: Groups, splits: tuple[SplitName, ...] | None) -> dict[str, Measured]:
+    def server(self, state: Groups, splits: tuple[SplitName, ...] | None, round: int = 0) -> dict[str, Measured]:
         """Evaluate the global model, if there is one: on whatever the server holds, or on these splits.
 
         A split that the server does not hold is the union of the clients' splits.
@@ -140,7 +140,7 @@ class Evaluator:
                 measured[split] = self._held(model, split)
             elif splits is not None:
                 everyone = tuple(range(self.federation.clients))
-                found = self._own(EvaluationWork(self.algorithm, {}, {}, everyone, (split,), model=model))
+                found = self._own(EvaluationWork(self.algorithm, {}, {}, everyone, (split,), round, model))
                 answered = [found[client] for client in everyone if client in found]  # a network may lose some
                 measured[split] = evaluation.pool([one[split] for one in answered if split in one])
         return measured

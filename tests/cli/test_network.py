@@ -11,7 +11,9 @@ import pytest
 from fedloom.cli.network import _address
 from fedloom.errors import InputError
 from fedloom.network.agent import enrolment
+from fedloom.network.agent.audit_log import AuditLog
 from fedloom.network.coordinator.ledger import Ledger
+from fedloom.network.protocol.signatures import Signer
 from fedloom.network.protocol.token import Token
 from tests.cli.commands import fedloom, in_this_process
 
@@ -116,3 +118,21 @@ def test_an_audit_is_exported_and_a_damaged_ledger_ends_with_an_error(folder: Pa
     done = fedloom("audit", "export", "run", "--out", "again.jsonl", folder=folder, code=1)
     assert "ledger" in done.stderr
     assert not (folder / "again.jsonl").exists()
+
+
+def test_an_agents_audit_log_is_verified_with_its_key(folder: Path) -> None:
+    signer = Signer(folder / "kerry-state" / "agent.key")
+    log = AuditLog(folder / "kerry-state" / "audit.jsonl", signer)
+    log.write("answered", round=1)
+    log.write("answered", round=2)
+    done = fedloom("audit", "verify", "kerry-state", folder=folder)
+    assert done.stdout.startswith("2 signed line(s) are as the agent wrote them.")
+    (folder / "kerry-state" / "agent.key").unlink()
+    assert (
+        "There is no kerry-state/agent.key" in fedloom("audit", "verify", "kerry-state", folder=folder, code=2).stderr
+    )
+    fedloom("audit", "verify", "kerry-state", "--public-key", signer.public, folder=folder)
+    text = log.path.read_text()
+    log.path.write_text(text.replace('"round": 1', '"round": 3'))
+    done = fedloom("audit", "verify", "kerry-state", "--public-key", signer.public, folder=folder, code=2)
+    assert "line 1: this agent did not sign it, or somebody changed it" in done.stderr

@@ -15,12 +15,14 @@ from typing import Any
 from fedloom import faults, machine
 from fedloom.errors import FedloomError, InputError, StoreError
 from fedloom.network.agent.assignment_runner import AssignmentRunner
+from fedloom.network.agent.audit_log import AuditLog
 from fedloom.network.agent.connection import Connection, Unreachable
-from fedloom.network.agent.disclosure import Audit, answer_facts, assignment_facts, error_summary
+from fedloom.network.agent.disclosure import answer_facts, assignment_facts, error_summary
 from fedloom.network.agent.enrolment import registered, tls
 from fedloom.network.agent.loaded_experiment import load_experiment
 from fedloom.network.agent.parcel_cache import ParcelCache
-from fedloom.network.agent.policy import Refused, Site
+from fedloom.network.agent.policy import TRUST, Refused, Site
+from fedloom.network.agent.questions import Questions
 from fedloom.network.agent.state_versions import StateVersions
 from fedloom.network.protocol.messages import AssignedClient, Assignment, ClientAnswer, Failure, Heartbeat, write_answer
 from fedloom.network.protocol.rejection import Rejected
@@ -45,7 +47,7 @@ class Agent:
         self.signer = Signer(state / "agent.key")
         self.connection = connection or self._connect()
         self.heartbeat_connection = connection or self._connect()
-        self.audit = Audit(state / "audit.jsonl")
+        self.audit = AuditLog(state / "audit.jsonl", self.signer)
         self.parcels = ParcelCache(state / "tensors")
         self.runner: AssignmentRunner | None = None
         self.doing = "idle"
@@ -125,7 +127,12 @@ class Agent:
             message = "its data or model could not be loaded; its own console says why"
             raise self._stay_out("error", message) from None
         states = StateVersions(self.state / "own" / str(run_plan["run"]))
-        return AssignmentRunner(loaded, self.site.policy, self.parcels, states)
+        run, policy = str(run_plan["run"]), self.site.policy
+        questions = Questions(run, loaded.plan, policy.max_evaluations, self.audit.events())
+        self.tell(
+            f"Each client here is measured at most {questions.most} times in this run, on one split each. {TRUST}"
+        )
+        return AssignmentRunner(loaded, policy, self.parcels, states, questions)
 
     def _stay_out(self, kind: Any, why: str) -> InputError:
         """Tell the coordinator that this site does not take part; return the error to raise."""
@@ -205,9 +212,12 @@ class Agent:
     def _send(self, assignment: Assignment, clients: Sequence[AssignedClient], answers: list[ClientAnswer]) -> bool:
         """Send an answer until the coordinator accepts or rejects it; return False if it came too late."""
         parcel = write_answer(assignment.id, answers)
-        facts = answer_facts(assignment, answers, parcel)
+        assert self.runner is not None
+        questions = self.runner.questions
+        facts = answer_facts(assignment.model_copy(update={"clients": tuple(clients)}), answers, parcel)
         # nothing leaves before its line is in the audit log
-        self._retry(lambda: self.audit.write("answered", **facts), assignment.seconds)
+        self._retry(lambda: self.audit.write("answered", run=questions.run, **facts), assignment.seconds)
+        questions.note(facts)
         pause = 0.1
         end = time.monotonic() + max(assignment.seconds, 1.0)
         while True:

@@ -13,6 +13,7 @@ from fedloom.federation.work import ClientWork, Place
 from fedloom.network.agent.loaded_experiment import LoadedExperiment
 from fedloom.network.agent.parcel_cache import ParcelCache
 from fedloom.network.agent.policy import Policy, Refused
+from fedloom.network.agent.questions import Questions, is_given
 from fedloom.network.agent.state_versions import StateVersions
 from fedloom.network.protocol.messages import AssignedClient, Assignment, ClientAnswer, Ticket
 from fedloom.task import Task
@@ -27,17 +28,18 @@ class AssignmentRunner:
     policy: Policy
     parcels: ParcelCache
     states: StateVersions
+    questions: Questions
 
     def evaluate(self, assignment: Assignment) -> list[ClientAnswer]:
         """Evaluate for all clients of an assignment, or fingerprint their models."""
-        place, algorithm = self._place(assignment), self.experiment.algorithm(assignment.label)
         shared, answers = self.parcels.groups(assignment, "shared"), []
+        place, algorithm = self._place(assignment, shared), self.experiment.algorithm(assignment.label)
         for one in assignment.clients:
             own = self._own(assignment, one, place.task)
             if assignment.kind == "fingerprint":
                 answers.append(ClientAnswer(one.client, sha256=tree.sha256(algorithm.model(place.task, shared, own))))
             else:
-                given = shared["model"] if assignment.method == "given" else None
+                given = shared["model"] if is_given(assignment) else None
                 clients, splits, round = (one.client,), assignment.splits, assignment.round
                 work = EvaluationWork(algorithm, shared, _stack_of_one(own), clients, splits, round, given)
                 measured = work.perform(place).get(one.client, {})
@@ -49,8 +51,8 @@ class AssignmentRunner:
         self, assignment: Assignment, one: AssignedClient, write: Callable[[Callable[[], None]], None]
     ) -> list[ClientAnswer]:
         """Run one method of the algorithm for one client and store its new state; `write` retries on a full disk."""
-        place, algorithm = self._place(assignment), self.experiment.algorithm(assignment.label)
-        cell = _cell(assignment)
+        cell, shared = _cell(assignment), self.parcels.groups(assignment, "shared")
+        place, algorithm = self._place(assignment, shared, one), self.experiment.algorithm(assignment.label)
         if one.ticket is not None:
             self.states.prune(cell, one.client, one.ticket, assignment.durable)
         own = self._own(assignment, one, place.task)
@@ -58,7 +60,7 @@ class AssignmentRunner:
         work = ClientWork(
             algorithm=algorithm,
             method=_method(algorithm, assignment.method),
-            shared=self.parcels.groups(assignment, "shared"),
+            shared=shared,
             ids=(one.client,),
             own=_stack_of_one(own),
             seed=assignment.seed,
@@ -89,10 +91,11 @@ class AssignmentRunner:
         answer = ClientAnswer(one.client, update, ticket, report.history, report.post_fit)
         return [self.policy.withhold(answer, _is_mean(place.task))]
 
-    def _place(self, assignment: Assignment) -> Place:
-        """Return where the assignment runs, if the policy allows it."""
+    def _place(self, assignment: Assignment, shared: Groups, one: AssignedClient | None = None) -> Place:
+        """Return where the assignment runs, if the policy allows it for all of its clients or for one of them."""
         roles = {part.role for part in assignment.parts}
         self.policy.check_assignment(assignment.kind, assignment.verb, assignment.cohort, roles)
+        self.questions.check(assignment.model_copy(update={"clients": (one,)}) if one else assignment, shared)
         return self.experiment.place(assignment.seed, assignment.clients, assignment.population)
 
     def _own(self, assignment: Assignment, one: AssignedClient, task: Task) -> Groups:

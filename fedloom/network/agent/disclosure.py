@@ -1,25 +1,19 @@
-"""What an agent tells others about its data, an error or an answer: shapes, sizes and names, never values.
-
-The audit log has a JSON line for every request that the agent answers, for the people responsible for the data.
-"""
+"""What an agent tells others about its data and its errors, and what its audit log says about its answers."""
 
 from __future__ import annotations
 
-import json
-import os
-import threading
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from fedloom import faults, machine
+from fedloom import machine
 from fedloom.data.federation import Federation
 from fedloom.data.split import SPLITS
-from fedloom.errors import FedloomError, InputError, StoreError
+from fedloom.errors import FedloomError, InputError
 from fedloom.network.agent.policy import Site
+from fedloom.network.agent.questions import question_facts
 from fedloom.network.protocol.messages import Assignment, ClientAnswer, ClientFacts, DataFormat, Hello
 from fedloom.network.protocol.tensors import Parcel
 from fedloom.training.clients import Setup
@@ -33,7 +27,7 @@ def hello_message(site: Site, federation: Federation, setup: Setup, mark: str) -
     sizes = {split: federation.sizes(split) for split in SPLITS}
 
     def facts(number: int) -> ClientFacts:
-        counts = {split: int(found[number]) for split, found in sizes.items()}
+        counts = {split: site.policy.shown_size(int(found[number])) for split, found in sizes.items()}
         if hosts is not None:
             return ClientFacts(name=federation.name(number), number=number, **counts)
         name = site.name if federation.clients == 1 else f"{site.name}/{federation.name(number)}"
@@ -63,33 +57,6 @@ def error_summary(error: Exception) -> str:
     return f"{type(root).__name__} (its message stays at the site)\n{where}"
 
 
-class Audit:
-    """A file to which lines are only ever appended."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._lock = threading.Lock()
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not path.exists():
-            os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
-        elif path.stat().st_size:  # a crash may have left half a line
-            with open(path, "rb+") as file:
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":
-                    file.write(b"\n")
-
-    def write(self, event: str, **facts: Any) -> None:
-        """Append one line."""
-        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        line = json.dumps({"time": now, "event": event, **facts}, ensure_ascii=False)
-        try:
-            with self._lock, open(self.path, "a", encoding="utf-8") as file:
-                file.write(line + "\n")
-        except OSError as error:
-            raise StoreError(f"The audit log {self.path} cannot be written: {error}.") from error
-        faults.point("audit.written")
-
-
 def assignment_facts(assignment: Assignment) -> dict[str, Any]:
     """Describe an assignment for the audit log."""
     train = assignment.kind == "train"
@@ -102,17 +69,21 @@ def assignment_facts(assignment: Assignment) -> dict[str, Any]:
 
 
 def answer_facts(assignment: Assignment, answers: Sequence[ClientAnswer], parcel: Parcel) -> dict[str, Any]:
-    """Describe an answer for the audit log: how many values leave, of what kind."""
+    """Describe an answer for the audit log: every number that leaves, and of tensors how many values of what kind."""
     groups: dict[str, int] = {}
+    numbers: dict[str, Any] = {}
     for path, leaf in parcel.tensors.items():
         _, kind, name = path.split("/", 2)
         group = f"{kind} {name.split('/')[0]}"
         groups[group] = groups.get(group, 0) + leaf.numel()
-    left: dict[str, Any] = {"values": groups}
+        if kind in ("weights", "public"):
+            numbers[path] = leaf.flatten().tolist()
+    left: dict[str, Any] = {"values": groups, "numbers": numbers, "results": parcel.header["results"]}
     if metrics := sorted({name for one in answers for found in one.measured.values() for name in found.sums}):
         left["metrics"] = metrics
     if any(one.sha256 for one in answers):
         left["fingerprints"] = len(answers)
     clients = [one.client for one in answers]
-    facts = {"clients": clients, "left": left, "bytes": parcel.size, "sha256": parcel.sha256}
-    return {**assignment_facts(assignment), **facts}
+    measured = sorted({split for one in answers for split, found in one.measured.items() if found.count})
+    facts = {"clients": clients, "measured": measured, "left": left, "bytes": parcel.size, "sha256": parcel.sha256}
+    return {**assignment_facts(assignment), **question_facts(assignment), **facts}

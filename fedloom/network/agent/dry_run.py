@@ -21,7 +21,8 @@ from fedloom.federation.work import ClientWork, Place, Work
 from fedloom.machine import computing
 from fedloom.network.agent.disclosure import hello_message
 from fedloom.network.agent.loaded_experiment import admitted
-from fedloom.network.agent.policy import Refused, Site
+from fedloom.network.agent.policy import TRUST, Refused, Site
+from fedloom.network.agent.questions import Questions
 from fedloom.network.protocol.expected_update import ExpectedUpdate, expected_update, synthetic_place
 from fedloom.network.protocol.messages import DataFormat, verb_of
 from fedloom.task import Task
@@ -40,19 +41,21 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
         return
     plan = Plan.of(parsed)
     federation = plan.federation(parsed.seeds[0])
-    yield f"Data: {federation}. No example, no label and no statistic of a feature leaves."
+    yield f"Data: {federation}. No message asks for examples. What leaves is computed from them, as listed here."
     yield "At the start, the coordinator learns:"
     yield f"  the shape {list(federation.x.shape[1:])} and dtype of the features, the names of the classes"
     sizes = {split: federation.sizes(split) for split in ("train", "validation", "test")}
     for number in range(min(federation.clients, 20)) if site.table.hosts is None else site.table.hosts[:20]:
-        counts = ", ".join(f"{int(sizes[split][number])} {split}" for split in sizes)
+        counts = ", ".join(f"{policy.shown_size(int(sizes[split][number]))} {split}" for split in sizes)
         yield f"  client {federation.name(number)}: {counts}"
     yield "  versions of fedloom, torch and Python, and a mark that shows whether the data changed, but not what it is"
-    yield f"Allowed verbs: {', '.join(policy.verbs)}, in rounds of at least {policy.min_cohort} client(s)."
+    verbs, fewest = ", ".join(policy.verbs), policy.min_cohort
+    yield f"Allowed verbs: {verbs}, in rounds of at least {fewest} client(s), as the coordinator counts them."
     metrics = (
         "means over examples, such as loss and accuracy" if policy.metrics == "means" else ", ".join(policy.metrics)
     )
     yield f"Metrics that may leave: {metrics or 'none'}."
+    yield TRUST
     if experiment is None:
         yield "What an update holds depends on the experiment: add --experiment FILE to see it."
         return
@@ -61,6 +64,8 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
     except Refused as why:
         yield f"This site would refuse to take part: {why}."
         return
+    most = Questions("", plan, policy.max_evaluations).most
+    yield f"Each client is measured at most {most} times in the run, on one split each, with one model in each round."
     task = plan.task(parsed.seeds[0])
     setup = probe(federation, task).setup(group=1)
     hello_message(site, federation, setup, "")  # raises if the site's table does not fit its data
@@ -71,7 +76,6 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
                 allowed = "" if verb in policy.verbs else "  (REFUSED by the policy)"
                 yield f"{label}: {verb} {method}{allowed}"
                 yield from _lines(update)
-    yield "Without secure aggregation, the coordinator can read each client's update."
 
 
 def _lines(update: ExpectedUpdate) -> Iterator[str]:

@@ -34,16 +34,17 @@ SHOWN = 5  # modules that a message names
 
 @dataclass(frozen=True, eq=False)
 class HostedClients(Federation):
-    """A site's own federation whose clients have other numbers in the run."""
+    """A site's own federation whose clients have other numbers in the run, without splits that are too small."""
 
     inner: Federation = field(kw_only=True)
     local: Mapping[int, int] = field(kw_only=True)  # number in the run → number at the site
     population: int = field(kw_only=True)
+    fewest: int = field(kw_only=True, default=1)  # examples of a split; a smaller one counts as empty
 
     @staticmethod
-    def of(inner: Federation, local: Mapping[int, int], population: int) -> HostedClients:
+    def of(inner: Federation, local: Mapping[int, int], population: int, fewest: int = 1) -> HostedClients:
         same = {one.name: getattr(inner, one.name) for one in fields(Federation) if one.name != "server"}
-        return HostedClients(**same, inner=inner, local=dict(local), population=population)
+        return HostedClients(**same, inner=inner, local=dict(local), population=population, fewest=fewest)
 
     @property
     def clients(self) -> int:
@@ -53,10 +54,12 @@ class HostedClients(Federation):
         return self.inner.name(self.local[client])
 
     def counts(self, clients: Sequence[int], split: SplitName) -> NDArray[np.int64]:
-        return self.inner.counts([self.local[client] for client in clients], split)
+        found = self.inner.counts([self.local[client] for client in clients], split)
+        return np.where(found < self.fewest, 0, found)
 
     def indices(self, client: int, split: SplitName) -> Tensor:
-        return self.inner.indices(self.local[client], split)
+        rows = self.inner.indices(self.local[client], split)
+        return rows if len(rows) >= self.fewest else rows[:0]
 
 
 @dataclass
@@ -66,7 +69,7 @@ class LoadedExperiment:
     run_plan: Mapping[str, Any]  # what the coordinator announced
     plan: Plan
     initial: dict[int, Path]  # initial weights by seed
-    device: str
+    site: Site
     hello: Hello = field(init=False)
 
     def __post_init__(self) -> None:
@@ -78,7 +81,7 @@ class LoadedExperiment:
         """Return the site's own data with the task and how to compute it, for one seed."""
         if self._prepared is None or self._prepared[0] != seed:
             federation, task = self.plan.federation(seed), replace(self.plan.task(seed), init=str(self.initial[seed]))
-            setup = probe(federation, task).setup(group=1, device=machine.device(self.device))
+            setup = probe(federation, task).setup(group=1, device=machine.device(self.site.table.device))
             self._prepared = seed, Place(federation, task, setup)
         return self._prepared[1]
 
@@ -101,7 +104,10 @@ class LoadedExperiment:
             for local in numbers.values():
                 if local >= here.federation.clients:
                     raise InputError(f"There is no client {local} at this site.")
-            hosted = HostedClients.of(here.federation, numbers, population)
+            policy, counts = self.site.policy, here.federation.counts([*numbers.values()], "train")
+            names = [here.federation.name(local) for local in numbers.values()]
+            policy.check_examples(dict(zip(names, counts.tolist(), strict=True)))  # every seed may split differently
+            hosted = HostedClients.of(here.federation, numbers, population, policy.min_examples)
             self._place = (seed, numbers), replace(here, federation=hosted)
         return self._place[1]
 
@@ -137,7 +143,7 @@ def load_experiment(
         tell(f"Note: the coordinator has torch {there}, this machine {here}. Results may differ in the last bits.")
     seed = experiment.seeds[0]
     initial = {int(seed): fetch(sha) for seed, sha in run_plan["initial"].items()}
-    loaded = LoadedExperiment(dict(run_plan), Plan.of(experiment), initial, site.table.device)
+    loaded = LoadedExperiment(dict(run_plan), Plan.of(experiment), initial, site)
     federation = loaded.plan.federation(seed)
     if run_plan.get("data"):
         different = DataFormat.of(federation).differences(DataFormat.model_validate(run_plan["data"]))
@@ -146,10 +152,7 @@ def load_experiment(
     ready = loaded.prepared(seed)
     loaded.hello = hello_message(site, federation, ready.setup, mark(federation.fingerprint))
     site.policy.check_examples({one.name: one.train for one in loaded.hello.clients})
-    tell(
-        f"Ready: {len(loaded.hello.clients)} client(s), a model of {ready.task.parameters:,} parameters. Without "
-        "secure aggregation, the coordinator can read each client's update."
-    )
+    tell(f"Ready: {len(loaded.hello.clients)} client(s), a model of {ready.task.parameters:,} parameters.")
     return loaded
 
 

@@ -22,6 +22,11 @@ from fedloom.training.evaluation import Measured
 from fedloom.user_code import is_code
 
 Names = tuple[str, ...] | Literal["shipped"]
+TRUST = (
+    "This site must trust the coordinator in three things. It can read each client's update, and updates can reveal "
+    "examples. It chooses the models that are measured here, and crafted ones reveal more. It says how many clients a "
+    "round has."
+)
 
 
 class Refused(Exception):
@@ -62,9 +67,13 @@ class Policy(Record):
     verbs: tuple[Verb, ...] = VERBS
     """The verbs that clients here answer."""
     min_cohort: Count = 1
-    """The fewest clients that a client of this site may be averaged with."""
+    """The fewest clients of a round, also of an evaluation. The agent must believe the coordinator's count."""
     min_examples: Count = 1
-    """The fewest training examples that a client of this site must have."""
+    """The fewest training examples that a client of this site must have. Its validation and test splits count as empty
+    if they have fewer, and nothing about them leaves.
+    """
+    max_evaluations: Whole | None = None
+    """How often a run may measure one client on one split. By default, ten times what the announced run needs."""
     metrics: tuple[str, ...] | Literal["means"] = "means"
     """The metrics that may leave. Scores of single examples leave only if you name their metric."""
     code: dict[str, str] = Field(default_factory=dict)
@@ -97,7 +106,7 @@ class Policy(Record):
             raise Refused(f"inconsistent request: kind '{kind}' with tensors {tensors} does not match verb '{verb}'")
         if verb not in self.verbs:
             raise Refused(f"the policy allows {', '.join(self.verbs) or 'nothing'}, not {verb}")
-        if cohort < self.min_cohort and verb != "evaluate":
+        if cohort < self.min_cohort:
             raise Refused(
                 f"the policy requires at least {self.min_cohort} clients in a round, and this one has {cohort}"
             )
@@ -107,8 +116,12 @@ class Policy(Record):
         for client, count in examples.items():
             if count < self.min_examples:
                 raise Refused(
-                    f"the policy requires at least {self.min_examples} training examples, and '{client}' has {count}"
+                    f"the policy requires at least {self.min_examples} training examples, and '{client}' has fewer"
                 )
+
+    def shown_size(self, count: int) -> int:
+        """Return the size of a split as others see it: a split that is too small counts as empty."""
+        return count if count >= self.min_examples else 0
 
     def withhold(self, answer: ClientAnswer, is_mean: Mapping[str, bool]) -> ClientAnswer:
         """Return an answer without the metrics that may not leave; `is_mean`: whether each is a mean over examples."""

@@ -42,6 +42,10 @@ class Signer:
     def public(self) -> str:
         return self._key.public_key().public_bytes_raw().hex()
 
+    def sign(self, text: bytes) -> str:
+        """Return the signature of a text."""
+        return self._key.sign(text).hex()
+
     def mark(self, text: str) -> str:
         """Return a mark that shows whether a text changed. Only the owner of the key can compute it."""
         return hashlib.sha256(self._key.private_bytes_raw() + text.encode()).hexdigest()
@@ -50,7 +54,16 @@ class Signer:
         """Return the headers that sign a request; `body` is the SHA-256 of its body."""
         when, nonce = f"{faults.clock() + self.offset:.3f}", secrets.token_hex(12)
         headers = {AGENT: self.agent, TIME: when, NONCE: nonce, SESSION: self.session, BODY: body}
-        return {**headers, SIGNATURE: self._key.sign(signed_text(method, path, headers)).hex()}
+        return {**headers, SIGNATURE: self.sign(signed_text(method, path, headers))}
+
+
+def signed_by(key: str, text: bytes, signature: str) -> bool:
+    """Return whether the owner of a public key signed a text."""
+    try:
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(bytes.fromhex(signature), text)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 @dataclass

@@ -58,7 +58,7 @@ def test_nothing_leaves_before_its_line_is_in_the_audit_log(tmp_path: Path, monk
             asked.append(event)
             raise StoreError("The audit log cannot be written.")
 
-    monkeypatch.setattr("fedloom.network.agent.disclosure.Audit.write", full)
+    monkeypatch.setattr("fedloom.network.agent.audit_log.AuditLog.write", full)
     monkeypatch.setattr("fedloom.network.agent.agent.Agent._retry", lambda agent, write, seconds=60.0: write())
     with pytest.raises(Exception, match="The audit log cannot be written"):
         run.run(Silent())

@@ -10,7 +10,7 @@ import pytest
 
 import fedloom as fl
 from fedloom.network.agent.dry_run import dry_run, first_round
-from fedloom.network.agent.policy import site_of
+from fedloom.network.agent.policy import TRUST, site_of
 from fedloom.network.protocol.expected_update import synthetic_place
 from fedloom.network.protocol.messages import DataFormat
 from fedloom.task import Task
@@ -31,9 +31,18 @@ def lines(tmp_path: Path, experiment: dict[str, Any] | None = None, **policy: An
 def test_without_an_experiment_it_shows_data_and_policy(tmp_path: Path) -> None:
     shown = lines(tmp_path, verbs=["reduce"], metrics=["loss"], min_cohort=3)
     assert shown[0] == "Site kerry. This dry run connects nowhere and sends nothing."
-    assert "Allowed verbs: reduce, in rounds of at least 3 client(s)." in shown
+    assert "Allowed verbs: reduce, in rounds of at least 3 client(s), as the coordinator counts them." in shown
+    assert TRUST in shown
     assert "Metrics that may leave: loss." in shown
     assert shown[-1].endswith("add --experiment FILE to see it.")
+
+
+def test_it_shows_what_leaves_under_the_policy(tmp_path: Path) -> None:
+    shown = lines(tmp_path, EXPERIMENT, min_examples=400, max_evaluations=7)
+    assert "  client 0: 539 train, 0 validation, 0 test" in shown
+    assert (
+        "Each client is measured at most 7 times in the run, on one split each, with one model in each round." in shown
+    )
 
 
 def test_an_experiment_that_the_policy_refuses_is_not_loaded(tmp_path: Path) -> None:

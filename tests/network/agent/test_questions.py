@@ -1,0 +1,163 @@
+"""A coordinator that asks too much: crafted evaluations, and honest ones that are asked again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedloom.experiment.progress import Silent
+from fedloom.network.agent.agent import Agent
+from fedloom.network.agent.questions import Questions, evaluations_needed
+from fedloom.network.coordinator.agent_pool import Call
+from fedloom.network.protocol.messages import AssignedClient, Assignment, ParcelInfo
+from fedloom.network.protocol.tensors import Parcel, flatten
+from fedloom.training.evaluation import Measured
+from fedloom.tree import Groups
+from tests.network.conftest import EXPERIMENT, InProcessRun, audit
+
+# each client has 359 examples to train with, 89 or 90 to validate with, and one to test with
+DATA = {**EXPERIMENT["data"], "split": [0.8, 0.198, 0.002]}
+VALUES = {**EXPERIMENT, "data": DATA, "rounds": 3, "evaluate": {"splits": ["train", "validation", "test"]}}
+STRICT = {
+    "algorithms": ["fedavg"],
+    "verbs": ["reduce", "evaluate"],
+    "metrics": ["loss", "accuracy"],
+    "min_cohort": 3,
+    "min_examples": 50,
+    "max_evaluations": 12,
+}
+
+
+class HostileCoordinator(InProcessRun):
+    """A coordinator that asks an honest agent for whatever it likes."""
+
+    @contextmanager
+    def begun(self) -> Iterator[HostileCoordinator]:
+        self._publish_plan()
+        try:
+            with self._connected():
+                yield self
+        finally:
+            self.ledger.close()
+            self._held.close()
+
+    @property
+    def victim(self) -> Agent:
+        return self.agents[0]
+
+    def ask(self, groups: Groups, **changes: Any) -> dict[str, Measured] | str:
+        """What a client measured, or why its agent refused."""
+        shared = Parcel({}, flatten(groups))
+        fields = {
+            "id": "ask",
+            "kind": "evaluate",
+            "verb": "evaluate",
+            "label": "fedavg",
+            "seed": 1,
+            "round": 1,
+            "attempt": 1,
+            "cohort": 1000,
+            "population": 1000,
+            "clients": (AssignedClient(client=0, local=0),),
+            "splits": ("train", "validation", "test"),
+            "seconds": 60.0,
+            "parts": (ParcelInfo(role="shared", sha256=shared.sha256, bytes=shared.size),),
+        }
+        assignment = Assignment(**{**fields, **changes})
+        agents = {self.victim.signer.agent: assignment}
+        call = Call("an attack", agents, {shared.sha256: shared}, lambda *_: None, float("inf"))
+        self.pool.open(call)
+        found = self.victim.parcels.next_assignment(self.victim.connection)
+        assert not isinstance(found, str)
+        self.victim.carry_out(found)
+        if call.failures:
+            return next(iter(call.failures.values())).message
+        return next(iter(call.answers.values())).measured
+
+    def crafted(self, label: int) -> Groups:
+        """A model that always says the same: its accuracy is the share of that label."""
+        initial = self.plan.task(1).initial()
+        leaves = {name: torch.zeros_like(leaf) for name, leaf in initial.items()}
+        last = [name for name, leaf in leaves.items() if leaf.shape == (10,)][-1]
+        leaves[last][label] = 100.0
+        return {"model": leaves}
+
+
+def test_crafted_evaluations_recover_neither_label_counts_nor_the_only_test_patient(tmp_path: Path) -> None:
+    with HostileCoordinator(tmp_path / "net", VALUES, STRICT).begun() as coordinator:
+        hello = coordinator.victim.runner.experiment.hello  # type: ignore[union-attr]
+        assert {(one.train, one.validation, one.test) for one in hello.clients} == {(359, 89, 0), (359, 90, 0)}
+        first, *others = [coordinator.ask(coordinator.crafted(label)) for label in range(10)]
+        assert isinstance(first, dict)
+        assert (first["train"].count, first["validation"].count, first["test"].count) == (359, 90, 0)
+        assert first["test"].sums == {}
+        assert set(map(str, others)) == {"round 1 of fedavg asked the same of this client before, about another model"}
+        # not under other names, numbers or attempts either
+        (own,) = [AssignedClient(client=7, local=0)]
+        for changes, why in (
+            ({"clients": (own,)}, "about another model"),
+            ({"method": "other", "call": 3}, "about another model"),
+            ({"round": 4}, "the run announced 3 rounds"),
+            ({"seed": 2}, "the run announced 3 rounds and the seeds"),
+            ({"clients": (own, AssignedClient(client=8, local=0)), "round": 2}, "one client twice"),
+            ({"cohort": 2, "round": 2}, "at least 3 clients"),
+        ):
+            assert why in str(coordinator.ask(coordinator.crafted(1), **changes)), changes
+        attempts = [coordinator.ask(coordinator.crafted(label), attempt=label + 1) for label in range(10)]
+        assert [isinstance(found, dict) for found in attempts] == [True] * 4 + [False] * 6
+        assert str(attempts[-1]) == "the policy allows 12 evaluations of a client in a run, and they are used up"
+        # a new process of the agent remembers
+        again = coordinator.agent(0)
+        coordinator.agents = [again]
+        assert isinstance(coordinator.ask(coordinator.crafted(0)), dict)
+        assert "used up" in str(coordinator.ask(coordinator.crafted(5), attempt=20))
+
+
+def test_the_same_question_gets_the_same_answer_again(tmp_path: Path) -> None:
+    with HostileCoordinator(tmp_path / "net", VALUES, STRICT).begun() as coordinator:
+        first = coordinator.ask(coordinator.crafted(3))
+        assert coordinator.ask(coordinator.crafted(3)) == first
+        assert coordinator.ask(coordinator.crafted(3), attempt=2) == first
+        assert coordinator.victim.runner.questions.measured == {0: 3}  # type: ignore[union-attr]
+
+
+def test_a_round_evaluates_the_model_that_it_trains(tmp_path: Path) -> None:
+    train = {"kind": "train", "verb": "reduce", "method": "client", "splits": ()}
+    with HostileCoordinator(tmp_path / "net", VALUES, STRICT).begun() as coordinator:
+        coordinator.ask(coordinator.crafted(0))
+        refused = "round 1 of fedavg evaluates another model than the one that is trained"
+        assert coordinator.ask(coordinator.crafted(1), **train) == refused
+        assert coordinator.ask(coordinator.crafted(0), **train) == {}
+        assert coordinator.ask(coordinator.crafted(2), **train, round=2) == {}
+        assert coordinator.ask(coordinator.crafted(0), round=2).endswith("than the one that is trained")  # type: ignore[union-attr]
+        # in the last round there is one more: the model at the end
+        assert isinstance(coordinator.ask(coordinator.crafted(0), round=3), dict)
+        assert coordinator.ask(coordinator.crafted(0), **train, round=3) == {}
+        assert isinstance(coordinator.ask(coordinator.crafted(1), round=3), dict)
+        assert "about another model" in str(coordinator.ask(coordinator.crafted(2), round=3))
+
+
+def test_a_split_that_the_run_did_not_announce_is_not_evaluated(tmp_path: Path) -> None:
+    values = {**VALUES, "evaluate": {"splits": ["test"]}}
+    with HostileCoordinator(tmp_path / "net", values, {}).begun() as coordinator:
+        refused = coordinator.ask(coordinator.crafted(0), splits=("validation",))
+        assert refused == "the run announced no evaluation on the split 'validation'"
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedavgm", "fedrep", "fsvrg", "ifca", "local", "peer", "snes"])
+def test_honest_runs_are_not_refused(tmp_path: Path, algorithm: str) -> None:
+    evaluate = {"splits": ["test", "validation"], "server": ["test"]}
+    values = {**EXPERIMENT, "rounds": 2, "algorithm": {algorithm: {}}, "evaluate": evaluate}
+    run = InProcessRun(tmp_path / "net", {**values, "train": {"lr": 0.1}}, {}, {})
+    assert run.run(Silent()).status == "done"
+    assert [text for text in run.said if "refuse" in text] == []
+    (tmp_path / "state-0").rename(tmp_path / "site-0-state")
+    needed, lines = evaluations_needed(run.plan), audit(tmp_path, 0)
+    found = Questions(str(run.pool.run_plan["run"]), run.plan, None, lines)
+    assert set(found.measured) == {0, 2}
+    assert needed / 3 < max(found.measured.values()) <= needed
