@@ -43,6 +43,14 @@ class TrainingError(FedloomError):
     """Training itself failed: a loss that is not finite, a client function that raised."""
 
 
+class Diverged(TrainingError):
+    """The result of a round is not finite; `largest` is the client whose update pulled hardest, if that is known."""
+
+    def __init__(self, message: str, largest: int | None = None) -> None:
+        super().__init__(message)
+        self.largest = largest
+
+
 class QuorumError(FedloomError):
     """Too few clients took part for a round to count."""
 

@@ -39,5 +39,9 @@ class Backend:
         """Fingerprint the model of every client that has an own state."""
         return {client: tree.sha256(algorithm.model(task, state, own[client])) for client in own}
 
+    def leave_out(self, round: int, client: int) -> bool:
+        """Leave a client out of a round that begins again, because its result was not finite; false if it cannot."""
+        return False
+
     def close(self) -> None:
         """Release what the backend holds. Most hold nothing."""

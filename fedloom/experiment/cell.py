@@ -102,7 +102,10 @@ class Cell:
             complete = complete or record.complete
             own.update(record.own)
             unsaved.update(record.own)
-            reasons = {"that are not finite": record.left_out, "far longer than the others": record.outliers}
+            reasons = {
+                "that are not finite, or made the model so": record.left_out,
+                "far longer than the others": record.outliers,
+            }
             for why, clients in reasons.items():
                 if clients:
                     names = ", ".join(f"'{federation.name(client)}'" for client in clients)

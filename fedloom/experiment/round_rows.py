@@ -10,7 +10,7 @@ from fedloom.task import Task
 from fedloom.training.evaluation import Measured, pool
 
 # public numbers for clients that were left out of a round
-LEFT_OUT = "left_out"  # the update was not finite
+LEFT_OUT = "left_out"  # the update was not finite, or made the model so
 OUTLIER = "outlier"  # the change was far longer than the others'
 
 

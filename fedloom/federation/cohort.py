@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedloom import keys
-from fedloom.aggregation.outliers import MANY, outliers
+from fedloom.aggregation.outliers import outliers
 from fedloom.aggregation.robust import finite, judge
 from fedloom.data.split import SplitName
 from fedloom.errors import InputError, RoundAbandoned, TrainingError
@@ -68,7 +68,7 @@ class Cohort:
     public: dict[str, Tensor] = field(default_factory=dict)  # numbers that clients made public, by name
     publishers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # the clients they belong to, in order
     notes: dict[str, float] = field(default_factory=dict)  # what the server noted about this round
-    left_out: list[int] = field(default_factory=list)  # clients whose answers were not finite
+    left_out: list[int] = field(default_factory=list)  # clients whose answers, or the result with them, were not finite
     outlier_factor: float | None = None  # leave out changes longer than this × the median of a sum; None: never
     outliers: list[int] = field(default_factory=list)  # clients that were left out for that
     needed: int = 0  # the fewest clients for the round to count
@@ -166,7 +166,7 @@ class Cohort:
             measure=self.measure,
             universal=self.universal,
             watch_epochs=self.watch_epochs,
-            report_lengths=self.outlier_factor is not None and keep == "sum" and len(self.ids) >= MANY,
+            report_lengths=keep == "sum",
             **messages,
         )
         self.calls += 1
@@ -185,6 +185,9 @@ class Cohort:
         A sum cannot be taken apart, so the others compute again. A network's backend keeps all answers and judges them
         itself: it says in `outliers` which clients it left out, and its reports have no lengths.
         """
+        if outcome.left_out:
+            self.left_out += outcome.left_out
+            self.note(not_finite=len(self.left_out))
         found = list(outcome.outliers)
         judged = [report for report in outcome.reports if report.finite and report.lengths]
         if self.outlier_factor is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from fedloom import tree
@@ -12,7 +13,7 @@ from fedloom.algorithm import Algorithm
 from fedloom.backends.protocol import Backend
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
-from fedloom.errors import InputError, RoundAbandoned, TrainingError
+from fedloom.errors import Diverged, InputError, RoundAbandoned
 from fedloom.federation.client_state import ClientStates
 from fedloom.federation.cohort import Cohort
 from fedloom.federation.evaluation import ByClient, Evaluator
@@ -71,7 +72,7 @@ class RoundRecord:
     seconds: float = 0.0
     notes: dict[str, float] = field(default_factory=dict)  # what the algorithm's server half noted
     complete: bool = True  # false if too few clients took part: then the state is the old one
-    left_out: tuple[int, ...] = ()  # clients whose updates were not finite, which a robust rule leaves out
+    left_out: tuple[int, ...] = ()  # clients whose updates were not finite, or made the result not finite
     outliers: tuple[int, ...] = ()  # clients whose changes were far longer than the others', which sums leave out
     reached: bool = False  # whether the run reached its target and stops here
 
@@ -117,7 +118,8 @@ def fit(
             measured = tuple(range(federation.clients)) if everyone else ids
             clients: dict[Phase, ByClient] = {}
             clients["pre_fit"] = evaluator.clients(state, own, measured, splits, round)
-            cohort = Cohort(
+            new_cohort = partial(
+                Cohort,
                 backend,
                 algorithm,
                 task,
@@ -134,13 +136,20 @@ def fit(
                 outlier_factor=None if sampling.outlier_factor == "off" else sampling.outlier_factor,
                 needed=sampling.needed(federation.clients),
             )
+            cohort = new_cohort()
             complete = algorithm.pooled or len(ids) >= max(cohort.needed, 1)
-            if complete:
+            while complete:
                 try:
                     state = _checked(algorithm.round(state, cohort), state, cohort, federation)
+                    break
                 except RoundAbandoned:
                     complete = False
                     own.undo()
+                except Diverged as error:
+                    if error.largest is None or not backend.leave_out(round, error.largest):
+                        raise
+                    own.undo()
+                    cohort = new_cohort()
             clients["post_fit"] = {report.client: report.post_fit for report in cohort.reports if report.post_fit}
             record = RoundRecord(
                 round,
@@ -182,14 +191,19 @@ def _checked(state: Groups, before: Groups, cohort: Cohort, federation: Federati
     }
 
 
-def _diverged(what: str, cohort: Cohort, federation: Federation) -> TrainingError:
-    """Make an error that names the clients whose answers were not finite, unless that is all of several."""
+def _diverged(what: str, cohort: Cohort, federation: Federation) -> Diverged:
+    """Make an error that names the clients whose answers were not finite, or else the one that pulled hardest."""
     everyone = {report.client for report in cohort.reports}
     wrong = sorted({report.client for report in cohort.reports if not report.finite})
     names = ", ".join(f"'{federation.name(client)}'" for client in wrong[:3])
     more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
     why = f", because the update of {names}{more} is not" if len(wrong) in range(1, max(len(everyone), 2)) else ""
-    return TrainingError(f"Round {cohort.round}: {what} is not finite{why}. A smaller lr or a clip may help.")
+    hardest = max(cohort.reports, key=lambda report: (report.pull, -report.client), default=None)
+    largest = hardest.client if hardest is not None and hardest.pull > 0 and not wrong else None
+    if largest is not None:
+        why = f"; the largest update, by weight × length of its change, is that of '{federation.name(largest)}'"
+    advice = "A smaller lr or a clip may help."
+    return Diverged(f"Round {cohort.round}: {what} is not finite{why}. {advice}", largest)
 
 
 def _public(cohort: Cohort) -> Iterator[Public]:

@@ -64,9 +64,8 @@ class Report:
     history: tuple[dict[str, float], ...] = ()
     post_fit: dict[str, Measured] = field(default_factory=dict)  # per split, and "universal"
     finite: bool = True  # whether all numbers in its answer are finite
-    lengths: dict[str, float] = field(
-        default_factory=dict
-    )  # of its change, by group where it has weight: `outliers.py`
+    lengths: dict[str, float] = field(default_factory=dict)  # of its change, by group where it has weight
+    pull: float = 0.0  # the largest weight × length of its groups
 
 
 @dataclass(frozen=True)
@@ -82,6 +81,7 @@ class Outcome:
     dtypes: dict[str, dict[str, torch.dtype]] = field(default_factory=dict)  # of leaves whose sums have another dtype
     positions: dict[str, str] | None = field(default_factory=dict)  # as in `Update`; None if they are not known
     outliers: tuple[int, ...] = ()  # clients that the backend left out, because their changes were far too long
+    left_out: tuple[int, ...] = ()  # clients that the backend left out, because they made the result not finite
 
 
 @dataclass(frozen=True)
@@ -160,12 +160,7 @@ class ClientWork:
         finite = _finite(update, place.task, len(data))
         reports = tuple(self._report(place, data, update, position, finite[position]) for position in range(len(data)))
         if self.report_lengths:
-            found = {group: length.tolist() for group, length in change_lengths(update, self.shared).items()}
-            weights = {group: update.weights(group).tolist() for group in found}
-            reports = tuple(
-                replace(report, lengths={g: length[position] for g, length in found.items() if weights[g][position]})
-                for position, report in enumerate(reports)
-            )
+            reports = with_lengths(reports, update, self.shared)
         return self.outcome([update], on_device("cpu", own), reports)
 
     def _report(self, place: Place, data: Clients, update: Update, position: int, finite: bool) -> Report:
@@ -248,6 +243,20 @@ def change_lengths(update: Update, shared: Groups) -> dict[str, Tensor]:
     """Return how long each client's change is, by group: of a position from its base, or of the change itself."""
     bases = {group: shared[base] for group, base in update.positions.items()}
     return {group: outliers.lengths(leaves, bases.get(group, {})) for group, leaves in update.groups.items() if leaves}
+
+
+def with_lengths(reports: Sequence[Report], update: Update, shared: Groups) -> tuple[Report, ...]:
+    """Return the clients' reports with how long each one's change is, and how hard it pulls."""
+    found = {group: length.tolist() for group, length in change_lengths(update, shared).items()}
+    weights = {group: update.weights(group).tolist() for group in found}
+    return tuple(
+        replace(
+            report,
+            lengths={group: length[position] for group, length in found.items() if weights[group][position]},
+            pull=max((weights[group][position] * length[position] for group, length in found.items()), default=0.0),
+        )
+        for position, report in enumerate(reports)
+    )
 
 
 def _bytes_of_one(groups: Groups) -> int:

@@ -40,7 +40,10 @@ def _unfinished(run: RunData) -> Iterator[str]:
 
 def _left_out(run: RunData) -> Iterator[str]:
     """Clients whose updates did not count."""
-    reasons = {LEFT_OUT: "that were not finite", OUTLIER: "far longer than the others (see cohort.outlier_factor)"}
+    reasons = {
+        LEFT_OUT: "that were not finite, or made the model so",
+        OUTLIER: "far longer than the others (see cohort.outlier_factor)",
+    }
     for label, seed in run.cells:
         for why, words in reasons.items():
             rounds = Counter(run.left_out(label, seed, why))

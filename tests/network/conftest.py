@@ -177,7 +177,8 @@ class InProcessRun(NetworkRun):
         self.said: list[str] = []
         self.agents: list[Agent] = []
         experiment = parse({**values, "cohort": {"start_when": len(policies), "deadline": "5s", **edits}})
-        self.tables = [rehearsal(experiment, f"site-{n}", range(n, 4, len(policies))) for n in range(len(policies))]
+        clients, sites = values["data"]["partition"]["clients"], len(policies)
+        self.tables = [rehearsal(experiment, f"site-{n}", range(n, clients, sites)) for n in range(sites)]
         for table, policy in zip(self.tables, policies, strict=True):
             table["policy"].update(policy)
         super().__init__(experiment, folder, self.said.append)

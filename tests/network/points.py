@@ -5,6 +5,7 @@ COORDINATOR_POINTS = (
     "update.received",  # an update is on the disk, but not accepted yet
     "ledger.accept",  # before accepted updates are committed
     "ledger.accepted",  # after that, before the agents get their answers
+    "ledger.leave_out",  # before it is recorded which updates a round does without
     "coordinator.aggregate",  # all updates have arrived, none is added up yet
     "coordinator.aggregated",  # they are added up, but there is no checkpoint yet
     "checkpoint.write",  # before a checkpoint's file is synced

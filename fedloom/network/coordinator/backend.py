@@ -23,7 +23,7 @@ from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import ClientWork, Outcome, Place, Report, Work
 from fedloom.machine import computing
 from fedloom.network.coordinator.agent_pool import AgentPool, Call, Check
-from fedloom.network.coordinator.ledger import AcceptedUpdate
+from fedloom.network.coordinator.ledger import NOT_FINITE, OUTLIER, REVOKED, AcceptedUpdate
 from fedloom.network.coordinator.roster import Roster
 from fedloom.network.coordinator.update_checks import Judge
 from fedloom.network.protocol.messages import (
@@ -121,13 +121,15 @@ class NetworkBackend(Backend):
         shared = Parcel({}, flatten(work.shared))
         parcels = {shared.sha256: shared}
         digest = self._digest(work, shared)
-        known = self.pool.ledger.accepted(cell.name, work.round, work.call, digest)
+        left_out = self._left_out(work)
+        accepted = self.pool.ledger.accepted(cell.name, work.round, work.call, digest)
+        known = [one for one in accepted if left_out.get(one.client, OUTLIER) == OUTLIER]
         expected = self.judge.expected_update(work)
         if expected is not None:
             self.pool.largest = max(self.pool.largest, 2 * expected.bytes + (16 << 20))
         call = Call(
             f"{cell.label}: round {work.round}",
-            self._training_assignments(work, shared, parcels, skip={one.client for one in known}),
+            self._training_assignments(work, shared, parcels, skip={*left_out, *(one.client for one in known)}),
             parcels,
             partial(self.judge.check_trained, work, expected),
             self._deadline(),
@@ -140,17 +142,42 @@ class NetworkBackend(Backend):
         needed = max(self.sampling.needed(self.roster.clients), 1)
         self._ask(call, needed)
         counted = set(list(call.answers)[: call.enough])  # with over-selection, only the first answers count
-        answered = [client for client in work.ids if client in counted]
-        status = "accepted" if len(answered) >= needed else "abandoned"
-        self.pool.ledger.end(cell.name, work.round, self.attempt, len(answered), status)
-        if len(answered) < needed:
-            self._abandon(work, call, len(answered), needed)
+        left_out = self._left_out(work)  # again: an agent may have been revoked while it worked
+        answered = [one for one in work.ids if one in counted and left_out.get(one, OUTLIER) == OUTLIER]
+        judged = self.judge.lengths(work, expected, [call.answers[client] for client in answered])
+        outliers = dict.fromkeys(self.judge.outliers(work, expected, judged), OUTLIER)
+        self.pool.ledger.leave_out(cell.name, work.round, work.call, outliers)
+        left_out |= outliers
+        counting = [report for report in judged if report.client not in left_out]
+        enough = len(counting if self.sampling.over_select else answered) >= needed  # else the cohort checks outliers
+        status = "accepted" if enough else "abandoned"
+        self.pool.ledger.end(cell.name, work.round, self.attempt, len(counting), status)
+        if not enough:
+            self._abandon(work, call, len(counting), needed)
         self.pool.stage = f"{cell.label}: aggregating round {work.round}"
         faults.point("coordinator.aggregate")
-        positions = expected.positions if expected else None
-        outcome = replace(self._aggregate(work, call, answered), positions=positions)
+        outcome = replace(
+            self._aggregate(work, call, counting),
+            positions=expected.positions if expected else None,
+            outliers=tuple(client for client, why in left_out.items() if why == OUTLIER),
+            left_out=tuple(client for client, why in left_out.items() if why == NOT_FINITE),
+        )
         faults.point("coordinator.aggregated")
         return outcome
+
+    def _left_out(self, work: ClientWork) -> dict[int, str]:
+        """Return the clients that this call does without, and why."""
+        revoked, known = self.pool.ledger.revoked(), self.pool.ledger.left_out(self.cell.name, work.round, work.call)
+        gone = {client: REVOKED for client in work.ids if self.roster.hosts[client][0] in revoked}
+        return {client: why for client, why in known.items() if client in work.ids} | gone
+
+    def leave_out(self, round: int, client: int) -> bool:
+        """Leave a client out of a round that begins again; the answers of the others still count."""
+        name = self.roster.name(client)
+        why = f"its result was not finite, and the update of '{name}' is the largest"
+        self.pool.log("left-out", f"{self.cell.label}: round {round} begins again without '{name}': {why}")
+        self.pool.ledger.leave_out(self.cell.name, round, 0, {client: NOT_FINITE})
+        return True
 
     def _enough(self, round: int) -> int | None:
         """Return how many answers suffice, if the round asks more clients than that."""
@@ -209,22 +236,22 @@ class NetworkBackend(Backend):
             assignments[agent] = assignment.model_copy(update={"parts": parts, "clients": clients})
         return assignments
 
-    def _aggregate(self, work: ClientWork, call: Call, answered: list[int]) -> Outcome:
-        """Sum the answers in the order of the cohort: clients that did not answer change no bit."""
-        answers = [call.answers[client] for client in answered]
+    def _aggregate(self, work: ClientWork, call: Call, counting: list[Report]) -> Outcome:
+        """Sum the answers in the order of the cohort: clients that do not count change no bit."""
+        answers = [call.answers[report.client] for report in counting]
         tickets = [answer.ticket for answer in answers if answer.ticket is not None]
         measured = _comparable([answer.measured for answer in answers])
-        reports = tuple(self._report(call, *one) for one in zip(answers, measured, strict=True))
+        reports = tuple(self._report(call, *one) for one in zip(answers, measured, counting, strict=True))
         own = ticket_group(tickets) if tickets else {}
         return work.outcome([answer.update for answer in answers], own, reports)
 
-    def _report(self, call: Call, answer: ClientAnswer, measured: dict[str, Measured]) -> Report:
+    def _report(self, call: Call, answer: ClientAnswer, measured: dict[str, Measured], judged: Report) -> Report:
         agent, _ = self.roster.hosts[answer.client]
         down, assignment = 0, call.assignments.get(agent)
         if assignment is not None:  # a parcel that the agent received for an evaluation counts where it trains with it
             size = sum(part.bytes for part in assignment.parts)
             down = max(call.sent.get(agent, 0), size) // len(assignment.clients)
-        return Report(answer.client, call.received[answer.client], down, answer.history, measured)
+        return Report(answer.client, call.received[answer.client], down, answer.history, measured, pull=judged.pull)
 
     def _abandon(self, work: ClientWork, call: Call, answered: int, needed: int) -> None:
         """Raise an error that ends the run if no agent is left; otherwise one that skips the round."""
@@ -280,12 +307,12 @@ class NetworkBackend(Backend):
     ) -> dict[str, Assignment]:
         """Return an assignment for every agent that hosts some of the clients."""
         self._calls += 1
-        cell, call = self.cell, fields.get("call", 0)
+        cell, call, revoked = self.cell, fields.get("call", 0), self.pool.ledger.revoked()
         id = f"{cell.name}/{fields['round']}/{self.attempt}/{call}/{fields['kind']}-{self._calls}"
         clients: dict[str, list[AssignedClient]] = {}
         for position, client in enumerate(ids):
-            if client not in skip:
-                agent, local = self.roster.hosts[client]
+            agent, local = self.roster.hosts[client]
+            if client not in skip and agent not in revoked:
                 one = AssignedClient(client=client, local=local, ticket=ticket_of(own, position))
                 clients.setdefault(agent, []).append(one)
         common = {

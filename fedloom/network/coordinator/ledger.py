@@ -11,7 +11,7 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -21,6 +21,10 @@ from fedloom import faults, files
 from fedloom.errors import InputError, StoreError
 
 Row = dict[str, Any]
+# why a round does without a client's update
+OUTLIER = "outlier"  # its change is far longer than the others'
+NOT_FINITE = "not-finite"  # it is the largest, and the result with it is not finite
+REVOKED = "revoked"  # its agent was revoked before the round was closed
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS tokens (digest TEXT PRIMARY KEY, made REAL NOT NULL, agent TEXT)""",
@@ -32,6 +36,8 @@ SCHEMA = (
        asked INTEGER NOT NULL, accepted INTEGER, status TEXT NOT NULL, PRIMARY KEY (cell, round, attempt))""",
     """CREATE TABLE IF NOT EXISTS updates (cell TEXT, round INTEGER, call INTEGER, client INTEGER, digest TEXT NOT NULL,
        file TEXT NOT NULL, sha256 TEXT NOT NULL, PRIMARY KEY (cell, round, call, client))""",
+    """CREATE TABLE IF NOT EXISTS left_out (cell TEXT, round INTEGER, call INTEGER, client INTEGER, why TEXT NOT NULL,
+       PRIMARY KEY (cell, round, client))""",
     """CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, time REAL NOT NULL, agent TEXT, kind TEXT NOT NULL,
        message TEXT NOT NULL)""",
     "CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
@@ -172,6 +178,10 @@ class Ledger:
             known = ", ".join(row["name"] for row in self.agents()) or "none"
             raise InputError(f"There is no agent '{name}'. Enrolled: {known}.")
 
+    def revoked(self) -> set[str]:
+        """Return the agents that were revoked."""
+        return {row["agent"] for row in self._rows("SELECT agent FROM agents WHERE revoked IS NOT NULL")}
+
     def set_hello(self, agent: str, hello: Row) -> None:
         self._write("UPDATE agents SET hello = ? WHERE agent = ?", json.dumps(hello), agent)
 
@@ -213,6 +223,19 @@ class Ledger:
         statement = "DELETE FROM updates WHERE cell = ? AND round = ? AND call = ? AND client = ?"
         self._write(statement, update.cell, update.round, update.call, update.client, durable=False)
         (self.updates / update.file).unlink(missing_ok=True)
+
+    def leave_out(self, cell: str, round: int, call: int, clients: Mapping[int, str]) -> None:
+        """Record which clients a round does without from this call on, and why; on the disk when this returns."""
+        faults.point("ledger.leave_out")
+        if clients:
+            with self._transaction() as database:
+                rows = [(cell, round, call, client, why) for client, why in clients.items()]
+                database.executemany("INSERT OR REPLACE INTO left_out VALUES (?, ?, ?, ?, ?)", rows)
+
+    def left_out(self, cell: str, round: int, call: int) -> dict[int, str]:
+        """Return the clients that this call of a round does without, and why."""
+        query = "SELECT client, why FROM left_out WHERE cell = ? AND round = ? AND call <= ? ORDER BY client"
+        return {row["client"]: row["why"] for row in self._rows(query, cell, round, call)}
 
     def forget(self, cell: str, round: int) -> None:
         """Delete the updates up to a round that is checkpointed."""

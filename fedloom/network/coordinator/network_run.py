@@ -100,7 +100,7 @@ class NetworkRun:
             self._check_agents()
             ready = self.pool.ready()
             if before:
-                return before <= {one.agent for one in ready}
+                return before - self.ledger.revoked() <= {one.agent for one in ready}
             return len(ready) >= wanted if isinstance(wanted, int) else {*wanted} <= {one.name for one in ready}
 
         if not before:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from fedloom.aggregation.outliers import outliers
 from fedloom.errors import TrainingError
 from fedloom.federation.sampling import Sampling
-from fedloom.federation.work import ClientWork
+from fedloom.federation.work import ClientWork, Report, with_lengths
 from fedloom.network.coordinator.roster import Roster
 from fedloom.network.protocol.expected_update import ExpectedUpdate, Shape, expected_update, synthetic_place
 from fedloom.network.protocol.messages import Assignment, ClientAnswer
@@ -67,6 +68,22 @@ class Judge:
         ticket = (assignment.round, assignment.attempt, assignment.call) if work.own else None
         check_update(answer, expected, work.shared, limits, ticket)
         self.check_evaluated(assignment, answer)
+
+    def lengths(
+        self, work: ClientWork, expected: ExpectedUpdate | None, answers: Sequence[ClientAnswer]
+    ) -> list[Report]:
+        """Return how long the changes of answers are."""
+        positions = expected.positions if expected else {}
+        updates = [replace(answer.update, positions=positions) for answer in answers]
+        each = zip(answers, updates, strict=True)
+        return [with_lengths([Report(answer.client)], update, work.shared)[0] for answer, update in each]
+
+    def outliers(self, work: ClientWork, expected: ExpectedUpdate | None, reports: Sequence[Report]) -> list[int]:
+        """Return the clients whose changes are too long for a sum: those that a simulation leaves out."""
+        factor = self.sampling.outlier_factor
+        if factor == "off" or work.keep != "sum" or expected is None:  # without positions, lengths say nothing
+            return []
+        return [reports[position].client for position in outliers([report.lengths for report in reports], factor)]
 
     def check_evaluated(self, assignment: Assignment, answer: ClientAnswer) -> None:
         """Raise `Rejected` unless what this answer measures counts."""

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from fedloom import tree
+from fedloom.algorithm import Clients, Groups, Trained, Update
+from fedloom.algorithms.fedavg import FedAvg
 from fedloom.errors import TrainingError
 from fedloom.experiment.progress import Silent
+from fedloom.federation.work import ClientWork, Report
 from fedloom.network.agent.assignment_runner import AssignmentRunner
+from fedloom.network.coordinator.backend import NetworkBackend
+from fedloom.network.coordinator.ledger import Ledger
+from fedloom.network.coordinator.update_checks import Judge
 from fedloom.results.result import Result
 from tests.network.conftest import EXPERIMENT, InProcessRun, serial_weights, weights
 
@@ -98,3 +108,118 @@ def test_when_no_client_can_do_its_work_the_run_ends_with_the_reason(
 def test_an_update_above_the_norm_bound_costs_its_client_the_round(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"Round 1: no client could do its work. norm: the change of model"):
         InProcessRun(tmp_path / "net", SMALL, {}, norm_bound=1e-9).run(Silent())
+
+
+MANY = {**SMALL, "data": {"source": "digits", "partition": {"name": "iid", "clients": 6}}}
+
+
+def shout(monkeypatch: pytest.MonkeyPatch, factor: float, weight: float | None = None, loud: int = 3) -> None:
+    """Let one client multiply what it learnt, and claim a weight."""
+    answer = FedAvg.answer
+
+    def louder(self: FedAvg, shared: Groups, trained: Trained, data: Clients) -> Update:
+        update = answer(self, shared, trained, data)
+        changes = tree.sub(update.groups["model"], shared["model"])
+        factors = torch.tensor([factor if client == loud else 1.0 for client in data.ids])
+        moved = tree.add(tree.expand(shared["model"], len(data)), tree.scale(changes, factors))
+        assert isinstance(update.weight, torch.Tensor)
+        claimed = [
+            weight if weight and client == loud else own
+            for client, own in zip(data.ids, update.weight.tolist(), strict=True)
+        ]
+        return replace(update, groups={"model": moved}, weight=torch.tensor(claimed, dtype=torch.float64))
+
+    monkeypatch.setattr(FedAvg, "answer", louder)
+
+
+def test_an_outlier_is_left_out_as_in_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet = serial_weights(MANY, tmp_path / "quiet")
+    shout(monkeypatch, 100.0)
+    result = InProcessRun(tmp_path / "net", MANY, {}, {}).run(Silent())
+    assert weights(tmp_path / "net") == serial_weights(MANY, tmp_path / "serial")
+    assert weights(tmp_path / "net") != quiet
+    with closing(Ledger(tmp_path / "net" / "network")) as ledger:
+        assert [ledger.left_out("fedavg-1", round, 0) for round in (1, 2)] == [{3: "outlier"}] * 2
+    found = [row["client"] for row in result.rows("public") if row["name"] == "outlier"]
+    assert found == ["3", "3"]
+
+
+def test_a_decision_about_an_outlier_survives_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shout(monkeypatch, 100.0)
+    expected = serial_weights(MANY, tmp_path / "serial")
+    aggregate = NetworkBackend._aggregate
+    decided: list[dict[int, str]] = []
+
+    def crash(backend: NetworkBackend, work: ClientWork, *more: Any) -> Any:
+        decided.append(backend.pool.ledger.left_out("fedavg-1", work.round, work.call))
+        if len(decided) == 1:
+            raise KeyboardInterrupt
+        return aggregate(backend, work, *more)
+
+    monkeypatch.setattr(NetworkBackend, "_aggregate", crash)
+    with pytest.raises(KeyboardInterrupt):
+        InProcessRun(tmp_path / "net", MANY, {}, {}).run(Silent())
+    outliers = Judge.outliers
+    later = lambda judge, work, *more: outliers(judge, work, *more) if work.round > 1 else []  # noqa: E731
+    monkeypatch.setattr(Judge, "outliers", later)  # round 1 is not decided again
+    InProcessRun(tmp_path / "net", MANY, {}, {}).run(Silent())
+    assert decided == [{3: "outlier"}] * 3
+    assert weights(tmp_path / "net") == expected
+
+
+def test_finite_updates_that_make_the_model_infinite_do_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four clients are too few to tell outliers, so that the aggregate overflows."""
+    shout(monkeypatch, 1e38, weight=1e9)
+    run = InProcessRun(tmp_path / "net", SMALL, {}, {})
+    aggregate = NetworkBackend._aggregate
+    rounds: list[int] = []
+
+    def crash(backend: NetworkBackend, work: ClientWork, *more: Any) -> Any:
+        rounds.append(work.round)
+        if len(rounds) == 2:  # the round has begun again
+            raise KeyboardInterrupt
+        return aggregate(backend, work, *more)
+
+    monkeypatch.setattr(NetworkBackend, "_aggregate", crash)
+    with pytest.raises(KeyboardInterrupt):
+        run.run(Silent())
+    said = "its result was not finite, and the update of '3' is the largest"
+    assert f"fedavg: round 1 begins again without '3': {said}" in run.said
+    result = InProcessRun(tmp_path / "net", SMALL, {}, {}).run(Silent())
+    assert rounds == [1, 1, 1, 2, 2]  # what was decided before the crash is not tried again
+    assert result.status == "done"
+    left_out = [row["client"] for row in result.rows("public") if row["name"] == "left_out"]
+    assert left_out == ["3", "3"]
+    with pytest.raises(TrainingError, match=r"the new model is not finite; the largest update, .* is that of '3'"):
+        serial_weights(SMALL, tmp_path / "serial")
+
+
+def test_updates_of_a_revoked_agent_do_not_count_in_rounds_that_are_not_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {**SMALL, "algorithm": {"scaffold": {}}}
+    aggregate = NetworkBackend._aggregate
+
+    def crash(backend: NetworkBackend, work: ClientWork, *more: Any) -> Any:
+        if work.round == 2:
+            raise KeyboardInterrupt
+        return aggregate(backend, work, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NetworkBackend, "_aggregate", crash)
+        with pytest.raises(KeyboardInterrupt):
+            InProcessRun(tmp_path / "net", values, {}, {}).run(Silent())
+    counted: list[list[int]] = []
+
+    def watch(backend: NetworkBackend, work: ClientWork, call: Any, counting: list[Report]) -> Any:
+        counted.append([report.client for report in counting])
+        return aggregate(backend, work, call, counting)
+
+    monkeypatch.setattr(NetworkBackend, "_aggregate", watch)
+    run = InProcessRun(tmp_path / "net", values, {}, {})
+    run.ledger.revoke("site-1")
+    run.tables.pop()  # it does not come back
+    assert run.run(Silent()).status == "done"
+    assert counted == [[0, 2]]
