@@ -101,6 +101,13 @@ class Algorithm(Record):
         """Whether clients choose among several models (see `choose`)."""
         return type(self).choose is not Algorithm.choose
 
+    def largest_weight(self, examples: int) -> float:
+        """Return the largest weight of a client with this many training examples: a coordinator refuses larger ones.
+
+        Override it if clients weigh their answers by something else than their examples; `math.inf` sets no bound.
+        """
+        return 1.0 if getattr(self, "weights", "") == "uniform" else float(max(examples, 1))
+
     def init(self, task: Task, model: Tree) -> Groups:
         """Return the server's state before the first round."""
         return {"model": model}

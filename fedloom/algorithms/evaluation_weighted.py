@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 import torch
 
+from fedloom.aggregation.weights import SMALLEST_LOSS
 from fedloom.algorithm import Central, Clients, Cohort, Groups, InputError, Task, Tree, Update, by_score, evaluate
 from fedloom.tree import expand, row
 
@@ -28,6 +29,10 @@ class EvaluationWeighted(Central):
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
         return {"model": cohort.reduce(self.client, state, rule=self.rule)["model"]}
+
+    def largest_weight(self, examples: int) -> float:
+        share = self.metric in ("accuracy", "auroc") or self.metric.startswith("top_")
+        return 1.0 if share else 1 / SMALLEST_LOSS
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         trained = self.fit(task, expand(shared["model"], len(data)), shared, own, data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Literal
 
 import torch
@@ -33,6 +34,9 @@ class QFedAvg(Algorithm):
         pace = mean["pace"]["numerator"] / mean["pace"]["denominator"]
         before, trained = (select(model, cohort.task.trainable) for model in (state["model"], mean["model"]))
         return {"model": {**mean["model"], **add(scale(before, 1 - pace), scale(trained, pace))}}
+
+    def largest_weight(self, examples: int) -> float:
+        return math.inf if self.q else super().largest_weight(examples)  # a loss has no bound
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         trained = self.fit(task, expand(shared["model"], len(data)), shared, own, data)

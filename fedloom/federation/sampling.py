@@ -47,7 +47,13 @@ class Sampling(Record):
     norm_bound: Positive | None = None
     """Refuse an update whose change has a larger norm than this. Only on a network."""
     weight_cap: Positive = 1e9
-    """Refuse an update that claims a larger weight than this. Only on a network."""
+    """Refuse an update that claims a larger weight than this. Each algorithm sets a smaller bound: usually the number
+    of training examples that the client's agent announced. Only on a network.
+    """
+    max_examples: Count | None = None
+    """Believe at most this many training examples of a client, and refuse updates that count for more. Only on a
+    network.
+    """
 
     @model_validator(mode="after")
     def _fits(self) -> Sampling:

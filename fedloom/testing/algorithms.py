@@ -27,7 +27,7 @@ from fedloom.experiment import checkpoint
 from fedloom.federation.engine import RoundRecord, Snapshot, fit
 from fedloom.federation.evaluation import EvaluationWork
 from fedloom.federation.sampling import Sampling
-from fedloom.federation.work import ClientWork, Work
+from fedloom.federation.work import ClientWork, Outcome, Work
 from fedloom.models.mlp import MLP
 from fedloom.task import Task
 from fedloom.testing.ways import ONE, bits, difference, leaf_distance, spread
@@ -299,12 +299,23 @@ class _Watching(Backend):
                 self.seen.add(method)
             if method not in self.checked:
                 self.checked.add(method)
-                self._check_positions(work, method)
+                answer = replace(work.part(0, 1), keep="stack").perform(self.backend.place)
+                self._check_weights(work, method, answer)
+                self._check_positions(work, method, answer)
         return outcome
 
-    def _check_positions(self, work: ClientWork, method: str) -> None:
+    def _check_weights(self, work: ClientWork, method: str, answer: Outcome) -> None:
+        """Check that no weight is above the algorithm's bound, because a coordinator would refuse it."""
+        examples = int(self.backend.place.federation.counts(work.ids[:1], "train")[0])
+        bound = work.algorithm.largest_weight(examples)
+        for group, weight in answer.weights.items():
+            assert weight.max() <= bound, (
+                f"{self.who}: {method} gives '{group}' the weight {float(weight.max()):g} with {examples} training "
+                f"examples, and largest_weight allows {bound:g}: override it."
+            )
+
+    def _check_positions(self, work: ClientWork, method: str, answer: Outcome) -> None:
         """Check that every position starts from a group that was shared, leaf by leaf."""
-        answer = replace(work.part(0, 1), keep="stack").perform(self.backend.place)
         for group, base in (answer.positions or {}).items():
             assert group in answer.stack, f"{self.who}: {method} declares '{group}' a position, but does not send it."
             assert base in work.shared, (

@@ -193,7 +193,7 @@ def test_too_many_abandon_the_round_and_the_run_goes_on(tmp_path: Path, caplog: 
     told = [record.getMessage() for record in caplog.records]
     end = "left out updates that are not finite, or made the model so, of 'client-1', 'client-3'"
     assert f"two (seed 1), round 2: {end}." in told
-    assert f"one (seed 1), round 2: {end}, too many for the rule: the round does not count." in told
+    assert f"one (seed 1), round 2: {end}, too many: the round does not count." in told
     found = cautions(RunData.read(tmp_path))
     why = "left out updates that were not finite, or made the model so"
     assert f"two (seed 1) {why}: client-1 (1 round), client-3 (1 round)." in found

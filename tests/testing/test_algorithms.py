@@ -1,5 +1,6 @@
 """`check_algorithm` finds every broken promise, and names it."""
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -128,6 +129,14 @@ class SeesEverybody(FedAvg):
         return {"model": {name: leaf.to(torch.float64).mean(0).to(leaf.dtype) for name, leaf in stacked.items()}}
 
 
+class CountsTwice(FedAvg):
+    """Clients claim more weight than largest_weight allows."""
+
+    def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        update, own = super().client(task, shared, own, data)
+        return replace(update, weight=2 * update.weights("model")), own
+
+
 class Unbounded(FedAvg):
     """A field with a bound that a validator undoes."""
 
@@ -202,6 +211,7 @@ def test_a_good_algorithm_passes() -> None:
         (Forgets, "the leaves of the server's state must stay as init gives them|does not run"),
         (Grows, "must always have the leaves that init_own gives it|does not run"),
         (SeesEverybody, "must say linear = False"),
+        (CountsTwice, "gives 'model' the weight .* with .* examples, and largest_weight allows .*: override it"),
         (Unbounded, "takes pull = -1.0"),
         (Angry, "must refuse wrong parameters with an InputError, not with KeyError"),
         (Fails, "Fails on a CNN with batch normalisation does not run: .*a matrix was expected"),

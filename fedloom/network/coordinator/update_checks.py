@@ -64,10 +64,17 @@ class Judge:
         self, work: ClientWork, expected: ExpectedUpdate | None, assignment: Assignment, answer: ClientAnswer
     ) -> None:
         """Raise `Rejected` unless this answer to a training call counts."""
-        limits = Limits(self.sampling.norm_bound, self.sampling.weight_cap)
+        largest = work.algorithm.largest_weight(self._examples(answer.client))
+        limits = Limits(self.sampling.norm_bound, min(self.sampling.weight_cap, largest))
         ticket = (assignment.round, assignment.attempt, assignment.call) if work.own else None
         check_update(answer, expected, work.shared, limits, ticket)
         self.check_evaluated(assignment, answer)
+
+    def _examples(self, client: int) -> int:
+        """Return how many training examples a client may have."""
+        held = self.roster.held
+        found = held["train"][client] if self.same_sizes else sum(sizes.sum() for sizes in held.values())
+        return int(min(found, self.sampling.max_examples or found))
 
     def lengths(
         self, work: ClientWork, expected: ExpectedUpdate | None, answers: Sequence[ClientAnswer]

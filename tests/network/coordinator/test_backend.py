@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from fedloom import tree
 from fedloom.algorithm import Clients, Groups, Trained, Update
@@ -113,28 +113,33 @@ def test_an_update_above_the_norm_bound_costs_its_client_the_round(tmp_path: Pat
 MANY = {**SMALL, "data": {"source": "digits", "partition": {"name": "iid", "clients": 6}}}
 
 
-def shout(monkeypatch: pytest.MonkeyPatch, factor: float, weight: float | None = None, loud: int = 3) -> None:
-    """Let one client multiply what it learnt, and claim a weight."""
+def shout(monkeypatch: pytest.MonkeyPatch, change: Callable[[Update, Groups], Update]) -> None:
+    """Let client 3 change what it sends."""
     answer = FedAvg.answer
 
     def louder(self: FedAvg, shared: Groups, trained: Trained, data: Clients) -> Update:
         update = answer(self, shared, trained, data)
-        changes = tree.sub(update.groups["model"], shared["model"])
-        factors = torch.tensor([factor if client == loud else 1.0 for client in data.ids])
-        moved = tree.add(tree.expand(shared["model"], len(data)), tree.scale(changes, factors))
-        assert isinstance(update.weight, torch.Tensor)
-        claimed = [
-            weight if weight and client == loud else own
-            for client, own in zip(data.ids, update.weight.tolist(), strict=True)
-        ]
-        return replace(update, groups={"model": moved}, weight=torch.tensor(claimed, dtype=torch.float64))
+        return change(update, shared) if data.ids == (3,) else update
 
     monkeypatch.setattr(FedAvg, "answer", louder)
 
 
+def far(update: Update, shared: Groups) -> Update:
+    changes = tree.scale(tree.sub(update.groups["model"], shared["model"]), 100.0)
+    return replace(update, groups={"model": tree.add(tree.expand(shared["model"], 1), changes)})
+
+
+def huge(update: Update, shared: Groups) -> Update:
+    return replace(update, groups={"model": tree.map_leaves(lambda leaf: leaf * 0 + 3e38, update.groups["model"])})
+
+
+def heavy(update: Update, shared: Groups) -> Update:
+    return replace(update, weight=update.weights("model") + 1)
+
+
 def test_an_outlier_is_left_out_as_in_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quiet = serial_weights(MANY, tmp_path / "quiet")
-    shout(monkeypatch, 100.0)
+    shout(monkeypatch, far)
     result = InProcessRun(tmp_path / "net", MANY, {}, {}).run(Silent())
     assert weights(tmp_path / "net") == serial_weights(MANY, tmp_path / "serial")
     assert weights(tmp_path / "net") != quiet
@@ -145,7 +150,7 @@ def test_an_outlier_is_left_out_as_in_a_simulation(tmp_path: Path, monkeypatch: 
 
 
 def test_a_decision_about_an_outlier_survives_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shout(monkeypatch, 100.0)
+    shout(monkeypatch, far)
     expected = serial_weights(MANY, tmp_path / "serial")
     aggregate = NetworkBackend._aggregate
     decided: list[dict[int, str]] = []
@@ -171,7 +176,7 @@ def test_finite_updates_that_make_the_model_infinite_do_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four clients are too few to tell outliers, so that the aggregate overflows."""
-    shout(monkeypatch, 1e38, weight=1e9)
+    shout(monkeypatch, huge)
     run = InProcessRun(tmp_path / "net", SMALL, {}, {})
     aggregate = NetworkBackend._aggregate
     rounds: list[int] = []
@@ -223,3 +228,19 @@ def test_updates_of_a_revoked_agent_do_not_count_in_rounds_that_are_not_closed(
     run.tables.pop()  # it does not come back
     assert run.run(Silent()).status == "done"
     assert counted == [[0, 2]]
+
+
+@pytest.mark.parametrize("cap", [None, 100])
+def test_a_client_counts_for_the_examples_that_its_agent_announced_and_the_operator_believes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap: int | None
+) -> None:
+    shout(monkeypatch, heavy)
+    run = InProcessRun(tmp_path / "net", {**SMALL, "rounds": 1}, {}, {}, **({"max_examples": cap} if cap else {}))
+    if cap is None:
+        run.run(Silent())
+    else:  # all clients have more
+        with pytest.raises(TrainingError, match=r"weight: the weight of model must be more than 0 and at most 100$"):
+            run.run(Silent())
+    refused = [line for line in run.said if "was rejected (weight: the weight of model must be more than 0" in line]
+    assert len(refused) == (4 if cap else 1)
+    assert "site-1: the answer of client 3 was rejected" in refused[-1]
