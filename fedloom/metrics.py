@@ -6,6 +6,7 @@ is not a mean (AUROC) is computed from all scores at once, and is never averaged
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,10 @@ from torch.utils._pytree import tree_map_only
 
 from fedloom.errors import InputError, nearest
 
+Range = tuple[float, float]
+NON_NEGATIVE: Range = (0.0, math.inf)
+SHARE: Range = (0.0, 1.0)
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -30,6 +35,7 @@ class Metric:
     scores: Callable[[Tensor], Tensor] | None = None  # or: one score per example …
     summary: Callable[[np.ndarray, np.ndarray], float] | None = None  # … and the function of all scores and labels
     higher_is_better: bool = True
+    range: Range = (-math.inf, math.inf)  # its smallest and largest possible value
 
     @property
     def is_mean(self) -> bool:
@@ -91,10 +97,10 @@ def bce(output: Tensor, target: Tensor) -> Tensor:
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {loss.__name__: loss for loss in (cross_entropy, mse, bce, mae)}
 METRICS = {
-    "accuracy": Metric("accuracy", _accuracy),
-    "mse": Metric("mse", mse, higher_is_better=False),
-    "mae": Metric("mae", mae, higher_is_better=False),
-    "auroc": Metric("auroc", scores=_positive_score, summary=_auroc),
+    "accuracy": Metric("accuracy", _accuracy, range=SHARE),
+    "mse": Metric("mse", mse, higher_is_better=False, range=NON_NEGATIVE),
+    "mae": Metric("mae", mae, higher_is_better=False, range=NON_NEGATIVE),
+    "auroc": Metric("auroc", scores=_positive_score, summary=_auroc, range=SHARE),
 }
 
 
@@ -118,7 +124,7 @@ def metric(name: str) -> Metric:
         return METRICS[name]
     top = re.fullmatch(r"top_([1-9]\d*)", name)
     if top:
-        return Metric(name, partial(_top, int(top[1])))
+        return Metric(name, partial(_top, int(top[1])), range=SHARE)
     known = [*METRICS, "top_5"]
     raise InputError(f"There is no metric '{name}'. Known: {', '.join(known)} (any top_k).{nearest(name, known)}")
 

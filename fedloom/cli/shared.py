@@ -34,6 +34,8 @@ Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress.")]
 Out = Annotated[Path | None, typer.Option(help="The run's folder (default: runs/NAME).")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start over; an old folder is kept beside the new one.")]
 
+DEGRADED = 4  # the exit code of a run that is done, but in which some rounds did not count
+
 Function = TypeVar("Function", bound=Callable[..., None])
 
 
@@ -192,7 +194,7 @@ def finish(result: Any, experiment: Experiment, folder: Path, again: str, as_jso
     """Print how a run ended: its numbers, folder and picture; `again` is the command that continues it."""
     from rich.console import Console
 
-    if result.status != "done":
+    if not result.finished:
         say(f"Stopped; everything up to here is in {folder}. Continue with: {again}")
         if as_json:
             print_json(result.json())
@@ -210,3 +212,8 @@ def finish(result: Any, experiment: Experiment, folder: Path, again: str, as_jso
             write(f"Report: {path}")
         except Exception as error:  # a finished run is a success even without its report
             say(f"No report: {type(error).__name__}: {error}. Try again with: fedloom report {folder}")
+    abandoned = sum(cell.abandoned for cell in result.runs)
+    if abandoned:
+        rounds = sum(cell.rounds for cell in result.runs)
+        say(f"{abandoned} of {rounds} rounds did not count: too few clients took part or sent valid updates.")
+        raise typer.Exit(DEGRADED)

@@ -97,9 +97,9 @@ class Cell:
             resume=begun,
             until=self._target(task),
         )
-        complete = False
+        abandoned = sum(not row["complete"] for row in group.store.rounds(self.number))
         for record in records:
-            complete = complete or record.complete
+            abandoned += not record.complete
             own.update(record.own)
             unsaved.update(record.own)
             reasons = {
@@ -111,7 +111,7 @@ class Cell:
                     names = ", ".join(f"'{federation.name(client)}'" for client in clients)
                     end = "" if record.complete else ", too many: the round does not count"
                     self.progress.note(f"{self.title}, round {record.round}: left out updates {why}, of {names}{end}.")
-            values = headline.of_round(record, task)
+            values = headline.of_round(record, task) | ({"abandoned": abandoned} if abandoned else {})
             self.progress.step(self.title, record.round, values, record.seconds)
             reached = record.reached
             last = record.round == self.plan.rounds or reached
@@ -125,8 +125,14 @@ class Cell:
                 extra = {"reached": reached, "weights_sha256": sha}
                 checkpoint.save(self.checkpoints, record.round, record.state, unsaved, extra, since=saved)
                 unsaved, saved = {}, record.round
+            most = self.plan.cohort.max_abandoned
+            if most is not None and abandoned > most:
+                raise QuorumError(
+                    f"{self.title}: {abandoned} of {record.round} rounds did not count, because too few clients took "
+                    f"part or sent valid updates, and cohort.max_abandoned = {most}. Raise it to continue."
+                )
             if last:
-                if not complete and begun is None:
+                if abandoned == record.round:
                     raise QuorumError(f"No round of {self.label} had enough clients: nothing was learnt.")
                 group.store.set_status(self.number, "done", weights_sha256=sha)
                 return True

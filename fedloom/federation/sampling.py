@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import model_validator
+from annotated_types import Ge
+from pydantic import Strict, model_validator
 
 from fedloom import keys
 from fedloom.errors import InputError
@@ -34,6 +35,8 @@ class Sampling(Record):
     """All clients take part in every round that is a multiple of this."""
     quorum: NonNegative = 0.0
     """The fewest clients for a round to count: a fraction of the cohort, or a number above 1."""
+    max_abandoned: Annotated[int, Strict(), Ge(0)] | None = None
+    """End the run with an error when more rounds than this did not count."""
     start_when: Count | tuple[str, ...] = 2
     """How many agents to wait for before the first round, or their names. Only on a network."""
     deadline: Duration = "10m"
@@ -80,7 +83,7 @@ class Sampling(Record):
 
     def identity(self) -> dict[str, Any]:
         """Return the values that decide the result: no waiting times, and network keys only if they were changed."""
-        values = self.model_dump(mode="json", exclude_none=True, exclude={"start_when", "deadline"})
+        values = self.model_dump(mode="json", exclude_none=True, exclude={"start_when", "deadline", "max_abandoned"})
         plain = {
             name: type(self).model_fields[name].default for name in ("over_select", "weight_cap", "outlier_factor")
         }

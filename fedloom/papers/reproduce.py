@@ -105,7 +105,7 @@ class Rerun:
             result = run_plan(
                 Plan.of(one.experiment), out, fresh=again, progress=progress or Silent(), should_stop=should_stop
             )
-            if result.status != "done":
+            if not result.finished:
                 return None
             if out not in ran:
                 ran[out] = RunData.read(out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -53,6 +53,7 @@ class CellResult:
     headline: dict[str, float]  # `final`, the best round, or the mean of the last rounds: see `Result.rule`
     weights_sha256: str | None
     error: str | None = None
+    abandoned: int = 0  # rounds that did not count, because too few clients took part or sent valid updates
 
 
 @dataclass(frozen=True)
@@ -85,11 +86,16 @@ class Result:
                     headline.of_cell(store, cell["id"], rule),
                     cell["weights_sha256"],
                     cell["error"],
+                    sum(not row["complete"] for row in store.rounds(cell["id"])),
                 )
                 for cell in store.cells()
             )
-        status = _overall({run.status for run in runs})
-        return Result(folder, folder.resolve().name, status, runs, rule, tuple(metrics), plan)
+        return Result(folder, folder.resolve().name, _overall(runs), runs, rule, tuple(metrics), plan)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every cell has ended, even if some of its rounds did not count."""
+        return self.status in ("done", "degraded")
 
     @property
     def weights_sha256(self) -> str | None:
@@ -273,7 +279,8 @@ class Result:
         raise InputError(f"There is no run of {algorithm} with seed {seed}. Known: {known}.")
 
 
-def _overall(statuses: set[str]) -> str:
-    """The status of the whole run: the worst of its cells'."""
-    worst_first = ("failed", "running", "stopped", "waiting")
-    return next((status for status in worst_first if status in statuses), "done" if statuses else "waiting")
+def _overall(runs: Sequence[CellResult]) -> str:
+    """The status of the whole run: the worst of its cells', or `degraded` if some rounds of it did not count."""
+    statuses = {run.status for run in runs} or {"waiting"}
+    done = "degraded" if any(run.abandoned for run in runs) else "done"
+    return next((status for status in ("failed", "running", "stopped", "waiting") if status in statuses), done)

@@ -53,8 +53,10 @@ def _mean(run: RunData, cells: list[CellResult], key: str, metric: str, rule: st
 def _rounds(cells: list[CellResult]) -> str:
     rounds = sorted({cell.rounds for cell in cells})
     text = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]}–{rounds[-1]}"
-    unfinished = sorted({cell.status for cell in cells} - {"done"})
-    return text + (f" ({', '.join(unfinished)})" if unfinished else "")
+    remarks = sorted({cell.status for cell in cells} - {"done"})
+    abandoned = sum(cell.abandoned for cell in cells)
+    remarks += [f"{abandoned} abandoned"] if abandoned else []
+    return text + (f" ({', '.join(remarks)})" if remarks else "")
 
 
 def _caption(columns: set[str], rule: str) -> str:

@@ -230,7 +230,7 @@ def sweep(
                 progress.note(f"  failed: {error}")
                 trial.error = str(error)
                 continue
-            if trial.result.status != "done":
+            if not trial.result.finished:
                 return False
         return True
 

@@ -250,7 +250,7 @@ class World:
 
         def check(ask: Assignment, answer: Any) -> None:
             check_update(answer, FORM, MODEL, limits)
-            check_measured(answer.measured, ask.splits, {}, ())
+            check_measured(answer.measured, ask.splits, {}, {})
 
         call = Call("a test", asks, {}, check, time.monotonic() + seconds, ledger_key=("fedavg-1", 1, 0, "digest"))
         self.pool.open(call)

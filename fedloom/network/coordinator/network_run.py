@@ -168,7 +168,7 @@ class NetworkRun:
 
             plan = replace(self.plan, federation=lambda seed: roster, cohort=widened(sampling, roster.clients))
             result = run_plan(plan, self.folder, connect=connect, progress=progress, should_stop=should_stop)
-            if result.status == "done":
+            if result.finished:
                 self.pool.finish("The run is finished.")
             return result
         except BaseException as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -12,6 +13,7 @@ from fedloom.aggregation.outliers import outliers
 from fedloom.errors import TrainingError
 from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import ClientWork, Report, with_lengths
+from fedloom.metrics import NON_NEGATIVE, Range
 from fedloom.network.coordinator.roster import Roster
 from fedloom.network.protocol.expected_update import ExpectedUpdate, Shape, expected_update, synthetic_place
 from fedloom.network.protocol.messages import Assignment, ClientAnswer
@@ -19,6 +21,8 @@ from fedloom.network.protocol.rejection import Rejected
 from fedloom.task import Task
 from fedloom.training.evaluation import Measured
 from fedloom.tree import Groups, is_whole
+
+ROUNDING = 1e-6  # how far a mean may be outside its range
 
 
 @dataclass(frozen=True)
@@ -69,12 +73,21 @@ class Judge:
         ticket = (assignment.round, assignment.attempt, assignment.call) if work.own else None
         check_update(answer, expected, work.shared, limits, ticket)
         self.check_evaluated(assignment, answer)
+        check_history(answer.history, math.ceil(work.algorithm.train.epochs), self._ranges())
 
     def _examples(self, client: int) -> int:
         """Return how many training examples a client may have."""
-        held = self.roster.held
-        found = held["train"][client] if self.same_sizes else sum(sizes.sum() for sizes in held.values())
-        return int(min(found, self.sampling.max_examples or found))
+        found = int(self.roster.held["train"][client]) if self.same_sizes else self._everything()
+        return min(found, self.sampling.max_examples or found)
+
+    def _everything(self) -> int:
+        """Return the number of examples of all clients: no client has more, whatever the seed."""
+        return int(sum(sizes.sum() for sizes in self.roster.held.values()))
+
+    def _ranges(self) -> dict[str, Range]:
+        """Return the smallest and the largest possible value of the loss and of every metric."""
+        loss = NON_NEGATIVE if isinstance(self.task.loss, str) else (-math.inf, math.inf)
+        return {"loss": loss, **{metric.name: metric.range for metric in self.task.measures}}
 
     def lengths(
         self, work: ClientWork, expected: ExpectedUpdate | None, answers: Sequence[ClientAnswer]
@@ -97,12 +110,13 @@ class Judge:
         splits = assignment.splits
         sizes: dict[str, int] = {split: int(self.roster.held[split][answer.client]) for split in splits}
         if not self.same_sizes:
-            sizes = {split: found.count for split, found in answer.measured.items()}
-        means = ("loss", *(metric.name for metric in self.task.measures if metric.is_mean))
+            sizes = {split: min(found.count, self._everything()) for split, found in answer.measured.items()}
+        ranges = self._ranges()
+        means = {"loss": ranges["loss"], **{m.name: ranges[m.name] for m in self.task.measures if m.is_mean}}
         summaries = tuple(metric.name for metric in self.task.measures if metric.summary is not None)
         # a call that trains nothing has nothing to measure
         required = splits if assignment.kind == "evaluate" or answer.measured else ()
-        check_measured(answer.measured, required, sizes, means, summaries)
+        check_measured(answer.measured, required, sizes, means, summaries, len(self.roster.classes))
 
 
 def check_update(
@@ -195,11 +209,13 @@ def check_measured(
     measured: Mapping[str, Measured],
     splits: tuple[str, ...],
     sizes: Mapping[str, int],
-    means: tuple[str, ...],
+    means: Mapping[str, Range],
     summaries: tuple[str, ...] = (),
+    classes: int = 0,
 ) -> None:
     """Raise `Rejected` unless these measure what was asked for, on as many examples as the client has.
 
+    `means` has the range of each metric that is a mean, and `classes` is the number of labels (0: a regression).
     Where a site withholds something, a mean is NaN, or the scores of all summaries are missing.
     """
     missing = [split for split in splits if sizes.get(split) and split not in measured]
@@ -216,6 +232,40 @@ def check_measured(
             raise Rejected("metrics", "the answer lacks some of the metrics")
         if found.targets is not None and found.scores.keys() != {*summaries}:
             raise Rejected("metrics", "the answer lacks scores of some of the metrics")
-        rows = [*found.scores.values(), *([] if found.targets is None else [found.targets])]
-        if any(row.dim() < 1 or len(row) != found.count for row in rows):
-            raise Rejected("metrics", "there must be one score for every example")
+        for name, total in found.sums.items():
+            _check_value(f"the {where} {name}", total / max(found.count, 1), means[name])
+        if found.targets is not None:
+            rows = {**{f"the scores of {name}": row for name, row in found.scores.items()}, "the labels": found.targets}
+            for what, row in rows.items():
+                _check_row(what, row, found.count)
+            whole = found.targets.to(torch.float64)
+            if classes and bool(((whole < 0) | (whole >= classes) | (whole != whole.round())).any()):
+                raise Rejected("metrics", f"labels must be whole numbers from 0 to {classes - 1}")
+
+
+def check_history(history: Sequence[Mapping[str, float]], epochs: int, ranges: Mapping[str, Range]) -> None:
+    """Raise `Rejected` unless these are the losses and metrics of at most as many epochs as were asked for."""
+    if len(history) > epochs:
+        raise Rejected("metrics", f"the client trains for {epochs} epochs, and reports {len(history)}")
+    known = {"loss": ranges["loss"], **{f"validation_{name}": range for name, range in ranges.items()}}
+    for values in history:
+        for name, value in values.items():
+            if name not in known:
+                raise Rejected("metrics", f"the history of epochs has an unknown metric '{name[:40]}'")
+            _check_value(f"the {name} of an epoch", value, known[name])
+
+
+def _check_value(what: str, value: float, range: Range) -> None:
+    """Check a number against its range, up to rounding. NaN means that it is undefined, or that a site withholds it."""
+    low, high = range
+    if math.isinf(value) or value < low - ROUNDING or value > high + ROUNDING:
+        allowed = "finite" if math.isinf(value) else f"from {low:g} to {high:g}"
+        raise Rejected("metrics", f"{what} must be {allowed}, and is {value:g}")
+
+
+def _check_row(what: str, row: Tensor, count: int) -> None:
+    """Check that there is one finite number for every example."""
+    if tuple(row.shape) != (count,):
+        raise Rejected("metrics", f"{what} must be one number for each of {count} examples")
+    if row.dtype in (torch.bfloat16, torch.complex64, torch.complex128) or not _finite(row):
+        raise Rejected("metrics", f"{what} must be finite real numbers, and some are not")

@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from fedloom import tree
 from fedloom.algorithm import Clients, Groups, Trained, Update
 from fedloom.algorithms.fedavg import FedAvg
-from fedloom.errors import TrainingError
+from fedloom.errors import QuorumError, TrainingError
 from fedloom.experiment.progress import Silent
 from fedloom.federation.work import ClientWork, Report
 from fedloom.network.agent.assignment_runner import AssignmentRunner
@@ -89,7 +91,7 @@ def test_a_round_below_its_quorum_is_abandoned_and_the_next_one_counts(
 
     monkeypatch.setattr(AssignmentRunner, "train", fail_in_round_one)
     run = InProcessRun(tmp_path / "net", SMALL, {}, {}, quorum=0.5)
-    assert run.run(Silent()).status == "done"
+    assert run.run(Silent()).status == "degraded"
     assert "fedavg: round 1 is abandoned, because 1 of 4 clients answered and 2 are needed" in run.said
     assert "site-1 failed: out of memory" in run.said
 
@@ -244,3 +246,54 @@ def test_a_client_counts_for_the_examples_that_its_agent_announced_and_the_opera
     refused = [line for line in run.said if "was rejected (weight: the weight of model must be more than 0" in line]
     assert len(refused) == (4 if cap else 1)
     assert "site-1: the answer of client 3 was rejected" in refused[-1]
+
+
+@pytest.mark.parametrize(
+    ("scores", "why"), [(torch.full((1,), float("nan")), "finite real"), (torch.ones(1, 2), "one number for each")]
+)
+def test_scores_that_are_no_numbers_cost_their_client_the_round_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scores: torch.Tensor, why: str
+) -> None:
+    train = AssignmentRunner.train
+
+    def send(runner: Any, assignment: Any, one: Any, write: Any) -> Any:
+        (answer,) = train(runner, assignment, one, write)
+        test = answer.measured["test"]
+        bad = replace(test, scores={"auroc": scores.expand(test.count, *scores.shape[1:]).contiguous()})
+        return [replace(answer, measured={"test": bad}) if one.client == 3 else answer]
+
+    monkeypatch.setattr(AssignmentRunner, "train", send)
+    draws = np.random.default_rng(0)
+    np.savez(tmp_path / "two.npz", x=draws.normal(size=(200, 4)).astype(np.float32), y=np.arange(200) % 2)
+    values = {
+        **SMALL,
+        "data": {"source": "npz", "path": str(tmp_path / "two.npz"), "partition": {"name": "iid", "clients": 4}},
+        "task": {"model": "mlp", "args": {"features": 4}, "metrics": ["accuracy", "auroc"]},
+    }
+    allowed = {"metrics": ["loss", "accuracy", "auroc"]}
+    run = InProcessRun(tmp_path / "net", values, allowed, allowed)
+    assert run.run(Silent()).status == "done"
+    rejected = [
+        line for line in run.said if "the answer of client 3 was rejected (metrics: the scores of auroc" in line
+    ]
+    assert len(rejected) == 2
+    assert why in rejected[0]
+
+
+def test_a_run_ends_when_too_many_rounds_are_abandoned_and_continues_when_more_are_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = AssignmentRunner.train
+
+    def fail_at_first(runner: Any, assignment: Any, one: Any, write: Any) -> Any:
+        if assignment.round <= 2 and one.client != 0:
+            raise TrainingError("out of memory")
+        return train(runner, assignment, one, write)
+
+    monkeypatch.setattr(AssignmentRunner, "train", fail_at_first)
+    values = {**SMALL, "rounds": 3}
+    with pytest.raises(QuorumError, match=r"2 of 2 rounds did not count, .* cohort.max_abandoned = 1"):
+        InProcessRun(tmp_path / "net", values, {}, {}, quorum=0.5, max_abandoned=1).run(Silent())
+    result = InProcessRun(tmp_path / "net", values, {}, {}, quorum=0.5, max_abandoned=2).run(Silent())
+    assert (result.status, result.runs[0].abandoned) == ("degraded", 2)
+    assert result.json()["runs"][0]["abandoned"] == 2

@@ -13,7 +13,7 @@ from fedloom.errors import TrainingError
 from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import ClientWork
 from fedloom.network.coordinator.roster import Roster
-from fedloom.network.coordinator.update_checks import Judge, Limits, check_measured, check_update
+from fedloom.network.coordinator.update_checks import Judge, Limits, check_history, check_measured, check_update
 from fedloom.network.protocol.messages import ClientAnswer
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.task import Task
@@ -68,6 +68,12 @@ def test_a_bad_update_rejects_its_client_with_a_reason(world: World, update: Upd
 INF, NAN = float("inf"), float("nan")
 
 
+def scored(scores: torch.Tensor | None = None, labels: torch.Tensor | None = None) -> dict[str, Measured]:
+    sums = {"loss": 1.0, "accuracy": 1.0}
+    scores = torch.ones(3) if scores is None else scores
+    return {"test": Measured(3, sums, {"auroc": scores}, torch.ones(3) if labels is None else labels)}
+
+
 @pytest.mark.parametrize("group", ["model", "other"])  # found by its group's name, because no positions are known
 def test_without_an_expected_update_a_mask_may_hold_the_infinities_that_the_coordinator_sent(group: str) -> None:
     def check(sent: list[float], shared: list[float]) -> None:
@@ -93,17 +99,46 @@ def test_without_an_expected_update_a_mask_may_hold_the_infinities_that_the_coor
         ({"test": Measured(2, {"loss": 1.0, "accuracy": 1.0})}, "has 3 test examples, and measured 2"),
         ({"test": Measured(3, {"loss": 1.0, "accuracy": 1.0, "f1": 1.0})}, "did not ask for"),
         ({"test": Measured(3, {"loss": 1.0, "accuracy": 1.0}, {}, torch.ones(3))}, "lacks scores"),
+        ({"test": Measured(3, {"loss": INF, "accuracy": 1.0})}, "the test loss must be finite, and is inf"),
+        ({"test": Measured(3, {"loss": -3.0, "accuracy": 1.0})}, "the test loss must be from 0 to inf, and is -1"),
+        ({"test": Measured(3, {"loss": 1.0, "accuracy": 3e5})}, "the test accuracy must be from 0 to 1, and is 100000"),
+        (scored(scores=torch.ones(3, 2)), "the scores of auroc must be one number for each of 3 examples"),
+        (scored(scores=torch.ones(2)), "the scores of auroc must be one number for each of 3 examples"),
+        (scored(scores=torch.tensor([0.0, NAN, 1.0])), "the scores of auroc must be finite real numbers"),
+        (scored(scores=torch.ones(3, dtype=torch.bfloat16)), "the scores of auroc must be finite real numbers"),
+        (scored(labels=torch.ones(3, 1)), "the labels must be one number for each of 3 examples"),
+        (scored(labels=torch.tensor([0, 1, 2])), "labels must be whole numbers from 0 to 1"),
+        (scored(labels=torch.tensor([0.0, 0.5, 1.0])), "labels must be whole numbers from 0 to 1"),
     ],
 )
 def test_measurements_must_be_those_that_were_asked_for(measured: dict[str, Measured], why: str) -> None:
-    means, summaries = ("loss", "accuracy"), ("auroc",)
+    means = {"loss": (0.0, INF), "accuracy": (0.0, 1.0)}
+
+    def check(measured: dict[str, Measured], size: int = 3) -> None:
+        check_measured(measured, ("test",), {"test": size}, means, ("auroc",), classes=2)
+
     with pytest.raises(Rejected, match=why):
-        check_measured(measured, ("test",), {"test": 3}, means, summaries)
-    hidden = Measured(3, {"loss": float("nan"), "accuracy": 1.0})  # a site need not tell everything
-    scored = Measured(3, {"loss": 1.0, "accuracy": 1.0}, {"auroc": torch.ones(3)}, torch.ones(3))
-    for fine in (hidden, scored):
-        check_measured({"test": fine}, ("test",), {"test": 3}, means, summaries)
-    check_measured({}, ("test",), {"test": 0}, means, summaries)
+        check(measured)
+    hidden = Measured(3, {"loss": NAN, "accuracy": 1.0})  # a site need not tell everything
+    for fine in ({"test": hidden}, scored()):
+        check(fine)
+    check({}, size=0)
+
+
+@pytest.mark.parametrize(
+    ("history", "why"),
+    [
+        (({"loss": 1.0},) * 3, "the client trains for 2 epochs, and reports 3"),
+        (({"loss": INF},), "the loss of an epoch must be finite, and is inf"),
+        (({"loss": 1.0, "validation_accuracy": 2.0},), "the validation_accuracy of an epoch must be from 0 to 1"),
+        (({"accuracy": 1.0},), "the history of epochs has an unknown metric 'accuracy'"),
+    ],
+)
+def test_the_history_of_epochs_is_checked(history: tuple[dict[str, float], ...], why: str) -> None:
+    ranges = {"loss": (0.0, INF), "accuracy": (0.0, 1.0)}
+    with pytest.raises(Rejected, match=why):
+        check_history(history, 2, ranges)
+    check_history(({"loss": 1.0, "validation_loss": NAN, "validation_accuracy": 1.0},) * 2, 2, ranges)
 
 
 @pytest.mark.parametrize("features", [FEATURES, FEATURES + 1])
