@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedloom import cli
-from tests.cli.commands import fedloom, shas, wait_for
+from tests.cli.commands import EXPERIMENT, fedloom, shas, wait_for
 
 
 def test_the_same_bits_with_other_workers_and_after_kill_9(folder: Path) -> None:
@@ -61,6 +62,22 @@ def test_a_diverging_run_fails_with_exit_code_1(folder: Path) -> None:
     done = fedloom("run", "small.toml", "-q", "--set", "train.lr=1e30", folder=folder, code=1)
     assert re.search(r"Round \d+, client '\d+'.*the loss is (nan|inf)", done.stderr)
     assert "Traceback" not in done.stderr
+
+
+def test_a_run_with_abandoned_rounds_is_no_success(folder: Path) -> None:
+    poisson = EXPERIMENT.replace("count = 5", 'sampling = "poisson"\nfraction = 0.5\nquorum = 1.0')
+    (folder / "poisson.toml").write_text(poisson)
+    done = fedloom("run", "poisson.toml", "--json", "--set", "rounds=6", folder=folder, code=4)
+    result = json.loads(done.stdout)
+    lost = [run["abandoned"] for run in result["runs"]]
+    assert result["status"] == "degraded"
+    assert 0 < lost[0] < 6
+    assert f"{sum(lost)} of 12 rounds did not count" in done.stderr
+    assert f"abandoned {lost[0]}" in done.stderr  # in the progress
+    shown = fedloom("show", "runs/small", folder=folder)
+    assert f"6 ({lost[0]} abandoned)" in shown.stdout
+    ended = fedloom("run", "poisson.toml", "--fresh", "--set", "cohort.max_abandoned=0", folder=folder, code=3)
+    assert "cohort.max_abandoned = 0" in ended.stderr
 
 
 def test_a_run_without_anything_to_draw_is_still_a_success(folder: Path) -> None:
