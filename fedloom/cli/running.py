@@ -1,15 +1,16 @@
-"""The commands that train: run, demo, sweep, reproduce, bench."""
+"""The commands that train: run, rollback, demo, sweep, reproduce, bench."""
 
 from __future__ import annotations
 
 import json
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedloom.cli import shared
-from fedloom.cli.shared import AsJson, Changes, File, Fresh, Out, Quiet, command, load, say
+from fedloom.cli.shared import AsJson, Changes, File, Folder, Fresh, Out, Quiet, command, load, say
 
 app = typer.Typer()
 
@@ -35,6 +36,34 @@ def run(
     if workers is not None:
         changes = [*(changes or []), f"run.workers={workers}"]
     _run(file, changes, out, as_json, quiet, report, fresh=fresh, verbose=verbose)
+
+
+@command(app)
+def rollback(
+    folder: Folder,
+    to: Annotated[int, typer.Option(min=1, metavar="ROUND")],
+    cell: Annotated[str | None, typer.Option(metavar="LABEL-SEED")] = None,
+) -> None:
+    """Return a run to an earlier round, and delete what came after it; the next start continues from there.
+
+    to: The round: one of the last `run.keep_checkpoints` that have a checkpoint.
+    cell: Only this cell, such as fedavg-1 (default: all that are beyond the round).
+    """
+    from fedloom.experiment.rollback import roll_back
+    from fedloom.experiment.run_folder import locked
+    from fedloom.results.result import open_store
+
+    open_store(folder).close()
+    network = folder / "network"
+    with locked(folder), locked(network) if network.is_dir() else nullcontext():
+        for name, done in roll_back(folder, to, cell).items():
+            if network.is_dir():
+                from fedloom.network.coordinator.network_folder import coordinator_ledger
+
+                with closing(coordinator_ledger(folder)) as ledger:
+                    ledger.forget_after(name, to)
+            later = f"round {done}" if done == to + 1 else f"rounds {to + 1} to {done}"
+            print(f"{name}: returned to round {to}. Deleted results, checkpoints and updates of {later}.")
 
 
 @command(app)

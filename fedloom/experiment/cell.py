@@ -97,7 +97,7 @@ class Cell:
             resume=begun,
             until=self._target(task),
         )
-        abandoned = sum(not row["complete"] for row in group.store.rounds(self.number))
+        abandoned = group.store.abandoned(self.number)
         for record in records:
             abandoned += not record.complete
             own.update(record.own)
@@ -123,7 +123,8 @@ class Cell:
             sha = final_sha256(backend, self.algorithm, task, record.state, own) if last else None
             if saving:
                 extra = {"reached": reached, "weights_sha256": sha}
-                checkpoint.save(self.checkpoints, record.round, record.state, unsaved, extra, since=saved)
+                keep = self.plan.settings.keep_checkpoints
+                checkpoint.save(self.checkpoints, record.round, record.state, unsaved, extra, keep, since=saved)
                 unsaved, saved = {}, record.round
             most = self.plan.cohort.max_abandoned
             if most is not None and abandoned > most:

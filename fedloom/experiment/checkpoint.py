@@ -14,6 +14,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,31 @@ def kept(folder: str | Path) -> tuple[int, int]:
     """Return the rounds of the oldest and the newest checkpoint without reading them; 0 if there is none."""
     rounds = _rounds(Path(folder)) or [0]
     return min(rounds), max(rounds)
+
+
+def whole_rounds(folder: str | Path) -> list[int]:
+    """Return the rounds of the checkpoints that can be used, in order."""
+    folder, found = Path(folder), []
+    for round in sorted(_rounds(folder)):
+        with suppress(_Damaged):
+            manifest = _manifest(folder, round)
+            for name in manifest["files"]:
+                _verify(folder, manifest, name)
+            found.append(round)
+    return found
+
+
+def forget_after(folder: str | Path, round: int) -> None:
+    """Delete the checkpoints and kept models after a round, the newest first."""
+    folder = Path(folder)
+    later = sorted((number for number in _rounds(folder) if number > round), reverse=True)
+    models = [path for path in (folder / "models").glob("round-*.safetensors") if int(path.stem[6:]) > round]
+    try:
+        for path in (*(folder / _name("round", number) for number in later), *models):
+            path.unlink()
+        _tidy(folder, len(_rounds(folder)))
+    except OSError as error:
+        raise StoreError(f"The checkpoints in {folder} cannot be deleted: {error}.") from error
 
 
 def _name(kind: str, round: int) -> str:

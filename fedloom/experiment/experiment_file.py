@@ -133,6 +133,8 @@ class RunTable(Record):
     """How many cells (algorithm × seed) run at the same time, each with its share of the workers."""
     checkpoint_every: Count = 1
     """Write a checkpoint in every round that is a multiple of this."""
+    keep_checkpoints: Count = 2
+    """How many checkpoints of each cell to keep. `fedloom rollback` returns to any of them."""
     keep_models: bool = False
     """Keep the global model of every round in a file."""
 

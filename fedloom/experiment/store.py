@@ -184,6 +184,12 @@ class Store:
             query = "SELECT DISTINCT client FROM participants WHERE cell = ? ORDER BY client"
             return [client for (client,) in database.execute(query, (cell,))]
 
+    def abandoned(self, cell: int) -> int:
+        """Return how many rounds did not count."""
+        with self._transaction("BEGIN") as database:
+            query = "SELECT count(*) FROM rounds WHERE cell = ? AND NOT complete"
+            return int(database.execute(query, (cell,)).fetchone()[0])
+
     def summary(self, cell: int) -> dict[str, float]:
         """Return the final numbers of a cell that are defined.
 

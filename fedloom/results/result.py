@@ -86,7 +86,7 @@ class Result:
                     headline.of_cell(store, cell["id"], rule),
                     cell["weights_sha256"],
                     cell["error"],
-                    sum(not row["complete"] for row in store.rounds(cell["id"])),
+                    store.abandoned(cell["id"]),
                 )
                 for cell in store.cells()
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,12 @@ def test_the_fingerprint_covers_all_cells_in_any_order_and_waits_for_the_last_on
     ],
 )
 def test_the_status_of_a_run_is_the_worst_of_its_cells(statuses: list[str], overall: str) -> None:
-    assert _overall(statuses) == overall
+    assert _overall([replace(cell(), status=status) for status in statuses]) == overall
+
+
+def test_a_run_in_which_some_rounds_did_not_count_is_degraded() -> None:
+    assert _overall([cell(), replace(cell(), abandoned=1)]) == "degraded"
+    assert _overall([replace(cell(), status="failed"), replace(cell(), abandoned=1)]) == "failed"
 
 
 def test_json_names_the_headline_only_if_it_differs_from_the_end() -> None:

@@ -246,6 +246,15 @@ class Ledger:
         for row in rows:
             (self.updates / row["file"]).unlink(missing_ok=True)
 
+    def forget_after(self, cell: str, round: int) -> None:
+        """Delete what is known about the rounds after this one, because the run returns to it."""
+        rows = self._rows("SELECT file FROM updates WHERE cell = ? AND round > ?", cell, round)
+        with self._transaction() as database:
+            for table in ("updates", "left_out", "attempts"):
+                database.execute(f"DELETE FROM {table} WHERE cell = ? AND round > ?", (cell, round))
+        for row in rows:
+            (self.updates / row["file"]).unlink(missing_ok=True)
+
     def sweep(self) -> None:
         """Delete bodies without a row: uploads that a crash interrupted."""
         known = {row["file"] for row in self._rows("SELECT file FROM updates")}

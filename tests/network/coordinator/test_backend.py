@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -12,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom import tree
+from fedloom import cli, tree
 from fedloom.algorithm import Clients, Groups, Trained, Update
 from fedloom.algorithms.fedavg import FedAvg
-from fedloom.errors import QuorumError, TrainingError
+from fedloom.errors import QuorumError, StoreError, TrainingError
 from fedloom.experiment.progress import Silent
+from fedloom.experiment.run_folder import locked
 from fedloom.federation.work import ClientWork, Report
 from fedloom.network.agent.assignment_runner import AssignmentRunner
 from fedloom.network.coordinator.backend import NetworkBackend
@@ -297,3 +299,28 @@ def test_a_run_ends_when_too_many_rounds_are_abandoned_and_continues_when_more_a
     result = InProcessRun(tmp_path / "net", values, {}, {}, quorum=0.5, max_abandoned=2).run(Silent())
     assert (result.status, result.runs[0].abandoned) == ("degraded", 2)
     assert result.json()["runs"][0]["abandoned"] == 2
+
+
+def test_a_served_run_returns_to_an_earlier_round_and_agents_have_the_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeping = {"backend": "serial", "keep_checkpoints": 3}
+    values = {**SMALL, "rounds": 4, "algorithm": {"scaffold": {}}, "run": keeping}
+    run = InProcessRun(tmp_path / "net", values, {}, {})
+    with pytest.raises(StoreError, match="Another process is running"), locked(run.folder / "network"):
+        pass
+    expected = run.run(Silent()).weights_sha256
+    monkeypatch.setattr(sys, "argv", ["fedloom", "rollback", str(tmp_path / "net"), "--to", "2"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+    trained: list[int] = []
+    train = AssignmentRunner.train
+
+    def watch(runner: Any, assignment: Any, one: Any, write: Any) -> Any:
+        trained.append(assignment.round)
+        return train(runner, assignment, one, write)
+
+    monkeypatch.setattr(AssignmentRunner, "train", watch)
+    assert InProcessRun(tmp_path / "net", values, {}, {}).run(Silent()).weights_sha256 == expected
+    assert trained == [3] * 4 + [4] * 4
