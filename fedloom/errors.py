@@ -61,6 +61,10 @@ class RoundAbandoned(QuorumError):
     """Too few clients answered in this round: the model stays as it is, and the run continues."""
 
 
+class Unwanted(FedloomError):
+    """The work was stopped, because nobody waits for its result any more."""
+
+
 class StoreError(FedloomError):
     """A run folder cannot be used as requested."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from typing import Annotated
 
@@ -31,6 +33,7 @@ for name, group in {
 
 def main() -> None:
     """Entry point: turns fedloom's own errors into a message and an exit code."""
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         code = app(standalone_mode=False)  # an exit code, if a command raised typer.Exit
         sys.exit(code if isinstance(code, int) else 0)
@@ -46,6 +49,12 @@ def main() -> None:
                 say(f"error: {error.format_message()}")
             sys.exit(getattr(error, "exit_code", 2))
         raise
+
+
+def _terminate(*_: object) -> None:
+    """End at once, but in order: files in memory are deleted, ports and databases closed, workers ended."""
+    os.write(2, b"Stopped by SIGTERM. The same command continues.\n")  # a print may be what was interrupted
+    sys.exit(128 + signal.SIGTERM)
 
 
 def _version(wanted: bool) -> None:

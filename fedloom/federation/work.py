@@ -6,7 +6,7 @@ and merge the results.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -20,7 +20,7 @@ from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
 from fedloom.task import Task
 from fedloom.training import evaluation, generators
-from fedloom.training.clients import Clients, Setup
+from fedloom.training.clients import Clients, Setup, always
 from fedloom.training.evaluation import Measured
 from fedloom.tree import Groups, Tree
 
@@ -35,6 +35,7 @@ class Place:
     federation: Federation
     task: Task
     setup: Setup
+    go_on: Callable[[], None] = always
 
     def __post_init__(self) -> None:
         if self.setup.device != "cpu":
@@ -147,7 +148,16 @@ class ClientWork:
             return self.merge([piece._perform(place) for piece in pieces])
 
     def _perform(self, place: Place) -> Outcome:
-        data = Clients(place.federation, self.ids, self.seed, self.round, self.call, place.setup, self.watch_epochs)
+        data = Clients(
+            place.federation,
+            self.ids,
+            self.seed,
+            self.round,
+            self.call,
+            place.setup,
+            self.watch_epochs,
+            place.go_on,
+        )
         method = getattr(self.algorithm, self.method)
         device = place.setup.device
         extra: list[Any] = []

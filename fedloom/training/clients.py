@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from fedloom import keys
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
-from fedloom.errors import InputError, TrainingError
+from fedloom.errors import InputError, TrainingError, Unwanted
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,10 @@ class Setup:
     rows_apart: bool = False  # in evaluation, the output for an example does not depend on the others
 
 
+def always() -> None:
+    """Go on."""
+
+
 @dataclass(frozen=True)
 class Clients:
     """Clients that are computed together. The first dimension of tensors that belong to them is the client."""
@@ -42,6 +46,7 @@ class Clients:
     call: int = 0
     setup: Setup = Setup()
     watch_epochs: bool = False  # evaluate the validation split after every local epoch
+    go_on: Callable[[], None] = always  # called in every step: raises Unwanted once nobody waits for the result
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -72,7 +77,7 @@ class Clients:
 
     def blame(self, error: Exception, phase: str, position: int) -> Exception:
         """Return the error as a TrainingError that names the round, the client and the phase."""
-        if isinstance(error, InputError):
+        if isinstance(error, (InputError, Unwanted)):
             return error
         what = str(error) if isinstance(error, TrainingError) else f"{type(error).__name__}: {error}"
         return TrainingError(f"Round {self.round}, client '{self.name(position)}', {phase}: {what}")

@@ -149,6 +149,7 @@ class ClientSchedule:
         `loss_sum` returns the sum of the examples' losses in this epoch and resets it; `state` returns the weights and
         the optimiser's state.
         """
+        self.job.data.go_on()
         self.steps += steps
         done = self.steps == self.total
         if self.steps % self.per_epoch and not done:

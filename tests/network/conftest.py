@@ -163,9 +163,9 @@ class WorkingPool(AgentPool):
         try:
             for agent in self.working:
                 if self.next_assignment(agent.signer.agent) is not None:
-                    found = agent.parcels.next_assignment(agent.connection)
-                    assert not isinstance(found, str)
-                    agent.carry_out(found)
+                    found = agent.next_assignment()
+                    if not isinstance(found, str):
+                        agent.carry_out(found)
         finally:
             self.changed.acquire()
 

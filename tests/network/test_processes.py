@@ -88,6 +88,26 @@ def test_a_killed_coordinator_and_a_killed_agent_come_back_and_no_bit_changes(
     assert all(line["bytes"] > 0 and "update model" in line["left"]["values"] for line in answered)
 
 
+def test_sigterm_ends_both_sides_in_order_and_the_next_start_continues(
+    federation: Callable[..., Federation], tmp_path: Path
+) -> None:
+    values = {**EXPERIMENT, "rounds": 30, "evaluate": {"splits": []}, "algorithm": {"scaffold": {}}}
+    world = federation({**values, "cohort": {"deadline": "5m", "quorum": 1.0}})
+    coordinator = world.serve()
+    first, _ = world.join(0), world.join(1)
+    wait_for(lambda: any((world.out / "cells").glob("*/round-*.json")))
+    for process in (first, coordinator):
+        process.terminate()
+        assert process.wait(timeout=60) == 143
+    for log in ("log.txt", "site-0.txt"):
+        assert said(tmp_path, "Stopped by SIGTERM. The same command continues.", log)
+        assert not said(tmp_path, "Traceback|ended with an error", log)
+    world.serve()
+    world.join(0)
+    assert world.finish() == 0, world.log()
+    assert weights(world.out) == serial_weights(values, tmp_path / "serial")
+
+
 def test_an_agent_that_is_killed_between_two_clients_goes_on_with_the_second(
     federation: Callable[..., Federation], tmp_path: Path
 ) -> None:

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from fedloom import faults, machine
-from fedloom.errors import FedloomError, InputError, StoreError
+from fedloom.errors import FedloomError, InputError, StoreError, Unwanted
 from fedloom.network.agent.assignment_runner import AssignmentRunner
 from fedloom.network.agent.audit_log import AuditLog
 from fedloom.network.agent.connection import Connection, Unreachable
 from fedloom.network.agent.disclosure import answer_facts, assignment_facts, error_summary
 from fedloom.network.agent.enrolment import registered, tls
 from fedloom.network.agent.loaded_experiment import load_experiment
-from fedloom.network.agent.parcel_cache import ParcelCache
+from fedloom.network.agent.parcel_cache import NoRoom, ParcelCache
 from fedloom.network.agent.policy import TRUST, Refused, Site
 from fedloom.network.agent.questions import Questions
 from fedloom.network.agent.state_versions import StateVersions
@@ -29,6 +29,8 @@ from fedloom.network.protocol.rejection import Rejected
 from fedloom.network.protocol.signatures import Signer
 
 PATIENCE = 120.0  # seconds that an agent tries to reach its coordinator, unless it runs with --wait
+TWICE_PATIENCE = 30.0  # seconds that an agent waits for another process with its key to end
+DISK_PATIENCE = 20.0  # seconds that a full disk may hold up a round: then this site is left out of it
 
 
 class Agent:
@@ -54,6 +56,8 @@ class Agent:
         self.heartbeat_seconds = 3.0
         self.finished = ""  # why there is no more work
         self._finished_heartbeat = ""  # the same, as the last heartbeat's reply says
+        self._asked = self._unwanted = ""  # ids of assignments: the current one, and one whose round is closed
+        self._full_since: dict[str, float] = {}  # since when some kind of file could not be written
         self._stop = threading.Event()
 
     def _connect(self) -> Connection:
@@ -86,11 +90,19 @@ class Agent:
                     if silent_since is None:
                         silent_since = time.monotonic()
                         self.tell(f"{error} Trying again …")
+                    if isinstance(error, StoreError) and time.monotonic() - silent_since > DISK_PATIENCE:
+                        with contextlib.suppress(Unreachable):
+                            self._decline("error", "its disk cannot be written")
                     if not self.wait and time.monotonic() - silent_since > PATIENCE:
                         raise
                     self._stop.wait(pause * random.uniform(0.5, 1.0))
                     pause = min(pause * 1.5, 3.0)
                 except Rejected as error:
+                    if error.code == "twice":  # a process that was killed counts as lost after some heartbeats
+                        silent_since = silent_since or time.monotonic()
+                        if time.monotonic() - silent_since < TWICE_PATIENCE:
+                            self._stop.wait(1.0)
+                            continue
                     if error.code != "hello":
                         raise InputError(f"The coordinator rejects this agent ({error.code}): {error}") from None
         finally:
@@ -109,9 +121,9 @@ class Agent:
             self.runner = self._load(run_plan)
         assert self.runner is not None
         hello = self.runner.experiment.hello
-        self.heartbeat_seconds = float(self.connection.post("/v1/hello", hello)["beat"])
         left = ["versions", "shape of the data", "sizes of the splits"]
         self._log("hello", run=run_plan["run"], left=left, clients=len(hello.clients))
+        self.heartbeat_seconds = float(self.connection.post("/v1/hello", hello)["beat"])
         self.doing = "idle"
 
     def _load(self, run_plan: Mapping[str, Any]) -> AssignmentRunner:
@@ -132,19 +144,22 @@ class Agent:
         self.tell(
             f"Each client here is measured at most {questions.most} times in this run, on one split each. {TRUST}"
         )
-        return AssignmentRunner(loaded, policy, self.parcels, states, questions)
+        return AssignmentRunner(loaded, policy, self.parcels, states, questions, self._go_on)
 
     def _stay_out(self, kind: Any, why: str) -> InputError:
         """Tell the coordinator that this site does not take part; return the error to raise."""
         self._log("refused", why=why)
-        self.connection.post("/v1/failures", Failure(kind=kind, message=why))
+        self._decline(kind, why)
         return InputError(f"This site does not take part: {why}.")
+
+    def _decline(self, kind: Any, why: str) -> None:
+        self.connection.post("/v1/failures", Failure(kind=kind, message=why))
 
     # --- work
 
     def _work(self) -> None:
         while not self._stop.is_set():
-            found = self.parcels.next_assignment(self.connection)
+            found = self.next_assignment()
             if isinstance(found, str):
                 if found:
                     self.finished = found
@@ -153,14 +168,26 @@ class Agent:
             faults.point("agent.asked")
             self.carry_out(found)
 
+    def next_assignment(self) -> Assignment | str:
+        """Wait for work. A string means that the run is over, an empty one: ask again."""
+        try:
+            found = self.parcels.next_assignment(self.connection)
+        except NoRoom as error:
+            if not self._may_wait("tensors", error):
+                self._report(error.assignment, error.assignment.clients, "error", str(error))
+            return ""
+        self._full_since.pop("tensors", None)
+        return found
+
     def carry_out(self, assignment: Assignment) -> None:
         """Do an assignment, or report why not. Clients train one after another, each with its own answer."""
         self.doing = f"{assignment.kind} in round {assignment.round} of {assignment.label}"
+        self._asked, self._unwanted = assignment.id, ""
         runner, end = self.runner, time.monotonic() + assignment.seconds
         assert runner is not None
 
         def write(attempt: Callable[[], None]) -> None:
-            self._retry(attempt, end - time.monotonic())
+            self._retry(attempt, "state", end - time.monotonic())
 
         def train(one: AssignedClient) -> bool:
             return self._attempt(assignment, (one,), partial(runner.train, assignment, one, write))
@@ -169,14 +196,22 @@ class Agent:
             self._attempt(assignment, assignment.clients, partial(runner.evaluate, assignment))
         elif not all(train(one) for one in assignment.clients):
             self.tell(f"Round {assignment.round} of {assignment.label} ended before all clients here had answered.")
-        self.doing = "idle"
+        self.doing, self._asked = "idle", ""
+
+    def _go_on(self) -> None:
+        """Raise `Unwanted` if the coordinator has closed the round that this agent works for."""
+        if self._unwanted and self._unwanted == self._asked:
+            raise Unwanted("the coordinator has closed the round")
 
     def _attempt(
         self, assignment: Assignment, clients: Sequence[AssignedClient], work: Callable[[], list[ClientAnswer]]
     ) -> bool:
         """Make an answer and send it; return False if the coordinator no longer waits for it."""
         try:
+            self._go_on()
             return self._send(assignment, clients, work())
+        except Unwanted:
+            return False
         except Refused as why:
             self._report(assignment, clients, "refused", str(why))
         except (Unreachable, Rejected):
@@ -190,24 +225,32 @@ class Agent:
         numbers = tuple(one.client for one in clients)
         self.tell(f"{kind}: {message}")
         with contextlib.suppress(StoreError):  # a disk that stays full must not keep the coordinator waiting
-            self._retry(lambda: self.audit.write(kind, **assignment_facts(assignment), why=message), 5.0)
+            self._retry(lambda: self.audit.write(kind, **assignment_facts(assignment), why=message), "audit", 5.0)
         failure = Failure(ask=assignment.id, clients=numbers, kind=kind, message=message[:20_000])
         self.connection.post("/v1/failures", failure)
 
-    def _retry(self, write: Callable[[], None], seconds: float = 60.0) -> None:
+    def _retry(self, write: Callable[[], None], what: str, seconds: float = DISK_PATIENCE) -> None:
         """Write something; if the disk is full, try again until the time is up."""
         end = time.monotonic() + seconds
         while True:
             try:
-                return write()
+                write()
+                self._full_since.pop(what, None)
+                return
             except StoreError as error:
-                if time.monotonic() > end:
+                if time.monotonic() > end or not self._may_wait(what, error):
                     raise
-                self.tell(f"{error} Trying again …")
-                self._stop.wait(1.0)
+
+    def _may_wait(self, what: str, error: StoreError) -> bool:
+        """Wait a moment for a full disk; return False without waiting if it has been full for long."""
+        if time.monotonic() - self._full_since.setdefault(what, time.monotonic()) > DISK_PATIENCE:
+            return False
+        self.tell(f"{error} Trying again …")
+        self._stop.wait(1.0)
+        return True
 
     def _log(self, event: str, **facts: Any) -> None:
-        self._retry(lambda: self.audit.write(event, **facts))
+        self._retry(lambda: self.audit.write(event, **facts), "audit")
 
     def _send(self, assignment: Assignment, clients: Sequence[AssignedClient], answers: list[ClientAnswer]) -> bool:
         """Send an answer until the coordinator accepts or rejects it; return False if it came too late."""
@@ -216,7 +259,7 @@ class Agent:
         questions = self.runner.questions
         facts = answer_facts(assignment.model_copy(update={"clients": tuple(clients)}), answers, parcel)
         # nothing leaves before its line is in the audit log
-        self._retry(lambda: self.audit.write("answered", run=questions.run, **facts), assignment.seconds)
+        self._retry(lambda: self.audit.write("answered", run=questions.run, **facts), "audit", assignment.seconds)
         questions.note(facts)
         pause = 0.1
         end = time.monotonic() + max(assignment.seconds, 1.0)
@@ -250,5 +293,7 @@ class Agent:
         while not self._stop.wait(self.heartbeat_seconds):
             # the main thread notices a failure by itself and reports it
             with contextlib.suppress(FedloomError, OSError):
-                message = Heartbeat(doing=self.doing[:200])
-                self._finished_heartbeat = self.heartbeat_connection.post("/v1/heartbeat", message)["finished"]
+                asked = self._asked  # before the request: the reply is about this assignment, or a later one
+                reply = self.heartbeat_connection.post("/v1/heartbeat", Heartbeat(doing=self.doing[:200]))
+                self._finished_heartbeat = reply["finished"]
+                self._unwanted = asked if asked and reply.get("ask") != asked else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedloom import faults, tree
 from fedloom.algorithm import Algorithm, Update
@@ -17,6 +17,7 @@ from fedloom.network.agent.questions import Questions, is_given
 from fedloom.network.agent.state_versions import StateVersions
 from fedloom.network.protocol.messages import AssignedClient, Assignment, ClientAnswer, Ticket
 from fedloom.task import Task
+from fedloom.training.clients import always
 from fedloom.tree import Groups
 
 
@@ -29,6 +30,7 @@ class AssignmentRunner:
     parcels: ParcelCache
     states: StateVersions
     questions: Questions
+    go_on: Callable[[], None] = always  # raises Unwanted when the coordinator has closed the round
 
     def evaluate(self, assignment: Assignment) -> list[ClientAnswer]:
         """Evaluate for all clients of an assignment, or fingerprint their models."""
@@ -52,7 +54,8 @@ class AssignmentRunner:
     ) -> list[ClientAnswer]:
         """Run one method of the algorithm for one client and store its new state; `write` retries on a full disk."""
         cell, shared = _cell(assignment), self.parcels.groups(assignment, "shared")
-        place, algorithm = self._place(assignment, shared, one), self.experiment.algorithm(assignment.label)
+        place = replace(self._place(assignment, shared, one), go_on=self.go_on)
+        algorithm = self.experiment.algorithm(assignment.label)
         if one.ticket is not None:
             self.states.prune(cell, one.client, one.ticket, assignment.durable)
         own = self._own(assignment, one, place.task)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedloom import files, tree
+from fedloom.errors import StoreError
 from fedloom.network.agent.connection import Connection, ReplyReader, Unreachable
 from fedloom.network.protocol.messages import AssignedClient, Assignment
 from fedloom.network.protocol.tensors import HEADER_LIMIT, WireError, load_parcel, read_parcel, unflatten
@@ -20,6 +21,14 @@ from fedloom.tree import Groups
 
 MOST = 6  # parcels in the cache
 SMALL = 8 << 20  # bytes: up to this, a parcel stays in memory
+
+
+class NoRoom(StoreError):
+    """The tensors of an assignment cannot be written to the disk."""
+
+    def __init__(self, assignment: Assignment, message: str) -> None:
+        super().__init__(message)
+        self.assignment = assignment
 
 
 class ParcelCache:
@@ -58,7 +67,10 @@ class ParcelCache:
         assignment = Assignment.model_validate(header)
         for part in assignment.parts:
             if part.sha256 in missing:
-                self._store(part.sha256, part.bytes, pieces)
+                try:
+                    self._store(part.sha256, part.bytes, pieces)
+                except StoreError as error:
+                    raise NoRoom(assignment, str(error)) from error
             if part.sha256 not in self._known:
                 raise WireError("the coordinator did not send all tensors of an assignment")
             self._known.move_to_end(part.sha256)

@@ -17,6 +17,7 @@ from typing import Any
 from fedloom.errors import InputError, StoreError
 from fedloom.network.coordinator.ledger import Ledger
 from fedloom.network.protocol.messages import Assignment, ClientAnswer, DataFormat, Failure, Hello
+from fedloom.network.protocol.rejection import Rejected
 from fedloom.network.protocol.tensors import Parcel
 
 HEARTBEAT = 3.0  # seconds between an agent's heartbeats, unless the deadline is short
@@ -86,6 +87,7 @@ class ConnectedAgent:
     hello: Hello | None = None  # sent when it is ready to work
     doing: str = ""
     refused: str = ""  # why it does not take part
+    process: str = ""  # the number of its process: two may not use one key
     contacted: bool = False  # whether this process of the coordinator has heard from it
     told_to_stop: bool = False  # whether it knows that the run is over
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -139,9 +141,17 @@ class AgentPool:
 
     # --- agents
 
-    def mark_seen(self, agent: str, name: str, doing: str | None = None) -> ConnectedAgent:
-        """Note that an agent has just been heard from."""
+    def mark_seen(self, agent: str, name: str, doing: str | None = None, process: str = "") -> ConnectedAgent:
+        """Note that an agent has just been heard from; `process` has its number, and that of the one before it."""
         one = self.expect(agent, name)
+        known = process.split(" ")
+        if process and one.process and one.process not in known and not one.lost():
+            raise Rejected(
+                "twice",
+                f"Another process uses the key of '{name}'. If its state folder was copied, stop one of the two. Each "
+                "site needs its own state folder and token.",
+            )
+        one.process = known[0] or one.process
         if not one.contacted or one.lost():
             one.contacted = True
             self.log("agent", f"{name} has connected", agent)
@@ -235,7 +245,8 @@ class AgentPool:
         """Wait until the call is complete, its deadline passes, or it has enough answers and the others are lost."""
 
         def ended() -> bool:
-            all_lost = all(self.agents[agent].lost() for agent in set(call.waiting.values()))
+            awaited = [self.agents[agent] for agent in set(call.waiting.values())]
+            all_lost = all(one.lost() or one.refused for one in awaited)
             return call.complete or (all_lost and len(call.answers) >= needed)
 
         self.wait_until(ended, call.deadline - time.monotonic())
@@ -285,7 +296,7 @@ class AgentPool:
         one = self.agents[agent]
         with self.changed:
             if failure.ask is None:
-                one.refused = failure.message
+                one.refused, one.hello = failure.message, None  # it gets work again after its next hello
             elif self.call is not None:
                 self.call.fail(agent, failure)
             self.changed.notify_all()

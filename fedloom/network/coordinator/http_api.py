@@ -127,7 +127,8 @@ def make_app(
         agent: ConnectedAgent = Depends(guard.agent), message: Heartbeat = Depends(guard.signed(Heartbeat))
     ) -> JSONResponse:
         pool.mark_seen(agent.agent, agent.name, message.doing)
-        return JSONResponse({"finished": pool.end_message(agent)})
+        found = pool.next_assignment(agent.agent)
+        return JSONResponse({"finished": pool.end_message(agent), "ask": found[0].id if found else ""})
 
     @app.get(
         "/v1/work",

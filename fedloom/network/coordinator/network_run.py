@@ -172,7 +172,9 @@ class NetworkRun:
                 self.pool.finish("The run is finished.")
             return result
         except BaseException as error:
-            if not isinstance(error, KeyboardInterrupt):  # after an interruption, agents wait for the next start
+            if not isinstance(
+                error, (KeyboardInterrupt, SystemExit)
+            ):  # after an interruption, agents wait for the next start
                 self.pool.finish("The run ended with an error; the coordinator's console shows it.")
             raise
 

@@ -25,7 +25,7 @@ from fedloom.network.coordinator.agent_pool import AgentPool, ConnectedAgent
 from fedloom.network.coordinator.connections import one_address
 from fedloom.network.protocol.messages import Hello
 from fedloom.network.protocol.rejection import Rejected
-from fedloom.network.protocol.signatures import AGENT, BODY, Verifier
+from fedloom.network.protocol.signatures import AGENT, BODY, PROCESS, Verifier
 from fedloom.network.protocol.tensors import CompressionError, ParcelContent, decompress_into, open_parcel, read_parcel
 
 HELLO_LIMIT = 16 << 20  # bytes of the message that lists an agent's clients
@@ -85,6 +85,7 @@ class RequestGuard:
             if row["revoked"] is not None:
                 raise Rejected("revoked", "This agent was revoked.")
             self.verifier.check(row["key"], request.method, f"{path}?{query}" if query else path, headers)
+            one = self.pool.mark_seen(row["agent"], row["name"], process=headers.get(PROCESS, "")[:64])
         except Rejected as why:
             if why.code not in ("session", "clock"):  # the agent corrects those by itself
                 name = row["name"] if row else headers.get(AGENT, "")[:64] or "nobody"
@@ -92,7 +93,7 @@ class RequestGuard:
             raise
         if "recognise" in request.scope:
             request.scope["recognise"](row["agent"])
-        return self.pool.mark_seen(row["agent"], row["name"])
+        return one
 
     def is_operator(self, request: Request) -> bool:
         """Return whether the request carries the operator's token; reject a wrong one."""

@@ -1,11 +1,15 @@
-"""Signed requests: an agent signs method, path, body, time, nonce and session; the coordinator verifies all of them."""
+"""Signed requests: agents sign method, path, body, time, nonce, session and process; the coordinator verifies them."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import secrets
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -16,15 +20,15 @@ from fedloom.files import write_private
 from fedloom.network.protocol.rejection import Rejected
 
 WINDOW = 120.0  # seconds between an agent's clock and the coordinator's
-HEADERS = AGENT, TIME, NONCE, SESSION, BODY, SIGNATURE = (
-    *(f"fedloom-{name}" for name in ("agent", "time", "nonce", "session", "body", "signature")),
+HEADERS = AGENT, TIME, NONCE, SESSION, PROCESS, BODY, SIGNATURE = (
+    *(f"fedloom-{name}" for name in ("agent", "time", "nonce", "session", "process", "body", "signature")),
 )
 
 
 def signed_text(method: str, path: str, headers: Mapping[str, str]) -> bytes:
     """Return the bytes that a request's signature covers."""
-    values = (headers.get(name, "") for name in (BODY, TIME, NONCE, SESSION))
-    return "\n".join(("fedloom 1", method, path, *values)).encode()
+    values = (headers.get(name, "") for name in (BODY, TIME, NONCE, SESSION, PROCESS))
+    return "\n".join(("fedloom 2", method, path, *values)).encode()
 
 
 class Signer:
@@ -34,6 +38,7 @@ class Signer:
         if not path.is_file():
             write_private(path, Ed25519PrivateKey.generate().private_bytes_raw())
         self._key = Ed25519PrivateKey.from_private_bytes(path.read_bytes())
+        self.process = begin_process(path.with_name("process.json"))
         self.agent = ""
         self.session = ""
         self.offset = 0.0  # seconds that the coordinator's clock is ahead of ours
@@ -53,7 +58,14 @@ class Signer:
     def headers(self, method: str, path: str, body: str) -> dict[str, str]:
         """Return the headers that sign a request; `body` is the SHA-256 of its body."""
         when, nonce = f"{faults.clock() + self.offset:.3f}", secrets.token_hex(12)
-        headers = {AGENT: self.agent, TIME: when, NONCE: nonce, SESSION: self.session, BODY: body}
+        headers = {
+            AGENT: self.agent,
+            TIME: when,
+            NONCE: nonce,
+            SESSION: self.session,
+            PROCESS: self.process,
+            BODY: body,
+        }
         return {**headers, SIGNATURE: self.sign(signed_text(method, path, headers))}
 
 
@@ -64,6 +76,23 @@ def signed_by(key: str, text: bytes, signature: str) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+@cache  # several signers in one process are one agent
+def begin_process(file: Path) -> str:
+    """Return a random number for this process and that of the process before it in the same folder, if there was one.
+
+    A folder that was copied names no process before: its agent is another one, not the next one.
+    """
+    here, number = f"{socket.gethostname()}:{file.resolve()}", secrets.token_hex(8)
+    try:
+        before = json.loads(file.read_text())
+        previous = str(before["process"]) if before["place"] == here else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        previous = ""
+    with contextlib.suppress(OSError):  # on a full disk, the next process must wait until this one counts as lost
+        file.write_text(json.dumps({"process": number, "place": here}))
+    return f"{number} {previous}".strip()
 
 
 @dataclass

@@ -9,6 +9,7 @@ import pytest
 
 from fedloom.errors import InputError, StoreError
 from fedloom.experiment.progress import Silent
+from fedloom.network.agent.agent import Agent
 from fedloom.network.agent.assignment_runner import AssignmentRunner
 from tests.network.conftest import EXPERIMENT, InProcessRun, audit
 
@@ -59,7 +60,7 @@ def test_nothing_leaves_before_its_line_is_in_the_audit_log(tmp_path: Path, monk
             raise StoreError("The audit log cannot be written.")
 
     monkeypatch.setattr("fedloom.network.agent.audit_log.AuditLog.write", full)
-    monkeypatch.setattr("fedloom.network.agent.agent.Agent._retry", lambda agent, write, seconds=60.0: write())
+    monkeypatch.setattr("fedloom.network.agent.agent.Agent._retry", lambda agent, write, what, seconds=60.0: write())
     with pytest.raises(Exception, match="The audit log cannot be written"):
         run.run(Silent())
     assert asked
@@ -74,3 +75,62 @@ def test_the_audit_log_says_what_was_asked_and_what_left(tmp_path: Path) -> None
     trained = [line for line in lines if line.get("asked") == "reduce client"]
     assert [line["clients"] for line in trained] == [[0], [1], [2], [3]]
     assert trained[0]["left"]["values"] == {"update model": 2410, "weights model": 1}
+
+
+FULL = StoreError("The disk is full.")
+
+
+@pytest.mark.parametrize("what", ["state", "tensors", "audit"])
+def test_a_site_whose_disk_stays_full_is_left_out_of_rounds_at_once(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deadline is an hour away: without this the test would not end."""
+    tries: list[str] = []
+
+    def full(*given: Any, **more: Any) -> None:
+        tries.append(what)
+        raise FULL
+
+    monkeypatch.setattr("fedloom.network.agent.agent.DISK_PATIENCE", -1.0)
+    values = {**EXPERIMENT, "rounds": 3, "evaluate": {"splits": []}, "algorithm": {"scaffold": {}}}
+    run = InProcessRun(tmp_path / "net", values, {}, {}, deadline="1h")
+    make = run.agent
+
+    def agent(number: int) -> Agent:
+        made = make(number)
+        if number == 1 and made.runner is not None:
+            place = {
+                "state": (made.runner.states, "save"),
+                "tensors": (made.parcels, "_store"),
+                "audit": (made.audit, "write"),
+            }
+            monkeypatch.setattr(*place[what], full)
+        return made
+
+    monkeypatch.setattr(run, "agent", agent)
+    result = run.run(Silent())
+    assert result.status == "done"
+    assert {row["participants"] for row in result.rows("rounds")} == {2}
+    assert (
+        len(tries) == {"state": 6, "tensors": 3, "audit": 12}[what]
+    )  # one try in every round (for each of two clients)
+    assert any(text.startswith("site-1 failed: The disk is full.") for text in run.said)
+
+
+def test_work_for_a_closed_round_is_dropped_and_nothing_of_it_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, done = AssignmentRunner.train, []
+    run = InProcessRun(tmp_path / "net", {**SMALL, "evaluate": {"splits": []}}, {})
+
+    def closed(runner: Any, assignment: Any, one: Any, write: Any) -> Any:
+        run.agents[0]._unwanted = "" if done else assignment.id  # as the reply to a heartbeat says
+        done.append(one.client)
+        return train(runner, assignment, one, write)
+
+    monkeypatch.setattr(AssignmentRunner, "train", closed)
+    assert run.run(Silent()).status == "done"
+    assert done == [0, 0, 1, 2, 3]  # the round was not closed after all: all clients were asked again
+    (tmp_path / "state-0").rename(tmp_path / "site-0-state")
+    assert [line["clients"] for line in audit(tmp_path, 0) if line["event"] == "answered"] == [[0], [1], [2], [3]]
+    assert "Round 1 of fedavg ended before all clients here had answered." in run.said

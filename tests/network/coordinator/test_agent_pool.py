@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
 from fedloom.errors import InputError
-from tests.network.conftest import HELLO, World, code
+from fedloom.network.protocol.messages import Failure
+from fedloom.network.protocol.signatures import Signer, begin_process
+from tests.network.conftest import HEARTBEAT, HELLO, World, code
 
 
 def test_what_agents_say_cannot_move_the_cursor_on_the_coordinators_console(world: World) -> None:
@@ -51,3 +55,52 @@ def test_agents_must_agree_about_the_data(world: World) -> None:
     assert "classes" in reply.json()["message"]
     with pytest.raises(InputError, match="features"):
         other.hello(HELLO.model_copy(update={"features": (5,)}))
+
+
+def test_a_heartbeat_learns_whether_its_agents_work_is_still_awaited(world: World) -> None:
+    agent = world.speaker()
+    agent.hello()
+    call = world.open_call(agent)
+    assert agent.send("POST", "/v1/heartbeat", HEARTBEAT).json()["ask"] == "ask"
+    call.open = False
+    assert agent.send("POST", "/v1/heartbeat", HEARTBEAT).json()["ask"] == ""
+
+
+def test_a_round_does_not_wait_for_an_agent_that_declines(world: World) -> None:
+    agent, other = world.speaker(), world.speaker("clare")
+    agent.hello()
+    other.hello()
+    call = world.open_call(agent, other, seconds=3600.0)
+    agent.send("POST", "/v1/answers", agent.answer().whole)
+    declines = Failure(kind="error", message="its disk cannot be written").model_dump_json().encode()
+    assert other.send("POST", "/v1/failures", declines).status_code == 200
+    world.pool.wait(call, 1)  # returns at once, an hour before the deadline
+    assert set(call.answers) == {0}
+    assert [one.name for one in world.pool.ready()] == ["kerry"]
+    other.hello()
+    assert [one.name for one in world.pool.ready()] == ["kerry", "clare"]
+
+
+def test_two_processes_with_one_key_are_refused_and_a_restarted_one_is_not(world: World, tmp_path: Path) -> None:
+    agent = world.speaker()
+    original, session = agent.signer, agent.signer.session
+
+    def first_request(folder: Path) -> tuple[int, str]:
+        begin_process.cache_clear()
+        agent.signer = Signer(folder / "kerry.key")
+        agent.signer.agent, agent.signer.session = original.agent, session
+        return asks()
+
+    def asks() -> tuple[int, str]:
+        reply = agent.send("POST", "/v1/heartbeat", HEARTBEAT)
+        return reply.status_code, "" if reply.status_code == 200 else code(reply)
+
+    assert asks() == (200, "")
+    copy = shutil.copytree(world.folder, tmp_path / "copy", ignore=shutil.ignore_patterns("copy", "network"))
+    assert first_request(copy) == (409, "twice")
+    assert "Another process uses the key of 'kerry'" in world.said[-1]
+    assert first_request(world.folder) == (200, "")  # the next process in the same folder
+    agent.signer = original
+    assert asks() == (409, "twice")
+    world.pool.agents[original.agent].seen -= 1000.0
+    assert first_request(copy) == (200, "")  # the site was moved: the other process is gone

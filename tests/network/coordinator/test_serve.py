@@ -31,9 +31,9 @@ def test_polls_end_when_the_port_closes(world: World) -> None:
         asked = threading.Event()
         mark_seen = world.pool.mark_seen
 
-        def seen(*given: str) -> object:
+        def seen(*given: str, **more: str) -> object:
             asked.set()
-            return mark_seen(*given)
+            return mark_seen(*given, **more)
 
         world.pool.mark_seen = seen  # type: ignore[assignment, method-assign]
 
