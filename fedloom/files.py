@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from gzip import GzipFile
 from pathlib import Path
 from typing import BinaryIO
@@ -30,6 +30,15 @@ def write_private(path: Path, content: bytes) -> None:
         write_atomically(path, content)
     finally:
         os.umask(before)
+
+
+def make_private_database(path: Path) -> None:
+    """Let only its owner read a database, which may be missing. SQLite's other files get the mode of this one."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    for file in (path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))):
+        with suppress(FileNotFoundError, PermissionError):  # it may belong to somebody else who shares it with us
+            file.chmod(0o600)
 
 
 @contextmanager

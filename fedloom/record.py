@@ -27,10 +27,10 @@ def seconds(duration: str) -> float:
     >>> seconds("1.5m")
     90.0
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", duration)
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", duration)
     if not found or float(found[1]) == 0:
-        raise InputError(f'A duration is a number with a unit: "500ms", "60s", "10m", "2h". Got {duration!r} instead.')
-    return float(found[1]) * {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}[found[2]]
+        raise InputError(f'A duration is a number with a unit: "60s", "10m", "2h", "7d". Got {duration!r} instead.')
+    return float(found[1]) * {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[found[2]]
 
 
 def _checked_duration(value: str) -> str:

@@ -2,8 +2,10 @@
 
 import hashlib
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,18 @@ def test_only_its_owner_may_read_a_private_file(tmp_path: Path) -> None:
     assert path.read_bytes() == b"secret"
     if os.name == "posix":
         assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+def test_only_its_owner_may_read_a_private_database_and_what_sqlite_writes_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "a.db"
+    path.parent.mkdir(mode=0o755)
+    path.touch(mode=0o644)  # of an earlier version
+    files.make_private_database(path)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("CREATE TABLE t (x)")
+        modes = {file.name: file.stat().st_mode & 0o777 for file in path.parent.iterdir()}
+    assert modes == {"a.db": 0o600, "a.db-wal": 0o600, "a.db-shm": 0o600}
 
 
 def test_a_failed_replacement_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

@@ -210,13 +210,18 @@ def list_agents(folder: Folder, as_json: AsJson = False) -> None:
     """List the enrolled agents."""
     with _ledger(folder) as ledger:
         rows = [{key: row[key] for key in ("agent", "name", "enrolled", "revoked")} for row in ledger.agents()]
-        unused = ledger.unused_tokens()
+        unused = [{"token": row["digest"][:8], "expires": row["expires"]} for row in ledger.unused_tokens()]
     lines = []
     for row in rows:
-        when = datetime.fromtimestamp(row["enrolled"], timezone.utc).isoformat(timespec="seconds")
+        when = _time(row["enrolled"])
         lines.append(f"{row['name']:<24} {row['agent']}  enrolled {when}{'  REVOKED' if row['revoked'] else ''}")
-    lines.append(f"{len(rows)} agent(s), {unused} unused token(s).")
-    print_result(as_json, {"agents": rows, "unused_tokens": unused}, lines)
+    lines += [f"unused token {one['token']}, expires {_time(one['expires'])}" for one in unused]
+    lines.append(f"{len(rows)} agent(s), {len(unused)} unused token(s).")
+    print_result(as_json, {"agents": rows, "unused_tokens": len(unused), "tokens": unused}, lines)
+
+
+def _time(seconds: float | None) -> str:
+    return "never" if seconds is None else datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")
 
 
 @command(agents_app)
@@ -231,17 +236,34 @@ def revoke(folder: Folder, name: str) -> None:
 
 
 @command(agents_app, "invite")
-def invite_agents(folder: Folder, count: Annotated[int, typer.Option(min=1, max=1000)] = 1) -> None:
+def invite_agents(
+    folder: Folder, count: Annotated[int, typer.Option(min=1, max=1000)] = 1, expires: str = "7d"
+) -> None:
     """Make enrolment tokens: one for each agent that will join.
 
     count: The number of tokens.
+    expires: How long they can be used, such as 12h or 7d.
     """
     need_network()
     from fedloom.network.coordinator.network_folder import invite
+    from fedloom.record import seconds
 
     with _ledger(folder) as ledger:
-        for path in invite(ledger, count):
+        for path in invite(ledger, count, seconds(expires)):
             print(path)
+
+
+@command(agents_app, "withdraw")
+def withdraw_token(folder: Folder, token: str) -> None:
+    """Withdraw an unused enrolment token.
+
+    token: The token's file or its name in `agents list`; `all` withdraws all of them.
+    """
+    need_network()
+    from fedloom.network.coordinator.network_folder import withdraw
+
+    with _ledger(folder) as ledger:
+        print(f"Withdrew {withdraw(ledger, token)} token(s).")
 
 
 @command(audit_app, "export")

@@ -31,7 +31,7 @@ def claimed(folder: Path, fresh: bool) -> Iterator[None]:
         names = (f"{folder.name}.{stamp}{suffix}" for suffix in ("", *(f"-{n}" for n in range(2, 1000))))
         folder.rename(next(path for path in map(folder.with_name, names) if not path.exists()))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise StoreError(f"The run's folder {folder} cannot be made: {error}.") from error
     with locked(folder):

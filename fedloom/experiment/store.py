@@ -15,6 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
+from fedloom import files
 from fedloom.data.federation import Federation
 from fedloom.data.split import SPLITS
 from fedloom.errors import InputError, StoreError, nearest
@@ -65,7 +66,7 @@ class Store:
             raise StoreError(f"There is no run in {folder}: {self.path} does not exist.")
         try:
             if not read_only:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
+                files.make_private_database(self.path)
             uri = _uri(self.path, read_only)
             # a store may be made in one thread and used in another, never in two at once
             self._database = sqlite3.connect(

@@ -1,5 +1,7 @@
 """Federations in memory that several processes map."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,6 +45,26 @@ def test_shared_memory_is_given_back() -> None:
     assert path.exists()
     del handle
     assert not path.exists()
+
+
+def test_what_a_killed_process_shared_is_swept_and_what_others_use_is_not() -> None:
+    code = """
+import os, signal
+from fedloom.backends.shared_memory import share
+from tests.conftest import federation
+handle = share(federation((12,)))
+print(handle.path, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    mine = share(federation((30,)))
+    left = Path(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
+    )
+    assert left.suffix == ".shared"
+    assert left.exists()
+    shared_memory.sweep()
+    assert not left.exists()
+    assert attach(mine).clients == 1
 
 
 def test_a_client_without_examples_can_be_shared() -> None:

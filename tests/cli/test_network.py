@@ -95,6 +95,9 @@ def test_agents_are_invited_listed_and_revoked(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "network")
     ledger.set_fact("fingerprint", "")
     ledger.close()
+    fedloom("agents", "invite", str(tmp_path), "--count", "2", "--expires", "1h", folder=tmp_path)
+    assert "expires 20" in fedloom("agents", "list", str(tmp_path), folder=tmp_path).stdout
+    assert fedloom("agents", "withdraw", str(tmp_path), "all", folder=tmp_path).stdout == "Withdrew 2 token(s).\n"
     (path,) = fedloom("agents", "invite", str(tmp_path), folder=tmp_path).stdout.split()
     ledger = Ledger(tmp_path / "network")
     ledger.enrol(Token.parse(Path(path).read_text()).digest, "kerry", "00" * 32)

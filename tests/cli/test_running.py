@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -46,6 +47,32 @@ def test_interrupting_stops_after_a_checkpoint_and_says_how_to_go_on(folder: Pat
     assert "Continue with: fedloom run small.toml --out parts" in err
     again = fedloom("run", "small.toml", "--json", "-q", "--out", "parts", "--set", "rounds=15", folder=folder)
     assert shas(again.stdout) == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_sigterm_ends_a_run_and_leaves_nothing_in_memory(folder: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "fedloom.cli",
+        "run",
+        "small.toml",
+        "--set",
+        "rounds=500",
+        "--set",
+        "run.workers=2",
+    ]
+    running = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: any(folder.glob("runs/small/cells/*/round-*.json")), running)
+    opened = [os.readlink(file) for file in Path(f"/proc/{running.pid}/fd").iterdir()]
+    shared = [Path(name) for name in opened if name.endswith(".shared")]
+    assert shared
+    assert all(path.exists() for path in shared)
+    running.terminate()
+    assert "Stopped by SIGTERM. The same command continues." in running.communicate(timeout=60)[1]
+    assert running.returncode == 143
+    assert not any(path.exists() for path in shared)
+    assert (folder / "runs" / "small").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_changed_experiment_is_refused_and_fresh_keeps_the_old_one(folder: Path) -> None:

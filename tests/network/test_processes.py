@@ -96,6 +96,11 @@ def test_sigterm_ends_both_sides_in_order_and_the_next_start_continues(
     coordinator = world.serve()
     first, _ = world.join(0), world.join(1)
     wait_for(lambda: any((world.out / "cells").glob("*/round-*.json")))
+    private = [world.out, *world.out.glob("network"), *world.out.glob("**/*.db*")]
+    assert {(path.name, path.stat().st_mode & 0o777) for path in private} == {
+        *((name, 0o700) for name in ("run", "network")),
+        *((f"{name}.db{more}", 0o600) for name in ("run", "ledger") for more in ("", "-wal", "-shm")),
+    }
     for process in (first, coordinator):
         process.terminate()
         assert process.wait(timeout=60) == 143
@@ -106,6 +111,7 @@ def test_sigterm_ends_both_sides_in_order_and_the_next_start_continues(
     world.join(0)
     assert world.finish() == 0, world.log()
     assert weights(world.out) == serial_weights(values, tmp_path / "serial")
+    assert not list((world.out / "network" / "updates").iterdir())  # the last round is closed for good, too
 
 
 def test_an_agent_that_is_killed_between_two_clients_goes_on_with_the_second(

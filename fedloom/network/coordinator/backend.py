@@ -78,6 +78,8 @@ class NetworkBackend(Backend):
     # --- what the engine and the run call
 
     def begin(self, label: str, seed: int, checkpoints: Path) -> None:
+        if self.cell.label:  # the cell before is done
+            self.pool.ledger.forget_closed(self.cell.label, self.cell.seed, self.cell.checkpoints)
         self.cell = CellProgress(label, seed, checkpoints)
         self.judge.expected.clear()
         self.task.release()

@@ -19,6 +19,7 @@ from typing import Any
 
 from fedloom import faults, files
 from fedloom.errors import InputError, StoreError
+from fedloom.experiment.checkpoint import kept
 
 Row = dict[str, Any]
 # why a round does without a client's update
@@ -27,7 +28,8 @@ NOT_FINITE = "not-finite"  # it is the largest, and the result with it is not fi
 REVOKED = "revoked"  # its agent was revoked before the round was closed
 
 SCHEMA = (
-    """CREATE TABLE IF NOT EXISTS tokens (digest TEXT PRIMARY KEY, made REAL NOT NULL, agent TEXT)""",
+    """CREATE TABLE IF NOT EXISTS tokens (digest TEXT PRIMARY KEY, made REAL NOT NULL, agent TEXT,
+       expires REAL)""",
     """CREATE TABLE IF NOT EXISTS agents (agent TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, key TEXT NOT NULL UNIQUE,
        enrolled REAL NOT NULL, revoked REAL, hello TEXT)""",
     """CREATE TABLE IF NOT EXISTS clients (client INTEGER PRIMARY KEY, agent TEXT NOT NULL REFERENCES agents,
@@ -43,6 +45,7 @@ SCHEMA = (
     "CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
 )
 
+ADDED = {"tokens": {"expires": "REAL"}}  # columns that ledgers of earlier versions lack
 AUDITED = {  # record → its rows; tokens are left out
     "agent": "SELECT enrolled AS time, agent, name, key AS public_key, revoked FROM agents ORDER BY enrolled, agent",
     "client": "SELECT agent, client, name FROM clients ORDER BY client",
@@ -75,6 +78,7 @@ class Ledger:
         self._lock, self._reading = threading.Lock(), threading.Lock()
         try:
             self.updates.mkdir(parents=True, exist_ok=True, mode=0o700)
+            files.make_private_database(path)
             self._database, self._reader = (
                 sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False) for _ in range(2)
             )  # two connections, so that reading does not wait for writing
@@ -84,6 +88,10 @@ class Ledger:
             with self._transaction() as database:
                 for statement in SCHEMA:
                     database.execute(statement)
+                for table, columns in ADDED.items():
+                    known = {row[1] for row in database.execute(f"PRAGMA table_info({table})")}
+                    for name in columns.keys() - known:
+                        database.execute(f"ALTER TABLE {table} ADD COLUMN {name} {columns[name]}")
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"The coordinator's ledger {path} cannot be used: {error}.") from error
 
@@ -138,17 +146,25 @@ class Ledger:
 
     # --- agents
 
-    def invite(self, digest: str) -> None:
-        """Store a one-time token."""
-        self._write("INSERT OR IGNORE INTO tokens (digest, made) VALUES (?, ?)", digest, time.time())
+    def invite(self, digest: str, lasts: float | None = None) -> None:
+        """Store a one-time token, which expires after some seconds (None: never)."""
+        now = faults.clock()
+        values = (digest, now, None if lasts is None else now + lasts)
+        self._write("INSERT OR IGNORE INTO tokens (digest, made, expires) VALUES (?, ?, ?)", *values)
 
-    def unused_tokens(self) -> int:
-        return int(self._rows("SELECT count(*) AS n FROM tokens WHERE agent IS NULL")[0]["n"])
+    def unused_tokens(self) -> list[Row]:
+        """Return the tokens with which an agent can still enrol."""
+        query = "SELECT * FROM tokens WHERE agent IS NULL AND coalesce(expires > ?, 1) ORDER BY made, digest"
+        return self._rows(query, faults.clock())
+
+    def withdraw(self, digest: str) -> None:
+        """Delete a token that no agent has used."""
+        self._write("DELETE FROM tokens WHERE digest = ? AND agent IS NULL", digest)
 
     def enrol(self, digest: str, name: str, key: str) -> str:
         """Exchange a token for an agent's number. The same agent may repeat this if the reply was lost."""
         with self._transaction() as database:
-            found = database.execute("SELECT agent FROM tokens WHERE digest = ?", (digest,)).fetchone()
+            found = database.execute("SELECT agent, expires FROM tokens WHERE digest = ?", (digest,)).fetchone()
             if found is None:
                 raise InputError("unknown token")
             agent = hashlib.sha256(bytes.fromhex(key)).hexdigest()[:16]
@@ -156,6 +172,8 @@ class Ledger:
                 if found[0] == agent:
                     return agent
                 raise InputError("the token was used by another agent: every agent needs its own")
+            if found[1] is not None and found[1] <= faults.clock():
+                raise InputError("the token has expired: ask the operator for another (`fedloom agents invite`)")
             taken = database.execute("SELECT agent FROM agents WHERE name = ?", (name,)).fetchone()
             if taken is not None and taken[0] != agent:
                 raise InputError(f"there is another agent with the name '{name}': choose a different name")
@@ -254,6 +272,12 @@ class Ledger:
                 database.execute(f"DELETE FROM {table} WHERE cell = ? AND round > ?", (cell, round))
         for row in rows:
             (self.updates / row["file"]).unlink(missing_ok=True)
+
+    def forget_closed(self, label: str, seed: int, checkpoints: Path) -> None:
+        """Delete the updates of a cell whose rounds are checkpointed, so closed for good."""
+        _, newest = kept(checkpoints)
+        if newest:
+            self.forget(f"{label}-{seed}", newest)
 
     def sweep(self) -> None:
         """Delete bodies without a row: uploads that a crash interrupted."""

@@ -7,15 +7,17 @@ one-time token, the operator's token, and the initial weights that agents fetch.
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from fedloom.errors import StoreError
+from fedloom.errors import InputError, StoreError
 from fedloom.experiment.run_folder import claimed, locked
 from fedloom.files import replacing, write_private
 from fedloom.network.coordinator.ledger import Ledger
 from fedloom.network.protocol.tensors import Parcel
 from fedloom.network.protocol.token import Token
+
+TOKEN_LASTS = 7 * 86400.0  # seconds
 
 
 def prepare_folder(folder: Path, fresh: bool) -> None:
@@ -30,10 +32,13 @@ def prepare_folder(folder: Path, fresh: bool) -> None:
 
 def open_ledger(network: Path, held: ExitStack) -> Ledger:
     """Make the folder or continue in it, for this process alone until `held` is closed."""
-    network.mkdir(parents=True, exist_ok=True)
+    network.parent.mkdir(parents=True, exist_ok=True)
+    network.mkdir(exist_ok=True)
+    os.chmod(network, 0o700)
+    with suppress(PermissionError):  # a volume that belongs to somebody else
+        os.chmod(network.parent, 0o700)
     held.enter_context(locked(network))  # before anything in it is touched
     ledger = Ledger(network)
-    os.chmod(network, 0o700)
     ledger.sweep()
     return ledger
 
@@ -45,15 +50,33 @@ def coordinator_ledger(folder: Path) -> Ledger:
     return Ledger(folder / "network")
 
 
-def invite(ledger: Ledger, count: int) -> list[Path]:
-    """Make one-time tokens, each in its own file."""
+def invite(ledger: Ledger, count: int, lasts: float = TOKEN_LASTS) -> list[Path]:
+    """Make one-time tokens, each in its own file, that expire after some seconds."""
     paths = []
     for _ in range(count):
         token = Token.new(ledger.fact("fingerprint") or "")
-        ledger.invite(token.digest)
-        paths.append(ledger.folder / "tokens" / f"{token.digest[:8]}.token")
+        ledger.invite(token.digest, lasts)
+        paths.append(token_file(ledger, token.digest))
         write_private(paths[-1], f"{token}\n".encode())
     return paths
+
+
+def token_file(ledger: Ledger, digest: str) -> Path:
+    """Return the file of a token."""
+    return ledger.folder / "tokens" / f"{digest[:8]}.token"
+
+
+def withdraw(ledger: Ledger, name: str) -> int:
+    """Delete an unused token, named by its file or the start of its hash, or all of them; return their number."""
+    wanted = Path(name).name.removesuffix(".token")
+    found = [row["digest"] for row in ledger.unused_tokens() if name == "all" or row["digest"][:8] == wanted]
+    if not found and name != "all":
+        known = ", ".join(row["digest"][:8] for row in ledger.unused_tokens()) or "none"
+        raise InputError(f"There is no unused token '{name}'. Unused: {known}.")
+    for digest in found:
+        ledger.withdraw(digest)
+        token_file(ledger, digest).unlink(missing_ok=True)
+    return len(found)
 
 
 def operator_token(network: Path, fingerprint: str) -> tuple[Path, Token]:

@@ -168,13 +168,15 @@ class NetworkRun:
 
             plan = replace(self.plan, federation=lambda seed: roster, cohort=widened(sampling, roster.clients))
             result = run_plan(plan, self.folder, connect=connect, progress=progress, should_stop=should_stop)
+            for label in plan.algorithms:
+                for seed in plan.seeds:
+                    self.ledger.forget_closed(label, seed, checkpoint.of_cell(self.folder, label, seed))
             if result.finished:
                 self.pool.finish("The run is finished.")
             return result
         except BaseException as error:
-            if not isinstance(
-                error, (KeyboardInterrupt, SystemExit)
-            ):  # after an interruption, agents wait for the next start
+            # after an interruption, agents wait for the next start
+            if not isinstance(error, (KeyboardInterrupt, SystemExit)):
                 self.pool.finish("The run ended with an error; the coordinator's console shows it.")
             raise
 

@@ -20,7 +20,7 @@ from fedloom.files import write_private
 from fedloom.network.coordinator.agent_pool import AgentPool
 from fedloom.network.coordinator.connections import LimitedServer
 from fedloom.network.coordinator.http_api import make_app
-from fedloom.network.coordinator.network_folder import invite, operator_token
+from fedloom.network.coordinator.network_folder import invite, operator_token, token_file
 from fedloom.network.coordinator.network_run import NetworkRun
 from fedloom.network.protocol.certificates import Certificates, local_authority, user_certificate
 
@@ -107,12 +107,14 @@ class HttpsRun(NetworkRun):
         """Print the commands with which agents join and the operator watches."""
         wanted = self._start_when()
         missing = (wanted if isinstance(wanted, int) else len(wanted)) - len(self.ledger.agents())
-        files = invite(self.ledger, missing) if missing > 0 and not self.ledger.unused_tokens() else []
+        if missing > 0 and not self.ledger.unused_tokens():
+            invite(self.ledger, missing)
+        files = [token_file(self.ledger, row["digest"]) for row in self.ledger.unused_tokens()]
         if self.certificates is not None:
             self.tell(f"Serving {self.url}, certificate authority {self.certificates.fingerprint}")
         else:
             self.tell(f"Serving {self.url} without TLS: use it only behind a proxy that has TLS.")
-        for file in files:
+        for file in (file for file in files if missing > 0 and file.is_file()):
             self.tell(f"To join (once): fedloom join {self.url} --token {file.read_text().strip()} --site SITE.toml")
         self.tell(f"To watch: fedloom status {self.url} --token-file {self.operator}")
         self.tell("Without secure aggregation, the coordinator can read each site's update.")

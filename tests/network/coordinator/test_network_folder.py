@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from fedloom.errors import StoreError
+from fedloom import faults
+from fedloom.errors import InputError, StoreError
 from fedloom.experiment.run_folder import locked
-from fedloom.network.coordinator.network_folder import coordinator_ledger, invite, operator_token, prepare_folder
+from fedloom.network.coordinator.ledger import Ledger
+from fedloom.network.coordinator.network_folder import (
+    coordinator_ledger,
+    invite,
+    operator_token,
+    prepare_folder,
+    withdraw,
+)
 from fedloom.network.protocol.token import Token
 from tests.network.conftest import World
 
@@ -18,9 +28,38 @@ def test_every_token_has_its_own_file_and_is_in_the_ledger_as_a_hash(world: Worl
     first, second = (Token.parse(path.read_text()) for path in invite(world.ledger, 2))
     assert first != second
     assert first.fingerprint == "ab" * 32
-    assert world.ledger.unused_tokens() == 2
+    assert len(world.ledger.unused_tokens()) == 2
     assert world.ledger.enrol(first.digest, "kerry", "00" * 32)
-    assert world.ledger.unused_tokens() == 1
+    assert len(world.ledger.unused_tokens()) == 1
+
+
+def test_tokens_expire_and_can_be_withdrawn(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, third = invite(world.ledger, 3, lasts=60.0)
+    tokens = [Token.parse(path.read_text()) for path in (first, second, third)]
+    assert withdraw(world.ledger, str(first)) == 1
+    assert not first.exists()
+    with pytest.raises(InputError, match=r"^unknown token$"):
+        world.ledger.enrol(tokens[0].digest, "kerry", "00" * 32)
+    agent = world.ledger.enrol(tokens[1].digest, "kerry", "00" * 32)
+    now = faults.clock()
+    monkeypatch.setattr(faults, "clock", lambda: now + 61.0)
+    assert world.ledger.unused_tokens() == []
+    with pytest.raises(InputError, match="the token has expired: ask the operator for another"):
+        world.ledger.enrol(tokens[2].digest, "clare", "11" * 32)
+    assert world.ledger.enrol(tokens[1].digest, "kerry", "00" * 32) == agent  # it was used in time
+    with pytest.raises(InputError, match=f"There is no unused token '{third.stem}'. Unused: none."):
+        withdraw(world.ledger, third.stem)
+    invite(world.ledger, 2)
+    assert withdraw(world.ledger, "all") == 2
+
+
+def test_a_ledger_of_an_earlier_version_is_used_as_it_is(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as database, database:
+        database.execute("CREATE TABLE tokens (digest TEXT PRIMARY KEY, made REAL NOT NULL, agent TEXT)")
+        database.execute("INSERT INTO tokens VALUES ('ab', 1.0, NULL)")
+    with closing(Ledger(tmp_path)) as ledger:
+        assert [row["digest"] for row in ledger.unused_tokens()] == ["ab"]  # tokens never expired then
+        assert ledger.enrol("ab", "kerry", "00" * 32)
 
 
 def test_the_operators_token_stays_until_the_certificate_changes(tmp_path: Path) -> None:
