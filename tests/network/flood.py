@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import resource
 import ssl
 import subprocess
@@ -58,11 +59,10 @@ class Flood:
             await asyncio.sleep(1.0)
 
     async def run(self) -> None:
-        tasks = [asyncio.ensure_future(self._keep()) for _ in range(self.count)]
+        self.tasks = [asyncio.ensure_future(self._keep()) for _ in range(self.count)]
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        print(self.opened, flush=True)
+        os._exit(0)  # closing thousands of connections one by one would take a while
 
 
 def flood(port: int, count: int, kind: str) -> subprocess.Popen[str]:
@@ -84,6 +84,4 @@ def end_flood(process: subprocess.Popen[str]) -> int:
 if __name__ == "__main__":
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    made = Flood(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
-    asyncio.run(made.run())
-    print(made.opened)
+    asyncio.run(Flood(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]).run())

@@ -135,6 +135,7 @@ class AgentPool:
         self.run_plan: dict[str, Any] = {}  # what will be run, as agents are told
         self.initial_weights: dict[str, Path] = {}  # files by SHA-256
         self.largest = 64 << 20  # bytes of one answer
+        self.most_tensors = 1000  # of one answer; more if it measures many clients
         self.accepted = 0
         self.rejected: Counter[str] = Counter()  # answers, by code
         self._shown: deque[float] = deque(maxlen=SHOWN_REJECTIONS)

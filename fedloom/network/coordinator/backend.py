@@ -129,6 +129,7 @@ class NetworkBackend(Backend):
         expected = self.judge.expected_update(work)
         if expected is not None:
             self.pool.largest = max(self.pool.largest, 2 * expected.bytes + (16 << 20))
+            self.pool.most_tensors = max(self.pool.most_tensors, 2 * expected.tensors)
         call = Call(
             f"{cell.label}: round {work.round}",
             self._training_assignments(work, shared, parcels, skip={*left_out, *(one.client for one in known)}),

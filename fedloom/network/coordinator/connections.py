@@ -89,11 +89,11 @@ class Connections:
             for one in own[:-OF_ONE_AGENT]:
                 self._end(self.agents.pop(one)[0])
 
-    def end_silent(self) -> None:
-        """Close the connections of strangers whose time is over."""
+    def end_strangers(self, seconds: float) -> None:
+        """Close the connections of strangers that have been open for so long."""
         self._forget_closed()
-        latest = time.monotonic() - INTRODUCTION
-        for peer in [peer for peer, (_, _, since) in self.strangers.items() if since < latest]:
+        latest = time.monotonic() - seconds
+        for peer in [peer for peer, (_, _, since) in self.strangers.items() if since <= latest]:
             self._end(self.strangers.pop(peer)[0])
 
     def _room(self) -> int:
@@ -163,13 +163,14 @@ class LimitedServer(uvicorn.Server):
             one.listen(BACKLOG)
             one.setblocking(False)
             self._start(self._accept(one))
-        self._start(self._end_silent())
+        self._start(self._watch())
         await super().startup(sockets=[])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.connections.end_strangers(0.0)  # only agents may finish what they are sending
         await super().shutdown(sockets)
 
     def _start(self, work: Any) -> None:
@@ -194,7 +195,7 @@ class LimitedServer(uvicorn.Server):
         except (OSError, asyncio.TimeoutError):  # TLS failed, or was not finished
             connection.close()
 
-    async def _end_silent(self) -> None:
+    async def _watch(self) -> None:
         while True:
             await asyncio.sleep(1.0)
-            self.connections.end_silent()
+            self.connections.end_strangers(INTRODUCTION)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -14,11 +16,13 @@ from fedloom.machine import cores
 from fedloom.network.coordinator.agent_pool import AgentPool, Call
 from fedloom.network.coordinator.ledger import AcceptedUpdate
 from fedloom.network.coordinator.request_guard import RequestBody
-from fedloom.network.protocol.messages import Assignment, ClientAnswer, Failure, read_answer
+from fedloom.network.protocol.messages import Answer, Assignment, ClientAnswer, Failure, read_answer
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.network.protocol.tensors import WireError, open_parcel
 
 MEMORY = 256 << 20  # bytes of answers that stay in memory until they are aggregated; others are mapped from their files
+TENSORS_OF_CLIENT = 64  # of one client's measurements: scores and targets of every split
+DESCRIPTION = 1 << 10  # bytes of JSON for each tensor, on average: its name and place, and its part of the message
 NOT_AWAITED = ("late", "duplicate", "not-asked")  # rejections of answers that nothing waits for
 
 Verdict = dict[str, str]
@@ -41,6 +45,26 @@ class ReceivedAnswer:
     @property
     def client(self) -> int:
         return self.answer.client
+
+
+@contextmanager
+def _malformed() -> Iterator[None]:
+    """Reject a whole body that cannot be read."""
+    try:
+        yield
+    except (WireError, ValidationError) as error:
+        raise Rejected("malformed", str(error).splitlines()[0]) from None
+
+
+@contextmanager
+def _rejected_alone(one: ReceivedAnswer) -> Iterator[None]:
+    """Reject one client's answer, unless it must be sent again."""
+    try:
+        yield
+    except Rejected as why:
+        if why.code == "busy":
+            raise
+        one.why = why
 
 
 class Intake:
@@ -77,34 +101,41 @@ class Intake:
     # --- reading and checking, in a thread
 
     def _read(self, agent: str, body: RequestBody) -> list[ReceivedAnswer]:
-        try:
-            header, clients = read_answer(*body.open())
-        except (WireError, ValidationError) as error:
-            raise Rejected("malformed", str(error).splitlines()[0]) from None
-        if not clients:
-            raise Rejected("malformed", "the answer has no client")
-        size = body.size // len(clients)
-        return [ReceivedAnswer(agent, header.ask, one, body.sha256, size) for one in clients.values()]
+        """Read what a body answers, without its tensors."""
+        call, hello = self.pool.call, self.pool.agents[agent].hello
+        assignment = call.assignments.get(agent) if call is not None else None
+        clients = max(len(assignment.clients) if assignment is not None else 1, len(hello.clients) if hello else 1)
+        tensors = self.pool.most_tensors + TENSORS_OF_CLIENT * clients
+        with _malformed():
+            header, names = body.description(DESCRIPTION * tensors)
+            if len(names) > tensors:
+                raise WireError(f"the answer may have {tensors} tensors, and has {len(names)}")
+            sent = Answer.model_validate(header)
+        if not 1 <= len(sent.results) <= clients:
+            raise Rejected("malformed", f"the answer is about {len(sent.results)} clients, of at most {clients}")
+        size = body.size // len(sent.results)
+        return [ReceivedAnswer(agent, sent.ask, ClientAnswer(one.client), body.sha256, size) for one in sent.results]
 
     def _check(self, answers: list[ReceivedAnswer], body: RequestBody) -> None:
+        """Check the answers that somebody waits for, and write them; the tensors of the others are not even read."""
+        awaited: list[tuple[ReceivedAnswer, Call, Assignment]] = []
         for one in answers:
-            self._check_one(one, body, alone=len(answers) == 1)
-        self._pending.extend(one for one in answers if one.stored is not None)
-
-    def _check_one(self, one: ReceivedAnswer, body: RequestBody, alone: bool) -> None:
-        try:
-            with self.pool.changed:
+            with _rejected_alone(one), self.pool.changed:
                 assignment = self._claim(one)
-            if assignment is None or one.call is None:  # the same body was accepted before, and the reply was lost
-                return
-            if one.call.ledger_key is not None and not alone:
-                raise Rejected("malformed", "an answer to this assignment must be about one client")
-            one.call.check(assignment, one.answer)
-            self._store(one, one.call, body)
-        except Rejected as why:
-            if why.code == "busy":
-                raise
-            one.why = why
+                if assignment is not None and one.call is not None:  # else the reply to the same body was lost
+                    awaited.append((one, one.call, assignment))
+        if not awaited:
+            return
+        with _malformed():
+            found = read_answer(*body.content())[1]
+        for one, call, assignment in awaited:
+            with _rejected_alone(one):
+                one.answer = found[one.client]
+                if call.ledger_key is not None and len(answers) > 1:
+                    raise Rejected("malformed", "an answer to this assignment must be about one client")
+                call.check(assignment, one.answer)
+                self._store(one, call, body)
+        self._pending.extend(one for one in answers if one.stored is not None)
 
     def _claim(self, one: ReceivedAnswer) -> Assignment | None:
         """Return the assignment that this answers if its client is awaited, and reserve the client for this answer."""

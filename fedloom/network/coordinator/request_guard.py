@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import io
 import math
 import secrets
 import time
@@ -15,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
@@ -26,7 +27,14 @@ from fedloom.network.coordinator.connections import one_address
 from fedloom.network.protocol.messages import Hello
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.network.protocol.signatures import AGENT, BODY, PROCESS, Verifier
-from fedloom.network.protocol.tensors import CompressionError, ParcelContent, decompress_into, open_parcel, read_parcel
+from fedloom.network.protocol.tensors import (
+    CompressionError,
+    ParcelContent,
+    decompress_into,
+    open_parcel,
+    read_description,
+    read_parcel,
+)
 
 HELLO_LIMIT = 16 << 20  # bytes of the message that lists an agent's clients
 JSON_LIMIT = 2 << 20  # of any other signed message
@@ -237,7 +245,7 @@ class RequestBody:
         if self.size > self.limit:
             raise Rejected("too-large", f"An answer may have {self.limit} bytes.")
         if self._file is None and self.size > SMALL:
-            self._file = open(self.path, "wb")  # noqa: SIM115 (closed by open or discard)
+            self._file = open(self.path, "wb")  # noqa: SIM115 (closed by description or discard)
             piece, self._pieces = b"".join([*self._pieces, piece]), []
         if self._file is None:
             self._pieces.append(bytes(piece))
@@ -245,8 +253,8 @@ class RequestBody:
             self._digest.update(piece)
             self._file.write(piece)
 
-    def open(self) -> ParcelContent:
-        """Read the whole body as a parcel, if it is the one that was signed."""
+    def description(self, limit: int) -> tuple[dict[str, Any], list[str]]:
+        """Return the header and the names of the tensors, if the whole body is the one that was signed."""
         if self._file is not None:
             self._file.close()
         else:
@@ -255,6 +263,11 @@ class RequestBody:
         self.sha256 = self._digest.hexdigest()
         if self.sha256 != self.signed:
             raise Rejected("body", "The body is not the one that was signed.")
+        with io.BytesIO(self._pieces[0]) if self.in_memory else open(self.path, "rb") as file:
+            return read_description(file, limit)
+
+    def content(self) -> ParcelContent:
+        """Read everything, after the description."""
         return read_parcel(self._pieces[0]) if self.in_memory else open_parcel(self.path)
 
     def keep(self, path: Path) -> None:

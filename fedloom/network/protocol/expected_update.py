@@ -36,6 +36,11 @@ class ExpectedUpdate:
         shapes = [shape for leaves in self.groups.values() for shape in leaves.values()] + [*self.public.values()]
         return sum(torch.Size(shape).numel() * torch.empty(0, dtype=kind).element_size() for shape, kind in shapes)
 
+    @property
+    def tensors(self) -> int:
+        """How many tensors an answer has: leaves, public numbers, and a weight and perhaps a mark for each group."""
+        return sum(len(leaves) + 2 for leaves in self.groups.values()) + len(self.public)
+
 
 def synthetic_place(data: DataFormat, task: Task, setup: Setup) -> Place:
     """Return a place with one client and a few made-up examples in the agents' format."""

@@ -46,9 +46,9 @@ Stamp = tuple[Number, Number, Number]
 class DataFormat(Message):
     """Shape and dtype of one example, and the names of the classes (none for a regression)."""
 
-    features: tuple[Number, ...]
+    features: Annotated[tuple[Number, ...], MaxLen(32)]
     dtype: Name
-    classes: tuple[Name, ...]
+    classes: Annotated[tuple[Name, ...], MaxLen(100_000)]
 
     @staticmethod
     def of(federation: Federation) -> DataFormat:
@@ -169,10 +169,10 @@ class Hello(DataFormat):
     """An agent is ready to work: its versions, its data's format, its clients."""
 
     protocol: Literal[1] = 1
-    versions: dict[Name, Name]
+    versions: Annotated[dict[Name, Name], MaxLen(100)]
     clients: Annotated[tuple[ClientFacts, ...], MaxLen(100_000)]
     data_mark: Annotated[str, MaxLen(64)]
-    setup: dict[Name, bool | int | str]
+    setup: Annotated[dict[Name, bool | int | Name], MaxLen(100)]
 
 
 class Heartbeat(Message):
@@ -249,23 +249,23 @@ def read_answer(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tup
     """Read an answer as it arrived. `update_checks` decides whether it counts."""
     answer = Answer.model_validate(header)
     found: dict[int, ClientAnswer] = {}
-    used = 0
+    sent = unflatten(tensors)  # by client
     for result in answer.results:
         if result.client in found:
             raise WireError(f"client {result.client} answers twice")
-        mine = below(tensors, f"{result.client}/")
-        used += len(mine)
+        mine = sent.pop(str(result.client), {})
         groups, weights = unflatten(below(mine, "update/")), below(mine, "weights/")
         if weights.keys() != groups.keys():
             raise WireError("every group of an update needs a weight")
         measured = {}
-        for where, sent in result.measured.items():
-            scores, targets = below(mine, f"scores/{where}/"), mine.get(f"targets/{where}")
-            measured[where] = Measured(sent.count, _with_nan(sent.sums), scores, targets)
+        scores = unflatten(below(mine, "scores/"))  # by split
+        for where, sums in result.measured.items():
+            targets = mine.get(f"targets/{where}")
+            measured[where] = Measured(sums.count, _with_nan(sums.sums), scores.get(where, {}), targets)
         history = tuple(_with_nan(epoch) for epoch in result.history)
         update = Update(groups, weights, below(mine, "public/"))
         found[result.client] = ClientAnswer(result.client, update, result.ticket, history, measured, result.sha256)
-    if used != len(tensors):
+    if sent:
         raise WireError("the answer has tensors of clients that its header does not list")
     return answer, found
 

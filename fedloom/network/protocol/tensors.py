@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import torch
 import zstandard
@@ -149,6 +149,19 @@ class Parcel:
         return b"".join(compressed([self.whole]))
 
 
+def read_description(file: BinaryIO, limit: int) -> tuple[dict[str, Any], list[str]]:
+    """Return a parcel's header and the names of its tensors, without the tensors, if they have at most `limit` bytes.
+
+    Hostile JSON takes up to 50 times its size in memory, and tensors without values even more.
+    """
+    with _as_wire_error():
+        size = int.from_bytes(file.read(8), "little")
+        if size > limit:
+            raise WireError(f"the description of the parcel's tensors may have {limit} bytes, and has {size}")
+        listed = json.loads(file.read(size))
+        return _described(listed.pop("__metadata__"), listed.keys())
+
+
 def open_parcel(path: Path) -> ParcelContent:
     """Open a parcel in a file; its tensors are mapped into memory, not read."""
     with _as_wire_error(), safe_open(path, framework="pt") as file:
@@ -193,7 +206,7 @@ def _described(metadata: Mapping[str, str], names: Set[str]) -> tuple[dict[str, 
 def _as_wire_error() -> Iterator[None]:
     try:
         yield
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError, RuntimeError) as error:
+    except (SafetensorError, OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise WireError(f"the body is not a parcel of tensors: {type(error).__name__}") from None
 
 

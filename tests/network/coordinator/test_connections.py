@@ -97,13 +97,12 @@ def test_an_agent_has_a_few_connections(pairs: Pairs, monkeypatch: pytest.Monkey
     assert pairs.open() == ["a:2", "a:3", "a:4"]
 
 
-def test_strangers_have_a_few_seconds(pairs: Pairs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_have_a_few_seconds(pairs: Pairs) -> None:
     pairs.add("a:1", "a:2")
     pairs.known.recognise(("a", 1), "kerry")
-    pairs.known.end_silent()
+    pairs.known.end_strangers(3600.0)
     assert pairs.open() == ["a:1", "a:2"]
-    monkeypatch.setattr(connections, "INTRODUCTION", -1.0)
-    pairs.known.end_silent()
+    pairs.known.end_strangers(0.0)
     assert pairs.open() == ["a:1"]
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from fedloom.network.coordinator import intake
+from fedloom.network.coordinator.request_guard import RequestBody
 from fedloom.network.protocol.tensors import Parcel, compressed
 from tests.network.conftest import HELLO, World, code
+from tests.network.hostile_bodies import described, empty_tensors, many_clients, nested, send
 
 
 def test_an_answer_is_accepted_once(world: World) -> None:
@@ -167,3 +174,88 @@ def test_a_large_answer_goes_through_a_file_and_is_the_same(world: World, monkey
     assert (wrong.status_code, code(wrong)) == (401, "body")
     assert torch.equal(call.answers[0].update.groups["model"]["w"], torch.ones(1, 3))
     assert [file.read_bytes() for file in world.ledger.updates.iterdir()] == [whole]
+
+
+@pytest.fixture
+def contents(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The SHA-256 of every body whose tensors were read."""
+    read: list[str] = []
+    content = RequestBody.content
+
+    def counted(body: RequestBody) -> Any:
+        read.append(body.sha256)
+        return content(body)
+
+    monkeypatch.setattr(RequestBody, "content", counted)
+    return read
+
+
+def test_tensors_that_nobody_waits_for_are_not_read(world: World, contents: list[str]) -> None:
+    agent, other = world.speaker(), world.speaker("clare")
+    agent.hello()
+    other.hello()
+    world.open_call(agent, other)
+    found = []
+    for body in (agent.answer(ask="another attempt"), agent.answer(client=1)):
+        found += agent.send("POST", "/v1/answers", body.whole).json()["results"]
+    assert contents == []
+    found += agent.send("POST", "/v1/answers", agent.answer().whole).json()["results"]
+    assert len(contents) == 1
+    found += agent.send("POST", "/v1/answers", agent.answer().whole).json()["results"]
+    found += agent.send("POST", "/v1/answers", agent.answer(scale=2.0).whole).json()["results"]
+    world.pool.call = None
+    found += other.send("POST", "/v1/answers", other.answer(client=1).whole).json()["results"]
+    assert len(contents) == 1
+    codes = [one.get("code", one["status"]) for one in found]
+    assert codes == ["late", "not-asked", "accepted", "accepted", "duplicate", "late"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        many_clients(20_000, 6_000),
+        many_clients(2, 10),
+        empty_tensors(20_000),
+        empty_tensors(1_100),
+        nested(100_000),
+        nested(2_000),
+        (1 << 40).to_bytes(8, "little") + b"{}",
+        described({"ask": "ask", "results": [{"client": 0}], "more": "x" * (2 << 20)}, []),
+        described([], []),
+        b"\x02" + bytes(7) + b"[]",
+        b"\x02" + bytes(7) + b"{}",
+    ],
+)
+def test_a_description_that_is_too_long_is_rejected_before_any_tensor_is_read(
+    world: World, contents: list[str], body: bytes
+) -> None:
+    agent = world.speaker()
+    agent.hello()
+    call = world.open_call(agent)
+    for reply in (agent.send("POST", "/v1/answers", body), send(agent, body)):
+        assert (reply.status_code, code(reply)) == (422, "malformed")
+    assert contents == []
+    assert 0 in call.waiting
+
+
+def test_an_answer_may_have_as_many_tensors_as_its_method_returns(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = world.speaker()
+    agent.hello()
+    world.open_call(agent)
+    monkeypatch.setattr(intake, "TENSORS_OF_CLIENT", 0)
+    for most, expected in ((2, (422, "malformed")), (3, (200, "accepted"))):
+        world.pool.most_tensors = most
+        reply = agent.send("POST", "/v1/answers", agent.answer().whole)
+        told = reply.json()
+        assert (reply.status_code, told["code"] if "code" in told else told["results"][0]["status"]) == expected
+
+
+def test_hostile_bodies_take_little_memory() -> None:
+    command = [sys.executable, "-m", "tests.network.hostile_bodies"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found["accepted"]
+    assert max(found["bytes"]) > 55 << 20
+    assert found["most"] - found["before"] < 100 << 10, found  # kB: it was gigabytes

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 
-from fedloom.network.protocol.messages import DataFormat
+import torch
+
+from fedloom.network.protocol.messages import ClientAnswer, DataFormat, read_answer, write_answer
+from fedloom.training.evaluation import Measured
 from tests.conftest import federation as some_clients
 from tests.network.conftest import HELLO, World, code
 
@@ -25,3 +28,23 @@ def test_a_format_goes_through_a_message_and_differences_are_named() -> None:
     assert (
         mine.differences(theirs) == 'dtype: "int64" there, "float32" here; classes: ["a", "c"] there, ["a", "b"] here'
     )
+
+
+def test_an_answer_about_many_clients_is_read_in_one_pass() -> None:
+    class Counted(dict[str, torch.Tensor]):
+        passes = 0
+
+        def items(self) -> object:  # type: ignore[override]
+            self.passes += 1
+            return super().items()
+
+    scores = {"auroc": torch.rand(3)}
+    measured = {split: Measured(3, {"loss": 1.0}, scores, torch.ones(3)) for split in ("validation", "test")}
+    parcel = write_answer("ask", [ClientAnswer(client, measured=measured) for client in range(20)])
+    tensors = Counted(parcel.tensors)
+    _, found = read_answer(parcel.header, tensors)
+    assert tensors.passes == 1
+    assert list(found) == list(range(20))
+    assert all(list(one.measured) == ["validation", "test"] for one in found.values())
+    assert torch.equal(found[7].measured["test"].scores["auroc"], scores["auroc"])
+    assert found[7].measured["test"].targets is not None
