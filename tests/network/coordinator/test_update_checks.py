@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
+from hypothesis import strategies as st
 
 from fedloom.algorithm import Update
 from fedloom.algorithms.fedavg import FedAvg
@@ -17,7 +20,7 @@ from fedloom.network.coordinator.update_checks import Judge, Limits, check_histo
 from fedloom.network.protocol.messages import ClientAnswer
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.task import Task
-from fedloom.training.evaluation import Measured
+from fedloom.training.evaluation import Measured, pool
 from tests.conftest import CLASSES, FEATURES, Dense
 from tests.network.conftest import HELLO, World
 
@@ -123,6 +126,36 @@ def test_measurements_must_be_those_that_were_asked_for(measured: dict[str, Meas
     for fine in ({"test": hidden}, scored()):
         check(fine)
     check({}, size=0)
+
+
+ROWS = st.builds(
+    lambda shape, dtype, value: torch.full(shape, value, dtype=torch.float64).to(dtype),
+    st.sampled_from([(3,), (3,), (3, 1), (3, 2), (2,), (0,), ()]),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool]),
+    st.sampled_from([0.0, 1.0, 2.0, -1.0, 1e30, INF, -INF, NAN]),
+)
+
+
+@hypothesis.settings(deadline=None, database=None, max_examples=300)
+@hypothesis.given(
+    st.sampled_from([3, 3, 3, 0, 4]),
+    st.fixed_dictionaries({"loss": st.floats(), "accuracy": st.floats(0, 4)}, optional={"f1": st.floats()}),
+    st.fixed_dictionaries({"auroc": ROWS}, optional={"f1": ROWS}),
+    st.one_of(st.none(), ROWS),
+)
+def test_whatever_is_accepted_can_be_pooled_with_what_honest_clients_measured(
+    count: int, sums: dict[str, float], scores: dict[str, torch.Tensor], labels: torch.Tensor | None
+) -> None:
+    found = Measured(count, sums, scores, labels)
+    task = Task(Dense, metrics=("accuracy", "auroc"))
+    means = {"loss": (0.0, INF), "accuracy": (0.0, 1.0)}
+    try:
+        check_measured({"test": found}, ("test",), {"test": 3}, means, ("auroc",), classes=2)
+    except Rejected:
+        return
+    values = pool([scored()["test"], found]).values(task)
+    assert math.isnan(values["accuracy"]) or 0 <= values["accuracy"] <= 1 + 1e-6
+    assert not math.isinf(values["loss"])
 
 
 @pytest.mark.parametrize(
