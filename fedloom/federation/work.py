@@ -170,7 +170,7 @@ class ClientWork:
         finite = _finite(update, place.task, len(data))
         reports = tuple(self._report(place, data, update, position, finite[position]) for position in range(len(data)))
         if self.report_lengths:
-            reports = with_lengths(reports, update, self.shared)
+            reports = with_lengths(reports, update, self.shared, place.task)
         return self.outcome([update], on_device("cpu", own), reports)
 
     def _report(self, place: Place, data: Clients, update: Update, position: int, finite: bool) -> Report:
@@ -255,14 +255,22 @@ def change_lengths(update: Update, shared: Groups) -> dict[str, Tensor]:
     return {group: outliers.lengths(leaves, bases.get(group, {})) for group, leaves in update.groups.items() if leaves}
 
 
-def with_lengths(reports: Sequence[Report], update: Update, shared: Groups) -> tuple[Report, ...]:
-    """Return the clients' reports with how long each one's change is, and how hard it pulls."""
+def with_lengths(reports: Sequence[Report], update: Update, shared: Groups, task: Task) -> tuple[Report, ...]:
+    """Return the clients' reports with how long each one's change of the model is, and how hard its answer pulls.
+
+    Groups without leaves of the model, such as counts and fitness, differ widely between honest clients.
+    """
     found = {group: length.tolist() for group, length in change_lengths(update, shared).items()}
+    model = {g for g in found if g in update.positions or not update.groups[g].keys().isdisjoint(task.trainable)}
     weights = {group: update.weights(group).tolist() for group in found}
     return tuple(
         replace(
             report,
-            lengths={group: length[position] for group, length in found.items() if weights[group][position]},
+            lengths={
+                group: length[position]
+                for group, length in found.items()
+                if group in model and weights[group][position]
+            },
             pull=max((weights[group][position] * length[position] for group, length in found.items()), default=0.0),
         )
         for position, report in enumerate(reports)

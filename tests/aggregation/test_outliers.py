@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedloom.aggregation.outliers import lengths, outliers
+from fedloom.experiment import experiment_file
+from fedloom.experiment.experiment_file import Experiment
+from fedloom.experiment.plan import Plan
+from fedloom.experiment.run import run_plan
+from fedloom.papers import published
+from fedloom.papers.reproduce import Rerun
+
+ROOT = Path(__file__).parents[2]
+CHANGES: dict[str, Any] = {"seeds": [1], "run.workers": 1}
 
 
 def groups(*values: float) -> list[dict[str, float]]:
@@ -76,3 +88,48 @@ def test_order_and_scale_do_not_matter_and_fewer_than_half_are_outliers(
     order = sorted(range(len(values)), key=lambda _: seed.random())  # type: ignore[attr-defined]
     shuffled = outliers(groups(*(values[position] for position in order)), factor)
     assert sorted(order[position] for position in shuffled) == found
+
+
+def left_out(experiment: Experiment, folder: Path) -> list[tuple[str, int, str]]:
+    rows = run_plan(Plan.of(experiment), folder).rows("public")
+    return [(row["algorithm"], row["round"], row["client"]) for row in rows if row["name"] == "outlier"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "file",
+    [
+        "examples/digits.toml",
+        "examples/neuroevolution/digits.toml",
+        "examples/neuroevolution/digits-es.toml",
+        "examples/own-code/experiment.toml",
+        "fedloom/experiment/templates/demo.toml",
+        "fedloom/experiment/templates/experiment.toml",
+    ],
+)
+def test_no_shipped_experiment_has_outliers(file: str, tmp_path: Path) -> None:
+    assert left_out(experiment_file.load(ROOT / file, CHANGES), tmp_path / "run") == []
+
+
+@pytest.mark.slow
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("fedavg-validation", "mnist"),
+        ("mcmahan-table1-2nn", "mnist"),
+        ("postures-hapt", "har_hapt/hapt_features30.npz"),
+        ("next-word", "reddit_2006/reddit_2006q1_by_user.jsonl.xz"),
+        ("eeg-neuroevolution", "eeg_alcoholism"),
+        ("images-skewed", "natural_images/natural_images_80x80_jpeg.zip"),
+    ],
+)
+def test_no_published_experiment_has_outliers(name: str, path: str, tmp_path: Path) -> None:
+    place = Path(os.environ.get("FEDLOOM_DATA") or ROOT.parent / "shared" / "data") / path
+    if not place.exists():
+        pytest.skip(f"there is no real data at {place}; set FEDLOOM_DATA")
+    found = published.load(name)
+    rerun = Rerun(found, quick=True, changes={**CHANGES, "data.path": str(place)})
+    rows = {row.folder: row for row in found.row if not found.quick.rows or row.name in found.quick.rows}
+    for folder, row in rows.items():
+        assert left_out(rerun.experiment(row), tmp_path / folder) == []

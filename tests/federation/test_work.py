@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from fedloom import tree
+from fedloom.algorithm import Update
 from fedloom.algorithms import FedAvg, LocalOnly
 from fedloom.backends.serial import Serial
 from fedloom.federation.engine import fit
-from fedloom.federation.work import ClientWork
+from fedloom.federation.work import ClientWork, Report, with_lengths
 from fedloom.task import Task
 from tests.conftest import Dense, federation, last
 from tests.federation.helpers import LIGHT, SIZES
@@ -57,3 +58,18 @@ def test_a_part_knows_its_place_in_the_cohort_and_only_its_own_clients() -> None
     assert part.graph is not None
     assert part.graph.tolist() == [[False, True, False], [False, False, True]]
     assert part.part(1, 2).first == 2
+
+
+def test_only_changes_of_the_model_have_a_length_and_everything_pulls() -> None:
+    task = Task(Dense)
+    name = task.trainable[0]
+    groups = {
+        "gradient": {name: torch.tensor([[3.0, 4.0]])},
+        "buffers": {"running": torch.tensor([[2.0]])},  # a position
+        "cluster": {name: torch.tensor([[1.0]])},  # without weight
+        "fitness": {"fitness": torch.tensor([[100.0]])},  # no change of the model
+    }
+    weights = {"gradient": 2.0, "buffers": 1.0, "cluster": 0.0, "fitness": 3.0}
+    update = Update(groups, {g: torch.tensor([w]) for g, w in weights.items()}, positions={"buffers": "model"})
+    (found,) = with_lengths([Report(0)], update, {"model": {"running": torch.tensor([0.5])}}, task)
+    assert (found.lengths, found.pull) == ({"gradient": 5.0, "buffers": 1.5}, 300.0)

@@ -96,7 +96,7 @@ class Judge:
         positions = expected.positions if expected else {}
         updates = [replace(answer.update, positions=positions) for answer in answers]
         each = zip(answers, updates, strict=True)
-        return [with_lengths([Report(answer.client)], update, work.shared)[0] for answer, update in each]
+        return [with_lengths([Report(answer.client)], update, work.shared, self.task)[0] for answer, update in each]
 
     def outliers(self, work: ClientWork, expected: ExpectedUpdate | None, reports: Sequence[Report]) -> list[int]:
         """Return the clients whose changes are too long for a sum: those that a simulation leaves out."""
