@@ -126,7 +126,8 @@ class AgentPool:
         self.heartbeat = min(HEARTBEAT, deadline / 4)
         self.loop: asyncio.AbstractEventLoop | None = None
         self.changed = threading.Condition()
-        self._admitting = threading.Lock()  # the first agent's data decides what the others' must be
+        self.admitting = threading.Lock()  # while clients are fixed, no agent may say something new about itself
+        self.check_data: Callable[[DataFormat], object] = lambda data: None  # raises InputError
         self.agents: dict[str, ConnectedAgent] = {}
         self.call: Call | None = None
         self.finished = ""  # what agents are told when there is no more work
@@ -172,14 +173,19 @@ class AgentPool:
 
     def admit(self, one: ConnectedAgent, hello: Hello) -> None:
         """Admit an agent that is ready; raise `InputError` if its data does not fit the run or has changed."""
-        with self._admitting:
+        with self.admitting:
             known = self.ledger.fact("data")
             if known is None:
-                self.ledger.set_fact("data", hello.message())
+                self.check_data(hello.data_format)
             elif different := hello.differences(DataFormat.model_validate(known)):
                 raise InputError(f"its data does not fit the run's. {different}")
             if not hello.clients:
                 raise InputError("it hosts no client")
+            if len(hello.numbers) not in (0, len(hello.clients)):
+                raise InputError("its [site] hosts must number every client, and each one once")
+            for other in self.ready():
+                if other is not one and other.hello is not None and (both := hello.numbers & other.hello.numbers):
+                    raise InputError(f"client {min(both)} is hosted by {other.name} already")
             clients = self.ledger.clients()
             takes_part = any(row["agent"] == one.agent for row in clients)
             if clients and not takes_part:

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from fedloom import machine
@@ -19,12 +20,14 @@ from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.run import run_plan
 from fedloom.federation.sampling import Sampling
-from fedloom.network.coordinator.agent_pool import AgentPool
+from fedloom.federation.work import Place
+from fedloom.network.coordinator.agent_pool import AgentPool, ConnectedAgent
 from fedloom.network.coordinator.backend import NetworkBackend
 from fedloom.network.coordinator.network_folder import initial_weights, open_ledger
 from fedloom.network.coordinator.roster import Roster
 from fedloom.network.protocol.code_fingerprint import code_hashes
-from fedloom.network.protocol.messages import Hello
+from fedloom.network.protocol.expected_update import synthetic_place
+from fedloom.network.protocol.messages import DataFormat, Hello
 from fedloom.network.protocol.tensors import PROTOCOL, Parcel
 from fedloom.record import seconds
 from fedloom.results.result import Result
@@ -45,6 +48,8 @@ class NetworkRun:
         self.ledger = open_ledger(self.network, self._held)
         self.attempt = self.ledger.next_attempt()
         self.pool = self._make_pool(seconds(self.experiment.cohort.deadline))
+        self.pool.check_data = self._template = lru_cache(maxsize=1)(self._try_model)
+        self._told = ""  # why agents that are ready do not suffice
 
     # --- how messages travel
 
@@ -59,6 +64,36 @@ class NetworkRun:
         """Raise an error if the awaited agents can no longer come."""
 
     # --- before the first round
+
+    def _try_model(self, data: DataFormat) -> Place:
+        """Try the experiment's model on made-up examples; raise `InputError` if it does not take them."""
+        with machine.computing():
+            return synthetic_place(data, replace(self.plan.task(self.experiment.seeds[0])))
+
+    def _agreeing(self, wanted: int | tuple[str, ...]) -> list[ConnectedAgent]:
+        """Return the agents to begin with; none if too few are ready, or too few whose data have the same format.
+
+        No agent decides for the others: the format that most of them have counts.
+        """
+        ready = sorted(self.pool.ready(), key=lambda one: one.name)
+        wished = [one for one in ready if isinstance(wanted, int) or one.name in wanted]
+        needed = wanted if isinstance(wanted, int) else len(wanted)
+        groups: dict[tuple[DataFormat, bool], list[ConnectedAgent]] = {}
+        for one in wished:
+            assert one.hello is not None
+            groups.setdefault((one.hello.data_format, bool(one.hello.numbers)), []).append(one)
+        found = max(map(_numbered, groups.values()), key=len, default=[])
+        if len(found) >= needed:
+            return found
+        if len(wished) >= needed:
+            forms = "; ".join(f"{', '.join(one.name for one in some)}: {key[0]}" for key, some in groups.items())
+            self._tell_once(f"Waiting for agents whose data and [site] hosts fit together. These are ready: {forms}")
+        return []
+
+    def _tell_once(self, text: str) -> None:
+        if self._told != text:
+            self._told = text
+            self.pool.log("note", text[:2000])
 
     def _publish_plan(self) -> None:
         """Publish what agents must know: names, fields and hashes of code, and initial weights by their SHA-256."""
@@ -101,12 +136,13 @@ class NetworkRun:
             ready = self.pool.ready()
             if before:
                 return before - self.ledger.revoked() <= {one.agent for one in ready}
-            return len(ready) >= wanted if isinstance(wanted, int) else {*wanted} <= {one.name for one in ready}
+            return bool(self._agreeing(wanted))
 
         if not before:
             self.tell(f"Waiting for {words} …")
-            self.pool.wait_until(here)
-            self._fix_clients(wanted)
+            while not self.ledger.clients():  # an agent may change its mind in between
+                self.pool.wait_until(here)
+                self._fix_clients(wanted)
             return
         for row in self.ledger.agents():
             if row["agent"] in before:
@@ -125,25 +161,25 @@ class NetworkRun:
 
     def _fix_clients(self, wanted: int | tuple[str, ...]) -> None:
         """Fix which clients take part and their numbers: in the order of the agents' names, or as in a rehearsal."""
-        ready = sorted(self.pool.ready(), key=lambda one: one.name)
-        if not isinstance(wanted, int):
-            ready = [one for one in ready if one.name in wanted]
-        rows: list[tuple[int, str, int, str]] = []
-        for one in ready:
-            assert one.hello is not None
-            for local, client in enumerate(one.hello.clients):
-                number = len(rows) if client.number is None else client.number
-                rows.append((number, one.agent, local if client.number is None else client.number, client.name))
-        if sorted(row[0] for row in rows) != list(range(len(rows))):
-            raise InputError("The agents' [site] hosts do not fit together: exactly one agent must host each client.")
-        self.ledger.set_clients(rows)
+        with self.pool.admitting:
+            agents = self._agreeing(wanted)
+            rows: list[tuple[int, str, int, str]] = []
+            for one in agents:
+                assert one.hello is not None
+                for local, client in enumerate(one.hello.clients):
+                    number = len(rows) if client.number is None else client.number
+                    rows.append((number, one.agent, local if client.number is None else client.number, client.name))
+                self.ledger.set_fact("data", one.hello.message())
+            if rows:
+                self.ledger.set_clients(rows)
 
     # --- the run
 
     def _roster(self) -> Roster:
         hellos = {row["agent"]: Hello.model_validate_json(row["hello"]) for row in self.ledger.agents() if row["hello"]}
         server = None if self.experiment.data.server == "none" else self.plan.federation(self.experiment.seeds[0])
-        return Roster.of(self.ledger.clients(), hellos, server)
+        setup = self._template(DataFormat.model_validate(self.ledger.fact("data"))).setup
+        return Roster.of(self.ledger.clients(), hellos, server, setup)
 
     def run(self, progress: Progress, should_stop: Callable[[], bool] = lambda: False) -> Result:
         """Wait for agents, then run all cells."""
@@ -179,6 +215,17 @@ class NetworkRun:
             if not isinstance(error, (KeyboardInterrupt, SystemExit)):
                 self.pool.finish("The run ended with an error; the coordinator's console shows it.")
             raise
+
+
+def _numbered(agents: list[ConnectedAgent]) -> list[ConnectedAgent]:
+    """Leave out agents whose clients have numbers that no rehearsal of this size has; none, if a number is missing."""
+    hellos = {one.agent: one.hello for one in agents if one.hello is not None}
+    total = sum(len(hello.clients) for hello in hellos.values())
+    fitting = [one for one in agents if max(hellos[one.agent].numbers, default=-1) < total]
+    if len(fitting) < len(agents):
+        return _numbered(fitting)
+    numbers = sum(len(hello.numbers) for hello in hellos.values())
+    return agents if numbers in (0, total) else []
 
 
 def federated(experiment: Experiment) -> tuple[Experiment, list[str]]:

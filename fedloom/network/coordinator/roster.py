@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -29,8 +29,13 @@ class Roster(Federation):
     setup: Setup = field(kw_only=True)
 
     @staticmethod
-    def of(clients: Sequence[Row], hellos: Mapping[str, Hello], server: Federation | None = None) -> Roster:
-        """Return the clients of the ledger, as their agents describe them; `server` holds the server's own data."""
+    def of(
+        clients: Sequence[Row], hellos: Mapping[str, Hello], server: Federation | None = None, setup: Setup = Setup()
+    ) -> Roster:
+        """Return the clients of the ledger, as their agents describe them; `server` holds the server's own data.
+
+        `setup` is how the coordinator itself computes: agents' words about that do not count.
+        """
         hosted = {
             (agent, local if client.number is None else client.number): client
             for agent, hello in hellos.items()
@@ -40,7 +45,6 @@ class Roster(Federation):
         held = {split: np.array([getattr(one, split) for one in described], dtype=np.int64) for split in SPLITS}
         totals = sum(held.values(), np.zeros(len(described), np.int64))
         first = hellos[clients[0]["agent"]]
-        known = {name: value for name, value in first.setup.items() if name in {one.name for one in fields(Setup)}}
         return Roster(
             torch.empty(0),
             torch.empty(0),
@@ -52,8 +56,8 @@ class Roster(Federation):
             held=held,
             marks=tuple(hellos[agent].data_mark for agent in sorted({row["agent"] for row in clients})),
             hosts={row["client"]: (row["agent"], row["local"]) for row in clients},
-            data_format=first,
-            setup=replace(Setup(**known), device="cpu"),  # type: ignore[arg-type]
+            data_format=first.data_format,
+            setup=setup,
         )
 
     def sizes(self, split: SplitName) -> NDArray[np.int64]:

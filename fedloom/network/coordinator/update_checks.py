@@ -15,7 +15,7 @@ from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import ClientWork, Report, with_lengths
 from fedloom.metrics import NON_NEGATIVE, Range
 from fedloom.network.coordinator.roster import Roster
-from fedloom.network.protocol.expected_update import ExpectedUpdate, Shape, expected_update, synthetic_place
+from fedloom.network.protocol.expected_update import EXAMPLES, ExpectedUpdate, Shape, expected_update, synthetic_place
 from fedloom.network.protocol.messages import Assignment, ClientAnswer
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.task import Task
@@ -43,26 +43,28 @@ class Judge:
     same_sizes: bool  # whether every seed splits the data in the same way
     note: Callable[[str], None]  # tells the user something
     initial_own: Groups = field(default_factory=dict)  # a client's own state before it first takes part
-    expected: dict[tuple[str, str, int], ExpectedUpdate | None] = field(default_factory=dict)  # by kind of work
+    expected: dict[tuple[str, str, int], ExpectedUpdate] = field(default_factory=dict)  # by kind of work
 
-    def expected_update(self, work: ClientWork) -> ExpectedUpdate | None:
-        """Return what an honest answer looks like, or None if made-up examples do not suit the model."""
+    def expected_update(self, work: ClientWork) -> ExpectedUpdate:
+        """Return what an honest answer looks like. Without it nothing is checked, so an error ends the run."""
         key = (work.method, ",".join(work.shared), len(work.ids) if work.graph is not None else 0)
         if key not in self.expected:
-            found = None
             try:
-                place = synthetic_place(self.roster.data_format, replace(self.task), self.roster.setup)
-                found = expected_update(work, self.initial_own, place)
-            except Exception as error:  # the other checks remain
-                why = f"{type(error).__name__}: {error}"
-                if self.sampling.norm_bound is not None:
+                self.expected[key] = self._tried(work, EXAMPLES)
+            except Exception:  # such as batch normalisation on a last batch of one example
+                try:
+                    batch = work.algorithm.train.batch_size
+                    self.expected[key] = self._tried(work, 4 * batch if isinstance(batch, int) else EXAMPLES + 4)
+                except Exception as error:
                     raise TrainingError(
-                        "cohort.norm_bound needs to know what clients send, and their method could not be tried on "
-                        f"made-up examples: {why}. Leave norm_bound out."
+                        f"The form of answers cannot be checked: '{work.method}' could not be tried on made-up "
+                        f"examples. {type(error).__name__}: {error}"
                     ) from error
-                self.note(f"the form of answers is not checked: {why}")
-            self.expected[key] = found
         return self.expected[key]
+
+    def _tried(self, work: ClientWork, examples: int) -> ExpectedUpdate:
+        place = synthetic_place(self.roster.data_format, replace(self.task), self.roster.setup, examples)
+        return expected_update(work, self.initial_own, place)
 
     def check_trained(
         self, work: ClientWork, expected: ExpectedUpdate | None, assignment: Assignment, answer: ClientAnswer

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedloom import keys
 from fedloom.data.build import federate
 from fedloom.data.federation import Dataset
+from fedloom.errors import InputError
 from fedloom.federation.work import ClientWork, Place
 from fedloom.machine import computing
 from fedloom.network.protocol.messages import DataFormat
 from fedloom.task import Task
 from fedloom.training.clients import Setup
 from fedloom.training.fast_paths import forget_trainers
+from fedloom.training.probe import probe
 from fedloom.tree import Groups
 
 EXAMPLES = 12
+MOST_VALUES = 2**24  # in one example or its labels
+MANY_VALUES = 2**22  # in all examples: of larger ones, only the fewest are made up
+FEWEST = 4
 Shape = tuple[tuple[int, ...], torch.dtype]
 
 
@@ -42,17 +49,27 @@ class ExpectedUpdate:
         return sum(len(leaves) + 2 for leaves in self.groups.values()) + len(self.public)
 
 
-def synthetic_place(data: DataFormat, task: Task, setup: Setup) -> Place:
-    """Return a place with one client and a few made-up examples in the agents' format."""
-    dtype = getattr(torch, data.dtype)
-    shape = (EXAMPLES, *data.features)
+def synthetic_place(data: DataFormat, task: Task, setup: Setup | None = None, examples: int = EXAMPLES) -> Place:
+    """Return a place with one client and a few made-up examples in the agents' format.
+
+    Raise `InputError` if examples of this format are too large, or if there is no `setup` and the task does not take
+    them.
+    """
+    values = max(math.prod(data.features), math.prod(data.labels))
+    if values > MOST_VALUES:
+        raise InputError(f"an example has {values:,} values, and at most {MOST_VALUES:,} are allowed")
+    count = examples if examples * values <= MANY_VALUES else FEWEST
+    dtype, shape = getattr(torch, data.dtype), (count, *data.features)
     if dtype.is_floating_point:
-        x = torch.from_numpy(keys.generator(0).normal(size=shape)).to(dtype)
+        x = torch.from_numpy(keys.generator(0).standard_normal(shape, dtype=np.float32)).to(dtype)
     else:
         x = torch.zeros(shape, dtype=dtype)
-    y = torch.arange(EXAMPLES) % len(data.classes) if data.classes else torch.linspace(0, 1, EXAMPLES)
-    dataset = Dataset(x, y, classes=data.classes)
-    return Place(federate(dataset, clients=1, split=(0.5, 0.25, 0.25)), task, replace(setup, device="cpu"))
+    # from the last class downwards: a model with too few outputs fails at once
+    y = -torch.arange(1, count + 1) % len(data.classes) if data.classes else torch.linspace(0, 1, count)
+    y = y.reshape(-1, *(1 for _ in data.labels)).expand(count, *data.labels).contiguous()
+    federation = federate(Dataset(x, y, classes=data.classes), clients=1, split=(0.5, 0.25, 0.25))
+    setup = setup or probe(federation, task).setup(group=1)
+    return Place(federation, task, replace(setup, device="cpu"))
 
 
 def expected_update(work: ClientWork, own: Groups, place: Place) -> ExpectedUpdate:

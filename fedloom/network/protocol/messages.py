@@ -41,19 +41,29 @@ Text = Annotated[str, MaxLen(20_000)]
 Name = Annotated[str, MaxLen(200)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Stamp = tuple[Number, Number, Number]
+Examples = Annotated[int, Strict(), Ge(0), Le(2**31)]  # sums over all clients must not overflow
+Whole = Literal["bool", "uint8", "int8", "int16", "int32", "int64"]
+Dtype = Whole | Literal["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
 
 
 class DataFormat(Message):
-    """Shape and dtype of one example, and the names of the classes (none for a regression)."""
+    """Shape and dtype of one example, the names of the classes (none for a regression), and the shape of a label."""
 
     features: Annotated[tuple[Number, ...], MaxLen(32)]
-    dtype: Name
+    dtype: Dtype
     classes: Annotated[tuple[Name, ...], MaxLen(100_000)]
+    labels: Annotated[tuple[Number, ...], MaxLen(32)] = ()
 
     @staticmethod
     def of(federation: Federation) -> DataFormat:
-        dtype = str(federation.x.dtype).removeprefix("torch.")
-        return DataFormat(features=tuple(federation.x.shape[1:]), dtype=dtype, classes=tuple(federation.classes))
+        x, y = federation.x, federation.y
+        dtype, classes = str(x.dtype).removeprefix("torch."), tuple(federation.classes)
+        return DataFormat(features=tuple(x.shape[1:]), dtype=dtype, classes=classes, labels=tuple(y.shape[1:]))
+
+    @property
+    def data_format(self) -> DataFormat:
+        """This without what else a message says."""
+        return DataFormat(**{name: getattr(self, name) for name in DataFormat.model_fields})
 
     def message(self) -> dict[str, Any]:
         return self.model_dump(mode="json", include={*DataFormat.model_fields})
@@ -160,9 +170,9 @@ class ClientFacts(Message):
 
     name: Name
     number: Number | None = None  # only in a rehearsal
-    train: Number
-    validation: Number
-    test: Number
+    train: Examples
+    validation: Examples
+    test: Examples
 
 
 class Hello(DataFormat):
@@ -173,6 +183,11 @@ class Hello(DataFormat):
     clients: Annotated[tuple[ClientFacts, ...], MaxLen(100_000)]
     data_mark: Annotated[str, MaxLen(64)]
     setup: Annotated[dict[Name, bool | int | Name], MaxLen(100)]
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        """The numbers of its clients in a rehearsal."""
+        return frozenset(one.number for one in self.clients if one.number is not None)
 
 
 class Heartbeat(Message):

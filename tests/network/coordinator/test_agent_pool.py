@@ -49,6 +49,7 @@ def test_a_deadline_closes_a_call_and_a_quorum_does_not_wait_for_the_lost(world:
 def test_agents_must_agree_about_the_data(world: World) -> None:
     agent, other = world.speaker(), world.speaker("clare")
     agent.hello()
+    world.ledger.set_fact("data", HELLO.message())  # as the run does when it begins
     different = HELLO.model_copy(update={"classes": ("a", "c")})
     reply = other.send("POST", "/v1/hello", different.model_dump_json().encode())
     assert (reply.status_code, code(reply)) == (409, "mismatch")

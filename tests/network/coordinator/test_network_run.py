@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from fedloom.experiment.progress import Silent
 from fedloom.federation.sampling import Sampling
+from fedloom.network.agent.agent import Agent
 from fedloom.network.coordinator.network_run import federated, widened
+from fedloom.network.protocol.rejection import Rejected
+from fedloom.network.protocol.signatures import Signer
+from fedloom.network.protocol.token import Token
+from tests.network.conftest import EXPERIMENT, HELLO, InProcessRun, in_process, serial_weights, weights
+
+DIGITS = HELLO.model_copy(update={"features": (64,), "dtype": "uint8", "classes": tuple("0123456789")})
 
 
 def test_over_selection_invites_extra_clients() -> None:
@@ -25,3 +38,75 @@ def test_what_needs_all_data_in_one_place_is_left_out_with_a_note() -> None:
     assert len(notes) == 2
     with pytest.raises(InputError, match="nothing to serve"):
         federated(parse({"algorithm": {"pooled": {}}}))
+
+
+class RunWithALiar(InProcessRun):
+    """A run whose first agent lies about itself and then never answers."""
+
+    lie: dict[str, Any]
+    refused = ""
+
+    def agent(self, number: int) -> Agent:
+        if number == 0:
+            signer, token = Signer(self.folder.parent / "liar.key"), Token.new("")
+            self.ledger.invite(token.digest)
+            signer.agent = self.ledger.enrol(token.digest, "a-liar", signer.public)
+            try:
+                hello = SimpleNamespace(model_dump_json=lambda: json.dumps({**DIGITS.model_dump(), **self.lie}))
+                in_process(self.requests, signer).post("/v1/hello", hello)  # type: ignore[arg-type]
+            except Rejected as error:
+                self.refused = f"{error.code}: {error}"
+        return super().agent(number)
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    return {"name": "c", "train": 5, "validation": 5, "test": 5, **changes}
+
+
+@pytest.mark.parametrize(
+    ("lie", "why"),
+    [
+        ({"setup": {"group": "many", "micro_batch": 0, "evaluation_batch": -1}}, ""),
+        ({"classes": tuple("abcdefghij")}, ""),  # the model takes them, but the other sites have others
+        ({"clients": (facts(number=2**53),)}, ""),
+        ({"clients": (facts(number=7), facts(number=9))}, ""),
+        ({"clients": (facts(number=0), facts())}, "mismatch: its [site] hosts must number every client"),
+        ({"clients": (facts(number=0), facts(number=0))}, "mismatch: its [site] hosts must number every client"),
+        ({"features": (10**8,)}, "mismatch: an example has 100,000,000 values, and at most 16,777,216 are allowed"),
+        ({"features": (2**53, 2**53)}, "mismatch: an example has "),
+        ({"features": (63,)}, "mismatch: The model does not take the data"),
+        ({"classes": tuple(map(str, range(11)))}, "mismatch: "),
+        ({"labels": (10**8,)}, "mismatch: an example has 100,000,000 values"),
+        ({"dtype": "nn"}, "malformed: "),
+        ({"clients": (facts(train=2**60),)}, "malformed: "),
+    ],
+)
+def test_what_an_agent_says_about_itself_decides_nothing_for_the_others(
+    tmp_path: Path, lie: dict[str, Any], why: str
+) -> None:
+    values = {**EXPERIMENT, "rounds": 1}
+    run = RunWithALiar(tmp_path / "net", values, {}, {})
+    run.lie = lie
+    assert run.run(Silent()).status == "done"
+    assert run.refused.startswith(why)
+    assert bool(run.refused) == bool(why)
+    assert weights(tmp_path / "net") == serial_weights(values, tmp_path / "serial")
+
+
+def test_agents_whose_data_differ_wait_for_others_and_the_operator_is_told(tmp_path: Path) -> None:
+    run = InProcessRun(tmp_path / "net", EXPERIMENT, {}, {})
+    for name, classes in (("kerry", "0123456789"), ("cork", "abcdefghij")):
+        one = run.pool.mark_seen(run.ledger.enrol(_token(run), name, name.encode().hex()), name)
+        run.pool.admit(one, DIGITS.model_copy(update={"classes": tuple(classes)}))
+    assert run._agreeing(2) == []
+    assert run._agreeing(("kerry", "cork")) == []
+    assert sum(text.startswith("Waiting for agents whose data and [site] hosts fit together") for text in run.said) == 1
+    assert [one.name for one in run._agreeing(("cork",))] == ["cork"]
+    run.ledger.close()
+    run._held.close()
+
+
+def _token(run: InProcessRun) -> str:
+    token = Token.new("")
+    run.ledger.invite(token.digest)
+    return token.digest
