@@ -33,7 +33,7 @@ for name, group in {
 
 def main() -> None:
     """Entry point: turns fedloom's own errors into a message and an exit code."""
-    signal.signal(signal.SIGTERM, _terminate)
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         code = app(standalone_mode=False)  # an exit code, if a command raised typer.Exit
         sys.exit(code if isinstance(code, int) else 0)
@@ -49,6 +49,8 @@ def main() -> None:
                 say(f"error: {error.format_message()}")
             sys.exit(getattr(error, "exit_code", 2))
         raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _terminate(*_: object) -> None:

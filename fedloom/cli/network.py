@@ -253,6 +253,32 @@ def invite_agents(
             print(path)
 
 
+@command(agents_app, "replace")
+def replace_agent(folder: Folder, name: str, expires: str = "7d") -> None:
+    """Revoke an agent and make a token for the one that takes its place, such as after its disk was lost.
+
+    name: The agent's name or number. The new agent must use the same name.
+    expires: How long the token can be used.
+    """
+    need_network()
+    from fedloom.network.coordinator.network_folder import replace
+    from fedloom.record import seconds
+
+    with _ledger(folder) as ledger:
+        print(replace(ledger, name, seconds(expires)))
+
+
+@command(agents_app, "renew-certificate")
+def renew_certificate(folder: Folder) -> None:
+    """Let the next `serve` make a new certificate, after the old one was lost or leaked."""
+    need_network()
+    from fedloom.network.coordinator.network_folder import set_certificate_aside
+
+    with _ledger(folder) as ledger:
+        set_certificate_aside(ledger)
+    print("The next `fedloom serve` makes a new certificate. Then make a token for every agent: fedloom agents invite")
+
+
 @command(agents_app, "withdraw")
 def withdraw_token(folder: Folder, token: str) -> None:
     """Withdraw an unused enrolment token.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -112,6 +113,27 @@ def test_sigterm_ends_both_sides_in_order_and_the_next_start_continues(
     assert world.finish() == 0, world.log()
     assert weights(world.out) == serial_weights(values, tmp_path / "serial")
     assert not list((world.out / "network" / "updates").iterdir())  # the last round is closed for good, too
+
+
+def test_a_site_that_lost_its_disk_is_replaced_during_the_run(
+    federation: Callable[..., Federation], tmp_path: Path
+) -> None:
+    values = {**EXPERIMENT, "rounds": 20, "evaluate": {"splits": []}, "algorithm": {"scaffold": {}}}
+    world = federation({**values, "cohort": {"deadline": "5m", "quorum": 1.0}})
+    world.serve()
+    lost, _ = world.join(0), world.join(1)
+    wait_for(lambda: any((world.out / "cells").glob("*/round-*.json")))
+    lost.kill()
+    lost.wait()
+    shutil.rmtree(tmp_path / "site-0-state")
+    command = [sys.executable, "-m", "fedloom", "agents", "replace", str(world.out), "site-0"]
+    token = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    again = ["join", world.url, "--site", tmp_path / "site-0.toml", "--token-file", token]
+    world.processes[0] = start(*again, cwd=tmp_path, log="site-0.txt")
+    assert world.finish() == 0, world.log()
+    assert said(tmp_path, "site-0 was replaced; what its clients kept starts again, if it was lost")
+    assert world.processes[0].wait(timeout=60) == 0
+    assert {row["participants"] for row in Result.read(world.out).rows("rounds")} == {4}
 
 
 def test_an_agent_that_is_killed_between_two_clients_goes_on_with_the_second(

@@ -138,7 +138,8 @@ class Agent:
             self.tell(f"error: {error}")
             message = "its data or model could not be loaded; its own console says why"
             raise self._stay_out("error", message) from None
-        states = StateVersions(self.state / "own" / str(run_plan["run"]))
+        replaced = bool(registered(self.state).get("replaced"))
+        states = StateVersions(self.state / "own" / str(run_plan["run"]), replaced)
         run, policy = str(run_plan["run"]), self.site.policy
         questions = Questions(run, loaded.plan, policy.max_evaluations, self.audit.events())
         self.tell(

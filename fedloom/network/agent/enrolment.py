@@ -17,7 +17,7 @@ from fedloom.files import write_private
 from fedloom.network.agent.connection import Unreachable, reaching
 from fedloom.network.protocol.certificates import fingerprint, trusting, unverified
 from fedloom.network.protocol.messages import Enrolment
-from fedloom.network.protocol.signatures import Signer
+from fedloom.network.protocol.signatures import LOST_KEY, Signer
 from fedloom.network.protocol.token import Token
 
 TRIES = 60.0  # seconds
@@ -34,7 +34,20 @@ def locked_state(folder: Path, seconds: float = 20.0) -> Iterator[None]:
 def registered(state: Path) -> dict[str, Any]:
     """Return what a state folder knows about its coordinator; nothing before the enrolment."""
     path = state / "coordinator.json"
-    return dict(json.loads(path.read_text())) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    try:
+        found = dict(json.loads(path.read_text()))
+        found["url"], found["authority"], found["agent"], found["token"]
+        tls(found["authority"])
+    except (ValueError, TypeError, KeyError, OSError):
+        raise InputError(
+            f"{path} is damaged. Restore it from a copy; or delete it, and join with a token that the operator makes "
+            "with `fedloom agents invite`: this agent keeps its key and what its clients keep."
+        ) from None
+    if not (state / "agent.key").is_file():
+        raise InputError(f"The key {state / 'agent.key'} is missing. {LOST_KEY}")
+    return found
 
 
 def enrol(
@@ -55,24 +68,30 @@ def enrol(
     end = time.monotonic() + TRIES
     while True:
         try:
-            certificate, agent = _enrol(url.rstrip("/"), token, name, signer)
+            certificate, reply = _enrol(url.rstrip("/"), token, name, signer)
             break
         except Unreachable as error:
             if not wait and time.monotonic() > end:
                 raise
             tell(f"{error} Trying again …")
             time.sleep(1.0)
-    content = {"url": url.rstrip("/"), "authority": certificate, "agent": agent, "token": token.digest}
+    content = {
+        "url": url.rstrip("/"),
+        "authority": certificate,
+        "agent": str(reply["agent"]),
+        "token": token.digest,
+        "replaced": bool(reply.get("replaced")),
+    }
     write_private(path, json.dumps(content).encode())
     tell(f"Enrolled as {name} at {url}.")
 
 
-def _enrol(url: str, token: Token, name: str, signer: Signer) -> tuple[str, str]:
+def _enrol(url: str, token: Token, name: str, signer: Signer) -> tuple[str, dict[str, Any]]:
     with _expecting_a_coordinator(url):
         certificate = fetch_certificate(url, token)
         message = Enrolment(secret=token.secret.hex(), name=name, public_key=signer.public)
         reply = _request("POST", f"{url}/v1/enrol", tls(certificate), json=message.model_dump(mode="json"))
-        return certificate, str(reply["agent"])
+        return certificate, {"agent": reply["agent"], **reply}
 
 
 def fetch_certificate(url: str, token: Token) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from fedloom.errors import StoreError, TrainingError
@@ -21,10 +22,10 @@ _VERSION = re.compile(r"(\d+)-(\d+)-(\d+)\.safetensors")
 
 
 class StateVersions:
-    """The own states of this agent's clients in one run."""
+    """The own states of this agent's clients in one run; `replaced`: another agent hosted them before."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, replaced: bool = False) -> None:
+        self.folder, self.replaced = folder, replaced
         self._named: dict[tuple[str, int], set[Ticket]] = {}
         self._recall()
 
@@ -34,9 +35,12 @@ class StateVersions:
             return initial
         path = self._path(cell, client, ticket)
         if not path.is_file():
+            if self.replaced and all(ticket < version for version, _ in _versions(path.parent)):
+                return initial  # the version was on the disk of the agent before: it starts as one that joins late
             raise TrainingError(
                 f"The state of client {client} is missing: {path.name} of {cell} is not on this agent's disk. Was the "
-                "state folder moved, or restored from an old copy?"
+                "state folder moved, or restored from an old copy? If it is lost, ask the operator for `fedloom agents "
+                "replace`, and join with an empty state folder."
             )
         try:
             return unflatten(load_parcel(path)[1])
@@ -67,9 +71,7 @@ class StateVersions:
             return
         named -= {one for one in named if one < base}
         folder = self._path(cell, client, ticket).parent
-        for path in folder.iterdir() if folder.is_dir() else ():
-            found = _VERSION.fullmatch(path.name)
-            version = tuple(int(number) for number in found.groups()) if found else None
+        for version, path in _versions(folder):
             if version is None or version < base or (version[0] <= ticket[0] and version not in named):
                 path.unlink(missing_ok=True)
 
@@ -90,3 +92,11 @@ class StateVersions:
 
     def _path(self, cell: str, client: int, ticket: Ticket) -> Path:
         return self.folder / cell / str(client) / f"{ticket[0]}-{ticket[1]}-{ticket[2]}.safetensors"
+
+
+def _versions(folder: Path) -> Iterator[tuple[Ticket, Path]]:
+    """Yield the versions of a client's state and their files."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if found := _VERSION.fullmatch(path.name):
+            round, attempt, call = map(int, found.groups())
+            yield (round, attempt, call), path

@@ -190,8 +190,15 @@ class AgentPool:
             takes_part = any(row["agent"] == one.agent for row in clients)
             if clients and not takes_part:
                 raise InputError("the run began without it")
-            before = (self.ledger.agent(one.agent) or {}).get("hello")
-            if takes_part and before and json.loads(before).get("data_mark") != hello.data_mark:
+            row = self.ledger.agent(one.agent) or {}
+            before = json.loads(row.get("hello") or "{}")
+            if takes_part and before and row["mark"] == "":  # it was replaced, and marks its data with another key
+                if before["clients"] != hello.model_dump(mode="json")["clients"]:
+                    raise InputError("its clients or the sizes of their splits are not those before it was replaced")
+                self.ledger.set_mark(one.agent, hello.data_mark)
+                kept = "what its clients kept starts again, if it was lost"
+                self.log("agent", f"{one.name} was replaced; {kept}", one.agent)
+            elif takes_part and before and (row["mark"] or before.get("data_mark")) != hello.data_mark:
                 raise InputError("its data has changed since the run began")
             if not takes_part or not before:
                 self.ledger.set_hello(one.agent, hello.model_dump(mode="json"))

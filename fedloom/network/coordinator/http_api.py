@@ -84,7 +84,7 @@ def make_app(
     @app.post(
         "/v1/enrol", summary="Exchange a one-time token for an agent's number.", openapi_extra=_json_body(Enrolment)
     )
-    async def enrol(request: Request, message: Enrolment = Depends(guard.unsigned(Enrolment))) -> dict[str, str]:
+    async def enrol(request: Request, message: Enrolment = Depends(guard.unsigned(Enrolment))) -> dict[str, Any]:
         try:
             secret, key = bytes.fromhex(message.secret), bytes.fromhex(message.public_key)
             if len(key) != 32 or not message.name or not message.name.isprintable():
@@ -95,7 +95,8 @@ def make_app(
             guard.guesses.add(request)
             pool.log("denied", f"an enrolment as '{message.name}' was rejected: {error}")
             raise Rejected("token", f"The enrolment was rejected: {error}.") from None
-        return {"agent": agent, "session": verifier.session}
+        replaced = (pool.ledger.agent(agent) or {}).get("replaced") is not None
+        return {"agent": agent, "session": verifier.session, "replaced": replaced}
 
     @app.get("/v1/plan", summary="What will be run: names and fields, and hashes of the code that must be installed.")
     async def plan(agent: ConnectedAgent = Depends(guard.agent)) -> JSONResponse:

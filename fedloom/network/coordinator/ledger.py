@@ -29,9 +29,9 @@ REVOKED = "revoked"  # its agent was revoked before the round was closed
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS tokens (digest TEXT PRIMARY KEY, made REAL NOT NULL, agent TEXT,
-       expires REAL)""",
+       expires REAL, replaces TEXT)""",
     """CREATE TABLE IF NOT EXISTS agents (agent TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, key TEXT NOT NULL UNIQUE,
-       enrolled REAL NOT NULL, revoked REAL, hello TEXT)""",
+       enrolled REAL NOT NULL, revoked REAL, hello TEXT, replaced REAL, mark TEXT)""",
     """CREATE TABLE IF NOT EXISTS clients (client INTEGER PRIMARY KEY, agent TEXT NOT NULL REFERENCES agents,
        local INTEGER NOT NULL, name TEXT NOT NULL)""",
     """CREATE TABLE IF NOT EXISTS attempts (cell TEXT, round INTEGER, attempt INTEGER, began REAL NOT NULL,
@@ -45,7 +45,11 @@ SCHEMA = (
     "CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
 )
 
-ADDED = {"tokens": {"expires": "REAL"}}  # columns that ledgers of earlier versions lack
+RESTORE = "Restore it from a copy, or start over with --fresh: the old folder is kept, and agents need new tokens."
+ADDED = {  # columns that ledgers of earlier versions lack
+    "tokens": {"expires": "REAL", "replaces": "TEXT"},
+    "agents": {"replaced": "REAL", "mark": "TEXT"},
+}
 AUDITED = {  # record → its rows; tokens are left out
     "agent": "SELECT enrolled AS time, agent, name, key AS public_key, revoked FROM agents ORDER BY enrolled, agent",
     "client": "SELECT agent, client, name FROM clients ORDER BY client",
@@ -93,7 +97,13 @@ class Ledger:
                     for name in columns.keys() - known:
                         database.execute(f"ALTER TABLE {table} ADD COLUMN {name} {columns[name]}")
         except (OSError, sqlite3.Error) as error:
-            raise StoreError(f"The coordinator's ledger {path} cannot be used: {error}.") from error
+            raise StoreError(f"The coordinator's ledger {path} cannot be used: {error}. {RESTORE}") from error
+
+    def check(self) -> None:
+        """Raise `StoreError` if the database is damaged."""
+        found = self._rows("PRAGMA quick_check(1)")[0]["quick_check"]
+        if found != "ok":
+            raise StoreError(f"The coordinator's ledger in {self.folder} is damaged ({found}). {RESTORE}")
 
     def close(self) -> None:
         with self._lock, self._reading:
@@ -146,11 +156,11 @@ class Ledger:
 
     # --- agents
 
-    def invite(self, digest: str, lasts: float | None = None) -> None:
-        """Store a one-time token, which expires after some seconds (None: never)."""
+    def invite(self, digest: str, lasts: float | None = None, replaces: str | None = None) -> None:
+        """Store a one-time token: the seconds until it expires, and the agent whose place its user takes."""
         now = faults.clock()
-        values = (digest, now, None if lasts is None else now + lasts)
-        self._write("INSERT OR IGNORE INTO tokens (digest, made, expires) VALUES (?, ?, ?)", *values)
+        values = (digest, now, None if lasts is None else now + lasts, replaces)
+        self._write("INSERT OR IGNORE INTO tokens (digest, made, expires, replaces) VALUES (?, ?, ?, ?)", *values)
 
     def unused_tokens(self) -> list[Row]:
         """Return the tokens with which an agent can still enrol."""
@@ -164,17 +174,27 @@ class Ledger:
     def enrol(self, digest: str, name: str, key: str) -> str:
         """Exchange a token for an agent's number. The same agent may repeat this if the reply was lost."""
         with self._transaction() as database:
-            found = database.execute("SELECT agent, expires FROM tokens WHERE digest = ?", (digest,)).fetchone()
+            query = "SELECT agent, expires, replaces FROM tokens WHERE digest = ?"
+            found = database.execute(query, (digest,)).fetchone()
             if found is None:
                 raise InputError("unknown token")
-            agent = hashlib.sha256(bytes.fromhex(key)).hexdigest()[:16]
-            if found[0] is not None:
-                if found[0] == agent:
+            user, expires, replaces = found
+            known = database.execute("SELECT agent FROM agents WHERE key = ?", (key,)).fetchone()
+            agent = str(known[0]) if known else hashlib.sha256(bytes.fromhex(key)).hexdigest()[:16]
+            if user is not None:
+                if user == agent:
                     return agent
                 raise InputError("the token was used by another agent: every agent needs its own")
-            if found[1] is not None and found[1] <= faults.clock():
+            if expires is not None and expires <= faults.clock():
                 raise InputError("the token has expired: ask the operator for another (`fedloom agents invite`)")
             taken = database.execute("SELECT agent FROM agents WHERE name = ?", (name,)).fetchone()
+            if replaces is not None:
+                if taken is None or taken[0] != replaces or (known and agent != replaces):
+                    raise InputError("the token replaces another agent: use its name, and a key of no other agent")
+                statement = "UPDATE agents SET key = ?, revoked = NULL, replaced = ?, mark = '' WHERE agent = ?"
+                database.execute(statement, (key, time.time(), replaces))
+                database.execute("UPDATE tokens SET agent = ? WHERE digest = ?", (replaces, digest))
+                return str(replaces)
             if taken is not None and taken[0] != agent:
                 raise InputError(f"there is another agent with the name '{name}': choose a different name")
             values = (agent, name, key, time.time())
@@ -199,6 +219,10 @@ class Ledger:
     def revoked(self) -> set[str]:
         """Return the agents that were revoked."""
         return {row["agent"] for row in self._rows("SELECT agent FROM agents WHERE revoked IS NOT NULL")}
+
+    def set_mark(self, agent: str, mark: str) -> None:
+        """Store the mark of a replaced agent's data, which it makes with another key."""
+        self._write("UPDATE agents SET mark = ? WHERE agent = ?", mark, agent)
 
     def set_hello(self, agent: str, hello: Row) -> None:
         self._write("UPDATE agents SET hello = ? WHERE agent = ?", json.dumps(hello), agent)

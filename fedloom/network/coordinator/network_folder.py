@@ -13,7 +13,7 @@ from pathlib import Path
 from fedloom.errors import InputError, StoreError
 from fedloom.experiment.run_folder import claimed, locked
 from fedloom.files import replacing, write_private
-from fedloom.network.coordinator.ledger import Ledger
+from fedloom.network.coordinator.ledger import RESTORE, Ledger
 from fedloom.network.protocol.tensors import Parcel
 from fedloom.network.protocol.token import Token
 
@@ -38,7 +38,10 @@ def open_ledger(network: Path, held: ExitStack) -> Ledger:
     with suppress(PermissionError):  # a volume that belongs to somebody else
         os.chmod(network.parent, 0o700)
     held.enter_context(locked(network))  # before anything in it is touched
+    if not (network / "ledger.db").is_file() and any((network / name).exists() for name in ("server.key", "tokens")):
+        raise StoreError(f"{network / 'ledger.db'} is missing, which knows the agents of this run. {RESTORE}")
     ledger = Ledger(network)
+    ledger.check()
     ledger.sweep()
     return ledger
 
@@ -50,12 +53,12 @@ def coordinator_ledger(folder: Path) -> Ledger:
     return Ledger(folder / "network")
 
 
-def invite(ledger: Ledger, count: int, lasts: float = TOKEN_LASTS) -> list[Path]:
-    """Make one-time tokens, each in its own file, that expire after some seconds."""
+def invite(ledger: Ledger, count: int, lasts: float = TOKEN_LASTS, replaces: str | None = None) -> list[Path]:
+    """Make one-time tokens, each in its own file, that expire after some seconds; or one for an agent's successor."""
     paths = []
     for _ in range(count):
         token = Token.new(ledger.fact("fingerprint") or "")
-        ledger.invite(token.digest, lasts)
+        ledger.invite(token.digest, lasts, replaces)
         paths.append(token_file(ledger, token.digest))
         write_private(paths[-1], f"{token}\n".encode())
     return paths
@@ -79,11 +82,31 @@ def withdraw(ledger: Ledger, name: str) -> int:
     return len(found)
 
 
+def replace(ledger: Ledger, name: str, lasts: float) -> Path:
+    """Revoke an agent; return the file of a token for its successor, which gets its number and its clients."""
+    ledger.revoke(name)
+    (agent,) = (row["agent"] for row in ledger.agents() if name in (row["name"], row["agent"]))
+    return invite(ledger, 1, lasts, agent)[0]
+
+
+def set_certificate_aside(ledger: Ledger) -> None:
+    """Move the certificate away, and withdraw the tokens that name it: the next start makes a new one."""
+    with locked(ledger.folder):  # fails while the coordinator uses it
+        withdraw(ledger, "all")
+        ledger.set_fact("fingerprint", "")
+        for name in ("ca.pem", "server.pem", "server.key"):
+            if (ledger.folder / name).is_file():
+                (ledger.folder / name).replace(ledger.folder / f"{name}.old")
+
+
 def operator_token(network: Path, fingerprint: str) -> tuple[Path, Token]:
     """Return the operator's token, which shows the agents' names; make it if it is missing."""
     path = network / "operator.token"
     if path.is_file():
-        token = Token.parse(path.read_text(encoding="utf-8"))
+        try:
+            token = Token.parse(path.read_text(encoding="utf-8"))
+        except (InputError, UnicodeDecodeError):
+            raise InputError(f"{path} is damaged. Delete it: `fedloom serve` makes another.") from None
         if token.fingerprint == fingerprint:
             return path, token
     token = Token.new(fingerprint)

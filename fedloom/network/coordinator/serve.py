@@ -87,7 +87,11 @@ class HttpsRun(NetworkRun):
         super().__init__(experiment, folder, tell)
         self.certificates = None
         if tls:
-            self.certificates = user_certificate(*certificate) if certificate else local_authority(self.network)
+            self.certificates = (
+                user_certificate(*certificate)
+                if certificate
+                else local_authority(self.network, known=self.ledger.fact("fingerprint"))
+            )
         self.fingerprint = self.certificates.fingerprint if self.certificates else ""
         self.ledger.set_fact("fingerprint", self.fingerprint)
         self.operator, token = operator_token(self.network, self.fingerprint)

@@ -18,6 +18,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedloom.errors import InputError
 from fedloom.files import write_private
 
+RENEW = (
+    "Agents trust this certificate. Restore the files from a copy, or use `fedloom agents renew-certificate`: agents "
+    "keep their keys and states, and need new tokens."
+)
 YEARS = 10  # for which a certificate made here is valid
 
 
@@ -49,15 +53,27 @@ def user_certificate(certificate: Path, key: Path) -> Certificates:
     return Certificates(certificate, key, chain[0].public_bytes(serialization.Encoding.PEM))
 
 
-def local_authority(folder: Path, names: tuple[str, ...] = ()) -> Certificates:
-    """Return the certificate authority in a folder with a certificate for this machine; make them if missing."""
+def local_authority(folder: Path, names: tuple[str, ...] = (), known: str | None = None) -> Certificates:
+    """Return the certificate authority in a folder with a certificate for this machine; make them if missing.
+
+    `known` is the fingerprint that agents trust already.
+    """
     files = {name: folder / name for name in ("ca.pem", "server.pem", "server.key")}
-    if not all(file.is_file() for file in files.values()):
+    missing = [name for name, file in files.items() if not file.is_file()]
+    if missing and known:
+        raise InputError(f"{', '.join(missing)} is missing in {folder}. {RENEW}")
+    if missing:
         authority, certificate, key = _issue(names)
         write_private(files["server.key"], key)
         write_private(files["server.pem"], certificate + authority)
         write_private(files["ca.pem"], authority)
-    return Certificates(files["server.pem"], files["server.key"], files["ca.pem"].read_bytes())
+    made = Certificates(files["server.pem"], files["server.key"], files["ca.pem"].read_bytes())
+    try:
+        made.fingerprint  # noqa: B018 (raises if it is damaged)
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(made.certificate, made.key)
+    except (ValueError, OSError) as error:
+        raise InputError(f"The coordinator's certificate or key in {folder} is damaged: {error}. {RENEW}") from None
+    return made
 
 
 def _issue(names: tuple[str, ...]) -> tuple[bytes, bytes, bytes]:

@@ -16,9 +16,14 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from fedloom import faults
+from fedloom.errors import InputError
 from fedloom.files import write_private
 from fedloom.network.protocol.rejection import Rejected
 
+LOST_KEY = (
+    "Restore it from a copy; or delete it and coordinator.json, and join with the token that the operator makes with "
+    "`fedloom agents replace`: your clients keep their numbers, and what is still on this disk."
+)
 WINDOW = 120.0  # seconds between an agent's clock and the coordinator's
 HEADERS = AGENT, TIME, NONCE, SESSION, PROCESS, BODY, SIGNATURE = (
     *(f"fedloom-{name}" for name in ("agent", "time", "nonce", "session", "process", "body", "signature")),
@@ -37,7 +42,10 @@ class Signer:
     def __init__(self, path: Path) -> None:
         if not path.is_file():
             write_private(path, Ed25519PrivateKey.generate().private_bytes_raw())
-        self._key = Ed25519PrivateKey.from_private_bytes(path.read_bytes())
+        try:
+            self._key = Ed25519PrivateKey.from_private_bytes(path.read_bytes())
+        except ValueError:
+            raise InputError(f"The key {path} is damaged. {LOST_KEY}") from None
         self.process = begin_process(path.with_name("process.json"))
         self.agent = ""
         self.session = ""

@@ -12,6 +12,7 @@ from fedloom.errors import InputError, StoreError
 from fedloom.network.agent import enrolment
 from fedloom.network.agent.connection import Unreachable
 from fedloom.network.agent.enrolment import enrol, fetch_status, locked_state
+from fedloom.network.protocol.signatures import Signer
 from fedloom.network.protocol.token import Token
 
 
@@ -20,8 +21,28 @@ def test_without_a_token_the_coordinator_must_be_registered(tmp_path: Path) -> N
         enrol("https://host:1", None, "kerry", tmp_path)
     known = {"url": "https://old:1", "authority": "", "agent": "a", "token": "t"}
     (tmp_path / "coordinator.json").write_text(json.dumps(known))
+    (tmp_path / "agent.key").write_bytes(bytes(32))
     enrol("https://new:1/", None, "kerry", tmp_path)
     assert json.loads((tmp_path / "coordinator.json").read_text()) == {**known, "url": "https://new:1"}
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"url": "u", "authority": "x", "agent": "a", "token": "t"}'])
+def test_a_damaged_registration_is_refused_with_a_way_back(content: str, tmp_path: Path) -> None:
+    (tmp_path / "agent.key").write_bytes(bytes(32))
+    (tmp_path / "coordinator.json").write_text(content)
+    with pytest.raises(InputError, match=r"coordinator.json is damaged. Restore .* delete it, and join with a token"):
+        enrol("https://host:1", None, "kerry", tmp_path)
+
+
+def test_a_lost_or_damaged_key_is_never_replaced_in_silence(tmp_path: Path) -> None:
+    known = {"url": "https://host:1", "authority": "", "agent": "a", "token": "t"}
+    (tmp_path / "coordinator.json").write_text(json.dumps(known))
+    with pytest.raises(InputError, match=r"agent.key is missing. Restore .* `fedloom agents replace`"):
+        enrol("https://host:1", None, "kerry", tmp_path)
+    assert not (tmp_path / "agent.key").exists()
+    (tmp_path / "agent.key").write_bytes(b"short")
+    with pytest.raises(InputError, match=r"agent.key is damaged. Restore .* `fedloom agents replace`"):
+        Signer(tmp_path / "agent.key")
 
 
 def test_a_token_with_a_fingerprint_needs_https() -> None:

@@ -16,6 +16,17 @@ def own(value: float) -> dict[str, dict[str, torch.Tensor]]:
     return {"control": {"w": torch.full((2,), value)}}
 
 
+def test_only_a_replaced_agent_may_start_again_without_the_version_that_counts(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"The state of client 0 is missing.*`fedloom agents replace`"):
+        StateVersions(tmp_path).load("c-1", 0, (3, 1, 0), own(0.0))
+    versions, initial = StateVersions(tmp_path, replaced=True), own(0.0)
+    assert versions.load("c-1", 0, (3, 1, 0), initial) is initial
+    versions.save("c-1", 0, (4, 1, 0), own(4.0))
+    assert torch.equal(versions.load("c-1", 0, (4, 1, 0), initial)["control"]["w"], own(4.0)["control"]["w"])
+    with pytest.raises(TrainingError, match="The state of client 0 is missing"):
+        versions.load("c-1", 0, (5, 1, 0), initial)  # it was made here, so it must be here
+
+
 def test_a_clients_state_has_versions_until_the_coordinator_has_them_on_its_disk(tmp_path: Path) -> None:
     versions = StateVersions(tmp_path)
     initial = own(0.0)

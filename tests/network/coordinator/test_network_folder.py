@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -15,12 +15,16 @@ from fedloom.network.coordinator.ledger import Ledger
 from fedloom.network.coordinator.network_folder import (
     coordinator_ledger,
     invite,
+    open_ledger,
     operator_token,
     prepare_folder,
+    replace,
+    set_certificate_aside,
     withdraw,
 )
+from fedloom.network.protocol.certificates import local_authority
 from fedloom.network.protocol.token import Token
-from tests.network.conftest import World
+from tests.network.conftest import HEARTBEAT, HELLO, World, code
 
 
 def test_every_token_has_its_own_file_and_is_in_the_ledger_as_a_hash(world: World) -> None:
@@ -62,10 +66,73 @@ def test_a_ledger_of_an_earlier_version_is_used_as_it_is(tmp_path: Path) -> None
         assert ledger.enrol("ab", "kerry", "00" * 32)
 
 
+def test_a_missing_or_damaged_ledger_is_never_replaced_in_silence(tmp_path: Path) -> None:
+    with ExitStack() as held:
+        open_ledger(tmp_path / "network", held).close()
+    ledger = tmp_path / "network" / "ledger.db"
+    (tmp_path / "network" / "server.key").touch()
+    ledger.rename(tmp_path / "kept.db")
+    with (
+        ExitStack() as held,
+        pytest.raises(StoreError, match=r"ledger.db is missing.* Restore it from a copy.*--fresh"),
+    ):
+        open_ledger(tmp_path / "network", held)
+    assert not ledger.exists()
+    ledger.write_bytes(b"no database" * 1000)
+    with ExitStack() as held, pytest.raises(StoreError, match=r"cannot be used.* Restore it from a copy.*--fresh"):
+        open_ledger(tmp_path / "network", held)
+    content = bytearray((tmp_path / "kept.db").read_bytes())
+    content[4096:8192] = bytes(4096)
+    ledger.write_bytes(content)
+    with ExitStack() as held, pytest.raises(StoreError, match=r"Restore it from a copy.*--fresh"):
+        open_ledger(tmp_path / "network", held)
+
+
+def test_a_certificate_that_agents_trust_is_never_replaced_in_silence(world: World) -> None:
+    network = world.ledger.folder
+    world.ledger.set_fact("fingerprint", local_authority(network).fingerprint)
+    known = world.ledger.fact("fingerprint")
+    assert local_authority(network, known=known).fingerprint == known
+    (network / "server.key").write_text("damaged")
+    with pytest.raises(InputError, match=r"certificate or key in .* is damaged.*`fedloom agents renew-certificate`"):
+        local_authority(network, known=known)
+    (network / "server.key").unlink()
+    with pytest.raises(InputError, match=r"server.key is missing in .*`fedloom agents renew-certificate`"):
+        local_authority(network, known=known)
+    set_certificate_aside(world.ledger)
+    again = local_authority(network, known=world.ledger.fact("fingerprint"))
+    assert again.fingerprint != known
+
+
+def test_the_successor_of_an_agent_gets_its_number_and_its_clients(world: World) -> None:
+    agent = world.speaker()
+    agent.hello()
+    world.ledger.set_clients([(0, agent.signer.agent, 0, "c")])
+    path = replace(world.ledger, "kerry", 60.0)
+    assert code(agent.send("POST", "/v1/heartbeat", HEARTBEAT)) == "revoked"
+    token, key = Token.parse(path.read_text()), "ab" * 32
+    with pytest.raises(InputError, match="the token replaces another agent: use its name"):
+        world.ledger.enrol(token.digest, "clare", key)
+    enrolment = {"secret": token.secret.hex(), "name": "kerry", "public_key": key}
+    for _ in range(2):  # the first reply was lost
+        reply = world.client.post("/v1/enrol", json=enrolment).json()
+        assert (reply["agent"], reply["replaced"]) == (agent.signer.agent, True)
+    assert [row["revoked"] for row in world.ledger.agents()] == [None]
+    fewer = HELLO.model_copy(update={"clients": (HELLO.clients[0].model_copy(update={"train": 5}),)})
+    with pytest.raises(InputError, match="the sizes of their splits are not those before it was replaced"):
+        agent.hello(fewer)
+    agent.hello(HELLO.model_copy(update={"data_mark": "of another key"}))
+    with pytest.raises(InputError, match="its data has changed since the run began"):
+        agent.hello()
+
+
 def test_the_operators_token_stays_until_the_certificate_changes(tmp_path: Path) -> None:
     path, token = operator_token(tmp_path, "ab" * 32)
     assert operator_token(tmp_path, "ab" * 32) == (path, token)
     assert operator_token(tmp_path, "cd" * 32)[1] != token
+    path.write_text("damaged")
+    with pytest.raises(InputError, match=r"operator.token is damaged. Delete it"):
+        operator_token(tmp_path, "cd" * 32)
 
 
 def test_a_fresh_start_moves_the_old_run_aside_unless_a_coordinator_uses_it(tmp_path: Path) -> None:
