@@ -15,7 +15,7 @@ from fedloom import files
 from fedloom.errors import InputError
 from fedloom.files import write_private
 from fedloom.network.agent.connection import Unreachable, reaching
-from fedloom.network.protocol.certificates import fingerprint, trusting, unverified
+from fedloom.network.protocol.certificates import clock_problem, fingerprint, trusting, unverified
 from fedloom.network.protocol.messages import Enrolment
 from fedloom.network.protocol.signatures import LOST_KEY, Signer
 from fedloom.network.protocol.token import Token
@@ -56,6 +56,16 @@ def enrol(
     """Register the coordinator in the state folder; without a token it must be registered there already."""
     path, known = state / "coordinator.json", registered(state)
     if known and (token is None or token.digest == known["token"]):
+        if url.startswith("http://") and known["url"].startswith("https://"):
+            raise InputError(
+                f"This agent enrolled at {known['url']} with TLS, and {url} has none: anybody on the way could read "
+                "and change everything. Use https://."
+            )
+        if why := clock_problem(known["authority"].encode()) if known["authority"] else "":
+            tell(
+                f"Note: by this machine's clock, the coordinator's certificate is not valid: {why}. It is pinned, so "
+                "the agent trusts it at any time. If the clock is wrong, times in the audit log are wrong too."
+            )
         if known["url"] != url.rstrip("/"):  # the same coordinator under another address: its certificate is pinned
             write_private(path, json.dumps({**known, "url": url.rstrip("/")}).encode())
         return

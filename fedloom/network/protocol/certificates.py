@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedloom import faults
 from fedloom.errors import InputError
 from fedloom.files import write_private
 
@@ -23,6 +24,7 @@ RENEW = (
     "keep their keys and states, and need new tokens."
 )
 YEARS = 10  # for which a certificate made here is valid
+NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python's ssl module does not name
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ def user_certificate(certificate: Path, key: Path) -> Certificates:
         serialization.load_pem_private_key(key.read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"The certificate {certificate} and the key {key} cannot be used: {error}") from None
-    return Certificates(certificate, key, chain[0].public_bytes(serialization.Encoding.PEM))
+    return _in_time(Certificates(certificate, key, chain[0].public_bytes(serialization.Encoding.PEM)))
 
 
 def local_authority(folder: Path, names: tuple[str, ...] = (), known: str | None = None) -> Certificates:
@@ -73,7 +75,24 @@ def local_authority(folder: Path, names: tuple[str, ...] = (), known: str | None
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(made.certificate, made.key)
     except (ValueError, OSError) as error:
         raise InputError(f"The coordinator's certificate or key in {folder} is damaged: {error}. {RENEW}") from None
+    return _in_time(made)
+
+
+def _in_time(made: Certificates) -> Certificates:
+    """Return certificates that are valid now; raise `InputError` otherwise."""
+    if why := clock_problem(made.certificate.read_bytes()):
+        raise InputError(f"The certificate {made.certificate} cannot be used: {why}. Renew it, or set the clock right.")
     return made
+
+
+def clock_problem(pem: bytes) -> str:
+    """Say why a certificate is not valid now by this machine's clock; an empty string if it is."""
+    certificate = x509.load_pem_x509_certificate(pem)
+    now = datetime.datetime.fromtimestamp(faults.clock(), datetime.timezone.utc)
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if begin <= now <= end:
+        return ""
+    return f"it is valid from {begin:%Y-%m-%d} to {end:%Y-%m-%d}, and this machine's clock says {now:%Y-%m-%d}"
 
 
 def _issue(names: tuple[str, ...]) -> tuple[bytes, bytes, bytes]:
@@ -121,11 +140,14 @@ def _names(extra: tuple[str, ...]) -> list[x509.GeneralName]:
 
 
 def trusting(certificate: bytes) -> ssl.SSLContext:
-    """Trust one certificate and what it signed, under any name or address of the coordinator."""
+    """Trust one certificate and what it signed, under any name or address of the coordinator and at any time.
+
+    An agent's clock may be wrong, and dates add nothing to a pin: `serve` refuses a certificate that has expired.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = False  # the certificate belongs to one coordinator only: its name adds nothing
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | ssl.VerifyFlags(NO_CHECK_TIME)
     context.load_verify_locations(cadata=certificate.decode())
     return context
 

@@ -8,10 +8,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from fedloom import faults
 from fedloom.errors import InputError, StoreError
 from fedloom.network.agent import enrolment
 from fedloom.network.agent.connection import Unreachable
 from fedloom.network.agent.enrolment import enrol, fetch_status, locked_state
+from fedloom.network.protocol.certificates import local_authority
 from fedloom.network.protocol.signatures import Signer
 from fedloom.network.protocol.token import Token
 
@@ -43,6 +45,29 @@ def test_a_lost_or_damaged_key_is_never_replaced_in_silence(tmp_path: Path) -> N
     (tmp_path / "agent.key").write_bytes(b"short")
     with pytest.raises(InputError, match=r"agent.key is damaged. Restore .* `fedloom agents replace`"):
         Signer(tmp_path / "agent.key")
+
+
+def test_an_agent_that_enrolled_with_tls_does_not_go_on_without(tmp_path: Path) -> None:
+    authority = local_authority(tmp_path / "coordinator").authority.decode()
+    known = {"url": "https://host:1", "authority": authority, "agent": "a", "token": "t"}
+    (tmp_path / "coordinator.json").write_text(json.dumps(known))
+    Signer(tmp_path / "agent.key")
+    with pytest.raises(InputError, match="enrolled at https://host:1 with TLS, and http://host:1 has none"):
+        enrol("http://host:1", None, "kerry", tmp_path)
+    assert json.loads((tmp_path / "coordinator.json").read_text()) == known
+
+
+def test_an_agent_whose_clock_is_wrong_says_so_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority, said = local_authority(tmp_path / "coordinator").authority.decode(), list[str]()
+    known = {"url": "https://host:1", "authority": authority, "agent": "a", "token": "t"}
+    (tmp_path / "coordinator.json").write_text(json.dumps(known))
+    Signer(tmp_path / "agent.key")
+    enrol("https://host:1", None, "kerry", tmp_path, tell=said.append)
+    assert said == []
+    monkeypatch.setattr(faults, "clock", lambda: 0.0)
+    enrol("https://host:1", None, "kerry", tmp_path, tell=said.append)
+    assert said[0].endswith("If the clock is wrong, times in the audit log are wrong too.")
+    assert "and this machine's clock says 1970-01-01" in said[0]
 
 
 def test_a_token_with_a_fingerprint_needs_https() -> None:

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.network.protocol.certificates import fingerprint, local_authority, trusting, user_certificate
+from fedloom import faults
+from fedloom.errors import InputError
+from fedloom.network.protocol.certificates import (
+    YEARS,
+    Certificates,
+    clock_problem,
+    fingerprint,
+    local_authority,
+    trusting,
+    user_certificate,
+)
 
 
 def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
@@ -41,3 +51,35 @@ def test_agents_pin_a_supplied_certificate_and_not_its_ca(tmp_path: Path) -> Non
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(made.certificate, made.key)
     _handshake(server, trusting(pinned_by_agents))
+
+
+def issued(folder: Path, years: float, monkeypatch: pytest.MonkeyPatch) -> Certificates:
+    """A certificate that was made this many years ago."""
+    made = local_authority(folder)  # checked with the clock of this machine
+    now = faults.clock()
+    monkeypatch.setattr(faults, "clock", lambda: now + years * 365.25 * 86400)
+    return made
+
+
+@pytest.mark.parametrize("years", [-1, YEARS + 1])
+def test_a_coordinator_refuses_a_certificate_that_is_not_valid_now(
+    tmp_path: Path, years: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = issued(tmp_path, years, monkeypatch)
+    for use in (lambda: local_authority(tmp_path), lambda: user_certificate(made.certificate, made.key)):
+        with pytest.raises(
+            InputError, match=r"server\.pem cannot be used: it is valid from .* and this machine's clock"
+        ):
+            use()
+    assert clock_problem(made.authority).startswith("it is valid from ")
+
+
+def test_an_agents_wrong_clock_does_not_matter_to_its_pin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedloom.network.protocol.certificates.YEARS", -1)  # expired a year ago
+    monkeypatch.setattr(faults, "clock", lambda: 0.0)
+    with pytest.raises(InputError, match="cannot be used"):
+        local_authority(tmp_path)
+    files = [tmp_path / name for name in ("server.pem", "server.key")]
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(*files)
+    _handshake(server, trusting((tmp_path / "ca.pem").read_bytes()))
