@@ -42,6 +42,7 @@ def serve(
     local: Annotated[int, typer.Option(min=0)] = 0,
     out: Out = None,
     fresh: Fresh = False,
+    agents_of: Path | None = None,
     certificate: Path | None = None,
     key: Path | None = None,
     no_tls: bool = False,
@@ -52,6 +53,7 @@ def serve(
 
     listen: The address and port to listen on.
     local: Rehearse with this many agents on this machine.
+    agents_of: The folder of an earlier served run: a new run keeps its certificate, tokens and enrolled agents.
     certificate: Your own TLS certificate (PEM, with its chain). Agents pin that certificate, not its CA.
     key: The certificate's private key (PEM).
     no_tls: Use plain HTTP, behind a proxy that has TLS.
@@ -65,7 +67,7 @@ def serve(
         raise InputError("--certificate and --key belong together: give both, or neither.")
     experiment = load(file, changes)
     folder = out or Path("runs") / experiment.name
-    prepare_folder(folder, fresh)
+    prepare_folder(folder, fresh, agents_of, keep=not local)
     host, port = _address(listen)
     make: Callable[..., HttpsRun] = partial(Rehearsal, agents=local) if local else HttpsRun
     with shared.showing(quiet) as progress:

@@ -136,6 +136,25 @@ def test_a_site_that_lost_its_disk_is_replaced_during_the_run(
     assert {row["participants"] for row in Result.read(world.out).rows("rounds")} == {4}
 
 
+def test_agents_enrol_once_for_several_runs_and_for_a_fresh_start(
+    federation: Callable[..., Federation], tmp_path: Path
+) -> None:
+    world = federation({**EXPERIMENT, "rounds": 1})
+    world.serve()
+    for number in range(2):
+        world.join(number)
+    assert world.finish() == 0, world.log()
+    serve = ["serve", world.file, "--listen", f"127.0.0.1:{world.port}"]
+    second = start(*serve, "--out", tmp_path / "second", "--agents-of", world.out, cwd=tmp_path, log="second.txt")
+    assert second.wait(timeout=300) == 0, (tmp_path / "second.txt").read_text()
+    third = start(*serve, "--out", world.out, "--fresh", cwd=tmp_path, log="third.txt")
+    assert third.wait(timeout=300) == 0, (tmp_path / "third.txt").read_text()
+    assert weights(world.out) == weights(tmp_path / "second")
+    assert not said(tmp_path, "To join", "second.txt")
+    assert not said(tmp_path, "To join", "third.txt")
+    assert all(process.poll() is None for process in world.processes.values())  # they wait for more work
+
+
 def test_an_agent_that_is_killed_between_two_clients_goes_on_with_the_second(
     federation: Callable[..., Federation], tmp_path: Path
 ) -> None:

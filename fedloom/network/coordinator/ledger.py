@@ -202,6 +202,19 @@ class Ledger:
             database.execute("UPDATE tokens SET agent = ? WHERE digest = ?", (agent, digest))
             return agent
 
+    def identity(self) -> dict[str, list[Row]]:
+        """Return the agents and the tokens, without what belongs to one run."""
+        columns = "agent, name, key, enrolled, revoked, replaced"
+        return {"agents": self._rows(f"SELECT {columns} FROM agents"), "tokens": self._rows("SELECT * FROM tokens")}
+
+    def adopt(self, identity: Mapping[str, Sequence[Row]]) -> None:
+        """Store the agents and tokens of another run's coordinator."""
+        with self._transaction() as database:
+            for table, rows in identity.items():
+                for row in rows:
+                    marks = ", ".join("?" * len(row))
+                    database.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
+
     def agent(self, agent: str) -> Row | None:
         found = self._rows("SELECT * FROM agents WHERE agent = ?", agent)
         return found[0] if found else None

@@ -7,27 +7,66 @@ one-time token, the operator's token, and the initial weights that agents fetch.
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedloom.errors import InputError, StoreError
 from fedloom.experiment.run_folder import claimed, locked
 from fedloom.files import replacing, write_private
-from fedloom.network.coordinator.ledger import RESTORE, Ledger
+from fedloom.network.coordinator.ledger import RESTORE, Ledger, Row
 from fedloom.network.protocol.tensors import Parcel
 from fedloom.network.protocol.token import Token
 
+CERTIFICATE = ("ca.pem", "server.pem", "server.key")
 TOKEN_LASTS = 7 * 86400.0  # seconds
 
 
-def prepare_folder(folder: Path, fresh: bool) -> None:
-    """Move an old run aside for a fresh start, before anything is written to the folder."""
+@dataclass(frozen=True)
+class Identity:
+    """What agents know a coordinator by, and it them: certificate, tokens and enrolled agents. It outlives a run."""
+
+    files: dict[str, bytes]
+    rows: dict[str, list[Row]]
+    fingerprint: str
+
+    @staticmethod
+    def of(folder: Path) -> Identity:
+        """Return the identity of a run's coordinator."""
+        network, names = folder / "network", (*CERTIFICATE, "operator.token")
+        with closing(coordinator_ledger(folder)) as ledger:
+            paths = [*(network / name for name in names), *(network / "tokens").glob("*.token")]
+            files = {str(path.relative_to(network)): path.read_bytes() for path in paths if path.is_file()}
+            return Identity(files, ledger.identity(), ledger.fact("fingerprint") or "")
+
+    def give(self, folder: Path) -> None:
+        """Give it to a new run."""
+        for name, content in self.files.items():
+            write_private(folder / "network" / name, content)
+        with closing(Ledger(folder / "network")) as ledger:
+            ledger.adopt(self.rows)
+            ledger.set_fact("fingerprint", self.fingerprint)
+
+
+def prepare_folder(folder: Path, fresh: bool, like: Path | None = None, keep: bool = True) -> None:
+    """Move an old run aside for a fresh start, before anything is written to the folder.
+
+    A new run gets the identity of another one's coordinator (`like`), or of the one that was moved aside (`keep`).
+    """
+    network, before = folder / "network", None
     if fresh:
-        if (folder / "network").is_dir():
-            with locked(folder / "network"):  # fails while another coordinator waits for its agents
+        if network.is_dir():
+            with locked(network):  # fails while another coordinator waits for its agents
                 pass
+            if keep:
+                with suppress(StoreError):  # a damaged one: then agents need new tokens
+                    before = Identity.of(folder)
         with claimed(folder, fresh=True):
             pass
+    if like is not None and not network.exists():
+        before = Identity.of(like)
+    if before is not None:
+        before.give(folder)
 
 
 def open_ledger(network: Path, held: ExitStack) -> Ledger:
@@ -94,7 +133,7 @@ def set_certificate_aside(ledger: Ledger) -> None:
     with locked(ledger.folder):  # fails while the coordinator uses it
         withdraw(ledger, "all")
         ledger.set_fact("fingerprint", "")
-        for name in ("ca.pem", "server.pem", "server.key"):
+        for name in CERTIFICATE:
             if (ledger.folder / name).is_file():
                 (ledger.folder / name).replace(ledger.folder / f"{name}.old")
 

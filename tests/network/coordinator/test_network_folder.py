@@ -20,6 +20,7 @@ from fedloom.network.coordinator.network_folder import (
     prepare_folder,
     replace,
     set_certificate_aside,
+    token_file,
     withdraw,
 )
 from fedloom.network.protocol.certificates import local_authority
@@ -124,6 +125,32 @@ def test_the_successor_of_an_agent_gets_its_number_and_its_clients(world: World)
     agent.hello(HELLO.model_copy(update={"data_mark": "of another key"}))
     with pytest.raises(InputError, match="its data has changed since the run began"):
         agent.hello()
+
+
+def test_a_new_run_and_a_fresh_start_keep_the_agents_and_the_certificate(tmp_path: Path) -> None:
+    first, key = tmp_path / "first", "00" * 32
+    with ExitStack() as held:
+        ledger = open_ledger(first / "network", held)
+        ledger.set_fact("fingerprint", local_authority(first / "network").fingerprint)
+        used, unused = (Token.parse(path.read_text()) for path in invite(ledger, 2))
+        agent = ledger.enrol(used.digest, "kerry", key)
+        ledger.set_hello(agent, HELLO.model_dump(mode="json"))
+        ledger.set_clients([(0, agent, 0, "c")])
+        ledger.close()
+    prepare_folder(tmp_path / "second", fresh=False, like=first)
+    prepare_folder(first, fresh=True)
+    for folder in (tmp_path / "second", first):
+        with closing(coordinator_ledger(folder)) as ledger:
+            known = ledger.fact("fingerprint")
+            assert local_authority(folder / "network", known=known).fingerprint == known == unused.fingerprint
+            assert [(row["agent"], row["key"], row["hello"]) for row in ledger.agents()] == [(agent, key, None)]
+            assert ledger.clients() == []  # they belong to one run
+            assert [row["digest"] for row in ledger.unused_tokens()] == [unused.digest]
+            assert Token.parse(token_file(ledger, unused.digest).read_text()) == unused
+            assert ledger.enrol(used.digest, "kerry", key) == agent
+    (first / "network" / "ledger.db").write_bytes(b"damaged" * 1000)
+    prepare_folder(first, fresh=True)
+    assert not (first / "network").exists()
 
 
 def test_the_operators_token_stays_until_the_certificate_changes(tmp_path: Path) -> None:
