@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedloom.network.protocol.token import Token
 
 app = typer.Typer()
-agents_app = typer.Typer(no_args_is_help=True, help="List, invite and revoke the agents of a run.")
+agents_app = typer.Typer(no_args_is_help=True, help="List, invite, replace and revoke the agents of a run.")
 audit_app = typer.Typer(
     no_args_is_help=True, help="Look at what happened in a run of `fedloom serve` and what left a site."
 )
