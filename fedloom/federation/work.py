@@ -18,6 +18,7 @@ from fedloom.aggregation import means, outliers
 from fedloom.aggregation.means import Node, PairwiseSum
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
+from fedloom.errors import InputError
 from fedloom.task import Task
 from fedloom.training import evaluation, generators
 from fedloom.training.clients import Clients, Setup, always
@@ -251,6 +252,12 @@ def _finite(update: Update, task: Task, clients: int) -> list[bool]:
 
 def change_lengths(update: Update, shared: Groups) -> dict[str, Tensor]:
     """Return how long each client's change is, by group: of a position from its base, or of the change itself."""
+    for group, base in update.positions.items():
+        if base not in shared:
+            raise InputError(
+                f"A client method declares that '{group}' starts from '{base}', which is not in what was shared: "
+                f"{', '.join(shared)}."
+            )
     bases = {group: shared[base] for group, base in update.positions.items()}
     return {group: outliers.lengths(leaves, bases.get(group, {})) for group, leaves in update.groups.items() if leaves}
 
