@@ -152,7 +152,8 @@ class NetworkBackend(Backend):
         self.pool.ledger.leave_out(cell.name, work.round, work.call, outliers)
         left_out |= outliers
         counting = [report for report in judged if report.client not in left_out]
-        enough = len(counting if self.sampling.over_select else answered) >= needed  # else the cohort checks outliers
+        # without over-selection, the cohort checks whether outliers leave enough clients
+        enough = bool(counting) and len(counting if self.sampling.over_select else answered) >= needed
         status = "accepted" if enough else "abandoned"
         self.pool.ledger.end(cell.name, work.round, self.attempt, len(counting), status)
         if not enough:

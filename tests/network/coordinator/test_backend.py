@@ -16,9 +16,8 @@ import torch
 from fedloom import cli, tree
 from fedloom.algorithm import Clients, Groups, Trained, Update
 from fedloom.algorithms.fedavg import FedAvg
-from fedloom.errors import QuorumError, StoreError, TrainingError
+from fedloom.errors import QuorumError, TrainingError
 from fedloom.experiment.progress import Silent
-from fedloom.experiment.run_folder import locked
 from fedloom.federation.work import ClientWork, Report
 from fedloom.network.agent.assignment_runner import AssignmentRunner
 from fedloom.network.coordinator.backend import NetworkBackend
@@ -302,18 +301,25 @@ def test_a_run_ends_when_too_many_rounds_are_abandoned_and_continues_when_more_a
 
 
 def test_a_served_run_returns_to_an_earlier_round_and_agents_have_the_versions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keeping = {"backend": "serial", "keep_checkpoints": 3}
     values = {**SMALL, "rounds": 4, "algorithm": {"scaffold": {}}, "run": keeping}
-    run = InProcessRun(tmp_path / "net", values, {}, {})
-    with pytest.raises(StoreError, match="Another process is running"), locked(run.folder / "network"):
-        pass
-    expected = run.run(Silent()).weights_sha256
+    expected = InProcessRun(tmp_path / "net", values, {}, {}).run(Silent()).weights_sha256
     monkeypatch.setattr(sys, "argv", ["fedloom", "rollback", str(tmp_path / "net"), "--to", "2"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 0
+
+    def roll_back() -> tuple[Any, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code, "".join(capsys.readouterr())
+
+    active = InProcessRun(tmp_path / "net", values, {}, {})
+    code, said = roll_back()
+    assert (code, "Another process is running" in said) == (1, True)
+    active.ledger.close()
+    active._held.close()
+    deleted = "scaffold-1: returned to round 2. Deleted results, checkpoints and updates of rounds 3 to 4."
+    assert roll_back() == (0, f"{deleted}\n")
     trained: list[int] = []
     train = AssignmentRunner.train
 
@@ -324,3 +330,12 @@ def test_a_served_run_returns_to_an_earlier_round_and_agents_have_the_versions(
     monkeypatch.setattr(AssignmentRunner, "train", watch)
     assert InProcessRun(tmp_path / "net", values, {}, {}).run(Silent()).weights_sha256 == expected
     assert trained == [3] * 4 + [4] * 4
+
+
+def test_a_round_in_which_no_update_counts_is_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def everybody_at_first(judge: Judge, work: ClientWork, expected: Any, reports: list[Report]) -> list[int]:
+        return [report.client for report in reports if work.round == 1]
+
+    monkeypatch.setattr(Judge, "outliers", everybody_at_first)
+    result = InProcessRun(tmp_path / "net", SMALL, {}, {}).run(Silent())
+    assert (result.status, result.runs[0].abandoned) == ("degraded", 1)
