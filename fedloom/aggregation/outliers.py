@@ -12,6 +12,7 @@ from torch import Tensor
 from fedloom.tree import Tree, change, is_whole, select
 
 MANY = 5  # with fewer updates, the median says too little
+SMALL = 0.05  # shorter changes, as a share of the model's own length, count as this long
 
 
 def lengths(stacked: Tree, base: Tree) -> Tensor:
@@ -29,6 +30,16 @@ def lengths(stacked: Tree, base: Tree) -> Tensor:
         known = [name for name in leaves if name in base]
         found = _lengths({**moved, **change(select(leaves, known), select(base, known))})
     return found
+
+
+def smallest_length(base: Tree) -> float:
+    """Return the shortest length that is told apart from others, for a position that started from `base`.
+
+    Late in training most clients hardly change the model. Without this bound, a client that still learns would be far
+    from their median.
+    """
+    leaves = {n: leaf.nan_to_num(0.0, 0.0, 0.0)[None] for n, leaf in base.items() if not is_whole(leaf)}
+    return SMALL * float(_lengths(leaves)) if leaves else 0.0
 
 
 def _lengths(moved: Tree) -> Tensor:

@@ -270,11 +270,13 @@ def with_lengths(reports: Sequence[Report], update: Update, shared: Groups, task
     found = {group: length.tolist() for group, length in change_lengths(update, shared).items()}
     model = {g for g in found if g in update.positions or not update.groups[g].keys().isdisjoint(task.trainable)}
     weights = {group: update.weights(group).tolist() for group in found}
+    bases = {group: tree.select(shared[base], update.groups[group]) for group, base in update.positions.items()}
+    least = {group: outliers.smallest_length(base) for group, base in bases.items()}
     return tuple(
         replace(
             report,
             lengths={
-                group: length[position]
+                group: max(length[position], least.get(group, 0.0))
                 for group, length in found.items()
                 if group in model and weights[group][position]
             },

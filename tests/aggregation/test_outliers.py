@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedloom.aggregation.outliers import lengths, outliers
+from fedloom.aggregation.outliers import lengths, outliers, smallest_length
 from fedloom.experiment import experiment_file
 from fedloom.experiment.experiment_file import Experiment
 from fedloom.experiment.plan import Plan
@@ -47,6 +47,12 @@ def test_complex_leaves_and_equal_infinities_have_a_length() -> None:
     assert lengths({"w": torch.tensor([[3 + 4j]])}, {}).tolist() == [5.0]
     mask = torch.tensor([0.0, -math.inf])
     assert lengths({"mask": mask.expand(2, 2), "w": torch.tensor([[2.0], [3.0]])}, {"mask": mask}).tolist() == [2, 3]
+
+
+def test_short_changes_of_a_model_count_as_a_share_of_its_length() -> None:
+    base = {"w": torch.tensor([3.0, 4.0]), "mask": torch.tensor([0.0, -math.inf]), "count": torch.tensor(900)}
+    assert smallest_length(base) == pytest.approx(0.25)
+    assert smallest_length({"count": torch.tensor(900)}) == 0.0
 
 
 def test_only_changes_beyond_the_factor_are_outliers() -> None:
