@@ -72,7 +72,7 @@ class NetworkBackend(Backend):
     ) -> None:
         self.pool, self.roster, self.task, self.sampling = pool, roster, task, sampling
         self.attempt, self._calls = attempt, 0
-        self.judge = Judge(roster, task, sampling, same_sizes, lambda text: pool.log("note", text))
+        self.judge = Judge(roster, task, sampling, same_sizes)
         self.cell = CellProgress("", 0, Path())
 
     # --- what the engine and the run call
@@ -127,9 +127,8 @@ class NetworkBackend(Backend):
         accepted = self.pool.ledger.accepted(cell.name, work.round, work.call, digest)
         known = [one for one in accepted if left_out.get(one.client, OUTLIER) == OUTLIER]
         expected = self.judge.expected_update(work)
-        if expected is not None:
-            self.pool.largest = max(self.pool.largest, 2 * expected.bytes + (16 << 20))
-            self.pool.most_tensors = max(self.pool.most_tensors, 2 * expected.tensors)
+        self.pool.largest = max(self.pool.largest, 2 * expected.bytes + (16 << 20))
+        self.pool.most_tensors = max(self.pool.most_tensors, 2 * expected.tensors)
         call = Call(
             f"{cell.label}: round {work.round}",
             self._training_assignments(work, shared, parcels, skip={*left_out, *(one.client for one in known)}),
@@ -162,7 +161,7 @@ class NetworkBackend(Backend):
         faults.point("coordinator.aggregate")
         outcome = replace(
             self._aggregate(work, call, counting),
-            positions=expected.positions if expected else None,
+            positions=expected.positions,
             outliers=tuple(client for client, why in left_out.items() if why == OUTLIER),
             left_out=tuple(client for client, why in left_out.items() if why == NOT_FINITE),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -41,7 +41,6 @@ class Judge:
     task: Task
     sampling: Sampling  # with the limits of updates
     same_sizes: bool  # whether every seed splits the data in the same way
-    note: Callable[[str], None]  # tells the user something
     initial_own: Groups = field(default_factory=dict)  # a client's own state before it first takes part
     expected: dict[tuple[str, str, int], ExpectedUpdate] = field(default_factory=dict)  # by kind of work
 

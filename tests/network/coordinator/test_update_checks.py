@@ -182,7 +182,7 @@ def test_a_judge_tries_the_method_on_made_up_examples_and_never_goes_on_without(
     roster, task = Roster.of([row], {"x": HELLO.model_copy(update=facts)}), Task(Dense)
     shared = {"model": task.initial()}
     work = ClientWork(FedAvg(), "client", shared, (0,), {}, 1, 1, 0, "sum")
-    judge = Judge(roster, task, Sampling(), True, print)
+    judge = Judge(roster, task, Sampling(), True)
     if features == FEATURES:
         found = judge.expected_update(work)
         assert found.groups["model"].keys() == shared["model"].keys()
@@ -200,5 +200,5 @@ def test_made_up_examples_suit_batches_of_any_size(train: dict[str, Any]) -> Non
     roster = Roster.of([{"client": 0, "agent": "x", "local": 0, "name": "a"}], {"x": hello})
     task = Task(lambda: nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES)))
     work = ClientWork(FedAvg(**train), "client", {"model": task.initial()}, (0,), {}, 1, 1, 0, "sum")
-    judge = Judge(roster, task, Sampling(), True, print)
+    judge = Judge(roster, task, Sampling(), True)
     assert judge.expected_update(work).groups["model"].keys() == task.initial().keys()
