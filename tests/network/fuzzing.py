@@ -1,8 +1,16 @@
-"""Answers that hypothesis thinks of, from bytes that were damaged to parcels that are nearly right."""
+"""Answers that hypothesis thinks of, from bytes that were damaged to parcels that are nearly right.
+
+`python -m tests.network.fuzzing` sends 50,000 of them and prints how they were judged, and the memory in MB.
+"""
 
 from __future__ import annotations
 
 import collections
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -13,6 +21,7 @@ from hypothesis import strategies as st
 from fedloom.network.protocol.messages import ClientAnswer
 from fedloom.network.protocol.tensors import KINDS, Parcel, compressed
 from tests.network.conftest import FORM, Speaker, World
+from tests.network.hostile_bodies import described, empty_tensors, many_clients, memory, nested
 
 CALM: dict[str, Any] = {
     "deadline": None,
@@ -79,6 +88,22 @@ def damaged(draw: Any, good: bytes) -> bytes:
     return good[:begin] + draw(st.binary(max_size=64)) + good[end:]
 
 
+HOSTILE = [many_clients(2_000, 600), many_clients(3, 9), empty_tensors(1_200), nested(3_000), nested(300)]
+
+
+@st.composite
+def descriptions(draw: Any) -> bytes:
+    """Descriptions of tensors without values, with messages of any form, and some that are too long."""
+    if draw(st.integers(0, 9)) == 0:
+        return draw(st.sampled_from(HOSTILE))
+    values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
+    field = st.sampled_from(["ask", "results", "client", "history", "measured", "ticket", "count", "sums", "x"])
+    inner = st.recursive(values, lambda one: st.lists(one, max_size=3) | st.dictionaries(field, one, max_size=3))
+    result = {"client": 0, draw(field): draw(inner)}
+    header = draw(inner | st.just({"ask": "ask", "results": [result]}) | st.just({"ask": "ask", "results": result}))
+    return described(header, draw(st.lists(st.sampled_from([*ODD_PATHS, "", "0", "0/", "é/\x00"]), max_size=4)))
+
+
 def fuzz_answers(world: World, agent: Speaker, cases: int) -> dict[str, int]:
     """Send signed answers, also compressed ones; how they were judged. Whatever was accepted must be right."""
     call = world.open_call(agent, seconds=3600.0)
@@ -86,7 +111,8 @@ def fuzz_answers(world: World, agent: Speaker, cases: int) -> dict[str, int]:
 
     @settings(max_examples=cases, **CALM)
     @hypothesis.given(
-        body=damaged(agent.answer().whole) | parcels() | st.binary(max_size=200), how=st.sampled_from(range(9))
+        body=damaged(agent.answer().whole) | parcels() | descriptions() | st.binary(max_size=200),
+        how=st.sampled_from(range(9)),
     )
     def one(body: bytes, how: int) -> None:
         sent, headers = body, {}
@@ -117,3 +143,22 @@ def assert_right(answer: ClientAnswer) -> None:
     assert all(bool(leaf.isfinite().all()) for leaves in update.groups.values() for leaf in leaves.values())
     assert 0 < float(update.weights("model")) <= 1e9
     assert (update.public, answer.ticket, answer.measured) == ({}, None, {})
+
+
+def main(cases: int) -> None:
+    began, sizes, seen = time.monotonic(), [], collections.Counter[str]()
+    with tempfile.TemporaryDirectory() as folder:
+        world = World(Path(folder))
+        agent = world.speaker()
+        agent.hello()
+        for _ in range(5):
+            seen.update(fuzz_answers(world, agent, cases // 5))
+            sizes.append(memory("VmRSS") >> 10)
+            print(sum(seen.values()), "cases", sizes[-1], "MB", round(time.monotonic() - began), "s", flush=True)
+        world.client.close()
+        world.ledger.close()
+    print(json.dumps({"cases": sum(seen.values()), "judged": seen, "megabytes": sizes}))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 50_000)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import math
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedloom.errors import InputError, StoreError
+from fedloom.errors import InputError
+from fedloom.network.coordinator.event_log import EventLog, plain
 from fedloom.network.coordinator.ledger import Ledger
 from fedloom.network.protocol.messages import Assignment, ClientAnswer, DataFormat, Failure, Hello
 from fedloom.network.protocol.rejection import Rejected
@@ -22,7 +22,6 @@ from fedloom.network.protocol.tensors import Parcel
 
 HEARTBEAT = 3.0  # seconds between an agent's heartbeats, unless the deadline is short
 MISSED = 5  # heartbeats after which an agent is lost: a round that can do without it does not wait for it
-SHOWN_REJECTIONS = 100  # rejected requests that are shown within a minute
 Check = Callable[[Assignment, ClientAnswer], None]  # raises Rejected
 
 
@@ -107,11 +106,11 @@ class ConnectedAgent:
         return {
             "name": self.name,
             "state": self.state,
-            "doing": self.doing,
+            "doing": plain(self.doing),
             "clients": len(self.hello.clients) if self.hello else 0,
             "seconds_since_seen": round(time.monotonic() - self.seen, 1),
             "awaited": awaited,
-            "why": self.refused,
+            "why": plain(self.refused),
         }
 
 
@@ -139,7 +138,7 @@ class AgentPool:
         self.most_tensors = 1000  # of one answer; more if it measures many clients
         self.accepted = 0
         self.rejected: Counter[str] = Counter()  # answers, by code
-        self._shown: deque[float] = deque(maxlen=SHOWN_REJECTIONS)
+        self.events = EventLog(ledger, tell)
 
     # --- agents
 
@@ -208,24 +207,8 @@ class AgentPool:
         self.log("agent", f"{one.name} is ready, with {len(hello.clients)} client(s)", one.agent)
 
     def log(self, kind: str, message: str, agent: str | None = None) -> None:
-        """Show something to the user and store it in the ledger."""
-        if kind == "denied" and self._shown_too_often():
-            return
-        # agents wrote some of it: it must not move the console's cursor
-        message = "".join(sign if sign.isprintable() or sign == "\n" else "?" for sign in message)
-        self.tell(message)
-        with contextlib.suppress(StoreError):  # show it even if the disk is full
-            self.ledger.note(kind, message, agent)
-
-    def _shown_too_often(self) -> bool:
-        """Return whether the limit of rejected requests within a minute is reached: more would only fill the disk."""
-        now, times = time.monotonic(), self._shown
-        if len(times) == times.maxlen and now - times[0] < 60:
-            return True
-        times.append(now)
-        if len(times) == times.maxlen and now - times[0] < 60:
-            self.tell("Many requests are being rejected. Further ones are not shown for a minute.")
-        return False
+        """Show something to the user and store it in the ledger, within the quota of the agent that caused it."""
+        self.events.add(kind, message, agent)
 
     # --- the engine's side
 

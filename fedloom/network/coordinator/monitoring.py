@@ -56,6 +56,7 @@ def metrics(pool: AgentPool, traffic: Traffic) -> str:
         ("answers_total", "verdict", "Answers of clients by verdict.", answers),
         ("requests_total", "path status", "Requests by path and status.", traffic.requests),
         ("rejections_total", "code", "Rejected requests by code.", traffic.rejections),
+        ("events_total", "kind", "Events by kind, also those beyond an agent's quota.", pool.events.counts),
         ("received_bytes_total", "", "Bytes of bodies that came in.", traffic.bytes_in),
         ("sent_bytes_total", "", "Bytes of bodies that went out.", traffic.bytes_out),
         ("ledger_bytes", "", "Bytes of the ledger and of the updates in it.", pool.ledger.size()),

@@ -279,6 +279,7 @@ class RequestBody:
 
     def discard(self) -> None:
         """Delete what has not been kept."""
+        self._receive = self._take  # a decompressor that refers to this object would never be freed
         if self._file is not None:
             self._file.close()
             self.path.unlink(missing_ok=True)

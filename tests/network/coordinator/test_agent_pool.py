@@ -19,14 +19,14 @@ def test_what_agents_say_cannot_move_the_cursor_on_the_coordinators_console(worl
     agent.hello()
     failure = {"kind": "error", "message": "\x1b[2Jgone\nsecond line"}
     assert agent.send("POST", "/v1/failures", json.dumps(failure).encode()).status_code == 200
-    assert world.said[-1] == "kerry failed: ?[2Jgone\nsecond line"
+    assert world.said[-1] == "kerry failed: \\x1b[2Jgone\n  | second line"
 
 
 def test_rejected_requests_cannot_fill_the_disk(world: World) -> None:
     for _ in range(300):
         world.client.get("/v1/plan")
-    assert len(world.said) == 101
-    assert any("Further ones are not shown" in line for line in world.said)
+    assert len(world.said) == 201
+    assert any("further ones are only counted" in line for line in world.said)
     world.pool.log("agent", "somebody came")  # everything else is still told
     assert world.said[-1] == "somebody came"
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import socket
 import time
+import weakref
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedloom.network.agent.connection import Connection
 from fedloom.network.coordinator import request_guard
+from fedloom.network.coordinator.request_guard import RequestBody
 from fedloom.network.coordinator.serve import HttpsServer
 from fedloom.network.protocol.messages import Heartbeat
 from fedloom.network.protocol.signatures import NONCE, SIGNATURE, TIME, signed_text
+from fedloom.network.protocol.tensors import compressed
 from fedloom.network.protocol.token import Token
 from tests.network.conftest import HEARTBEAT, Requests, World, code
 
@@ -181,3 +186,13 @@ def test_only_the_message_that_lists_clients_may_be_long(world: World) -> None:
     long = b" " * (request_guard.JSON_LIMIT + 1)
     assert code(agent.send("POST", "/v1/failures", long)) == "too-large"
     assert code(agent.send("POST", "/v1/hello", long)) == "malformed"
+
+
+def test_a_compressed_body_is_freed_when_it_is_discarded(tmp_path: Path) -> None:
+    body = RequestBody(tmp_path, 100, "zstd")
+    body.add(b"".join(compressed([b"content"])))
+    body.discard()
+    left = weakref.ref(body)
+    del body
+    gc.collect()
+    assert left() is None

@@ -1,0 +1,72 @@
+"""What happened, shown to the operator and stored in the ledger; bounded and plain, because agents wrote some of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from fedloom.errors import StoreError
+from fedloom.network.coordinator.ledger import Ledger
+from fedloom.results.safe_text import visible
+
+QUOTA, PERIOD = 200, 3600.0  # events of one agent that are stored within these seconds, and of all strangers together
+LONGEST = 2000  # characters of a message
+OF_STRANGERS = ("denied", "disk")  # kinds of events that requests without a known sender can cause
+
+
+def plain(text: str) -> str:
+    r"""Return text that cannot move the console's cursor, reorder a line, or pass for a line of its own.
+
+    >>> plain("\x1b[2Jgone\u202e\nround 9 is done")
+    '\\x1b[2Jgone\\u202e\n  | round 9 is done'
+    """
+    return "\n  | ".join(visible(line) for line in text[:LONGEST].split("\n"))
+
+
+@dataclass
+class Quota:
+    """What one source has used of its quota since a time."""
+
+    since: float = field(default_factory=time.monotonic)
+    stored: int = 0
+    left_out: int = 0
+
+
+class EventLog:
+    """Shows and stores events. Those beyond a source's quota are only counted."""
+
+    def __init__(self, ledger: Ledger, tell: Callable[[str], None]) -> None:
+        self.ledger, self.tell = ledger, tell
+        self.counts: Counter[str] = Counter()  # by kind, with those that were left out
+        self._quotas: dict[str, Quota] = {}
+        self._lock = threading.Lock()
+
+    def add(self, kind: str, message: str, agent: str | None = None) -> None:
+        """Show and store an event; `agent` is the number of the agent that caused it."""
+        with self._lock:
+            self.counts[kind] += 1
+            source = agent or (kind if kind in OF_STRANGERS else None)
+            lines = [message] if source is None else self._within_quota(source, message)
+        for line in map(plain, lines):
+            self.tell(line)
+            with suppress(StoreError):  # show it even if the disk is full
+                self.ledger.note(kind, line, agent)
+
+    def _within_quota(self, source: str, message: str) -> list[str]:
+        """Return what is to be shown and stored now: the message, or that there are too many, or nothing."""
+        quota = self._quotas.setdefault(source, Quota())
+        if time.monotonic() - quota.since >= PERIOD:
+            self._quotas[source] = Quota(stored=1)
+            missed = f"{quota.left_out} messages of this kind were only counted before this one."
+            return [missed, message] if quota.left_out else [message]
+        quota.stored += 1
+        if quota.stored > QUOTA:
+            quota.left_out += 1
+            return []
+        if quota.stored == QUOTA:
+            return [message, "There are too many messages of this kind: further ones are only counted for an hour."]
+        return [message]
