@@ -51,19 +51,22 @@ def _lengths(moved: Tree) -> Tensor:
     return square.sqrt()
 
 
-def outliers(changes: Sequence[Mapping[str, float]], factor: float) -> list[int]:
+def outliers(changes: Sequence[Mapping[str, float]], examples: Sequence[int], factor: float) -> list[int]:
     """Return the positions of clients with a group whose change is longer than `factor` × the median of all clients.
 
     `changes` has one entry for each client: group → length, for the groups in which it has weight. A group is judged if
-    at least five clients have it, and most of them change something.
+    at least five clients have it, and most of them change something. A client with more `examples` than the median
+    takes more steps, so its change may be longer by as much.
 
-    >>> outliers([{"model": length} for length in (1.0, 2.0, 1.5, 30.0, 1.0)], factor=10)
+    >>> outliers([{"model": length} for length in (1.0, 2.0, 1.5, 30.0, 1.0)], [20] * 5, factor=10)
     [3]
     """
     found: set[int] = set()
+    typical = max(statistics.median(examples), 1) if examples else 1
+    shares = [max(count / typical, 1.0) for count in examples]
     for group in {group for each in changes for group in each}:
         values = {position: each[group] for position, each in enumerate(changes) if group in each}
         median = statistics.median(values.values())
         if len(values) >= MANY and 0 < median < math.inf:
-            found.update(position for position, value in values.items() if value > factor * median)
+            found.update(one for one, value in values.items() if value > factor * median * shares[one])
     return sorted(found)

@@ -191,7 +191,8 @@ class Cohort:
         found = list(outcome.outliers)
         judged = [report for report in outcome.reports if report.finite and report.lengths]
         if self.outlier_factor is not None:
-            far = outliers([report.lengths for report in judged], self.outlier_factor)
+            examples = [report.examples for report in judged]
+            far = outliers([report.lengths for report in judged], examples, self.outlier_factor)
             found += [judged[position].client for position in far]
             if far:
                 outcome = self.backend.run(work.only([n for n, client in enumerate(work.ids) if client not in found]))

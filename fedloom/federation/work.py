@@ -68,6 +68,7 @@ class Report:
     finite: bool = True  # whether all numbers in its answer are finite
     lengths: dict[str, float] = field(default_factory=dict)  # of its change, by group where it has weight
     pull: float = 0.0  # the largest weight × length of its groups
+    examples: int = 0  # how many it trains on
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ class ClientWork:
         finite = _finite(update, place.task, len(data))
         reports = tuple(self._report(place, data, update, position, finite[position]) for position in range(len(data)))
         if self.report_lengths:
-            reports = with_lengths(reports, update, self.shared, place.task)
+            reports = with_lengths(reports, update, self.shared, place.task, data.examples.tolist())
         return self.outcome([update], on_device("cpu", own), reports)
 
     def _report(self, place: Place, data: Clients, update: Update, position: int, finite: bool) -> Report:
@@ -262,7 +263,9 @@ def change_lengths(update: Update, shared: Groups) -> dict[str, Tensor]:
     return {group: outliers.lengths(leaves, bases.get(group, {})) for group, leaves in update.groups.items() if leaves}
 
 
-def with_lengths(reports: Sequence[Report], update: Update, shared: Groups, task: Task) -> tuple[Report, ...]:
+def with_lengths(
+    reports: Sequence[Report], update: Update, shared: Groups, task: Task, examples: Sequence[int]
+) -> tuple[Report, ...]:
     """Return the clients' reports with how long each one's change of the model is, and how hard its answer pulls.
 
     Groups without leaves of the model, such as counts and fitness, differ widely between honest clients.
@@ -281,6 +284,7 @@ def with_lengths(reports: Sequence[Report], update: Update, shared: Groups, task
                 if group in model and weights[group][position]
             },
             pull=max((weights[group][position] * length[position] for group, length in found.items()), default=0.0),
+            examples=examples[position],
         )
         for position, report in enumerate(reports)
     )

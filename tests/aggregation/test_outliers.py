@@ -12,7 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedloom.aggregation.outliers import lengths, outliers, smallest_length
+from fedloom.aggregation.outliers import lengths, smallest_length
+from fedloom.aggregation.outliers import outliers as outliers_of
 from fedloom.experiment import experiment_file
 from fedloom.experiment.experiment_file import Experiment
 from fedloom.experiment.plan import Plan
@@ -22,6 +23,11 @@ from fedloom.papers.reproduce import Rerun
 
 ROOT = Path(__file__).parents[2]
 CHANGES: dict[str, Any] = {"seeds": [1], "run.workers": 1}
+
+
+def outliers(changes: list[dict[str, float]], factor: float) -> list[int]:
+    """Outliers among clients that have the same number of examples."""
+    return outliers_of(changes, [20] * len(changes), factor)
 
 
 def groups(*values: float) -> list[dict[str, float]]:
@@ -72,6 +78,13 @@ def test_clients_without_weight_in_a_group_are_not_judged_in_it() -> None:
     chosen = [{"first": 1.0}] * 4 + [{"second": 50.0}] * 2
     assert outliers(chosen, 10) == []
     assert outliers([*chosen, {"first": 11.0}], 10) == [6]
+
+
+def test_a_client_with_more_examples_takes_more_steps_and_may_change_more() -> None:
+    changes = groups(*[1.0] * 8, 250.0, 250.0)
+    assert outliers_of(changes, [20] * 8 + [5000] * 2, 10) == []
+    assert outliers_of(changes, [20] * 8 + [400, 600], 10) == [8]
+    assert outliers_of(groups(1, 1, 1, 1, 11), [20, 20, 20, 20, 1], 10) == [4]
 
 
 @pytest.mark.parametrize("values", [(1, 1, 1, 1000), (0, 0, 0, 1, 5), (math.inf, math.inf, math.inf, 1, 1), ()])

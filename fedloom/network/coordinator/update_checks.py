@@ -96,15 +96,18 @@ class Judge:
         """Return how long the changes of answers are."""
         positions = expected.positions if expected else {}
         updates = [replace(answer.update, positions=positions) for answer in answers]
-        each = zip(answers, updates, strict=True)
-        return [with_lengths([Report(answer.client)], update, work.shared, self.task)[0] for answer, update in each]
+        return [
+            with_lengths([Report(one.client)], update, work.shared, self.task, [self._examples(one.client)])[0]
+            for one, update in zip(answers, updates, strict=True)
+        ]
 
     def outliers(self, work: ClientWork, expected: ExpectedUpdate | None, reports: Sequence[Report]) -> list[int]:
         """Return the clients whose changes are too long for a sum: those that a simulation leaves out."""
         factor = self.sampling.outlier_factor
         if factor == "off" or work.keep != "sum" or expected is None:  # without positions, lengths say nothing
             return []
-        return [reports[position].client for position in outliers([report.lengths for report in reports], factor)]
+        lengths, examples = [one.lengths for one in reports], [one.examples for one in reports]
+        return [reports[position].client for position in outliers(lengths, examples, factor)]
 
     def check_evaluated(self, assignment: Assignment, answer: ClientAnswer) -> None:
         """Raise `Rejected` unless what this answer measures counts."""
