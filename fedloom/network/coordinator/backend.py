@@ -74,6 +74,7 @@ class NetworkBackend(Backend):
         self.attempt, self._calls = attempt, 0
         self.judge = Judge(roster, task, sampling, same_sizes)
         self.cell = CellProgress("", 0, Path())
+        self._failing: set[int] = set()  # clients that could not do what they were asked last
 
     # --- what the engine and the run call
 
@@ -143,6 +144,7 @@ class NetworkBackend(Backend):
         faults.point("coordinator.ask")
         needed = max(self.sampling.needed(self.roster.clients), 1)
         self._ask(call, needed)
+        self._failing = (self._failing | call.failures.keys()) - call.answers.keys()
         counted = set(list(call.answers)[: call.enough])  # with over-selection, only the first answers count
         left_out = self._left_out(work)  # again: an agent may have been revoked while it worked
         answered = [one for one in work.ids if one in counted and left_out.get(one, OUTLIER) == OUTLIER]
@@ -180,6 +182,9 @@ class NetworkBackend(Backend):
         why = f"its result was not finite, and the update of '{name}' is the largest"
         self.pool.log("left-out", f"{self.cell.label}: round {round} begins again without '{name}': {why}")
         self.pool.ledger.leave_out(self.cell.name, round, 0, {client: NOT_FINITE})
+        # agents answer a question about another model only in another attempt
+        self.attempt = self.pool.ledger.next_attempt()
+        self.cell.round = 0
         return True
 
     def _enough(self, round: int) -> int | None:
@@ -257,20 +262,25 @@ class NetworkBackend(Backend):
         return Report(answer.client, call.received[answer.client], down, answer.history, measured, pull=judged.pull)
 
     def _abandon(self, work: ClientWork, call: Call, answered: int, needed: int) -> None:
-        """Raise an error that ends the run if no agent is left; otherwise one that skips the round."""
-        errors = [failure for failure in call.failures.values() if failure.kind == "error"]
-        if call.failures and not answered and not call.waiting:
-            first = (errors or list(call.failures.values()))[0]
-            raise TrainingError(f"Round {work.round}: no client could do its work. {first.message}")
+        """Raise an error that ends the run if no client is left that could work; otherwise one that skips the round."""
+        revoked = self.pool.ledger.revoked()
+        able = {client for client, (agent, _) in self.roster.hosts.items() if agent not in revoked}
+        reasons = _reasons(call)
+        if reasons and able <= self._failing:
+            raise TrainingError(
+                f"Round {work.round}: no client could do its work. Correct the cause, and serve the same file to "
+                f"continue. {reasons}"
+            )
         if not self.pool.ready():
             raise QuorumError(
                 f"Round {work.round}: all agents are gone, and none came back within {self.sampling.deadline}. Nothing "
                 "is lost: start the agents again, and serve the same file to continue."
             )
+        advice = f". `fedloom agents revoke` leaves out agents that cannot take part. {reasons}" if reasons else ""
         self.pool.log(
             "abandoned",
             f"{self.cell.label}: round {work.round} is abandoned, because {answered} of {len(work.ids)} clients "
-            f"answered and {needed} are needed",
+            f"answered and {needed} are needed{advice}",
         )
         raise RoundAbandoned(f"Round {work.round} had {answered} valid updates of {needed} that are needed.")
 
@@ -345,6 +355,16 @@ class NetworkBackend(Backend):
         path = self.pool.ledger.updates / update.file
         _, found = read_answer(*open_parcel(path))
         call.accept(found[update.client], update.sha256, path.stat().st_size)
+
+
+def _reasons(call: Call) -> str:
+    """Say how many clients failed or refused, and why the first one did; errors come before refusals."""
+    failures = sorted(call.failures.values(), key=lambda failure: failure.kind)
+    if not failures:
+        return ""
+    failed = sum(failure.kind == "error" for failure in failures)
+    refused = len(failures) - failed
+    return f"Clients that failed: {failed}, refused or rejected: {refused}. The first reason: {failures[0].message}"
 
 
 def _parcel_info(role: Any, parcel: Parcel) -> ParcelInfo:

@@ -15,7 +15,14 @@ from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import ClientWork, Report, with_lengths
 from fedloom.metrics import NON_NEGATIVE, Range
 from fedloom.network.coordinator.roster import Roster
-from fedloom.network.protocol.expected_update import EXAMPLES, ExpectedUpdate, Shape, expected_update, synthetic_place
+from fedloom.network.protocol.expected_update import (
+    EXAMPLES,
+    ExpectedUpdate,
+    Shape,
+    expected_update,
+    harmless,
+    synthetic_place,
+)
 from fedloom.network.protocol.messages import Assignment, ClientAnswer
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.task import Task
@@ -48,22 +55,28 @@ class Judge:
         """Return what an honest answer looks like. Without it nothing is checked, so an error ends the run."""
         key = (work.method, ",".join(work.shared), len(work.ids) if work.graph is not None else 0)
         if key not in self.expected:
-            try:
-                self.expected[key] = self._tried(work, EXAMPLES)
-            except Exception:  # such as batch normalisation on a last batch of one example
-                try:
-                    batch = work.algorithm.train.batch_size
-                    self.expected[key] = self._tried(work, 4 * batch if isinstance(batch, int) else EXAMPLES + 4)
-                except Exception as error:
-                    raise TrainingError(
-                        f"The form of answers cannot be checked: '{work.method}' could not be tried on made-up "
-                        f"examples. {type(error).__name__}: {error}"
-                    ) from error
+            self.expected[key] = self._tried(work)
         return self.expected[key]
 
-    def _tried(self, work: ClientWork, examples: int) -> ExpectedUpdate:
-        place = synthetic_place(self.roster.data_format, replace(self.task), self.roster.setup, examples)
-        return expected_update(work, self.initial_own, place)
+    def _tried(self, work: ClientWork) -> ExpectedUpdate:
+        """Try the method on made-up examples; if that fails, on others and with weights that cannot diverge."""
+        batch = work.algorithm.train.batch_size
+        more = 4 * batch if isinstance(batch, int) else EXAMPLES + 4
+        failed: Exception | None = None
+        for careful in (False, True):  # real weights and learning rates suit real data: here they may diverge
+            tried = harmless(work, self.task) if careful else work
+            for examples in (EXAMPLES, more):  # batch normalisation fails on a last batch of one example
+                place = synthetic_place(
+                    self.roster.data_format, replace(self.task), self.roster.setup, examples, zeros=careful
+                )
+                try:
+                    return expected_update(tried, self.initial_own, place)
+                except Exception as error:
+                    failed = failed or error
+        raise TrainingError(
+            f"The form of answers cannot be checked: '{work.method}' could not be tried on made-up examples. "
+            f"{type(failed).__name__}: {failed}"
+        ) from failed
 
     def check_trained(
         self, work: ClientWork, expected: ExpectedUpdate | None, assignment: Assignment, answer: ClientAnswer

@@ -27,6 +27,7 @@ EXAMPLES = 12
 MOST_VALUES = 2**24  # in one example or its labels
 MANY_VALUES = 2**22  # in all examples: of larger ones, only the fewest are made up
 FEWEST = 4
+SMALLEST_LR = 1e-30
 Shape = tuple[tuple[int, ...], torch.dtype]
 
 
@@ -49,9 +50,12 @@ class ExpectedUpdate:
         return sum(len(leaves) + 2 for leaves in self.groups.values()) + len(self.public)
 
 
-def synthetic_place(data: DataFormat, task: Task, setup: Setup | None = None, examples: int = EXAMPLES) -> Place:
+def synthetic_place(
+    data: DataFormat, task: Task, setup: Setup | None = None, examples: int = EXAMPLES, *, zeros: bool = False
+) -> Place:
     """Return a place with one client and a few made-up examples in the agents' format.
 
+    Features are normally distributed; with `zeros`, and if they are whole numbers, they are all zero.
     Raise `InputError` if examples of this format are too large, or if there is no `setup` and the task does not take
     them.
     """
@@ -60,7 +64,7 @@ def synthetic_place(data: DataFormat, task: Task, setup: Setup | None = None, ex
         raise InputError(f"an example has {values:,} values, and at most {MOST_VALUES:,} are allowed")
     count = examples if examples * values <= MANY_VALUES else FEWEST
     dtype, shape = getattr(torch, data.dtype), (count, *data.features)
-    if dtype.is_floating_point:
+    if dtype.is_floating_point and not zeros:
         x = torch.from_numpy(keys.generator(0).standard_normal(shape, dtype=np.float32)).to(dtype)
     else:
         x = torch.zeros(shape, dtype=dtype)
@@ -89,11 +93,35 @@ def expected_update(work: ClientWork, own: Groups, place: Place) -> ExpectedUpda
         watch_epochs=False,
         first=0,
     )
-    with computing():
-        outcome = one.perform(place)
-    forget_trainers()  # this process trains nothing else
+    try:
+        with computing():
+            outcome = one.perform(place)
+    finally:
+        forget_trainers()  # this process trains nothing else
     groups = {group: _shapes(leaves) for group, leaves in outcome.stack.items()}
     return ExpectedUpdate(groups, _shapes(outcome.public), outcome.positions or {})
+
+
+def harmless(work: ClientWork, task: Task) -> ClientWork:
+    """Return the same work with the task's initial weights, zeros in all other leaves, and almost no learning rate.
+
+    The form of an answer does not depend on them, and no loss diverges.
+    """
+    initial = task.initial()
+
+    def start(name: str, leaf: Tensor) -> Tensor:
+        first = initial.get(name)
+        return first if first is not None and first.shape == leaf.shape else torch.zeros_like(leaf)
+
+    algorithm = work.algorithm
+    slow = algorithm.train.model_copy(update={"lr": SMALLEST_LR})
+    return replace(
+        work,
+        algorithm=algorithm.model_copy(update={"train": slow}),
+        shared={
+            group: {name: start(name, leaf) for name, leaf in leaves.items()} for group, leaves in work.shared.items()
+        },
+    )
 
 
 def _shapes(leaves: Mapping[str, Tensor]) -> dict[str, Shape]:

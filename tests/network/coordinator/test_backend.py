@@ -93,7 +93,11 @@ def test_a_round_below_its_quorum_is_abandoned_and_the_next_one_counts(
     monkeypatch.setattr(AssignmentRunner, "train", fail_in_round_one)
     run = InProcessRun(tmp_path / "net", SMALL, {}, {}, quorum=0.5)
     assert run.run(Silent()).status == "degraded"
-    assert "fedavg: round 1 is abandoned, because 1 of 4 clients answered and 2 are needed" in run.said
+    assert (
+        "fedavg: round 1 is abandoned, because 1 of 4 clients answered and 2 are needed. `fedloom agents revoke` "
+        "leaves out agents that cannot take part. Clients that failed: 3, refused or rejected: 0. The first reason: "
+        "out of memory"
+    ) in run.said
     assert "site-1 failed: out of memory" in run.said
 
 
@@ -104,12 +108,36 @@ def test_when_no_client_can_do_its_work_the_run_ends_with_the_reason(
         raise TrainingError("out of memory")
 
     monkeypatch.setattr(AssignmentRunner, "train", fail)
-    with pytest.raises(TrainingError, match=r"Round 1: no client could do its work. out of memory"):
+    with pytest.raises(TrainingError, match=r"Round 1: no client could do its work.* failed: 4, .*: out of memory$"):
         InProcessRun(tmp_path / "net", SMALL, {}).run(Silent())
 
 
+@pytest.mark.parametrize("failing", [{3}, {0, 1, 2, 3}])
+def test_a_run_ends_only_if_no_client_of_any_cohort_can_do_its_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: set[int]
+) -> None:
+    train, asked = AssignmentRunner.train, []
+
+    def fail(runner: Any, assignment: Any, one: Any, write: Any) -> Any:
+        asked.append(one.client)
+        if one.client in failing:
+            raise TrainingError("out of memory")
+        return train(runner, assignment, one, write)
+
+    monkeypatch.setattr(AssignmentRunner, "train", fail)
+    run = InProcessRun(tmp_path / "net", {**SMALL, "rounds": 12}, {}, {}, count=1)
+    if failing == {3}:
+        result = run.run(Silent())
+        assert 3 in asked
+        assert (result.status, result.runs[0].abandoned) == ("degraded", asked.count(3))
+    else:
+        with pytest.raises(TrainingError, match="no client could do its work"):
+            run.run(Silent())
+        assert (set(asked), asked.count(asked[-1])) == (failing, 1)  # it ends with the first failure of the last client
+
+
 def test_an_update_above_the_norm_bound_costs_its_client_the_round(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"Round 1: no client could do its work. norm: the change of model"):
+    with pytest.raises(TrainingError, match=r"refused or rejected: 4. The first reason: norm: the change of model"):
         InProcessRun(tmp_path / "net", SMALL, {}, norm_bound=1e-9).run(Silent())
 
 
@@ -133,7 +161,8 @@ def far(update: Update, shared: Groups) -> Update:
 
 
 def huge(update: Update, shared: Groups) -> Update:
-    return replace(update, groups={"model": tree.map_leaves(lambda leaf: leaf * 0 + 3e38, update.groups["model"])})
+    filled = {group: tree.map_leaves(lambda leaf: leaf * 0 + 3.4e38, leaves) for group, leaves in update.groups.items()}
+    return replace(update, groups=filled)
 
 
 def heavy(update: Update, shared: Groups) -> Update:
@@ -202,6 +231,24 @@ def test_finite_updates_that_make_the_model_infinite_do_not_end_the_run(
     assert left_out == ["3", "3"]
     with pytest.raises(TrainingError, match=r"the new model is not finite; the largest update, .* is that of '3'"):
         serial_weights(SMALL, tmp_path / "serial")
+
+
+def test_agents_answer_a_round_of_two_calls_that_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the gradient of client 3, the others are asked about another mean gradient, in a new attempt."""
+    train = AssignmentRunner.train
+    asked: list[tuple[int, int, int]] = []
+
+    def overflow(runner: Any, assignment: Any, one: Any, write: Any) -> Any:
+        (answer,) = train(runner, assignment, one, write)
+        asked.append((assignment.attempt, assignment.call, one.client))
+        return [replace(answer, update=huge(answer.update, {})) if (assignment.call, one.client) == (1, 3) else answer]
+
+    monkeypatch.setattr(AssignmentRunner, "train", overflow)
+    run = InProcessRun(tmp_path / "net", {**SMALL, "rounds": 1, "algorithm": {"fsvrg": {}}}, {}, {})
+    assert run.run(Silent()).status == "done"
+    assert sorted(asked) == [(1, call, client) for call in (0, 1) for client in range(4)] + [
+        (2, 1, client) for client in range(3)
+    ]
 
 
 def test_updates_of_a_revoked_agent_do_not_count_in_rounds_that_are_not_closed(

@@ -202,3 +202,15 @@ def test_made_up_examples_suit_batches_of_any_size(train: dict[str, Any]) -> Non
     work = ClientWork(FedAvg(**train), "client", {"model": task.initial()}, (0,), {}, 1, 1, 0, "sum")
     judge = Judge(roster, task, Sampling(), True)
     assert judge.expected_update(work).groups["model"].keys() == task.initial().keys()
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e30])  # the weights of the first round, and those of a restart
+def test_the_form_of_answers_is_found_though_training_diverges_on_made_up_examples(scale: float) -> None:
+    """With small features, a large learning rate converges. The made-up features are not small."""
+    hello = HELLO.model_copy(update={"features": (10,), "classes": (), "labels": (1,)})
+    roster = Roster.of([{"client": 0, "agent": "x", "local": 0, "name": "a"}], {"x": hello})
+    task = Task(nn.Linear, "mse", (), {"in_features": 10, "out_features": 1})
+    shared = {"model": {name: leaf * scale for name, leaf in task.initial().items()}}
+    work = ClientWork(FedAvg(lr=500.0, epochs=20), "client", shared, (0,), {}, 1, 1, 0, "sum")
+    found = Judge(roster, task, Sampling(), True).expected_update(work)
+    assert found.groups == {"model": {"weight": ((1, 10), torch.float32), "bias": ((1,), torch.float32)}}
