@@ -77,6 +77,9 @@ class AssignmentRunner:
             watch_epochs=assignment.watch_epochs,
         )
         outcome = work.perform(place)
+        (report,) = outcome.reports
+        if report.post_fit or (assignment.watch_epochs and report.history):
+            self.questions.check_measured_once(assignment, one)
         faults.point("agent.trained")
         ticket: Ticket | None = None
         if one.ticket is not None:
@@ -89,7 +92,6 @@ class AssignmentRunner:
                         f"{where}: the {name} that it keeps is not finite. A smaller lr or a clip may help."
                     )
             write(lambda: self.states.save(cell, one.client, ticket, kept))
-        (report,) = outcome.reports
         update = Update(outcome.stack, outcome.weights, outcome.public)
         answer = ClientAnswer(one.client, update, ticket, report.history, report.post_fit)
         return [self.policy.withhold(answer, _is_mean(place.task))]

@@ -44,7 +44,7 @@ class AuditLog:
         """Append one line."""
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         with self._lock:
-            body = json.dumps({"time": now, "event": event, **facts, "previous": self._previous}, ensure_ascii=False)
+            body = json.dumps({"time": now, "event": event, **facts, "previous": self._previous})
             line = f'{body[:-1]}, "signature": "{self.signer.sign(body.encode())}"}}'.encode()
             try:
                 with open(self.path, "ab", buffering=0) as file:

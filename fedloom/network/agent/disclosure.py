@@ -85,5 +85,7 @@ def answer_facts(assignment: Assignment, answers: Sequence[ClientAnswer], parcel
         left["fingerprints"] = len(answers)
     clients = [one.client for one in answers]
     measured = sorted({split for one in answers for split, found in one.measured.items() if found.count})
-    facts = {"clients": clients, "measured": measured, "left": left, "bytes": parcel.size, "sha256": parcel.sha256}
+    watched = assignment.watch_epochs and any(one.history for one in answers)
+    facts = {"clients": clients, "measured": measured, "watched": watched, "left": left}
+    facts |= {"bytes": parcel.size, "sha256": parcel.sha256}
     return {**assignment_facts(assignment), **question_facts(assignment), **facts}

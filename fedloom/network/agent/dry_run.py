@@ -22,11 +22,13 @@ from fedloom.machine import computing
 from fedloom.network.agent.disclosure import hello_message
 from fedloom.network.agent.loaded_experiment import admitted
 from fedloom.network.agent.policy import TRUST, Refused, Site
-from fedloom.network.agent.questions import Questions
+from fedloom.network.agent.questions import Questions, check_limit
 from fedloom.network.protocol.expected_update import ExpectedUpdate, expected_update, synthetic_place
 from fedloom.network.protocol.messages import DataFormat, verb_of
 from fedloom.task import Task
 from fedloom.training.probe import probe
+
+NOT_BOUND = "This does not limit an algorithm's weights and public numbers: they may be scores of any metric."
 
 
 def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
@@ -54,18 +56,19 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
     metrics = (
         "means over examples, such as loss and accuracy" if policy.metrics == "means" else ", ".join(policy.metrics)
     )
-    yield f"Metrics that may leave: {metrics or 'none'}."
+    yield f"Metrics that may leave: {metrics or 'none'}. {NOT_BOUND}"
     yield TRUST
     if experiment is None:
         yield "What an update holds depends on the experiment: add --experiment FILE to see it."
         return
     try:
         policy.check_examples({federation.name(c): int(sizes["train"][c]) for c in range(federation.clients)})
+        check_limit(plan, policy.max_evaluations)
     except Refused as why:
         yield f"This site would refuse to take part: {why}."
         return
     most = Questions("", plan, policy.max_evaluations).most
-    yield f"Each client is measured at most {most} times in the run, on one split each, with one model in each round."
+    yield f"Each client is measured at most {most} times in the run, on one split each."
     task = plan.task(parsed.seeds[0])
     setup = probe(federation, task).setup(group=1)
     hello_message(site, federation, setup, "")  # raises if the site's table does not fit its data

@@ -22,6 +22,7 @@ from fedloom.experiment.plan import Plan
 from fedloom.federation.work import Place
 from fedloom.network.agent.disclosure import hello_message
 from fedloom.network.agent.policy import Refused, Site
+from fedloom.network.agent.questions import check_limit
 from fedloom.network.protocol.code_fingerprint import code_hashes, different_modules
 from fedloom.network.protocol.messages import AssignedClient, DataFormat, Hello
 from fedloom.network.protocol.tensors import PROTOCOL
@@ -141,9 +142,10 @@ def load_experiment(
     there, here = run_plan["versions"].get("torch"), machine.facts()["torch"]
     if there != here:
         tell(f"Note: the coordinator has torch {there}, this machine {here}. Results may differ in the last bits.")
-    seed = experiment.seeds[0]
+    plan, seed = Plan.of(experiment), experiment.seeds[0]
+    check_limit(plan, site.policy.max_evaluations)
     initial = {int(seed): fetch(sha) for seed, sha in run_plan["initial"].items()}
-    loaded = LoadedExperiment(dict(run_plan), Plan.of(experiment), initial, site)
+    loaded = LoadedExperiment(dict(run_plan), plan, initial, site)
     federation = loaded.plan.federation(seed)
     if run_plan.get("data"):
         different = DataFormat.of(federation).differences(DataFormat.model_validate(run_plan["data"]))

@@ -73,9 +73,13 @@ class Policy(Record):
     if they have fewer, and nothing about them leaves.
     """
     max_evaluations: Whole | None = None
-    """How often a run may measure one client on one split. By default, ten times what the announced run needs."""
+    """How often a run may measure one client on one split. By default, twice what the announced run needs. A run
+    that needs more is refused before it starts.
+    """
     metrics: tuple[str, ...] | Literal["means"] = "means"
-    """The metrics that may leave. Scores of single examples leave only if you name their metric."""
+    """The metrics that may leave. Scores of single examples leave only if you name their metric. This does not limit
+    the weights and public numbers of an algorithm's updates.
+    """
     code: dict[str, str] = Field(default_factory=dict)
     """The SHA-256 of every file with your own code that may run here, by its path from the site's file."""
     max_epsilon: Positive | None = None

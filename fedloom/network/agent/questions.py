@@ -6,15 +6,18 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedloom import tree
 from fedloom.experiment.plan import Plan
 from fedloom.network.agent.policy import Refused
-from fedloom.network.protocol.messages import Assignment
+from fedloom.network.protocol.messages import AssignedClient, Assignment
 from fedloom.tree import Groups
 
-SLACK = 10  # times what a run needs, if the policy has no limit: algorithms with several calls, repeated rounds
+SLACK = 2  # times what a run needs, if the policy has no limit: a coordinator that starts again repeats rounds
+REPEATS = 3  # how often a coordinator that started again may repeat a round with other models
+MOST_CALLS = 8  # calls of a round
 
 Key = tuple[Any, ...]  # cell, round, kind, call, split and client
 Question = tuple[Any, ...]  # the hash of what is asked, and the version of the client's state
@@ -42,15 +45,36 @@ def question_facts(assignment: Assignment) -> dict[str, Any]:
 
 def evaluations_needed(plan: Plan) -> int:
     """Return how often an honest run measures one client on one split: before and after training, and at the end."""
-    measured = plan.rounds // plan.evaluate.every + 2
-    splits = 2 * len(plan.evaluate.splits) + len(plan.evaluate.server or ())
-    return len(plan.algorithms) * len(plan.seeds) * measured * splits
+    evaluate = plan.evaluate
+    rounds = len({1, plan.rounds, *range(evaluate.every, plan.rounds + 1, evaluate.every)})
+    of_cell = (2 * rounds + 1) * len(evaluate.splits) + rounds * len(evaluate.server or ())
+    algorithms = [one for one in plan.algorithms.values() if not one.pooled]
+    return len(algorithms) * len(plan.seeds) * of_cell
+
+
+def check_limit(plan: Plan, most: int | None) -> None:
+    """Raise `Refused` if a run needs more evaluations than the policy allows: it could not end."""
+    needed = evaluations_needed(plan)
+    if most is not None and most < needed:
+        raise Refused(f"the policy allows {most} evaluations of a client in a run, and this run needs {needed}")
+
+
+@dataclass
+class _Reached:
+    """The newest round of a cell, with the hashes of its models' leaves by path."""
+
+    attempt: int
+    round: int
+    start: dict[str, str]  # what the round evaluates and trains
+    end: dict[str, str] = field(default_factory=dict)  # what it evaluates at its end, and the next round trains
+    parcels: set[tuple[str, bool]] = field(default_factory=set)  # those found right, and whether as a given model
 
 
 class Questions:
     """The questions of one run: each client answers one in each call of a round, and the same one again as before.
 
-    A coordinator that starts again may repeat rounds with other models. Such questions count like all others.
+    A coordinator that starts again may repeat a round with other models, at most `REPEATS` times. Such questions count
+    like all others.
     """
 
     def __init__(self, run: str, plan: Plan, most: int | None, lines: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -58,8 +82,8 @@ class Questions:
         self.most = SLACK * evaluations_needed(plan) if most is None else most
         self.measured: Counter[int] = Counter()  # numbers of splits that left, by client
         self._asked: dict[Key, dict[Question, int]] = {}  # what is asked → question → attempt
-        self._models: dict[str, str] = {}  # hashes of leaves of this round's model
-        self._current: tuple[Any, ...] = ()  # the round that they belong to, and their parcels
+        self._after_training: dict[Key, dict[Question, int]] = {}  # client in a round → question → attempt
+        self._reached: dict[tuple[str, int], _Reached] = {}  # by label and seed
         for line in lines:
             if line.get("event") == "answered" and line.get("run") == run and "question" in line:
                 self.note(line)
@@ -71,14 +95,23 @@ class Questions:
             if question not in asked:
                 asked[question] = int(facts["attempt"])
                 self.measured[local] += cost
+            if facts["kind"] == "train" and (facts["measured"] or facts.get("watched")):
+                measured = self._after_training.setdefault(_in_round(facts, local), {})
+                measured.setdefault((facts["call"], *question), int(facts["attempt"]))
 
     def check(self, assignment: Assignment, shared: Groups) -> None:
         """Raise `Refused` if this goes beyond what the run announced, asks about another model, or asks too often."""
         evaluate, last = self.plan.evaluate, assignment.round == self.plan.rounds
-        if assignment.round > self.plan.rounds or assignment.seed not in self.plan.seeds:
+        if not 1 <= assignment.round <= self.plan.rounds or assignment.seed not in self.plan.seeds:
             raise Refused(f"the run announced {self.plan.rounds} rounds and the seeds {list(self.plan.seeds)}")
-        if unknown := {*assignment.splits} - {*evaluate.splits, *(evaluate.server or ())}:
-            raise Refused(f"the run announced no evaluation on the split '{min(unknown)}'")
+        if assignment.call >= MOST_CALLS:
+            raise Refused(f"a round may have {MOST_CALLS} calls, and this one is number {assignment.call + 1}")
+        if assignment.watch_epochs and not evaluate.epochs:
+            raise Refused("the run announced no evaluation after every epoch")
+        given = is_given(assignment)
+        if unknown := {*assignment.splits} - {*((evaluate.server or ()) if given else evaluate.splits)}:
+            what = " of a global model" if given else ""
+            raise Refused(f"the run announced no evaluation{what} on the split '{min(unknown)}'")
         if len({one.local for one in assignment.clients}) < len(assignment.clients):
             raise Refused("inconsistent request: it has one client twice")
         # the model of the last round is evaluated before training and once more at the end
@@ -90,6 +123,11 @@ class Questions:
             asked = self._asked.get(key, {})
             if question in asked:
                 continue
+            if len({*asked.values()} - {assignment.attempt}) > REPEATS:
+                raise Refused(
+                    f"round {assignment.round} of {assignment.label} was repeated {REPEATS} times with other models, "
+                    "and may not be repeated again"
+                )
             if sum(attempt >= assignment.attempt for attempt in asked.values()) >= allowed:
                 raise Refused(
                     f"round {assignment.round} of {assignment.label} asked the same of this client before, about "
@@ -98,26 +136,63 @@ class Questions:
             new[local] += cost
             if self.measured[local] + new[local] > self.most:
                 raise Refused(f"the policy allows {self.most} evaluations of a client in a run, and they are used up")
-        if facts["kind"] in ("evaluate", "train") and facts["call"] == 0:
+        if facts["kind"] != "fingerprint" and facts["call"] == 0:
             self._check_model(assignment, shared, at_end=allowed == 2)
 
+    def check_measured_once(self, assignment: Assignment, one: AssignedClient) -> None:
+        """Raise `Refused` if another call of this round measured this client after training."""
+        only = assignment.model_copy(update={"clients": (one,)})
+        facts = {"algorithm": only.label, "seed": only.seed, "round": only.round, **question_facts(only)}
+        for local, _, question, _ in _parts(facts, only.splits):
+            before = self._after_training.get(_in_round(facts, local), {})
+            attempts = {*before.values()}
+            if (only.call, *question) in before or not attempts:
+                continue
+            if max(attempts) >= only.attempt or len(attempts) > REPEATS:
+                raise Refused(
+                    f"round {only.round} of {only.label} measured this client after training before, in another call"
+                )
+
     def _check_model(self, assignment: Assignment, shared: Groups, at_end: bool) -> None:
-        """Raise `Refused` unless this model is the one that the round evaluated or trained before."""
-        current = assignment.label, assignment.seed, assignment.round, assignment.attempt
-        if self._current[:4] != current:
-            self._current, self._models = current, {}
+        """Raise `Refused` unless the model is the one that the round trains, or the one that it ends with.
+
+        The agent cannot know which model a round ends with. So the first one counts, and the next round must train it.
+        """
+        reached, given = self._newest_round(assignment), is_given(assignment)
         (parcel,) = (part.sha256 for part in assignment.parts if part.role == "shared")
-        if parcel in self._current[4:]:
+        if (parcel, given) in reached.parcels:
             return
         found = {f"{group}/{name}": tree.sha256({"": leaf}) for group, t in shared.items() for name, leaf in t.items()}
-        if any(self._models.get(path, sha256) != sha256 for path, sha256 in found.items()):
-            if at_end:
-                return
+        ends = given or (at_end and _differ(reached.start, found))
+        known = reached.end if ends else reached.start
+        if _differ(known, found):
+            which = "it ends with" if ends else "is trained"
             raise Refused(
-                f"round {assignment.round} of {assignment.label} evaluates another model than the one that is trained"
+                f"round {assignment.round} of {assignment.label} evaluates another model than the one that {which}"
             )
-        self._models |= found
-        self._current += (parcel,)
+        known.update(found)
+        reached.parcels.add((parcel, given))
+
+    def _newest_round(self, assignment: Assignment) -> _Reached:
+        """Return the round of this assignment; raise `Refused` if its cell has gone beyond it."""
+        cell, now = (assignment.label, assignment.seed), (assignment.attempt, assignment.round)
+        reached = self._reached.get(cell)
+        newest = (reached.attempt, reached.round) if reached else (0, 0)
+        if now < newest:
+            raise Refused(f"round {assignment.round} of {assignment.label} is over: round {newest[1]} has begun")
+        if reached is None or now > newest:
+            follows = reached is not None and now == (newest[0], newest[1] + 1)
+            reached = _Reached(*now, start=dict(reached.end) if reached and follows else {})
+            self._reached[cell] = reached
+        return reached
+
+
+def _differ(known: Mapping[str, str], found: Mapping[str, str]) -> bool:
+    return any(known.get(path, sha256) != sha256 for path, sha256 in found.items())
+
+
+def _in_round(facts: Mapping[str, Any], local: int) -> Key:
+    return facts["algorithm"], facts["seed"], facts["round"], local
 
 
 def _parts(facts: Mapping[str, Any], measured: Collection[str]) -> Iterator[tuple[int, Key, Question, int]]:

@@ -32,6 +32,13 @@ def test_a_log_continues_after_half_a_line(tmp_path: Path) -> None:
     assert shown[1].startswith("2 signed line(s) are as the agent wrote them")
 
 
+def test_a_text_that_is_not_valid_unicode_is_logged_and_verified(tmp_path: Path) -> None:
+    log(tmp_path).write("refused", why="no split '\ud800' é")
+    assert [event["why"] for event in log(tmp_path).events()] == ["no split '\ud800' é"]
+    shown = list(verify(tmp_path / "audit.jsonl", Signer(tmp_path / "agent.key").public))
+    assert shown[0].startswith("1 signed line(s) are as the agent wrote them")
+
+
 @pytest.mark.parametrize("change", ["edit", "remove", "swap", "forge", "cut"])
 def test_a_changed_line_is_found(tmp_path: Path, change: str) -> None:
     for round in range(4):

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from fedloom.errors import InputError
+from fedloom.experiment.experiment_file import parse
+from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Silent
 from fedloom.network.agent.agent import Agent
 from fedloom.network.agent.questions import Questions, evaluations_needed
@@ -29,7 +32,7 @@ STRICT = {
     "metrics": ["loss", "accuracy"],
     "min_cohort": 3,
     "min_examples": 50,
-    "max_evaluations": 12,
+    "max_evaluations": 21,
 }
 
 
@@ -103,6 +106,7 @@ def test_crafted_evaluations_recover_neither_label_counts_nor_the_only_test_pati
             ({"clients": (own,)}, "about another model"),
             ({"method": "other", "call": 3}, "about another model"),
             ({"round": 4}, "the run announced 3 rounds"),
+            ({"round": 0}, "the run announced 3 rounds"),
             ({"seed": 2}, "the run announced 3 rounds and the seeds"),
             ({"clients": (own, AssignedClient(client=8, local=0)), "round": 2}, "one client twice"),
             ({"cohort": 2, "round": 2}, "at least 3 clients"),
@@ -110,12 +114,18 @@ def test_crafted_evaluations_recover_neither_label_counts_nor_the_only_test_pati
             assert why in str(coordinator.ask(coordinator.crafted(1), **changes)), changes
         attempts = [coordinator.ask(coordinator.crafted(label), attempt=label + 1) for label in range(10)]
         assert [isinstance(found, dict) for found in attempts] == [True] * 4 + [False] * 6
-        assert str(attempts[-1]) == "the policy allows 12 evaluations of a client in a run, and they are used up"
+        assert set(map(str, attempts[4:])) == {
+            "round 1 of fedavg was repeated 3 times with other models, and may not be repeated again"
+        }
+        attempts = [coordinator.ask(coordinator.crafted(label), attempt=label + 4, round=2) for label in range(4)]
+        assert [isinstance(found, dict) for found in attempts] == [True] * 3 + [False]
+        assert str(attempts[-1]) == "the policy allows 21 evaluations of a client in a run, and they are used up"
         # a new process of the agent remembers
         again = coordinator.agent(0)
         coordinator.agents = [again]
         assert isinstance(coordinator.ask(coordinator.crafted(0)), dict)
-        assert "used up" in str(coordinator.ask(coordinator.crafted(5), attempt=20))
+        assert "used up" in str(coordinator.ask(coordinator.crafted(5), attempt=20, round=3))
+        assert "was repeated 3 times" in str(coordinator.ask(coordinator.crafted(5), attempt=20))
 
 
 def test_the_same_question_gets_the_same_answer_again(tmp_path: Path) -> None:
@@ -142,11 +152,88 @@ def test_a_round_evaluates_the_model_that_it_trains(tmp_path: Path) -> None:
         assert "about another model" in str(coordinator.ask(coordinator.crafted(2), round=3))
 
 
+def test_a_client_is_measured_after_training_once_a_round_whatever_the_call(tmp_path: Path) -> None:
+    train = {"kind": "train", "verb": "reduce", "method": "client", "splits": ("test", "validation")}
+    with HostileCoordinator(tmp_path / "net", VALUES, {**STRICT, "max_evaluations": 1000}).begun() as coordinator:
+        first = coordinator.ask(coordinator.crafted(0), **train, call=1)
+        assert isinstance(first, dict)
+        assert first["validation"].count == 90
+        refused = "round 1 of fedavg measured this client after training before, in another call"
+        assert [coordinator.ask(coordinator.crafted(n), **train, call=n) for n in range(2, 8)] == [refused] * 6
+        assert coordinator.ask(coordinator.crafted(0), **train, call=1) == first
+        many = coordinator.ask(coordinator.crafted(8), **train, call=8)
+        assert many == "a round may have 8 calls, and this one is number 9"
+        # a coordinator that starts again gets three more, whatever the call
+        again = [coordinator.ask(coordinator.crafted(n), **train, call=n, attempt=n) for n in range(2, 7)]
+        assert [isinstance(found, dict) for found in again] == [True] * 3 + [False] * 2
+        assert again[-1] == refused
+        # a new process of the agent remembers
+        coordinator.agents = [coordinator.agent(0)]
+        assert coordinator.ask(coordinator.crafted(7), **train, call=7, attempt=4) == refused
+
+
+def test_validation_after_every_epoch_must_be_announced(tmp_path: Path) -> None:
+    train = {"kind": "train", "verb": "reduce", "method": "client", "splits": ()}
+    with HostileCoordinator(tmp_path / "net", VALUES, STRICT).begun() as coordinator:
+        refused = coordinator.ask(coordinator.crafted(0), **train, watch_epochs=True)
+        assert refused == "the run announced no evaluation after every epoch"
+
+
+def test_watching_epochs_is_measuring_after_training(tmp_path: Path) -> None:
+    train = {"kind": "train", "verb": "reduce", "method": "client", "splits": (), "watch_epochs": True}
+    values = {**VALUES, "evaluate": {**VALUES["evaluate"], "epochs": True}}
+    with HostileCoordinator(tmp_path / "net", values, STRICT).begun() as coordinator:
+        assert coordinator.ask(coordinator.crafted(0), **train) == {}
+        refused = "round 1 of fedavg measured this client after training before, in another call"
+        assert coordinator.ask(coordinator.crafted(1), **train, call=1) == refused
+
+
+def test_a_given_model_is_one_for_all_splits_and_the_next_round_trains_it(tmp_path: Path) -> None:
+    given, train = {"method": "given"}, {"kind": "train", "verb": "reduce", "method": "client", "splits": ()}
+    values = {**VALUES, "evaluate": {**VALUES["evaluate"], "server": ["test", "validation"]}}
+    with HostileCoordinator(tmp_path / "net", values, {**STRICT, "max_evaluations": 27}).begun() as coordinator:
+        assert coordinator.ask(coordinator.crafted(0), **train) == {}
+        assert isinstance(coordinator.ask(coordinator.crafted(1), **given, splits=("test",)), dict)
+        ends = "round 1 of fedavg evaluates another model than the one that it ends with"
+        assert coordinator.ask(coordinator.crafted(2), **given, splits=("validation",)) == ends
+        assert isinstance(coordinator.ask(coordinator.crafted(1), **given, splits=("validation",)), dict)
+        other = "round 2 of fedavg evaluates another model than the one that is trained"
+        assert coordinator.ask(coordinator.crafted(2), round=2) == other
+        assert coordinator.ask(coordinator.crafted(2), **train, round=2) == other
+        assert coordinator.ask(coordinator.crafted(1), **train, round=2) == {}
+        # the last round ends with one model too, and rounds go forward
+        assert isinstance(coordinator.ask(coordinator.crafted(4), **given, round=3, splits=("test",)), dict)
+        assert isinstance(coordinator.ask(coordinator.crafted(3), round=3, splits=("test",)), dict)
+        assert str(coordinator.ask(coordinator.crafted(5), round=3, splits=("test",))).endswith("that it ends with")
+        over = "round 2 of fedavg is over: round 3 has begun"
+        assert coordinator.ask(coordinator.crafted(6), round=2, splits=("train",)) == over
+
+
+def test_a_limit_below_what_the_run_needs_is_refused_before_it_starts(tmp_path: Path) -> None:
+    run = InProcessRun(tmp_path / "net", VALUES, {**STRICT, "max_evaluations": 20})
+    why = "the policy allows 20 evaluations of a client in a run, and this run needs 21"
+    with pytest.raises(InputError, match=f"^This site does not take part: {why}.$"):
+        run.run(Silent())
+    assert f"site-0 refuses: {why}" in run.said
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every", "needed"), [(1, 1, 3), (1, 10, 3), (10, 1, 21), (10, 10, 5), (15, 10, 7), (20, 10, 7)]
+)
+def test_a_run_needs_as_many_evaluations_as_it_makes(rounds: int, every: int, needed: int) -> None:
+    values = {**EXPERIMENT, "rounds": rounds, "evaluate": {"splits": ["test"], "every": every}}
+    assert evaluations_needed(Plan.of(parse(values))) == needed
+    both = {**values, "algorithm": {"fedavg": {}, "pooled": {}}}
+    assert evaluations_needed(Plan.of(parse(both))) == needed
+
+
 def test_a_split_that_the_run_did_not_announce_is_not_evaluated(tmp_path: Path) -> None:
     values = {**VALUES, "evaluate": {"splits": ["test"]}}
     with HostileCoordinator(tmp_path / "net", values, {}).begun() as coordinator:
         refused = coordinator.ask(coordinator.crafted(0), splits=("validation",))
         assert refused == "the run announced no evaluation on the split 'validation'"
+        refused = coordinator.ask(coordinator.crafted(0), method="given", splits=("test",))
+        assert refused == "the run announced no evaluation of a global model on the split 'test'"
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedavgm", "fedrep", "fsvrg", "ifca", "local", "peer", "snes"])
