@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedloom.tree import Tree, change, is_whole, select
 
-MANY = 5  # with fewer updates, the median says too little
+MANY = 5  # with fewer updates, the median says little
+RUINOUS = 1e6  # among few updates, the factor that no honest client reaches
 SMALL = 0.05  # shorter changes, as a share of the model's own length, count as this long
 
 
@@ -54,9 +55,10 @@ def _lengths(moved: Tree) -> Tensor:
 def outliers(changes: Sequence[Mapping[str, float]], examples: Sequence[int], factor: float) -> list[int]:
     """Return the positions of clients with a group whose change is longer than `factor` × the median of all clients.
 
-    `changes` has one entry for each client: group → length, for the groups in which it has weight. A group is judged if
-    at least five clients have it, and most of them change something. A client with more `examples` than the median
-    takes more steps, so its change may be longer by as much.
+    `changes` has one entry for each client: group → length, for the groups in which it has weight. A group that five
+    clients or more have is judged if most of them change something. A client with more `examples` than the median
+    takes more steps, so its change may be longer by as much. Among fewer clients, a change is too long only if the next
+    round could not compute with it: beyond a million times the (lower) median, and beyond a million.
 
     >>> outliers([{"model": length} for length in (1.0, 2.0, 1.5, 30.0, 1.0)], [20] * 5, factor=10)
     [3]
@@ -66,7 +68,9 @@ def outliers(changes: Sequence[Mapping[str, float]], examples: Sequence[int], fa
     shares = [max(count / typical, 1.0) for count in examples]
     for group in {group for each in changes for group in each}:
         values = {position: each[group] for position, each in enumerate(changes) if group in each}
-        median = statistics.median(values.values())
-        if len(values) >= MANY and 0 < median < math.inf:
-            found.update(one for one, value in values.items() if value > factor * median * shares[one])
+        if len(values) < MANY:
+            longest = RUINOUS * max(statistics.median_low(values.values()), 1.0)
+        else:
+            longest = factor * statistics.median(values.values()) or math.inf
+        found.update(one for one, value in values.items() if value > longest * shares[one])
     return sorted(found)

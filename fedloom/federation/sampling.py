@@ -46,7 +46,8 @@ class Sampling(Record):
     outlier_factor: Positive | Literal["off"] = 10.0
     """Leave out an update whose change is longer than this times the median of the round, if there are five updates or
     more and the server sums them. Changes shorter than 5 % of the model count as that long, and a client with more
-    examples than the median may change it further by as much. `off` accepts any length.
+    examples than the median may change it further by as much. Among two to four updates, only one that is longer than
+    a million, and than a million times the median, is left out. `off` accepts any length.
     """
     norm_bound: Positive | None = None
     """Refuse an update whose change has a larger norm than this. Only on a network."""

@@ -68,6 +68,14 @@ def test_only_changes_beyond_the_factor_are_outliers() -> None:
     assert outliers(groups(1, 1, 1, 3, 4), 2) == [3, 4]
 
 
+def test_among_few_clients_only_a_change_that_would_ruin_the_model_is_an_outlier() -> None:
+    assert outliers(groups(0.5, 1e6), 10) == []
+    assert outliers(groups(0.5, 1.01e6), 10) == [1]
+    assert outliers(groups(1e30, 0.1, 2.0, 1e30), 10) == [0, 3]
+    assert outliers(groups(1e9, 3e9, 2e9), 10) == []  # gradients of features that are not scaled
+    assert outliers(groups(1e30), 10) == []
+
+
 def test_an_outlier_in_one_group_is_one() -> None:
     changes = [{"model": 1.0, "control": 1.0} for _ in range(5)]
     changes[2] = {"model": 1.0, "control": 50.0}

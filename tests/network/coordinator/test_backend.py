@@ -207,9 +207,9 @@ def test_a_decision_about_an_outlier_survives_a_restart(tmp_path: Path, monkeypa
 def test_finite_updates_that_make_the_model_infinite_do_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four clients are too few to tell outliers, so that the aggregate overflows."""
+    """Outliers count here, so that the aggregate overflows."""
     shout(monkeypatch, huge)
-    run = InProcessRun(tmp_path / "net", SMALL, {}, {})
+    run = InProcessRun(tmp_path / "net", SMALL, {}, {}, outlier_factor="off")
     aggregate = NetworkBackend._aggregate
     rounds: list[int] = []
 
@@ -224,13 +224,13 @@ def test_finite_updates_that_make_the_model_infinite_do_not_end_the_run(
         run.run(Silent())
     said = "its result was not finite, and the update of '3' is the largest"
     assert f"fedavg: round 1 begins again without '3': {said}" in run.said
-    result = InProcessRun(tmp_path / "net", SMALL, {}, {}).run(Silent())
+    result = InProcessRun(tmp_path / "net", SMALL, {}, {}, outlier_factor="off").run(Silent())
     assert rounds == [1, 1, 1, 2, 2]  # what was decided before the crash is not tried again
     assert result.status == "done"
     left_out = [row["client"] for row in result.rows("public") if row["name"] == "left_out"]
     assert left_out == ["3", "3"]
     with pytest.raises(TrainingError, match=r"the new model is not finite; the largest update, .* is that of '3'"):
-        serial_weights(SMALL, tmp_path / "serial")
+        serial_weights({**SMALL, "cohort": {"outlier_factor": "off"}}, tmp_path / "serial")
 
 
 def test_agents_answer_a_round_of_two_calls_that_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,11 +244,31 @@ def test_agents_answer_a_round_of_two_calls_that_begins_again(tmp_path: Path, mo
         return [replace(answer, update=huge(answer.update, {})) if (assignment.call, one.client) == (1, 3) else answer]
 
     monkeypatch.setattr(AssignmentRunner, "train", overflow)
-    run = InProcessRun(tmp_path / "net", {**SMALL, "rounds": 1, "algorithm": {"fsvrg": {}}}, {}, {})
+    values = {**SMALL, "rounds": 1, "algorithm": {"fsvrg": {}}}
+    run = InProcessRun(tmp_path / "net", values, {}, {}, outlier_factor="off")
     assert run.run(Silent()).status == "done"
     assert sorted(asked) == [(1, call, client) for call in (0, 1) for client in range(4)] + [
         (2, 1, client) for client in range(3)
     ]
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fsvrg"])  # fsvrg sends a gradient in the first of two calls
+def test_among_few_clients_a_finite_update_that_would_ruin_the_model_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
+) -> None:
+    train = AssignmentRunner.train
+
+    def ruin(runner: Any, assignment: Any, one: Any, write: Any) -> Any:
+        (answer,) = train(runner, assignment, one, write)
+        groups = {g: tree.map_leaves(lambda leaf: leaf * 0 + 1e30, part) for g, part in answer.update.groups.items()}
+        bad = replace(answer, update=replace(answer.update, groups=groups))
+        return [bad if (one.client, assignment.call) == (3, 0) else answer]
+
+    monkeypatch.setattr(AssignmentRunner, "train", ruin)
+    result = InProcessRun(tmp_path / "net", {**SMALL, "algorithm": {algorithm: {}}}, {}, {}).run(Silent())
+    assert result.status == "done"
+    left_out = [(row["round"], row["client"]) for row in result.rows("public") if row["name"] == "outlier"]
+    assert left_out == [(1, "3"), (2, "3")]
 
 
 def test_updates_of_a_revoked_agent_do_not_count_in_rounds_that_are_not_closed(
