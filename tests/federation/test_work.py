@@ -71,9 +71,9 @@ def test_only_changes_of_the_model_have_a_length_and_everything_pulls() -> None:
     }
     weights = {"gradient": 2.0, "buffers": 1.0, "cluster": 0.0, "fitness": 3.0}
     update = Update(groups, {g: torch.tensor([w]) for g, w in weights.items()}, positions={"buffers": "model"})
-    (found,) = with_lengths([Report(0)], update, {"model": {"running": torch.tensor([0.5])}}, task)
-    assert (found.lengths, found.pull) == ({"gradient": 5.0, "buffers": 1.5}, 300.0)
-    (small,) = with_lengths([Report(0)], update, {"model": {"running": torch.tensor([1.9])}}, task)
+    (found,) = with_lengths([Report(0)], update, {"model": {"running": torch.tensor([0.5])}}, task, [20])
+    assert (found.lengths, found.pull, found.examples) == ({"gradient": 5.0, "buffers": 1.5}, 300.0, 20)
+    (small,) = with_lengths([Report(0)], update, {"model": {"running": torch.tensor([1.9])}}, task, [20])
     assert small.lengths["buffers"] == pytest.approx(0.1)
-    (smaller,) = with_lengths([Report(0)], update, {"model": {"running": torch.tensor([1.99])}}, task)
+    (smaller,) = with_lengths([Report(0)], update, {"model": {"running": torch.tensor([1.99])}}, task, [20])
     assert smaller.lengths["buffers"] == pytest.approx(0.05 * 1.99)  # as long as 5 % of the model
