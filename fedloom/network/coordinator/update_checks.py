@@ -63,12 +63,10 @@ class Judge:
         batch = work.algorithm.train.batch_size
         more = 4 * batch if isinstance(batch, int) else EXAMPLES + 4
         failed: Exception | None = None
-        for careful in (False, True):  # real weights and learning rates suit real data: here they may diverge
-            tried = harmless(work, self.task) if careful else work
+        for fill in (None, 0, 1):  # real weights and learning rates suit real data: here they may diverge
+            tried = work if fill is None else harmless(work, self.task)
             for examples in (EXAMPLES, more):  # batch normalisation fails on a last batch of one example
-                place = synthetic_place(
-                    self.roster.data_format, replace(self.task), self.roster.setup, examples, zeros=careful
-                )
+                place = synthetic_place(self.roster.data_format, replace(self.task), self.roster.setup, examples, fill)
                 try:
                     return expected_update(tried, self.initial_own, place)
                 except Exception as error:

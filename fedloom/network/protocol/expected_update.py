@@ -51,11 +51,12 @@ class ExpectedUpdate:
 
 
 def synthetic_place(
-    data: DataFormat, task: Task, setup: Setup | None = None, examples: int = EXAMPLES, *, zeros: bool = False
+    data: DataFormat, task: Task, setup: Setup | None = None, examples: int = EXAMPLES, fill: int | None = None
 ) -> Place:
     """Return a place with one client and a few made-up examples in the agents' format.
 
-    Features are normally distributed; with `zeros`, and if they are whole numbers, they are all zero.
+    Features are normally distributed, and whole numbers are all one: zero often means padding, and a model may take
+    the mean over the rest. With `fill`, all features have this value.
     Raise `InputError` if examples of this format are too large, or if there is no `setup` and the task does not take
     them.
     """
@@ -64,10 +65,10 @@ def synthetic_place(
         raise InputError(f"an example has {values:,} values, and at most {MOST_VALUES:,} are allowed")
     count = examples if examples * values <= MANY_VALUES else FEWEST
     dtype, shape = getattr(torch, data.dtype), (count, *data.features)
-    if dtype.is_floating_point and not zeros:
+    if dtype.is_floating_point and fill is None:
         x = torch.from_numpy(keys.generator(0).standard_normal(shape, dtype=np.float32)).to(dtype)
     else:
-        x = torch.zeros(shape, dtype=dtype)
+        x = torch.full(shape, 1 if fill is None else fill, dtype=dtype)
     # from the last class downwards: a model with too few outputs fails at once
     y = -torch.arange(1, count + 1) % len(data.classes) if data.classes else torch.linspace(0, 1, count)
     y = y.reshape(-1, *(1 for _ in data.labels)).expand(count, *data.labels).contiguous()

@@ -9,7 +9,7 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from fedloom.algorithm import Update
 from fedloom.algorithms.fedavg import FedAvg
@@ -214,3 +214,25 @@ def test_the_form_of_answers_is_found_though_training_diverges_on_made_up_exampl
     work = ClientWork(FedAvg(lr=500.0, epochs=20), "client", shared, (0,), {}, 1, 1, 0, "sum")
     found = Judge(roster, task, Sampling(), True).expected_update(work)
     assert found.groups == {"model": {"weight": ((1, 10), torch.float32), "bias": ((1,), torch.float32)}}
+
+
+class MeanOfWords(nn.Module):
+    """Takes the mean over as many words as the longest text has: without a word, not a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(5, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.words(x[:, : (x != 0).sum(1).max()]).mean(1)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e30])
+def test_the_form_of_answers_is_found_though_zero_means_padding(scale: float) -> None:
+    facts = {"features": (7,), "dtype": "int64", "classes": tuple("abcdefghij"[:CLASSES])}
+    roster = Roster.of([{"client": 0, "agent": "x", "local": 0, "name": "a"}], {"x": HELLO.model_copy(update=facts)})
+    task = Task(MeanOfWords)
+    shared = {"model": {name: leaf * scale for name, leaf in task.initial().items()}}
+    work = ClientWork(FedAvg(lr=1e38), "client", shared, (0,), {}, 1, 1, 0, "sum")
+    found = Judge(roster, task, Sampling(), True).expected_update(work)
+    assert found.groups == {"model": {"words.weight": ((5, CLASSES), torch.float32)}}
