@@ -154,7 +154,7 @@ def status(url: Url, token_file: Path | None = None, as_json: AsJson = False) ->
     token_file: The operator's token, whose path `serve` prints: shows names, not only numbers.
     """
     need_network()
-    from fedloom.network.agent.enrolment import fetch_status
+    from fedloom.network.agent.unsigned_requests import fetch_status
 
     found = fetch_status(_checked(url), _token(token_file))
     print_result(as_json, found, _status_lines(found, named=token_file is not None))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin,
 import typer
 
 from fedloom.errors import FedloomError, InputError
+from fedloom.results.safe_text import visible_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,8 +68,8 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[Function], F
 
 
 def say(text: str) -> None:
-    """Print a message on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """Print a message on stderr. Other machines may have written a part of it."""
+    print(visible_lines(text), file=sys.stderr, flush=True)
 
 
 def need(what: str, extra: str, *modules: str) -> None:
@@ -152,7 +153,7 @@ def console(width: int, **settings: Any) -> Console:
 def print_result(as_json: bool, content: Any, lines: Iterable[str]) -> None:
     """Print a result as JSON, or as lines for people."""
     for line in [json.dumps(content, indent=2)] if as_json else lines:
-        print(line)
+        print(visible_lines(line))
 
 
 def print_json(content: Any, indent: int | None = 2) -> Callable[[str], None]:

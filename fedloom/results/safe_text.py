@@ -38,6 +38,7 @@ LATEX = str.maketrans(
 
 # Cyrillic and Greek letters that look like Latin ones
 LOOKALIKES = str.maketrans("авеікмнорстухѕјԁһԛԝαβεικνορτυχ", "abeikmhopctyxsjdhqwabeikvoptux")
+LONGEST = 2000  # characters of a message from another machine
 HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # Unicode's categories of control, format and surrogate characters, line ends
 
 
@@ -71,6 +72,20 @@ def visible(text: str) -> str:
         return text
     hidden = (unicodedata.category(sign) in HIDDEN for sign in text)
     return "".join(ascii(sign)[1:-1] if hide else sign for sign, hide in zip(text, hidden, strict=True))
+
+
+def plain(text: str) -> str:
+    r"""Return another machine's text, unable to move the cursor, reorder a line, or pass for a line of its own.
+
+    >>> plain("\x1b[2Jgone\u202e\nround 9 is done")
+    '\\x1b[2Jgone\\u202e\n  | round 9 is done'
+    """
+    return "\n  | ".join(visible(line) for line in text[:LONGEST].split("\n"))
+
+
+def visible_lines(text: str) -> str:
+    """Make the lines of a text visible; only line feeds stay."""
+    return "\n".join(map(visible, text.split("\n")))
 
 
 def appearance(name: str) -> str:

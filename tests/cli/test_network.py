@@ -10,7 +10,7 @@ import pytest
 
 from fedloom.cli.network import _address
 from fedloom.errors import InputError
-from fedloom.network.agent import enrolment
+from fedloom.network.agent import unsigned_requests
 from fedloom.network.agent.audit_log import AuditLog
 from fedloom.network.coordinator.ledger import Ledger
 from fedloom.network.protocol.signatures import Signer
@@ -56,7 +56,7 @@ def shown(
     found: dict[str, Any], *arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> list[str]:
     """What `fedloom status` prints if a coordinator answers like this."""
-    monkeypatch.setattr(enrolment, "fetch_status", lambda url, token: found)
+    monkeypatch.setattr(unsigned_requests, "fetch_status", lambda url, token: found)
     in_this_process("status", "https://host:8443", *arguments, monkeypatch=monkeypatch)
     return capsys.readouterr().out.splitlines()
 
@@ -89,6 +89,20 @@ def test_the_operator_sees_names_and_stages(
         f"kerry                    ready       2 client(s)  {'idle':<40} seen 1 s ago",
         f"clare                    gone        2 client(s)  {'idle':<40} seen 1 s ago (no)",
     ]
+
+
+def test_what_a_coordinator_says_cannot_move_the_cursor_or_reorder_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "operator.token").write_text(str(Token.new("")))
+    agents = [{**AGENT, "name": "\u202eyrrek", "doing": "\x1b[2J"}]
+    found = {**STATUS, "stage": "round\r9", "agents": agents}
+    token = ("--token-file", str(tmp_path / "operator.token"))
+    text = "\n".join(shown(found, *token, monkeypatch=monkeypatch, capsys=capsys))
+    assert text.startswith("round\\r9\n")
+    assert r"\u202eyrrek" in text
+    assert r"\x1b[2J" in text
+    assert not {"\r", "\u202e", "\x1b"} & set(text)
 
 
 def test_agents_are_invited_listed_and_revoked(tmp_path: Path) -> None:

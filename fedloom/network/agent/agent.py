@@ -16,17 +16,19 @@ from fedloom import faults, machine
 from fedloom.errors import FedloomError, InputError, StoreError, Unwanted
 from fedloom.network.agent.assignment_runner import AssignmentRunner
 from fedloom.network.agent.audit_log import AuditLog
-from fedloom.network.agent.connection import Connection, Unreachable
+from fedloom.network.agent.connection import Connection
 from fedloom.network.agent.disclosure import answer_facts, assignment_facts, error_summary
-from fedloom.network.agent.enrolment import registered, tls
+from fedloom.network.agent.enrolment import registered
 from fedloom.network.agent.loaded_experiment import load_experiment
 from fedloom.network.agent.parcel_cache import NoRoom, ParcelCache
 from fedloom.network.agent.policy import TRUST, Refused, Site
 from fedloom.network.agent.questions import Questions
 from fedloom.network.agent.state_versions import StateVersions
+from fedloom.network.agent.unsigned_requests import Unreachable, tls
 from fedloom.network.protocol.messages import AssignedClient, Assignment, ClientAnswer, Failure, Heartbeat, write_answer
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.network.protocol.signatures import Signer
+from fedloom.results.safe_text import plain
 
 PATIENCE = 120.0  # seconds that an agent tries to reach its coordinator, unless it runs with --wait
 TWICE_PATIENCE = 30.0  # seconds that an agent waits for another process with its key to end
@@ -282,7 +284,7 @@ class Agent:
                 return True
         for result in results:
             if result["status"] != "accepted":
-                why = f"{result['code']}: {result['message']}"
+                why = plain(f"{result['code']}: {result['message']}")
                 self._log("rejected", **assignment_facts(assignment), clients=[result["client"]], why=why)
                 self.tell(f"The coordinator rejected the answer of client {result['client']} ({why})")
         faults.point("agent.answered")
@@ -296,5 +298,5 @@ class Agent:
             with contextlib.suppress(FedloomError, OSError):
                 asked = self._asked  # before the request: the reply is about this assignment, or a later one
                 reply = self.heartbeat_connection.post("/v1/heartbeat", Heartbeat(doing=self.doing[:200]))
-                self._finished_heartbeat = reply["finished"]
+                self._finished_heartbeat = plain(reply["finished"])
                 self._unwanted = asked if asked and reply.get("ask") != asked else ""

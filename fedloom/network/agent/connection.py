@@ -13,17 +13,15 @@ import httpx
 from pydantic import BaseModel
 
 from fedloom import faults
-from fedloom.errors import FedloomError, StoreError
+from fedloom.errors import StoreError
+from fedloom.network.agent.unsigned_requests import Unreachable, reaching
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.network.protocol.signatures import Signer
 from fedloom.network.protocol.tensors import CHUNK, CompressionError, Parcel, Readable, compressed, decompressed
+from fedloom.results.safe_text import plain
 
 EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 TIMEOUT = httpx.Timeout(60.0, connect=10.0, read=60.0)
-
-
-class Unreachable(FedloomError):
-    """The coordinator does not answer, or cannot work at the moment."""
 
 
 class Connection:
@@ -178,15 +176,6 @@ def _rejected(response: httpx.Response) -> Rejected:
     """Return why the coordinator rejected a request."""
     try:
         reason = json.loads(response.content)
-        return Rejected(str(reason["code"]), str(reason["message"]), response.status_code)
+        return Rejected(plain(str(reason["code"])), plain(str(reason["message"])), response.status_code)
     except (ValueError, KeyError, TypeError):
         return Rejected("unknown", f"it answers {response.status_code}", response.status_code)
-
-
-@contextmanager
-def reaching(url: str) -> Iterator[None]:
-    """Raise `Unreachable` if the connection fails."""
-    try:
-        yield
-    except (httpx.HTTPError, httpx.StreamError, OSError) as error:
-        raise Unreachable(f"The coordinator at {url} cannot be reached: {error or type(error).__name__}") from error

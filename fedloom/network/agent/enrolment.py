@@ -9,13 +9,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from fedloom import files
 from fedloom.errors import InputError
 from fedloom.files import write_private
-from fedloom.network.agent.connection import Unreachable, reaching
-from fedloom.network.protocol.certificates import clock_problem, fingerprint, trusting, unverified
+from fedloom.network.agent.unsigned_requests import (
+    Unreachable,
+    expecting_a_coordinator,
+    fetch_certificate,
+    request,
+    tls,
+)
+from fedloom.network.protocol.certificates import clock_problem
 from fedloom.network.protocol.messages import Enrolment
 from fedloom.network.protocol.signatures import LOST_KEY, Signer
 from fedloom.network.protocol.token import Token
@@ -97,58 +101,8 @@ def enrol(
 
 
 def _enrol(url: str, token: Token, name: str, signer: Signer) -> tuple[str, dict[str, Any]]:
-    with _expecting_a_coordinator(url):
+    with expecting_a_coordinator(url):
         certificate = fetch_certificate(url, token)
         message = Enrolment(secret=token.secret.hex(), name=name, public_key=signer.public)
-        reply = _request("POST", f"{url}/v1/enrol", tls(certificate), json=message.model_dump(mode="json"))
+        reply = request("POST", f"{url}/v1/enrol", tls(certificate), json=message.model_dump(mode="json"))
         return certificate, {"agent": reply["agent"], **reply}
-
-
-def fetch_certificate(url: str, token: Token) -> str:
-    """Return the certificate to pin if it is the one that the token names; empty to trust the system's."""
-    if url.startswith("http://") and token.fingerprint:
-        raise InputError(f"The token is for a coordinator with TLS: use https://… instead of {url}.")
-    if not token.fingerprint:
-        return ""
-    with httpx.Client(verify=unverified(), timeout=20.0) as client:
-        certificate = client.get(f"{url}/v1/ca").raise_for_status().text
-    if fingerprint(certificate.encode()) != token.fingerprint:
-        raise InputError(
-            f"The coordinator at {url} does not have the certificate that the token names. Either the connection is "
-            "being intercepted, or the token belongs to another coordinator: ask for a token again."
-        )
-    return certificate
-
-
-def tls(certificate: str) -> Any:
-    """Return what httpx should trust: a pinned certificate, or the system's if there is none."""
-    return trusting(certificate.encode()) if certificate else True
-
-
-def fetch_status(url: str, token: Token | None) -> dict[str, Any]:
-    """Return a coordinator's status; the operator's token also shows the agents' names."""
-    with _expecting_a_coordinator(url):
-        verify = unverified() if token is None else tls(fetch_certificate(url, token))
-        headers = {} if token is None else {"authorization": f"Bearer {token.secret.hex()}"}
-        return _request("GET", f"{url}/v1/status", verify, headers=headers)
-
-
-def _request(method: str, url: str, verify: Any, **more: Any) -> dict[str, Any]:
-    with httpx.Client(verify=verify, timeout=20.0) as client:
-        reply = client.request(method, url, **more)
-    if reply.status_code == 429:
-        raise Unreachable(str(reply.json()["message"]))
-    if reply.status_code in (401, 422):
-        raise InputError(str(reply.json()["message"]))
-    return dict(reply.raise_for_status().json())
-
-
-@contextmanager
-def _expecting_a_coordinator(url: str) -> Iterator[None]:
-    try:
-        with reaching(url):
-            yield
-    except InputError:
-        raise
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"{url} did not respond as a fedloom coordinator.") from None

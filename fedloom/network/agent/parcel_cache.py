@@ -14,9 +14,11 @@ from torch import Tensor
 
 from fedloom import files, tree
 from fedloom.errors import StoreError
-from fedloom.network.agent.connection import Connection, ReplyReader, Unreachable
+from fedloom.network.agent.connection import Connection, ReplyReader
+from fedloom.network.agent.unsigned_requests import Unreachable
 from fedloom.network.protocol.messages import AssignedClient, Assignment
 from fedloom.network.protocol.tensors import HEADER_LIMIT, WireError, load_parcel, read_parcel, unflatten
+from fedloom.results.safe_text import plain
 from fedloom.tree import Groups
 
 MOST = 6  # parcels in the cache
@@ -49,7 +51,7 @@ class ParcelCache:
         query = "&".join(f"{key}={value}" for key, value in wanted.items() if value)
         with connection.stream(f"/v1/work?{query}" if query else "/v1/work") as response:
             if response.status_code == 204:
-                return unquote(response.headers.get("fedloom-finished", ""))
+                return plain(unquote(response.headers.get("fedloom-finished", "")))
             pieces = ReplyReader(response)
             try:
                 assignment = self._read_assignment(pieces)

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.errors import InputError
-from fedloom.network.coordinator.event_log import EventLog, plain
+from fedloom.network.coordinator.event_log import EventLog
 from fedloom.network.coordinator.ledger import Ledger
 from fedloom.network.protocol.messages import Assignment, ClientAnswer, DataFormat, Failure, Hello
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.network.protocol.tensors import Parcel
+from fedloom.results.safe_text import plain
 
 HEARTBEAT = 3.0  # seconds between an agent's heartbeats, unless the deadline is short
 MISSED = 5  # heartbeats after which an agent is lost: a round that can do without it does not wait for it

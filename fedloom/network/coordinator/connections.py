@@ -89,6 +89,11 @@ class Connections:
             for one in own[:-OF_ONE_AGENT]:
                 self._end(self.agents.pop(one)[0])
 
+    def counts(self) -> dict[str, int]:
+        """Return how many connections are open."""
+        self._forget_closed()
+        return {"agent": len(self.agents), "stranger": len(self.strangers)}
+
     def end_strangers(self, seconds: float) -> None:
         """Close the connections of strangers that have been open for so long."""
         self._forget_closed()
@@ -153,9 +158,9 @@ class BoundedHttp(HttpToolsProtocol):
 class LimitedServer(uvicorn.Server):
     """uvicorn, with the connections of one listening socket accepted here, where they are counted."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
         super().__init__(config)
-        self.connections = Connections()
+        self.connections = connections
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

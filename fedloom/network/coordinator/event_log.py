@@ -11,20 +11,10 @@ from dataclasses import dataclass, field
 
 from fedloom.errors import StoreError
 from fedloom.network.coordinator.ledger import Ledger
-from fedloom.results.safe_text import visible
+from fedloom.results.safe_text import plain
 
 QUOTA, PERIOD = 200, 3600.0  # events of one agent that are stored within these seconds, and of all strangers together
-LONGEST = 2000  # characters of a message
 OF_STRANGERS = ("denied", "disk")  # kinds of events that requests without a known sender can cause
-
-
-def plain(text: str) -> str:
-    r"""Return text that cannot move the console's cursor, reorder a line, or pass for a line of its own.
-
-    >>> plain("\x1b[2Jgone\u202e\nround 9 is done")
-    '\\x1b[2Jgone\\u202e\n  | round 9 is done'
-    """
-    return "\n  | ".join(visible(line) for line in text[:LONGEST].split("\n"))
 
 
 @dataclass

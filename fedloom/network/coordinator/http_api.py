@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect
 from fedloom import __version__, faults
 from fedloom.errors import InputError, StoreError
 from fedloom.network.coordinator.agent_pool import AgentPool, ConnectedAgent
+from fedloom.network.coordinator.connections import Connections
 from fedloom.network.coordinator.intake import Intake
 from fedloom.network.coordinator.monitoring import CountTraffic, Traffic, metrics
 from fedloom.network.coordinator.request_guard import RequestGuard
@@ -35,10 +36,14 @@ BINARY = {"content": {OCTETS: {"schema": {"type": "string", "format": "binary"}}
 
 
 def make_app(
-    pool: AgentPool, certificate: bytes = b"", verifier: Verifier | None = None, operator: str = ""
+    pool: AgentPool,
+    certificate: bytes = b"",
+    verifier: Verifier | None = None,
+    operator: str = "",
+    connections: Connections | None = None,
 ) -> FastAPI:
     """Return the application; `certificate` is what agents pin, `operator` the hash of the operator's token."""
-    verifier = verifier or Verifier()
+    verifier, connections = verifier or Verifier(), connections or Connections()
     guard, intake = RequestGuard(pool, verifier, operator), Intake(pool)
     app = FastAPI(title="fedloom coordinator", version=str(PROTOCOL), docs_url=None, redoc_url=None)
     traffic = Traffic()
@@ -78,7 +83,7 @@ def make_app(
     @app.get("/metrics", summary="Numbers for Prometheus; needs the token for metrics.", response_class=Response)
     async def prometheus(request: Request) -> Response:
         guard.check_reader(request)
-        text = await run_in_threadpool(metrics, pool, traffic)
+        text = await run_in_threadpool(metrics, pool, traffic, connections.counts(), connections.ended)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.post(

@@ -43,7 +43,7 @@ class CountTraffic:
         await self.app(scope, counting_receive, counting_send)
 
 
-def metrics(pool: AgentPool, traffic: Traffic) -> str:
+def metrics(pool: AgentPool, traffic: Traffic, connections: Mapping[str, int], ended: int) -> str:
     """Return all numbers as text. Labels are codes, states and paths of fedloom, never a name that somebody chose."""
     status, call = pool.counts(), pool.call
     open_for = time.monotonic() - call.opened if call is not None else 0.0
@@ -59,6 +59,8 @@ def metrics(pool: AgentPool, traffic: Traffic) -> str:
         ("events_total", "kind", "Events by kind, also those beyond an agent's quota.", pool.events.counts),
         ("received_bytes_total", "", "Bytes of bodies that came in.", traffic.bytes_in),
         ("sent_bytes_total", "", "Bytes of bodies that went out.", traffic.bytes_out),
+        ("connections", "of", "Open connections: of agents, by their signed requests, and of strangers.", connections),
+        ("connections_ended_total", "", "Connections that were closed for a limit.", ended),
         ("ledger_bytes", "", "Bytes of the ledger and of the updates in it.", pool.ledger.size()),
     )
     return "".join(f"{line}\n" for family in families for line in _family(*family))

@@ -18,7 +18,7 @@ from fedloom.errors import InputError
 from fedloom.experiment.experiment_file import Experiment
 from fedloom.files import write_private
 from fedloom.network.coordinator.agent_pool import AgentPool
-from fedloom.network.coordinator.connections import LimitedServer
+from fedloom.network.coordinator.connections import Connections, LimitedServer
 from fedloom.network.coordinator.http_api import make_app
 from fedloom.network.coordinator.network_folder import invite, operator_token, token_file
 from fedloom.network.coordinator.network_run import NetworkRun
@@ -32,7 +32,8 @@ class HttpsServer:
         self, pool: AgentPool, host: str, port: int, certificates: Certificates | None = None, operator: str = ""
     ) -> None:
         self.pool = pool
-        app = make_app(pool, certificates.authority if certificates else b"", operator=operator)
+        connections, authority = Connections(), certificates.authority if certificates else b""
+        app = make_app(pool, authority, operator=operator, connections=connections)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         # asyncio turns Nagle's algorithm off only where the protocol is named: without it every reply waits 40 ms
         self.socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -47,7 +48,7 @@ class HttpsServer:
         settings["timeout_keep_alive"] = 120  # longer than agents keep an idle connection
         if certificates is not None:
             settings |= {"ssl_certfile": str(certificates.certificate), "ssl_keyfile": str(certificates.key)}
-        self.server = LimitedServer(uvicorn.Config(app, timeout_graceful_shutdown=2, **settings))
+        self.server = LimitedServer(uvicorn.Config(app, timeout_graceful_shutdown=2, **settings), connections)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from fedloom.network.agent.connection import Connection, ReplyReader, Unreachable
+from fedloom.network.agent.connection import Connection, ReplyReader
+from fedloom.network.agent.unsigned_requests import Unreachable
 from fedloom.network.protocol.messages import Heartbeat
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.network.protocol.tensors import compressed
@@ -28,6 +29,12 @@ def test_a_rejection_is_raised_with_its_code(world: World) -> None:
     with pytest.raises(Rejected, match="This agent was revoked") as why:
         agent.connection().get("/v1/plan")
     assert (why.value.code, why.value.status) == ("revoked", 401)
+
+
+def test_the_words_of_a_rejection_cannot_move_the_cursor(world: World) -> None:
+    with pytest.raises(Rejected) as why:
+        answering(world, 409, r'{"code": "a\r", "message": "b\u001b[2J\u202e\nerror: c"}').get("/v1/plan")
+    assert (why.value.code, str(why.value)) == (r"a\r", r"b\x1b[2J\u202e" + "\n  | error: c")
 
 
 def answering(world: World, status: int, text: str) -> Connection:

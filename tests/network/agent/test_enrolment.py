@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import httpx
 import pytest
 
 from fedloom import faults
 from fedloom.errors import InputError, StoreError
-from fedloom.network.agent import enrolment
-from fedloom.network.agent.connection import Unreachable
-from fedloom.network.agent.enrolment import enrol, fetch_status, locked_state
+from fedloom.network.agent.enrolment import enrol, locked_state
 from fedloom.network.protocol.certificates import local_authority
 from fedloom.network.protocol.signatures import Signer
-from fedloom.network.protocol.token import Token
 
 
 def test_without_a_token_the_coordinator_must_be_registered(tmp_path: Path) -> None:
@@ -68,25 +64,6 @@ def test_an_agent_whose_clock_is_wrong_says_so_and_goes_on(tmp_path: Path, monke
     enrol("https://host:1", None, "kerry", tmp_path, tell=said.append)
     assert said[0].endswith("If the clock is wrong, times in the audit log are wrong too.")
     assert "and this machine's clock says 1970-01-01" in said[0]
-
-
-def test_a_token_with_a_fingerprint_needs_https() -> None:
-    with pytest.raises(InputError, match="use https://"):
-        fetch_status("http://host:1", Token.new("ab" * 32))
-
-
-def test_another_server_at_the_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = httpx.Response(200, text="<html>", request=httpx.Request("GET", "https://host"))
-    monkeypatch.setattr(enrolment.httpx.Client, "request", lambda *given, **more: page)
-    with pytest.raises(InputError, match="https://host did not respond as a fedloom coordinator"):
-        fetch_status("https://host", None)
-
-
-def test_an_agent_that_must_wait_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    wait = httpx.Response(429, json={"code": "guesses", "message": "Try again in 9 s."})
-    monkeypatch.setattr(enrolment.httpx.Client, "request", lambda *given, **more: wait)
-    with pytest.raises(Unreachable, match=r"Try again in 9 s\."):
-        fetch_status("https://host", None)
 
 
 def test_one_agent_at_a_time_uses_a_state_folder(tmp_path: Path) -> None:

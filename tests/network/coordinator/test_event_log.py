@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fedloom.network.coordinator import event_log
-from fedloom.network.coordinator.event_log import LONGEST, QUOTA
+from fedloom.network.coordinator.event_log import QUOTA
 from fedloom.network.protocol.messages import Failure
+from fedloom.results.safe_text import LONGEST
 from tests.network.conftest import World
 
 

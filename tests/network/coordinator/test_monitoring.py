@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import ssl
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
+from fedloom.network.agent.connection import Connection
 from fedloom.network.coordinator.http_api import make_app
+from fedloom.network.coordinator.serve import HttpsServer
+from fedloom.network.protocol.messages import Heartbeat
 from tests.network.conftest import EXPERIMENT, HEARTBEAT, Federation, Requests, World, code, wait_for
 
 SAMPLE = r'(fedloom_[a-z_]+(?:\{[a-z]+="[^"\n]*"(?:,[a-z]+="[^"\n]*")*\})?) (\d+(?:\.\d+)?)'
@@ -108,6 +112,23 @@ def test_the_last_attempt_of_a_round_counts(world: World) -> None:
     found = read(world)
     statuses = ("accepted", "abandoned", "running")
     assert [found[f'fedloom_rounds{{status="{status}"}}'] for status in statuses] == [1, 1, 1]
+
+
+def test_open_connections_are_counted_for_agents_and_strangers(world: World) -> None:
+    agent, headers = world.speaker(), {"authorization": f"Bearer {world.operator.digest}"}
+    with HttpsServer(world.pool, "127.0.0.1", 0, operator=world.operator.digest) as server:
+        url = f"http://127.0.0.1:{server.number}"
+        with socket.create_connection(("127.0.0.1", server.number)), httpx.Client(base_url=url) as reader:
+            connection = Connection(url, agent.signer, True)
+            connection.post("/v1/heartbeat", Heartbeat())
+            wait_for(lambda: len(server.server.connections.strangers) == 1)
+            found = numbers(reader.get("/metrics", headers=headers).text)
+            assert found['fedloom_connections{of="agent"}'] == 1
+            assert found['fedloom_connections{of="stranger"}'] == 2  # the reader is one of them
+            connection.close()
+            wait_for(lambda: not server.server.connections.counts()["agent"])
+            found = numbers(reader.get("/metrics", headers=headers).text)
+            assert (found['fedloom_connections{of="agent"}'], found["fedloom_connections_ended_total"]) == (0, 0)
 
 
 def test_a_real_coordinator_serves_metrics_as_prometheus_reads_them(federation: Callable[..., Federation]) -> None:
