@@ -31,7 +31,7 @@ LAYERS = [
         "models",
     ],
     ["task"],
-    ["training"],
+    ["training", "privacy"],
     ["federation", "backends.protocol", "training.probe"],
     ["algorithm"],
     ["algorithms", "backends"],

@@ -10,6 +10,7 @@ from pathlib import Path
 from fedloom import tree
 from fedloom.algorithm import Algorithm
 from fedloom.backends.protocol import Backend
+from fedloom.data.federation import Federation
 from fedloom.errors import FedloomError, InputError, QuorumError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.plan import Plan
@@ -17,6 +18,7 @@ from fedloom.experiment.progress import Progress
 from fedloom.experiment.store import Store
 from fedloom.experiment.worker_groups import WorkerGroup
 from fedloom.federation.engine import RoundRecord, Snapshot, fit
+from fedloom.privacy.protection import Protection
 from fedloom.results import headline
 from fedloom.task import Task
 from fedloom.tree import Groups
@@ -96,6 +98,7 @@ class Cell:
             backend=backend,
             resume=begun,
             until=self._target(task),
+            protection=self._protection(federation),
         )
         abandoned = group.store.abandoned(self.number)
         for record in records:
@@ -140,6 +143,13 @@ class Cell:
             if stopping:
                 return False
         return True
+
+    def _protection(self, federation: Federation) -> Protection | None:
+        """Return the server's half of [privacy], which keeps its secrets in the cell's folder."""
+        plan = self.plan
+        if not plan.privacy.on:
+            return None
+        return Protection(plan.privacy, plan.cohort, federation.clients, plan.rounds, self.checkpoints)
 
     def _target(self, task: Task) -> Callable[[RoundRecord], bool] | None:
         """Return a function that says whether a round reaches the target, if the cell stops there."""

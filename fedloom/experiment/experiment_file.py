@@ -21,6 +21,7 @@ from fedloom.data.split import Split
 from fedloom.errors import UNKNOWN, InputError, ParameterError, nearest
 from fedloom.federation.engine import Evaluation
 from fedloom.federation.sampling import Sampling
+from fedloom.privacy.table import PrivacyTable
 from fedloom.record import Count, Positive, Record, Whole
 from fedloom.training.local import Training
 
@@ -186,6 +187,8 @@ class Experiment(Record):
     """Which clients take part in a round."""
     evaluate: EvaluateTable = EvaluateTable()
     """What is measured."""
+    privacy: PrivacyTable = PrivacyTable()
+    """What nobody can learn about a client."""
     algorithm: dict[str, Algorithm]
     """The algorithms to compare, by label."""
     names: dict[str, str]
@@ -221,6 +224,8 @@ class Experiment(Record):
         """Return what decides the result: all but `rounds` and `[run]`, with fingerprints of your own code files."""
         described = {key: value for key, value in self.resolved().items() if key not in ("rounds", "run")}
         described["cohort"] = self.cohort.identity()
+        if not described["privacy"]:  # files of versions without this table have the same identity
+            del described["privacy"]
         names = [self.data.source, self.task.model, self.task.loss, *self.names.values()]
         files = {name: user_code.code_file(name, self.base) for name in names if user_code.is_code(name)}
         code = {name: user_code.fingerprint(file) for name, file in files.items() if file is not None}
@@ -265,6 +270,7 @@ TABLES: dict[str, type[Record]] = {
     "train": Training,
     "cohort": Sampling,
     "evaluate": EvaluateTable,
+    "privacy": PrivacyTable,
     "run": RunTable,
 }
 _NO_TABLES = ("format", "name", "rounds", "seeds")
@@ -323,7 +329,10 @@ def parse(values: Mapping[str, Any], base: Path = Path(), default_name: str = "e
     algorithms, names = {}, {}
     for label, fields in (values.get("algorithm") or {"fedavg": {}}).items():
         names[label], algorithms[label] = _algorithm(label, fields, values.get("train", {}), base)
-    tables = {name: read(TABLES[name], name, values.get(name, {})) for name in ("task", "cohort", "evaluate", "run")}
+    tables = {
+        name: read(TABLES[name], name, values.get(name, {}))
+        for name in ("task", "cohort", "evaluate", "privacy", "run")
+    }
     top = {key: values[key] for key in _NO_TABLES if key in values}
     check_top(top)
     rest = {"data": data, "source": source, "train": train, "algorithm": algorithms, "names": names, "base": base}

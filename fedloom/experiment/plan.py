@@ -16,6 +16,7 @@ from fedloom.data.federation import Federation
 from fedloom.errors import InputError, ParameterError
 from fedloom.experiment.experiment_file import EvaluateTable, Experiment, RunTable
 from fedloom.federation.sampling import Sampling
+from fedloom.privacy.table import PrivacyTable
 from fedloom.task import Task
 
 
@@ -31,6 +32,7 @@ class Plan:
     cohort: Sampling
     evaluate: EvaluateTable
     settings: RunTable
+    privacy: PrivacyTable
     name: str | None
     description: Callable[[], Mapping[str, Any]]  # what decides the result; reads your code files
     resolved: Mapping[str, Any] | None = None  # the experiment file with all its defaults, if there is a file
@@ -51,6 +53,7 @@ class Plan:
             cohort=experiment.cohort,
             evaluate=experiment.evaluate,
             settings=experiment.run,
+            privacy=experiment.privacy,
             name=experiment.name,
             description=experiment.description,
             resolved=experiment.resolved(),

@@ -26,6 +26,7 @@ from fedloom.experiment.store import Store
 from fedloom.experiment.worker_groups import Connect, open_worker_groups
 from fedloom.federation.engine import Evaluation
 from fedloom.federation.sampling import Sampling
+from fedloom.privacy.table import PrivacyTable
 from fedloom.results.result import Result
 from fedloom.task import Task
 from fedloom.user_code import code_fingerprint
@@ -40,6 +41,7 @@ def run(
     seeds: int | Sequence[int] = 1,
     cohort: Sampling = Sampling(),
     evaluate: Evaluation = EvaluateTable(),
+    privacy: PrivacyTable = PrivacyTable(),
     name: str | None = None,
     out: str | Path | None = None,
     fresh: bool = False,
@@ -60,7 +62,11 @@ def run(
     table = _settings(settings)
     labelled = _labelled(algorithms)
     seed_list = tuple(range(1, seeds + 1)) if isinstance(seeds, int) else tuple(seeds)
-    for given, kind, what in ((cohort, Sampling, "cohort"), (evaluate, Evaluation, "evaluate")):
+    for given, kind, what in (
+        (cohort, Sampling, "cohort"),
+        (evaluate, Evaluation, "evaluate"),
+        (privacy, PrivacyTable, "privacy"),
+    ):
         if not isinstance(given, kind):
             raise InputError(f"'{what}' must be a fedloom.{kind.__name__}(…). Got {given!r} instead.")
     evaluation = evaluate if isinstance(evaluate, EvaluateTable) else EvaluateTable(**dict(evaluate))
@@ -78,6 +84,7 @@ def run(
         cohort=cohort,
         evaluate=evaluation,
         settings=table,
+        privacy=privacy,
         name=name,
         description=dict,
     )
@@ -163,6 +170,7 @@ def _describe(plan: Plan) -> dict[str, Any]:
         "cohort": plan.cohort.identity(),
         "evaluate": plan.evaluate.model_dump(mode="json", exclude_none=True),
         "algorithm": {k: {"name": type(a).__name__, **a.model_dump(mode="json")} for k, a in algorithms.items()},
+        **({"privacy": private} if (private := plan.privacy.model_dump(mode="json", exclude_none=True)) else {}),
     }
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,8 @@ from fedloom.aggregation.robust import finite, judge
 from fedloom.data.split import SplitName
 from fedloom.errors import InputError, RoundAbandoned, TrainingError
 from fedloom.federation.client_state import ClientStates
-from fedloom.federation.work import ClientWork, Outcome, Report, means_of
+from fedloom.federation.work import ClientWork, Keep, Outcome, Report, means_of
+from fedloom.privacy.protection import Protection, RoundOfClients
 from fedloom.task import Task
 from fedloom.tree import Groups, Tree, change, select
 
@@ -72,6 +73,7 @@ class Cohort:
     outlier_factor: float | None = None  # leave out changes longer than this × the median of a sum; None: never
     outliers: list[int] = field(default_factory=list)  # clients that were left out for that
     needed: int = 0  # the fewest clients for the round to count
+    protection: Protection | None = None  # what stands between the clients' answers and the server
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -91,6 +93,8 @@ class Cohort:
 
         With a robust rule the server sees each answer, and `combine` replaces the mean.
         """
+        if self.protection is not None:
+            return self._protected(self.protection, fn, shared, rule, each)
         if rule is not None:
             return self.combine(self.map(fn, shared, each=each), shared, rule)
         outcome = self._ask(fn, shared, "sum", each=each)
@@ -98,6 +102,7 @@ class Cohort:
 
     def map(self, fn: ClientMethod, shared: Groups, *, each: Groups | None = None) -> Answers:
         """Every client runs `fn`; the server sees each answer."""
+        self._refuse_each("map")
         return _answers(self._ask(fn, shared, "stack", each=each))
 
     def exchange(
@@ -110,7 +115,34 @@ class Cohort:
         each: Groups | None = None,
     ) -> Answers:
         """Every client receives its neighbours' trees (`graph[i, j]`: i receives from j) and runs `fn` on them."""
+        self._refuse_each("exchange")
         return _answers(self._ask(fn, shared or {}, "stack", each=each, peers=trees, graph=graph.bool()))
+
+    def _refuse_each(self, verb: str) -> None:
+        if self.protection is not None:
+            raise InputError(f"[privacy] lets the server see only sums, and '{verb}' shows it each client's answer.")
+
+    def _protected(
+        self, protection: Protection, fn: ClientMethod, shared: Groups, rule: Rule | None, each: Groups | None
+    ) -> Aggregate:
+        """Every client runs `fn` and guards its answer; the server sees what the protection releases."""
+        if rule is not None:
+            self._refuse_each("a robust rule")
+        where = RoundOfClients(self.round, self.calls, self.ids, self.population)
+        guard = protection.guard(self.algorithm, len(self.ids))
+        keep: Keep = "secure" if protection.table.secure_aggregation is not None else "sum"
+        outcome = self._ask(fn, shared | protection.shared(), keep, each=each, guard=guard)
+        if outcome.public:
+            raise InputError(f"[privacy] lets no number of a single client leave, and {fn.__name__} makes some public.")
+        if keep == "secure" and outcome.total is None:
+            total, survivors = protection.secure_sum(where, outcome.stack)
+            outcome = replace(outcome, total=total)
+            self.own.undo([client for client in self.ids if client not in survivors])
+            self.ids = survivors
+        means, weights = means_of(outcome) if outcome.total is None else (outcome.total, {})
+        groups, weights = protection.release(where, means, weights, shared)
+        self.note(**protection.notes())
+        return Aggregate(groups, weights, {})
 
     def combine(self, answers: Answers, shared: Groups, rule: Rule, *, judge_all: bool = False) -> Aggregate:
         """Let a robust rule judge what each client changed, group by group (see `robust.judge`).
@@ -146,7 +178,7 @@ class Cohort:
             self.ids = tuple(client for client in self.ids if client not in gone)
         return sound
 
-    def _ask(self, fn: ClientMethod, shared: Groups, keep: Literal["sum", "stack"], **messages: Any) -> Outcome:
+    def _ask(self, fn: ClientMethod, shared: Groups, keep: Keep, **messages: Any) -> Outcome:
         """Have the backend run `fn` on every client, and remember what it reports."""
         if getattr(fn, "__func__", None) is not getattr(type(self.algorithm), fn.__name__, None):
             raise InputError(
@@ -166,7 +198,7 @@ class Cohort:
             measure=self.measure,
             universal=self.universal,
             watch_epochs=self.watch_epochs,
-            report_lengths=keep == "sum",
+            report_lengths=keep == "sum" and self.protection is None,
             **messages,
         )
         self.calls += 1

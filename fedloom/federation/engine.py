@@ -20,6 +20,7 @@ from fedloom.federation.evaluation import ByClient, Evaluator
 from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import Report
 from fedloom.machine import computing
+from fedloom.privacy.protection import GROUP, Protection
 from fedloom.record import Count, Record
 from fedloom.task import Task
 from fedloom.training.evaluation import Measured
@@ -89,12 +90,16 @@ def fit(
     backend: Backend | None = None,
     resume: Snapshot | None = None,
     until: Callable[[RoundRecord], bool] | None = None,
+    protection: Protection | None = None,
 ) -> Iterator[RoundRecord]:
     """Train until round `rounds` and yield a record after each round; `resume` continues after a snapshot.
 
     The default backend is the serial one. `until` ends the run early, after the first record that it accepts.
+    `protection` is the server's half of what protects the clients' answers.
     """
     sampling.check(federation.clients)
+    if protection is not None:
+        protection.check(algorithm)
     if backend is None:
         from fedloom.backends.serial import Serial
 
@@ -105,13 +110,16 @@ def fit(
     if not algorithm.takes_complex and any(leaf.is_complex() for leaf in initial.values()):
         raise InputError(f"The model has complex parameters, and {type(algorithm).__name__} computes with real ones.")
     own = ClientStates(backend.keep(algorithm.init_own(task, initial)), resume.own if resume else None)
-    state = resume.state if resume else algorithm.init(task, initial)
+    state = dict(resume.state) if resume else algorithm.init(task, initial)
+    if protection is not None and GROUP in state:
+        protection.restore(state.pop(GROUP))
+    draw = protection.draw if protection is not None else partial(sampling.draw, federation.clients)
     del initial  # it may be large
     evaluator = Evaluator(backend, federation, algorithm, task)
     for round in range(resume.round + 1 if resume else 1, rounds + 1):
         began = time.perf_counter()
         with computing():
-            ids = (federation.everyone,) if algorithm.pooled else sampling.draw(federation.clients, round, seed)
+            ids = (federation.everyone,) if algorithm.pooled else draw(round, seed)
             measuring = round % evaluation.every == 0 or round in (1, rounds)
             splits = evaluation.splits if measuring else ()
             everyone = evaluation.splits and (algorithm.pooled or evaluation.clients == "all")
@@ -133,8 +141,9 @@ def fit(
                 universal=evaluation.universal and (round == rounds or until is not None),
                 watch_epochs=evaluation.epochs,
                 validate=evaluator.validate,
-                outlier_factor=None if sampling.outlier_factor == "off" else sampling.outlier_factor,
+                outlier_factor=None if protection or sampling.outlier_factor == "off" else sampling.outlier_factor,
                 needed=sampling.needed(federation.clients),
+                protection=protection,
             )
             cohort = new_cohort()
             complete = algorithm.pooled or len(ids) >= max(cohort.needed, 1)
@@ -151,9 +160,10 @@ def fit(
                     own.undo()
                     cohort = new_cohort()
             clients["post_fit"] = {report.client: report.post_fit for report in cohort.reports if report.post_fit}
+            remembered = {GROUP: protection.state} if protection is not None and protection.state else {}
             record = RoundRecord(
                 round,
-                state,
+                state | remembered,
                 cohort.ids,
                 tuple(cohort.reports),
                 clients,

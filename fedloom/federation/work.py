@@ -19,6 +19,7 @@ from fedloom.aggregation.means import Node, PairwiseSum
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
 from fedloom.errors import InputError
+from fedloom.privacy.protection import ClientGuard
 from fedloom.task import Task
 from fedloom.training import evaluation, generators
 from fedloom.training.clients import Clients, Setup, always
@@ -27,6 +28,9 @@ from fedloom.tree import Groups, Tree
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm, Update
+
+
+Keep = Literal["sum", "stack", "secure"]  # what the server sees; "secure": a sum, through masks
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ class Outcome:
     reports: tuple[Report, ...] = ()
     dtypes: dict[str, dict[str, torch.dtype]] = field(default_factory=dict)  # of leaves whose sums have another dtype
     positions: dict[str, str] | None = field(default_factory=dict)  # as in `Update`; None if they are not known
+    total: Groups | None = None  # the sum of guarded answers, if the backend's clients computed it with masks
     outliers: tuple[int, ...] = ()  # clients that the backend left out, because their changes were far too long
     left_out: tuple[int, ...] = ()  # clients that the backend left out, because they made the result not finite
 
@@ -112,7 +117,7 @@ class ClientWork:
     seed: int
     round: int
     call: int
-    keep: Literal["sum", "stack"]  # what the verb lets the server see
+    keep: Keep  # what the verb lets the server see
     each: Groups | None = None  # one message per client, stacked
     peers: Groups | None = None  # what the clients sent to each other, stacked over the whole cohort
     graph: Tensor | None = None  # which clients receive from which: one row per client of `ids`
@@ -120,6 +125,7 @@ class ClientWork:
     universal: bool = False  # also evaluate on the union of all clients' test splits
     watch_epochs: bool = False  # also evaluate the validation split after every local epoch
     report_lengths: bool = False  # report how long each client's change is
+    guard: ClientGuard | None = None  # what clients do to their answers before they send them
     first: int = 0  # the cohort position of ids[0]
 
     def costs(self, place: Place) -> Sequence[int]:
@@ -171,6 +177,8 @@ class ClientWork:
         update = replace(update, groups=on_device("cpu", update.groups))
         finite = _finite(update, place.task, len(data))
         reports = tuple(self._report(place, data, update, position, finite[position]) for position in range(len(data)))
+        if self.guard is not None:
+            update = self.guard.apply(update, self.shared, place.task)
         if self.report_lengths:
             reports = with_lengths(reports, update, self.shared, place.task, data.examples.tolist())
         return self.outcome([update], on_device("cpu", own), reports)
@@ -210,7 +218,7 @@ class ClientWork:
         public = tree.concat([update.public for update in updates])
         dtypes = {group: means.other_dtypes(stacked) for group, stacked in first.groups.items()}
         found = Outcome({}, {}, {}, public, own, reports, dtypes, first.positions)
-        if self.keep == "stack":
+        if self.keep != "sum":
             return replace(found, stack=_join([update.groups for update in updates]), weights=weights)
         return replace(found, sums=self._sums([update.groups for update in updates], weights))
 

@@ -289,4 +289,4 @@ def verb_of(work: ClientWork) -> Verb:
     """Return the verb of a piece of work: it says what the server will see."""
     if work.peers is not None:
         return "exchange"
-    return "reduce" if work.keep == "sum" else "map"
+    return "map" if work.keep == "stack" else "reduce"

@@ -1,0 +1,1 @@
+"""What stands between a client's answer and the server: secure aggregation and differential privacy."""

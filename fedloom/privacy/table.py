@@ -1,0 +1,69 @@
+"""The table [privacy] of an experiment file: which protections a run has."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from annotated_types import Gt, Le
+from pydantic import Strict
+
+from fedloom.record import Positive, Record, Share
+
+Probability = Annotated[float, Strict(), Gt(0), Le(1)]
+
+
+class SecureTable(Record):
+    """[privacy] secure_aggregation: the server learns the sum of the clients' updates, and no single one."""
+
+    threshold: Probability = 0.67
+    """The share of a round's clients that must stay until its end. With fewer, the round is abandoned."""
+    min_clients: Annotated[int, Strict(), Gt(1)] = 3
+    """The fewest clients in a sum."""
+    range: Positive | dict[str, Positive] = 4.0
+    """The largest number in a change, for all groups of an update or for each. A client sends no larger one."""
+    bits: Literal["auto", 32, 64] = "auto"
+    """The size of a masked number."""
+    lost: tuple[Share, Share, Share, Share, Share] = (0.0, 0.0, 0.0, 0.0, 0.0)
+    """The probability that a client vanishes before each of the five stages. Only in simulation."""
+
+
+class DpTable(Record):
+    """[privacy] dp: differential privacy of clients. Two runs that differ in one client are hard to tell apart."""
+
+    epsilon: Positive | None = None
+    """The ε to spend in all planned rounds. The noise follows from it."""
+    delta: Probability = 1e-5
+    """The probability δ that the guarantee fails."""
+    clip: Positive | Literal["adaptive"] = "adaptive"
+    """The largest norm of a client's change. Longer ones are scaled down. `adaptive` follows their median."""
+    noise: Literal["server", "distributed", "local"] = "server"
+    """Who adds the noise: the server, all clients together under secure aggregation, or each client for itself."""
+    noise_multiplier: Positive | None = None
+    """The noise's standard deviation as a multiple of the clip, instead of `epsilon`."""
+
+
+class ExampleTable(Record):
+    """[privacy] example_dp: differential privacy of examples. Each client adds noise to its own gradients."""
+
+    epsilon: Positive = 8.0
+    """The ε that each client spends in all planned rounds."""
+    delta: Probability = 1e-5
+    """The probability δ that the guarantee fails."""
+    max_grad_norm: Positive = 1.0
+    """The largest norm of one example's gradient. Longer ones are scaled down."""
+
+
+class PrivacyTable(Record):
+    """[privacy]: what the server, and people who see the model, cannot learn about a client. By default, nothing."""
+
+    secure_aggregation: SecureTable | None = None
+    """Let the server learn only sums over clients."""
+    dp: DpTable | None = None
+    """Hide whether a client took part."""
+    example_dp: ExampleTable | None = None
+    """Hide whether a client has some example."""
+
+    @property
+    def on(self) -> bool:
+        """Whether the answers of clients pass through a protection."""
+        return self.secure_aggregation is not None or self.dp is not None

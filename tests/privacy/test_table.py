@@ -1,0 +1,36 @@
+"""The table [privacy] of an experiment file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedloom.errors import InputError
+from fedloom.experiment.experiment_file import identity, parse
+
+
+def test_a_file_without_the_table_keeps_its_identity() -> None:
+    assert "privacy" not in parse({}).description()
+
+
+@pytest.mark.parametrize(
+    "table", [{"secure_aggregation": {}}, {"dp": {"epsilon": 2.0, "clip": 1.0}}, {"example_dp": {"epsilon": 2.0}}]
+)
+def test_a_protection_is_part_of_the_identity(table: dict[str, Any]) -> None:
+    assert identity(parse({"privacy": table}).description()) != identity(parse({}).description())
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"secure": {}}, r"\[privacy\] has no key 'secure'"),
+        ({"secure_aggregation": {"threshold": 1.5}}, "threshold"),
+        ({"secure_aggregation": {"min_clients": 1}}, "min_clients"),
+        ({"dp": {"epsilon": 0}}, "epsilon"),
+        ({"dp": {"clip": "some"}}, "clip"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(table: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        parse({"privacy": table})
