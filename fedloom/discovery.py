@@ -1,11 +1,13 @@
-"""Find what a folder of the package holds: one file for each algorithm, model or data source, and no list of them."""
+"""Find classes and packages: what a folder of the package holds, and what not every installation has."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from pkgutil import walk_packages
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from fedloom.errors import InputError
 
 Kind = TypeVar("Kind")
 
@@ -27,3 +29,11 @@ def discover(
                 raise TypeError(f"Two classes have the name '{known_as}': {found[known_as]!r} and {kind!r}.")
             found[known_as] = kind
     return dict(sorted(found.items()))
+
+
+def optional(package: str, need: str, extra: str) -> Any:
+    """Import a package that not every installation has, or say how to install it."""
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise InputError(f"{need}: pip install 'fedloom[{extra}]'.") from error

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.discovery import discover
+from fedloom.discovery import discover, optional
+from fedloom.errors import InputError
 
 
 class Shape:
@@ -46,3 +47,9 @@ def test_two_classes_with_one_name_are_an_error(tmp_path: Path, monkeypatch: pyt
     )
     with pytest.raises(TypeError, match=r"the name 'square': .*one\.Square.*two\.Square"):
         discover([str(folder)], folder.name, Shape, in_lower_case)
+
+
+def test_a_missing_package_is_named_with_the_extra_that_brings_it() -> None:
+    assert optional("json", "Nothing needs it", "none").loads("1") == 1
+    with pytest.raises(InputError, match=r"Clocks need tick: pip install 'fedloom\[clock\]'\."):
+        optional("a_package_that_nobody_has", "Clocks need tick", "clock")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import re
 from collections.abc import Iterator
 from datetime import datetime
@@ -14,7 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 from fedloom.data.split import SPLITS
-from fedloom.errors import InputError, StoreError
+from fedloom.discovery import optional
+from fedloom.errors import StoreError
 from fedloom.results.result import TABLES, Result
 from fedloom.results.run_data import Curve, RunData
 from fedloom.results.safe_text import for_spreadsheet
@@ -35,7 +35,7 @@ def export_csv(result: Result, folder: Path) -> list[Path]:
 def export_parquet(result: Result, folder: Path) -> list[Path]:
     """Write every table that has rows as a Parquet file, and return the paths."""
     names = ("pyarrow", "pyarrow.parquet")
-    pyarrow, parquet = (_optional(name, "Parquet files need pyarrow", "parquet") for name in names)
+    pyarrow, parquet = (optional(name, "Parquet files need pyarrow", "parquet") for name in names)
     written = []
     for table, rows in _tables(result):
         written.append(folder / f"{table}.parquet")
@@ -45,14 +45,6 @@ def export_parquet(result: Result, folder: Path) -> list[Path]:
 
 def _tables(result: Result) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     return ((table, rows) for table in TABLES if (rows := result.rows(table)))
-
-
-def _optional(module: str, need: str, extra: str) -> Any:
-    """Import a module of an optional dependency, or say how to install it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise InputError(f"{need}: pip install 'fedloom[{extra}]'.") from error
 
 
 class Scalar(NamedTuple):
@@ -91,7 +83,7 @@ def _curves(run: RunData, label: str, seed: int) -> Iterator[tuple[str, Curve]]:
 
 def export_tensorboard(result: Result, folder: Path) -> list[Path]:
     """Write event files, one folder per cell: `tensorboard --logdir FOLDER/tensorboard`."""
-    tensorboard = _optional("torch.utils.tensorboard", "Event files need tensorboard", "tensorboard")
+    tensorboard = optional("torch.utils.tensorboard", "Event files need tensorboard", "tensorboard")
     run, written = RunData.read(result.folder), []
     for label, seed in run.cells:
         written.append(folder / "tensorboard" / f"{label}-{seed}")
@@ -106,7 +98,7 @@ def export_tensorboard(result: Result, folder: Path) -> list[Path]:
 def export_mlflow(result: Result, folder: Path) -> list[Path]:
     """Write a local MLflow store, one run per cell: `mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db`."""
     need = "An MLflow store needs mlflow"
-    entities, tracking = (_optional(f"mlflow.{part}", need, "mlflow") for part in ("entities", "tracking"))
+    entities, tracking = (optional(f"mlflow.{part}", need, "mlflow") for part in ("entities", "tracking"))
     run, path = RunData.read(result.folder), folder / "mlflow.db"
     if path.exists():
         raise StoreError(f"{path} exists already, and a second export would add every run again. Delete it first.")

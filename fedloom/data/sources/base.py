@@ -6,7 +6,6 @@ import os
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -51,14 +50,6 @@ def require(name: str, known: Sequence[str], where: str, what: str) -> None:
     if name not in known:
         listed = ", ".join(known[:12]) + (", …" if len(known) > 12 else "")
         raise InputError(f"{where} has no {what} '{name}'. It has: {listed}.{nearest(name, known)}")
-
-
-def optional(package: str, need: str, extra: str) -> Any:
-    """Import a package that not every installation has, or say how to install it."""
-    try:
-        return import_module(package)
-    except ImportError as error:
-        raise InputError(f"{need}: pip install 'fedloom[{extra}]'.") from error
 
 
 def cache_folder(name: str) -> Path:

@@ -9,8 +9,9 @@ from typing import Any
 
 from fedloom.data.federation import Dataset
 from fedloom.data.sources.archive import readable
-from fedloom.data.sources.base import locate, optional, require
+from fedloom.data.sources.base import locate, require
 from fedloom.data.sources.by_client import ByClient, Client
+from fedloom.discovery import optional
 from fedloom.errors import InputError
 
 GROUP = "examples"

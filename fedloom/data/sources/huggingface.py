@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from pydantic import PositiveInt, model_validator
 
 from fedloom.data.federation import Dataset
-from fedloom.data.sources.base import Source, Task, dataset_with_test, locate, optional, require
+from fedloom.data.sources.base import Source, Task, dataset_with_test, locate, require
 from fedloom.data.sources.images import pixels
+from fedloom.discovery import optional
 from fedloom.errors import InputError
 
 FORMS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}

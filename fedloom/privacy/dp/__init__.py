@@ -1,0 +1,1 @@
+"""Differential privacy: clipping, noise, what it costs, and a ledger of what was spent."""

@@ -1,0 +1,121 @@
+"""The ledger of what a cell has released: charged and on disk before anything is released, and never taken back.
+
+`privacy.key` is the cell's secret, and `privacy.jsonl` has one line for every release. The same release, which a
+restart computes again, is charged once. Another sum for the same round, after a rollback, is another release. Both
+files stay when checkpoints are removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedloom import faults
+from fedloom.errors import StoreError
+from fedloom.privacy.dp.accounting import Epsilon, Mechanism, epsilon
+
+KEY, LEDGER = "privacy.key", "privacy.jsonl"
+
+
+class Ledger:
+    """What was spent in one folder. Without a folder, everything is kept in memory.
+
+    >>> ledger = Ledger(None, 1e-5, {"clip": 1.0})
+    >>> ledger.charge("round 1", Mechanism(1.0)), ledger.charge("round 1", Mechanism(1.0)), ledger.releases
+    (True, False, 1)
+    """
+
+    def __init__(self, folder: Path | None, delta: float, header: Mapping[str, Any]) -> None:
+        """Open the ledger, or begin one with the header: the settings that must hold until the end."""
+        self.folder, self.delta = folder, delta
+        self.spent: Counter[Mechanism] = Counter()
+        self.charged: set[str] = set()
+        self.header = dict(header)
+        if folder is None:
+            self.secret = secrets.token_bytes(32)
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        self.secret = _secret(folder / KEY, begun=(folder / LEDGER).exists())
+        lines = _lines(folder / LEDGER)
+        if not lines:
+            self._append({"format": 1, **self.header})
+            return
+        first, *entries = lines
+        self.header = {key: value for key, value in first.items() if key != "format"}
+        for entry in entries:
+            self.charged.add(entry["release"])
+            self.spent[Mechanism(entry["noise_multiplier"], entry["q"], entry["of"])] += entry.get("count", 1)
+
+    @property
+    def releases(self) -> int:
+        """How many different releases were charged."""
+        return len(self.charged)
+
+    def epsilon(self, more: Mapping[Mechanism, int] | None = None) -> Epsilon:
+        """Return the ε of everything that was charged, and of some more."""
+        return epsilon(self.spent + Counter(more or {}), self.delta)
+
+    def charge(self, release: str, mechanism: Mechanism, count: int = 1) -> bool:
+        """Charge a release, which this text identifies, before it is made; return False if it was charged before."""
+        if release in self.charged:
+            return False
+        entry = {"release": release, "noise_multiplier": mechanism.noise_multiplier}
+        self._append({**entry, "q": mechanism.q, "of": mechanism.of, "count": count})
+        self.charged.add(release)
+        self.spent[mechanism] += count
+        faults.point("privacy.charged")
+        return True
+
+    def _append(self, entry: Mapping[str, Any]) -> None:
+        if self.folder is None:
+            return
+        path = self.folder / LEDGER
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            with os.fdopen(handle, "ab") as file:
+                file.write(json.dumps(entry).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise StoreError(f"Nothing was released, because {path} cannot be written: {error}.") from error
+
+
+def _secret(path: Path, begun: bool) -> bytes:
+    """Return the folder's secret; a new folder gets one."""
+    try:
+        if not begun and not path.exists():
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                file.write(secrets.token_bytes(32))
+                file.flush()
+                os.fsync(file.fileno())
+        found = path.read_bytes()
+    except OSError as error:
+        raise StoreError(
+            f"The secret of the noise, {path}, cannot be used: {error.strerror}. Without it, this run cannot continue; "
+            "start it again with --fresh."
+        ) from error
+    if len(found) != 32:
+        raise StoreError(f"{path} is damaged: it must have 32 bytes, and has {len(found)}. Start again with --fresh.")
+    return found
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Return the entries. A last line without its end was never complete, so nothing was released for it."""
+    if not path.exists():
+        return []
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole != content:
+        os.truncate(path, len(whole))
+    try:
+        return [json.loads(line) for line in whole.splitlines()]
+    except ValueError as error:
+        raise StoreError(
+            f"The privacy ledger {path} is damaged, so nobody knows what was spent: {error}. Start again with --fresh."
+        ) from error

@@ -1,0 +1,63 @@
+"""Randomness from a run's secret: noise that only a restart repeats, and cohorts that nobody else can compute.
+
+Every draw is SHAKE-256 of the secret, a purpose and the numbers that it is for. The Gaussian numbers are floating-point
+numbers, which are not hardened against an attack on their last bits (Mironov, CCS 2012): noise in a ring is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedloom.tree import Groups, is_whole
+
+
+def derive(secret: bytes, *parts: int | float | str) -> bytes:
+    """Return a key of 32 bytes for one purpose.
+
+    >>> derive(b"secret", "noise", 1, 2) == derive(b"secret", "noise", 1, 2) != derive(b"secret", "noise", 12)
+    True
+    """
+    return hmac.digest(secret, repr(parts).encode(), "sha256")
+
+
+def uniform(key: bytes, count: int) -> NDArray[np.float64]:
+    """Return `count` numbers from 0 up to, but without, 1."""
+    words = np.frombuffer(hashlib.shake_256(key).digest(8 * count), dtype="<u8")
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def gaussian(key: bytes, count: int) -> NDArray[np.float64]:
+    """Return `count` independent standard normal numbers, by the transform of Box and Muller."""
+    half = (count + 1) // 2
+    drawn = uniform(key, 2 * half)
+    radius = np.sqrt(-2 * np.log1p(-drawn[:half]))  # 1 − u is never 0
+    angle = 2 * np.pi * drawn[half:]
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+
+
+def noise_like(groups: Groups, deviation: float, key: bytes) -> Groups:
+    """Return Gaussian noise with this standard deviation for every floating-point leaf, in double precision."""
+    leaves = {
+        (g, n): leaf for g, tree in sorted(groups.items()) for n, leaf in sorted(tree.items()) if not is_whole(leaf)
+    }
+    drawn = torch.from_numpy(gaussian(key, sum(leaf.numel() for leaf in leaves.values()))) * deviation
+    parts = torch.split(drawn, [leaf.numel() for leaf in leaves.values()])
+    found: Groups = {group: {} for group in groups}
+    for ((group, name), leaf), part in zip(leaves.items(), parts, strict=True):
+        found[group][name] = part.reshape(leaf.shape)
+    return found
+
+
+def cohort(secret: bytes, round: int, population: int, q: float, size: int | None = None) -> tuple[int, ...]:
+    """Draw each client with probability `q`, or exactly `size` of them.
+
+    The experiment's seed is public, and a cohort that others can compute hides nobody.
+    """
+    drawn = uniform(derive(secret, "cohort", round), population)
+    chosen = np.flatnonzero(drawn < q) if size is None else np.sort(np.argsort(drawn, kind="stable")[:size])
+    return tuple(int(client) for client in chosen)
