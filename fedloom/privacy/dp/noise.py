@@ -28,7 +28,8 @@ def derive(secret: bytes, *parts: int | float | str) -> bytes:
 def uniform(key: bytes, count: int) -> NDArray[np.float64]:
     """Return `count` numbers from 0 up to, but without, 1."""
     words = np.frombuffer(hashlib.shake_256(key).digest(8 * count), dtype="<u8")
-    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    drawn: NDArray[np.float64] = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return drawn
 
 
 def gaussian(key: bytes, count: int) -> NDArray[np.float64]:
