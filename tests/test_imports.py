@@ -37,6 +37,7 @@ LAYERS = [
     ["algorithms", "backends"],
     ["federation.engine"],
     ["catalogue", "experiment", "results", "tuning", "papers"],
+    ["audits"],
     ["network"],
     ["flower"],
     ["testing"],
