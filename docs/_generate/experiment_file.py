@@ -12,6 +12,7 @@ from fedloom.data.partition import PARTITIONS
 from fedloom.data.sources import SOURCES
 from fedloom.data.split import Split
 from fedloom.experiment.experiment_file import TABLES, Experiment
+from fedloom.privacy.table import DpTable, ExampleTable, SecureTable
 
 TOP = ("format", "name", "rounds", "seeds")
 
@@ -25,6 +26,9 @@ def models() -> dict[str, type[BaseModel]]:
         "Top level": create_model("Top", **top),
         **{f"[{name}]": model for name, model in TABLES.items()},
         "A split as a table": Split,
+        "privacy.secure_aggregation": SecureTable,
+        "privacy.dp": DpTable,
+        "privacy.example_dp": ExampleTable,
     }
 
 

@@ -18,5 +18,5 @@ from tests.conftest import federation as some_clients
 def test_an_algorithm_that_shows_each_update_is_refused(algorithm: fl.Algorithm) -> None:
     table = PrivacyTable(secure_aggregation=SecureTable())
     protection = Protection(table, fl.Sampling(), 3, 1)
-    with pytest.raises(InputError, match="each of them|makes some public"):
+    with pytest.raises(InputError, match=r"each of them|makes some public"):
         next(fit(some_clients((12, 9, 7)), Task(Dense), algorithm, 1, protection=protection))
