@@ -29,6 +29,7 @@ LAYERS = [
         "training.tape",
         "data",
         "models",
+        "privacy",
     ],
     ["task"],
     ["training", "privacy"],

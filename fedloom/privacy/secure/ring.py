@@ -1,0 +1,186 @@
+"""Fixed-point numbers: a client's groups and weights become one vector of whole numbers modulo 2^32 or 2^64.
+
+A group with weight w and values Δ becomes w and w · round(scale · Δ). Sums wrap around and are exact, so they do not
+depend on any order. The scale is the largest power of two with which the sum of all clients cannot overflow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedloom.errors import InputError, RoundAbandoned, nearest
+from fedloom.privacy.secure.masks import Vector
+from fedloom.privacy.secure.session import Refusal
+from fedloom.tree import Groups, Tree, change, is_whole
+
+Bits = Literal["auto", 32, 64]
+FINE = 20  # 32 bits suffice if the scale is at least 2^20
+FINEST = 40  # a larger scale would only add noise of rounding
+KEY = "[privacy] secure_aggregation"
+
+
+@dataclass(frozen=True)
+class RingConfig:
+    """What clients and server must know alike: how large values, weights and cohorts can be."""
+
+    range: float | dict[str, float]  # the largest absolute value of a change, for all groups or for each
+    clients: int
+    weight_bound: int
+    bits: Bits = "auto"
+
+    def range_of(self, group: str) -> float:
+        if not isinstance(self.range, dict):
+            return self.range
+        if group not in self.range:
+            raise InputError(
+                f"{KEY} has no range for the group '{group}'. Known: {', '.join(sorted(self.range))}."
+                f"{nearest(group, self.range)}"
+            )
+        return self.range[group]
+
+    def scale(self, group: str, bits: int) -> float:
+        """Return the largest power of two for which clients · weight_bound · range · scale < 2^(bits − 1).
+
+        >>> RingConfig(1.0, clients=100, weight_bound=1).scale("model", 32) == 2**24
+        True
+        """
+        room = 2.0 ** (bits - 1) / (self.clients * self.weight_bound * self.range_of(group))
+        exponent = min(math.ceil(math.log2(room)) - 1, FINEST)
+        return 2.0**exponent
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The vector of one kind of update. `like` is an update of one client, for its names, shapes and dtypes."""
+
+    config: RingConfig
+    like: Groups
+
+    @cached_property
+    def bits(self) -> int:
+        if self.config.bits != "auto":
+            return self.config.bits
+        scales = [self.config.scale(group, 32) for group in self.like]
+        return 32 if min(scales, default=1.0) >= 2.0**FINE else 64
+
+    @cached_property
+    def scales(self) -> dict[str, float]:
+        scales = {group: self.config.scale(group, self.bits) for group in self.like}
+        for group, scale in scales.items():
+            if scale < 1:
+                raise InputError(
+                    f"{KEY} bits = {self.bits} is too few for {self.config.clients} clients with weights up to "
+                    f"{self.config.weight_bound} and the range {self.config.range_of(group):g} of '{group}': use "
+                    'bits = "auto".'
+                )
+        return scales
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(f"<u{self.bits // 8}")
+
+    @property
+    def size(self) -> int:
+        leaves = (leaf for tree in self.like.values() for leaf in tree.values())
+        return len(self.like) + sum(leaf.numel() * (2 if leaf.is_complex() else 1) for leaf in leaves)
+
+    def _largest(self, group: str, leaf: Tensor) -> int:
+        """Return the largest whole number that stands for a value."""
+        if is_whole(leaf):
+            return (2 ** (self.bits - 1) - 1) // (self.config.clients * self.config.weight_bound)
+        return int(self.config.range_of(group) * self.scales[group])
+
+    # --- at a client
+
+    def encode(self, groups: Groups, weights: Mapping[str, float], bases: Groups) -> Vector:
+        """Return one client's update as a vector. Groups with a base are positions, and what changed is sent."""
+        if {g: [*tree] for g, tree in groups.items()} != {g: [*tree] for g, tree in self.like.items()}:
+            raise Refusal("the update has other groups or leaves than were agreed")
+        parts = []
+        for group, tree in groups.items():
+            weight = self._weight(group, float(weights[group]))
+            parts.append(np.array([weight], dtype=np.int64))
+            for name, leaf in _changes(tree, bases.get(group)).items():
+                parts.append(self._whole(group, name, leaf) * weight)
+        return np.concatenate(parts or [np.zeros(0, np.int64)]).astype(self.dtype)
+
+    def _weight(self, group: str, weight: float) -> int:
+        bound = self.config.weight_bound
+        if not (weight.is_integer() and 1 <= weight <= bound):
+            raise Refusal(
+                f"the weight of '{group}' must be a whole number from 1 to {bound}, and it is {weight:g}: a client "
+                "without weight would make the sum that of fewer clients, and a larger one could overflow"
+            )
+        return int(weight)
+
+    def _whole(self, group: str, name: str, leaf: Tensor) -> NDArray[np.int64]:
+        """Return a leaf's numbers times the scale, rounded, if they are finite and in range."""
+        largest, scale = self._largest(group, leaf), 1.0 if is_whole(leaf) else self.scales[group]
+        values = _real(leaf).to(torch.float64).numpy().reshape(-1)
+        worst = float(np.abs(values).max(initial=0.0))
+        if not worst <= largest / scale:
+            raise Refusal(
+                f"a number of '{group}' ({name}) is {worst:g}, and the range is {largest / scale:g}: nothing was sent. "
+                f"A smaller lr, a clip or a larger range in {KEY} may help"
+            )
+        return np.rint(values * scale).astype(np.int64)
+
+    # --- at the server
+
+    def decode(self, total: Vector, clients: int, bases: Groups) -> tuple[Groups, dict[str, Tensor]]:
+        """Return the weighted means of all groups and the sums of their weights, from the sum over some clients."""
+        signed = total.astype(self.dtype, copy=False).view(f"<i{self.bits // 8}")
+        means: Groups = {}
+        weights: dict[str, Tensor] = {}
+        begin = 0
+        for group, tree in self.like.items():
+            weight, begin = int(signed[begin]), begin + 1
+            if not clients <= weight <= clients * self.config.weight_bound:
+                raise RoundAbandoned(f"The sum of the weights of '{group}' is {weight} for {clients} clients: {WRONG}")
+            weights[group] = torch.tensor(float(weight), dtype=torch.float64)
+            means[group] = {}
+            for name, leaf in tree.items():
+                count = leaf.numel() * (2 if leaf.is_complex() else 1)
+                values, begin = signed[begin : begin + count], begin + count
+                if np.abs(values.astype(np.float64)).max(initial=0) > self._largest(group, leaf) * weight:
+                    raise RoundAbandoned(f"The sum of '{group}' ({name}) is outside of the range of its clients: {WRONG}")
+                scale = 1.0 if is_whole(leaf) else self.scales[group]
+                mean = torch.from_numpy(values.astype(np.float64) / (scale * weight))
+                means[group][name] = _moved(bases.get(group, {}).get(name), mean, leaf)
+        return means, weights
+
+
+WRONG = "a client or a share is wrong."
+
+
+def _changes(tree: Tree, base: Tree | None) -> Tree:
+    """Return what a client sends: its changes, or how far its positions are from their base."""
+    if base is None:
+        return tree
+    whole = {name: leaf.to(torch.int64) if is_whole(leaf) else leaf for name, leaf in tree.items()}
+    start = {name: base[name].to(leaf.dtype) for name, leaf in whole.items()}
+    return change(whole, start)
+
+
+def _real(leaf: Tensor) -> Tensor:
+    return torch.view_as_real(leaf.contiguous()) if leaf.is_complex() else leaf
+
+
+def _moved(base: Tensor | None, mean: Tensor, like: Tensor) -> Tensor:
+    """Return base + mean in the form of a leaf."""
+    if like.is_complex():
+        mean = torch.view_as_complex(mean.reshape(*like.shape, 2))
+    mean = mean.reshape(like.shape)
+    if is_whole(like):
+        mean = mean.round()
+    wide = mean.dtype
+    return (mean if base is None else base.to(wide) + mean).to(like.dtype)
