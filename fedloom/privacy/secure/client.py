@@ -78,7 +78,8 @@ class SecureClient:
     def advertise(self) -> Advertisement:
         """Return our new public keys, signed."""
         with self._stage("advertise"):
-            assert self._mask_private is not None and self._channel_private is not None
+            assert self._mask_private is not None
+            assert self._channel_private is not None
             keys = (key.public_key().public_bytes_raw() for key in (self._mask_private, self._channel_private))
             mine = Advertisement(self.client, *keys)
             signature = self._sign(mine.text(self.session))
@@ -112,7 +113,7 @@ class SecureClient:
             if set(ciphertexts) != expected:
                 raise Refusal("the encrypted shares are not those of the neighbours that shared their secrets")
             self._held |= {peer: self._decrypt(peer, text) for peer, text in ciphertexts.items()}
-            masked = vector.copy()
+            masked: Vector = vector.copy()
             add_stream(self._seed, (masked, 1))
             keys = {peer: self._agree(peer, "mask") for peer in sorted(expected)}
             self._masks.add(masked, self.client, keys)

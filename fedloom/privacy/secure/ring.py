@@ -48,14 +48,15 @@ class RingConfig:
         return self.range[group]
 
     def scale(self, group: str, bits: int) -> float:
-        """Return the largest power of two for which clients · weight_bound · range · scale < 2^(bits − 1).
+        """Return the largest power of two for which clients · weight_bound · ⌈range · scale⌉ < 2^(bits − 1).
 
         >>> RingConfig(1.0, clients=100, weight_bound=1).scale("model", 32) == 2**24
         True
         """
-        room = 2.0 ** (bits - 1) / (self.clients * self.weight_bound * self.range_of(group))
-        exponent = min(math.ceil(math.log2(room)) - 1, FINEST)
-        return 2.0**exponent
+        most, scale = self.clients * self.weight_bound, 2.0**FINEST
+        while most * math.ceil(self.range_of(group) * scale) >= 2 ** (bits - 1) and scale > 2.0**-FINEST:
+            scale /= 2
+        return scale
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Ring:
                 raise InputError(
                     f"{KEY} bits = {self.bits} is too few for {self.config.clients} clients with weights up to "
                     f"{self.config.weight_bound} and the range {self.config.range_of(group):g} of '{group}': use "
-                    'bits = "auto".'
+                    "bits = 64, or a smaller range."
                 )
         return scales
 
@@ -93,11 +94,13 @@ class Ring:
         leaves = (leaf for tree in self.like.values() for leaf in tree.values())
         return len(self.like) + sum(leaf.numel() * (2 if leaf.is_complex() else 1) for leaf in leaves)
 
-    def _largest(self, group: str, leaf: Tensor) -> int:
-        """Return the largest whole number that stands for a value."""
+    def _limits(self, group: str, leaf: Tensor) -> tuple[float, float, int]:
+        """Return the scale of a leaf, its largest value, and the largest whole number that stands for a value."""
         if is_whole(leaf):
-            return (2 ** (self.bits - 1) - 1) // (self.config.clients * self.config.weight_bound)
-        return int(self.config.range_of(group) * self.scales[group])
+            largest = (int(2 ** (self.bits - 1)) - 1) // (self.config.clients * self.config.weight_bound)
+            return 1.0, float(largest), largest
+        scale, range = self.scales[group], self.config.range_of(group)
+        return scale, range, math.ceil(range * scale)
 
     # --- at a client
 
@@ -124,12 +127,12 @@ class Ring:
 
     def _whole(self, group: str, name: str, leaf: Tensor) -> NDArray[np.int64]:
         """Return a leaf's numbers times the scale, rounded, if they are finite and in range."""
-        largest, scale = self._largest(group, leaf), 1.0 if is_whole(leaf) else self.scales[group]
+        scale, range, _ = self._limits(group, leaf)
         values = _real(leaf).to(torch.float64).numpy().reshape(-1)
         worst = float(np.abs(values).max(initial=0.0))
-        if not worst <= largest / scale:
+        if not worst <= range:
             raise Refusal(
-                f"a number of '{group}' ({name}) is {worst:g}, and the range is {largest / scale:g}: nothing was sent. "
+                f"a number of '{group}' ({name}) is {worst:g}, and the range is {range:g}: nothing was sent. "
                 f"A smaller lr, a clip or a larger range in {KEY} may help"
             )
         return np.rint(values * scale).astype(np.int64)
@@ -151,9 +154,11 @@ class Ring:
             for name, leaf in tree.items():
                 count = leaf.numel() * (2 if leaf.is_complex() else 1)
                 values, begin = signed[begin : begin + count], begin + count
-                if np.abs(values.astype(np.float64)).max(initial=0) > self._largest(group, leaf) * weight:
-                    raise RoundAbandoned(f"The sum of '{group}' ({name}) is outside of the range of its clients: {WRONG}")
-                scale = 1.0 if is_whole(leaf) else self.scales[group]
+                scale, _, largest = self._limits(group, leaf)
+                if np.abs(values.astype(np.float64)).max(initial=0) > largest * weight:
+                    raise RoundAbandoned(
+                        f"The sum of '{group}' ({name}) is outside of the range of its clients: {WRONG}"
+                    )
                 mean = torch.from_numpy(values.astype(np.float64) / (scale * weight))
                 means[group][name] = _moved(bases.get(group, {}).get(name), mean, leaf)
         return means, weights

@@ -1,4 +1,4 @@
-"""The server's half of secure aggregation: it relays, keeps the sets of clients after each stage, and unmasks the sum."""
+"""The server's half of secure aggregation: it relays, keeps the clients of each stage, and unmasks the sum."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ def test_a_stream_is_the_key_s_aes_ctr_stream_also_beyond_a_block(dtype: str, si
 
 
 def test_a_pair_s_signs_cancel() -> None:
-    assert pair_sign(3, 1) == 1 and pair_sign(1, 3) == -1
+    assert pair_sign(3, 1) == 1
+    assert pair_sign(1, 3) == -1
 
 
 def test_computing_each_pair_once_gives_the_same_masks() -> None:

@@ -34,16 +34,18 @@ def update(*values: float, count: int = 8) -> dict:  # type: ignore[type-arg]
 def test_the_scale_is_the_largest_power_of_two_that_cannot_overflow(range_, clients, weight, bits) -> None:
     scale = RingConfig(range_, clients, weight, bits).scale("model", bits)
     assert math.frexp(scale)[0] == 0.5
-    assert clients * weight * range_ * scale < 2 ** (bits - 1)
-    assert 2 * clients * weight * range_ * scale >= 2 ** (bits - 1) or scale == 2**40
+    assert clients * weight * math.ceil(range_ * scale) < 2 ** (bits - 1) or scale < 1
+    assert clients * weight * math.ceil(2 * range_ * scale) >= 2 ** (bits - 1) or scale == 2**40
 
 
 def test_the_design_s_settings_are_as_exact_as_it_says() -> None:
     """100 clients with equal weights in 32 bits: an error below 1.2e-7; weights up to 1,000 need 64 bits."""
     equal = Ring(RingConfig(1.0, 100, 1), LIKE)
-    assert equal.bits == 32 and 0.5 / equal.scales["model"] < 1.2e-7
+    assert equal.bits == 32
+    assert 0.5 / equal.scales["model"] < 1.2e-7
     weighted = Ring(RingConfig(1.0, 100, 1000), LIKE)
-    assert weighted.bits == 64 and weighted.scales["model"] >= 2**24
+    assert weighted.bits == 64
+    assert weighted.scales["model"] >= 2**24
 
 
 @settings(deadline=None)
@@ -68,8 +70,10 @@ def test_positions_are_sent_as_changes_and_whole_numbers_are_exact() -> None:
     sent = [update(1.5, -2.0, 0.5, count=9), update(1.0, -1.0, 0.5, count=11)]
     total = sum(found.encode(one, {"model": 1.0}, BASE) for one in sent)
     means, weights = found.decode(total, 2, BASE)
-    assert means["model"]["w"].tolist() == [1.25, -1.5, 0.5] and means["model"]["w"].dtype == torch.float32
-    assert means["model"]["count"] == 10 and means["model"]["count"].dtype == torch.int64
+    assert means["model"]["w"].tolist() == [1.25, -1.5, 0.5]
+    assert means["model"]["w"].dtype == torch.float32
+    assert means["model"]["count"] == 10
+    assert means["model"]["count"].dtype == torch.int64
     assert weights["model"] == 2.0
 
 
@@ -85,7 +89,8 @@ def test_every_kind_of_leaf_comes_back_as_it_is(kind: torch.dtype) -> None:
     like, base = {"g": {"x": leaf}}, {"g": {"x": torch.zeros_like(leaf)}}
     found = Ring(RingConfig(4.0, 3, 1), like)
     means, _ = found.decode(found.encode(like, {"g": 1.0}, base), 1, base)
-    assert means["g"]["x"].dtype == kind and torch.equal(means["g"]["x"], leaf)
+    assert means["g"]["x"].dtype == kind
+    assert torch.equal(means["g"]["x"], leaf)
 
 
 def test_infinities_that_do_not_change_stay() -> None:
@@ -101,10 +106,12 @@ def test_a_value_that_is_not_finite_or_out_of_range_is_refused_and_never_clipped
         ring().encode(update(0.0, 0.0, value), {"model": 1.0}, {})
 
 
-def test_the_range_itself_is_allowed() -> None:
-    found = ring()
-    total = sum(found.encode(update(4.0, -4.0, 0.0), {"model": 1.0}, {}) for _ in range(10))
-    assert found.decode(total, 10, {})[0]["model"]["w"].tolist() == [4.0, -4.0, 0.0]
+@pytest.mark.parametrize("range_", [4.0, 0.1, 1 / 3, 2e8])
+def test_the_range_itself_is_allowed_for_all_clients(range_: float) -> None:
+    found = Ring(RingConfig(range_, 10, 1, bits=32), {"g": {"x": torch.zeros(2, dtype=torch.float64)}})
+    sent = {"g": {"x": torch.tensor([range_, -range_], dtype=torch.float64)}}
+    total = sum(found.encode(sent, {"g": 1.0}, {}) for _ in range(10))
+    assert found.decode(total, 10, {})[0]["g"]["x"].tolist() == pytest.approx([range_, -range_], abs=1)
 
 
 def test_a_whole_number_that_could_overflow_is_refused() -> None:
@@ -131,8 +138,11 @@ def test_each_group_can_have_its_range() -> None:
     like = {"model": {"w": torch.zeros(1)}, "fitness": {"f": torch.zeros(1)}}
     config = RingConfig({"model": 1.0, "fitness": 1000.0}, 10, 1, bits=32)
     scales = Ring(config, like).scales
-    assert scales["model"] == 2**27 and scales["fitness"] == 2**17
-    with pytest.raises(InputError, match="no range for the group 'modle'. Known: fitness, model. Did you mean 'model'"):
+    assert scales["model"] == 2**27
+    assert scales["fitness"] == 2**17
+    with pytest.raises(
+        InputError, match=r"no range for the group 'modle'. Known: fitness, model. Did you mean 'model'"
+    ):
         config.range_of("modle")
 
 

@@ -38,7 +38,7 @@ def test_a_masked_value_that_comes_late_twice_or_uninvited_is_refused() -> None:
 
 def test_too_few_clients_at_a_stage_abandon_the_round() -> None:
     server = SecureServer(session(4, 3))
-    with pytest.raises(RoundAbandoned, match="Round 1: 0 of 4 clients sent their keys, .* needs 3"):
+    with pytest.raises(RoundAbandoned, match=r"Round 1: 0 of 4 clients sent their keys, .* needs 3"):
         server.close_advertise([])
 
 
@@ -55,7 +55,7 @@ def test_wrong_shares_abandon_the_round() -> None:
     table = Table(session(5, 4)).confirmed(ONES, lost=(4,))
     given = answers(table)
     given[0][1], given[0][2] = given[0][2], given[0][1]
-    with pytest.raises(RoundAbandoned, match="mask of client 1: The shares .* do not belong together"):
+    with pytest.raises(RoundAbandoned, match=r"mask of client 1: The shares .* do not belong together"):
         table.server.total(given)
 
 

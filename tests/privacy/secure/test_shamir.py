@@ -32,7 +32,8 @@ def test_a_share_of_another_secret_is_noticed() -> None:
 def test_two_sharings_of_one_secret_have_nothing_in_common() -> None:
     secret = bytes(32)
     first, second = (shamir.share(secret, 2, [1, 2]) for _ in range(2))
-    assert first[1] != second[1] and first[1] != secret
+    assert first[1] != second[1]
+    assert first[1] != secret
     with pytest.raises(shamir.WrongShares):
         shamir.combine({1: first[1], 2: second[2]})
 
