@@ -38,6 +38,7 @@ def check(file: File, changes: Changes = None, as_json: AsJson = False) -> None:
     import tomli_w
 
     from fedloom.experiment.plan import Plan
+    from fedloom.privacy.words import has, lacks
     from fedloom.tuning.estimate import estimate
 
     experiment = load(file, changes)
@@ -46,10 +47,14 @@ def check(file: File, changes: Changes = None, as_json: AsJson = False) -> None:
         del values["data"]
         parameters = Plan.of(experiment).task(experiment.seeds[0]).parameters
         note = f"{parameters:,} parameters. Without [data], only `fedloom serve` can run this: agents bring their data."
-        return print_result(as_json, {"experiment": values, "estimate": None}, [tomli_w.dumps(values), f"# {note}"])
-    costs = estimate(experiment)
-    lines = [tomli_w.dumps(values), *(f"# {line}" for line in costs.lines())]
-    print_result(as_json, {"experiment": values, "estimate": costs.json()}, lines)
+        costs, notes, cohort = None, [note], experiment.cohort.count
+    else:
+        found = estimate(experiment)
+        costs, notes = found.json(), found.lines()
+        cohort = experiment.cohort.size(Plan.of(experiment).federation(experiment.seeds[0]).clients)
+    privacy = {"has": [*has(experiment.privacy, cohort)], "lacks": [*lacks(experiment.privacy)]}
+    lines = [tomli_w.dumps(values), *(f"# {line}" for line in [*notes, *privacy["has"], *privacy["lacks"]])]
+    print_result(as_json, {"experiment": values, "estimate": costs, "privacy": privacy}, lines)
 
 
 @command(app)

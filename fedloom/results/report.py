@@ -19,6 +19,7 @@ from fedloom import __version__
 from fedloom.files import write_atomically
 from fedloom.results import figures, tables
 from fedloom.results.comparisons import Comparison, main_comparison, universal_comparison
+from fedloom.results.disclosure import what_left
 from fedloom.results.figure_style import CaptionedFigure, line_styles
 from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import RunData
@@ -76,6 +77,7 @@ def html(run: RunData, made_figures: Sequence[CaptionedFigure], made_tables: Seq
         paragraphs=[paragraph.partition(". ") for paragraph in result_in_words(run)],
         seconds=sum(float(run.costs(*cell).seconds.sum()) for cell in run.cells),
         cautions=cautions(run),
+        what_left=what_left(run),
         chapters=[(title, *_contents(run, title, made_figures, made_tables)) for title in CHAPTERS],
         experiment_file=experiment_file.read_text(encoding="utf-8") if experiment_file.is_file() else "",
         description=json.dumps(run.description, indent=2, ensure_ascii=False),

@@ -1,0 +1,31 @@
+"""Protections in plain words."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedloom.privacy.table import DpTable, ExampleTable, PrivacyTable, SecureTable
+from fedloom.privacy.words import has, lacks
+
+
+@pytest.mark.parametrize(
+    ("clients", "words"), [(3, "3 must stay until its end: none"), (10, "7 must stay until its end: 3")]
+)
+def test_secure_aggregation_says_how_many_clients_may_be_lost(clients: int, words: str) -> None:
+    assert words in " ".join(has(PrivacyTable(secure_aggregation=SecureTable()), clients))
+
+
+def test_an_experiment_without_protection_lacks_both() -> None:
+    assert list(has(PrivacyTable())) == []
+    assert [sentence.partition(":")[0] for sentence in lacks(PrivacyTable())] == [
+        "No secure aggregation",
+        "No differential privacy",
+    ]
+
+
+def test_every_epsilon_comes_with_what_it_is_about() -> None:
+    table = PrivacyTable(dp=DpTable(epsilon=2.0), example_dp=ExampleTable(epsilon=8.0))
+    client, example = has(table)
+    assert "ε = 2, δ = 1e-05, for two runs that differ in one client" in client
+    assert "ε = 8, δ = 1e-05, for two data sets that differ in one of its examples" in example
+    assert any("trust it" in sentence for sentence in lacks(table))

@@ -1,0 +1,44 @@
+"""The report says what left the clients."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedloom.results.disclosure import what_left
+from fedloom.results.run_data import RunData
+
+
+def with_privacy(run: RunData, **table: Any) -> RunData:
+    return replace(run, facts={**run.facts, "description": {**run.description, "privacy": table}})
+
+
+def test_without_protection_the_server_sees_each_update(run: RunData) -> None:
+    found = what_left(run)
+    assert found[0].startswith("This was a simulation: nothing left a machine.")
+    assert "The server saw the update of each client in each round it took part in." in found
+    assert any(sentence.startswith("fedavg: clients sent ") for sentence in found)
+    assert any(sentence.startswith("No differential privacy") for sentence in found)
+
+
+def test_with_secure_aggregation_it_sees_sums(run: RunData) -> None:
+    found = " ".join(what_left(with_privacy(run, secure_aggregation={"min_clients": 5})))
+    assert "sums over at least 5 clients" in found
+    assert "the update of each client" not in found
+    assert "Measurements at clients are for simulation only" in found
+
+
+def test_a_coordinators_run_was_no_simulation(run: RunData, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(run.folder, tmp_path / "served"))
+    (folder / "network").mkdir()
+    assert "simulation" not in " ".join(what_left(RunData.read(folder)))
+
+
+@pytest.mark.parametrize("table", [{"unheard_of": 1}, {"dp": {"epsilon": -1}}])
+def test_a_table_of_a_later_version_is_no_traceback(run: RunData, table: dict[str, Any]) -> None:
+    (sentence,) = what_left(with_privacy(run, **table))
+    assert sentence.startswith("This version cannot read the run's [privacy]")
