@@ -108,6 +108,7 @@ class SecureClient:
         with self._stage("mask"):
             self._sharers = frozenset(sharers)
             self._check_members("shared their secrets", self._sharers, self._peers)
+            self._check_holders("shared their secrets", self._sharers)
             # a neighbour's secrets are held by its neighbours, so we hold shares of all of our own
             expected = self._sharers & set(self.graph.neighbours(self.client))
             if set(ciphertexts) != expected:
@@ -126,6 +127,7 @@ class SecureClient:
         with self._stage("confirm"):
             self._survivors = frozenset(survivors)
             self._check_members("sent a masked value", self._survivors, self._sharers)
+            self._check_holders("sent a masked value", self._survivors)
             return self._sign(survivors_text(self.sid, self._survivors))
 
     def unmask(self, signatures: Mapping[int, bytes]) -> dict[int, bytes]:
@@ -183,6 +185,12 @@ class SecureClient:
         if len(found) < max(self.session.threshold, self.floors.clients):
             needed = max(self.session.threshold, self.floors.clients)
             raise Refusal(f"{len(found)} clients {what}, and {needed} are needed")
+
+    def _check_holders(self, what: str, members: Iterable[int]) -> None:
+        """Refuse a set in which too few hold our shares: in a sparse graph, all our neighbours may be missing."""
+        holders = set(members).intersection(self.graph.holders(self.client))
+        if len(holders) < self.graph.threshold:
+            raise Refusal(f"{len(holders)} clients that hold our shares {what}, and {self.graph.threshold} are needed")
 
     # --- the channels between clients
 

@@ -157,6 +157,17 @@ def test_a_server_cannot_leave_us_or_too_many_out_when_we_mask() -> None:
         table.clients[3].mask(ONES[3], [0, 1, 2, 3, 9], {})
 
 
+def test_a_server_cannot_take_away_all_our_neighbours_in_a_sparse_graph() -> None:
+    table = Table(session(300, 201)).advertised()
+    advertised = list(table.server.advertised.values())
+    victim = table.clients[0]
+    victim.share(advertised)
+    others = set(table.clients) - set(victim.graph.neighbours(0))
+    assert len(others) > 201
+    with pytest.raises(Refusal, match="0 clients that hold our shares shared their secrets"):
+        victim.mask(np.ones(4, np.uint32), others, {})
+
+
 def test_a_server_cannot_show_a_sum_without_us_or_with_a_client_that_left() -> None:
     table = Table(session(5, 3))
     table.advertised()
