@@ -142,8 +142,7 @@ def _against_others(best: str, others: Sequence[str], comparison: Comparison) ->
     found = {other: pairs.get((best, other)) or pairs[other, best] for other in others}
     if not found or all(each.spread.count < 2 for each in found.values()):
         return
-    tested = any(each.p is not None for each in found.values())
-    apart = [other for other, each in found.items() if (each.clear if tested else each.excludes_zero)]
+    apart = [other for other, each in found.items() if each.clear]
     close = [other for other in found if other not in apart]
     if close:
         widest = max(max(abs(found[o].spread.low), abs(found[o].spread.high)) for o in close)
@@ -152,7 +151,8 @@ def _against_others(best: str, others: Sequence[str], comparison: Comparison) ->
             widest, unit = 100 * min(widest, 1.0), " points"
         yield say("result", "close", close=_listed(close), widest=two_digits(widest), unit=unit)
     if apart:
-        why = "corrected p ≤ 0.05" if tested else "the 95 % interval of the difference excludes zero"
+        several = "intervals, which hold together, exclude" if len(pairs) > 1 else "interval excludes"
+        why = f"the 95 % {several} zero"
         side = "above" if comparison.metric.higher_is_better else "below"
         yield say("result", "apart", side=side, apart=_listed(apart), why=why)
 

@@ -9,11 +9,12 @@ import numpy as np
 
 from fedloom.experiment.round_rows import LEFT_OUT, OUTLIER
 from fedloom.results import headline
+from fedloom.results.comparisons import main_comparison
 from fedloom.results.run_data import RunData
 from fedloom.results.sentences import say
-from fedloom.results.statistics import SEEDS_FOR_A_TEST
 from fedloom.results.table import show, two_digits
 
+FEW_SEEDS = 6
 SMALL_TEST = 10  # with fewer test examples, a client's accuracy moves in steps of more than ten points
 
 
@@ -138,8 +139,11 @@ def _seeds(run: RunData) -> Iterator[str]:
     if len(run.seeds) == 1:
         yield say("caution", "one_seed")
         return
-    if len(run.seeds) < SEEDS_FOR_A_TEST:
-        yield say("caution", "few_seeds", seeds=len(run.seeds), needed=SEEDS_FOR_A_TEST)
+    if len(run.seeds) < FEW_SEEDS:
+        yield say("caution", "few_seeds", seeds=len(run.seeds))
+    if (main := main_comparison(run)) is not None:
+        alike = [label for label, values in main.values.items() if len(values) > 1 and len({*values.values()}) == 1]
+        yield from (say("caution", "no_spread", label=label, metric=main.metric.name) for label in alike)
     fixed = ["one partition and one split"] if len(set(run.data_fingerprints.values())) == 1 else []
     if (run.description.get("task") or {}).get("seed", "run") != "run":
         fixed.append("one set of initial weights")

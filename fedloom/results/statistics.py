@@ -1,14 +1,15 @@
 """Intervals and tests over seeds. The seed is the unit of analysis, because the clients of one run are not independent.
 
-A difference is called clear only if there are at least six seeds, its interval excludes zero, and its p-value,
-corrected for the number of comparisons, is at most 5 %. With fewer seeds there is an interval and no verdict.
+The intervals of all pairs hold together: each is a paired t interval at level 1 − 0.05 / pairs (Bonferroni). A
+difference is called clear if its interval excludes zero. Wilcoxon's signed-rank test is shown beside it where it can
+decide: with few seeds it cannot reach 5 %, whatever the numbers are.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -16,7 +17,6 @@ import numpy as np
 from fedloom.results.sentences import say
 
 LEVEL = 0.95
-SEEDS_FOR_A_TEST = 6  # with five, the smallest p-value of a two-sided signed-rank test is 6.25 %
 EXACT = 12  # with up to this many seeds, the test tries all 2^n signs
 
 
@@ -68,39 +68,51 @@ def spread(values: Sequence[float], level: float = LEVEL) -> Spread:
 
 @dataclass(frozen=True)
 class Difference:
-    """First minus second, over the seeds that both have."""
+    """First minus second, over the seeds that both have, as one of several pairs."""
 
     first: str
     second: str
-    spread: Spread
+    spread: Spread  # its interval holds together with those of the other pairs
     wins: int  # the number of seeds in which the first is higher
     effect: float  # the mean difference in standard deviations of the difference (Cohen's d_z)
-    p: float | None = None  # of Wilcoxon's signed-rank test; None with fewer than six seeds
-    corrected: float | None = None  # p after Holm's correction for the number of comparisons
-
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether the interval is on one side of zero."""
-        return self.spread.low > 0 or self.spread.high < 0
+    p: float | None = None  # of the paired t test, corrected for the number of pairs; None without a spread
+    rank_p: float | None = None  # of the signed-rank test, corrected; None if it cannot decide with these seeds
+    pairs: int = 1
 
     @property
     def clear(self) -> bool:
-        """Whether this may be called a difference: the interval excludes zero, and the corrected p is at most 5 %."""
-        return self.excludes_zero and self.corrected is not None and self.corrected <= 1 - LEVEL
+        """Whether this may be called a difference: the interval excludes zero, and seeds do differ."""
+        return self.spread.std > 0 and (self.spread.low > 0 or self.spread.high < 0)
 
 
-def difference(first: str, second: str, one: Mapping[int, float], other: Mapping[int, float]) -> Difference:
-    """The paired difference of two algorithms, from their values by seed."""
+def seeds_for_a_rank_test(pairs: int) -> int:
+    """Return how many seeds the signed-rank test needs to reach 5 %, corrected for the number of pairs.
+
+    >>> [seeds_for_a_rank_test(pairs) for pairs in (1, 3, 15)]
+    [6, 7, 10]
+    """
+    return math.ceil(1 + math.log2(pairs / (1 - LEVEL)))
+
+
+def difference(
+    first: str, second: str, one: Mapping[int, float], other: Mapping[int, float], pairs: int = 1
+) -> Difference:
+    """The paired difference of two algorithms, from their values by seed, as one of several pairs."""
+    from scipy.stats import t
+
     seeds = sorted(one.keys() & other.keys())
     gaps = np.array([one[seed] - other[seed] for seed in seeds], dtype=np.float64)
     gaps = gaps[np.isfinite(gaps)]
-    found = spread(gaps.tolist())
-    if found.std > 0:
-        effect = found.mean / found.std
-    else:
-        effect = math.copysign(math.inf, found.mean) if found.count > 1 and found.mean else 0.0
-    p = signed_rank(gaps) if len(gaps) >= SEEDS_FOR_A_TEST else None
-    return Difference(first, second, found, int((gaps > 0).sum()), effect if found.count > 1 else math.nan, p)
+    found = spread(gaps.tolist(), 1 - (1 - LEVEL) / pairs)
+    wins = int((gaps > 0).sum())
+    if not found.std > 0:
+        effect = math.copysign(math.inf, found.mean) if found.mean else 0.0
+        return Difference(first, second, found, wins, effect if found.count > 1 else math.nan, pairs=pairs)
+    effect = found.mean / found.std
+    p = 2 * float(t.sf(abs(effect) * math.sqrt(found.count), found.count - 1))
+    decides = found.count >= seeds_for_a_rank_test(pairs)
+    rank_p = min(1.0, pairs * signed_rank(gaps)) if decides else None
+    return Difference(first, second, found, wins, effect, min(1.0, pairs * p), rank_p, pairs)
 
 
 def signed_rank(gaps: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
@@ -115,24 +127,9 @@ def signed_rank(gaps: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
 
 
 def differences(values: Mapping[str, Mapping[int, float]]) -> list[Difference]:
-    """All pairs, with p-values corrected for the number of pairs."""
-    found = [difference(one, other, values[one], values[other]) for one, other in combinations(values, 2)]
-    corrected = iter(holm([each.p for each in found if each.p is not None]))
-    return [replace(each, corrected=next(corrected)) if each.p is not None else each for each in found]
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values after Holm's step-down correction.
-
-    >>> holm([0.01, 0.04, 0.03])
-    [0.03, 0.06, 0.06]
-    """
-    order = sorted(range(len(p_values)), key=lambda place: p_values[place])
-    corrected, largest = [0.0] * len(p_values), 0.0
-    for rank, place in enumerate(order):
-        largest = max(largest, min(1.0, p_values[place] * (len(p_values) - rank)))
-        corrected[place] = largest
-    return corrected
+    """All pairs, with intervals and p-values that are corrected for the number of pairs."""
+    pairs = list(combinations(values, 2))
+    return [difference(one, other, values[one], values[other], len(pairs)) for one, other in pairs]
 
 
 def in_words(
@@ -148,11 +145,12 @@ def in_words(
     values["gap"] = f"{abs(found.mean) * scale:.3g}{unit}"
     if found.count == 1:
         return say("difference", "one_seed", **values)
-    values["span"] = f"95 % interval {found.low * scale:+.3g} to {found.high * scale:+.3g}{unit}, {found.count} seeds"
+    together = " with the others" if difference.pairs > 1 else ""
+    low, high = found.low * scale, found.high * scale
+    values["span"] = f"95 % interval{together} {low:+.3g} to {high:+.3g}{unit}, {found.count} seeds"
     if difference.p is None:
-        inside = "excludes" if difference.excludes_zero else "includes"
-        return say("difference", "not_tested", inside=inside, needed=SEEDS_FOR_A_TEST, **values)
-    values["test"] = f"corrected p = {difference.corrected:.3g}, effect size {difference.effect:.2g}"
+        return say("difference", "no_spread", **values)
+    values["test"] = f"corrected p = {difference.p:.3g}, effect size {difference.effect:.2g}"
     if difference.clear:
         better = "better" if (found.mean > 0) == higher_is_better else "worse"
         return say("difference", "clear", better=better, **values)

@@ -11,7 +11,7 @@ from fedloom.results import client_tables, curve_numbers, headline
 from fedloom.results.comparisons import Comparison, comparisons, main_comparison, universal_comparison
 from fedloom.results.run_data import MetricInfo, RunData
 from fedloom.results.sentences import say
-from fedloom.results.statistics import SEEDS_FOR_A_TEST, Difference, differences, in_words, known_mean, spread
+from fedloom.results.statistics import Difference, differences, in_words, known_mean, seeds_for_a_rank_test, spread
 from fedloom.results.table import Table, Value, show
 
 MOST_SENTENCES = 6  # with more pairs of algorithms, the note has no sentence about each
@@ -82,11 +82,12 @@ def _paired_differences(name: str, comparison: Comparison) -> Table:
     for each in found:
         pair, over_seeds = f"{each.first} − {each.second}", each.spread
         interval, wins = (over_seeds.low, over_seeds.high), f"{each.wins} of {over_seeds.count}"
-        rows.append((pair, over_seeds.mean, *interval, each.effect, wins, each.p, each.corrected))
-    columns = ("pair", "difference", "95 % low", "95 % high", "effect size", "seeds higher", "p", "corrected p")
+        rows.append((pair, over_seeds.mean, *interval, each.effect, wins, each.p, each.rank_p))
+    columns = ("pair", "difference", "95 % low", "95 % high", "effect size", "seeds higher", "p", "rank test's p")
     kind = "points" if comparison.metric.percent else "difference"
     kinds = ("text", kind, kind, kind, "short", "text", "p", "p")
-    kept = 8 if any(each.p is not None for each in found) else 6  # without tests, leave out the p-values
+    ranked, tested = (any(getattr(each, name) is not None for each in found) for name in ("rank_p", "p"))
+    kept = 8 if ranked else 7 if tested else 6  # leave out p-values that there are none of
     unit = " (percentage points)" if comparison.metric.percent else ""
     title = f"Paired differences over the same seeds: {comparison.title}{unit}"
     note = " ".join(verdict(found, comparison.metric))
@@ -95,17 +96,13 @@ def _paired_differences(name: str, comparison: Comparison) -> Table:
 
 def verdict(found: Sequence[Difference], metric: MetricInfo) -> Iterator[str]:
     """What all pairs together show, in sentences."""
-    tested = [each for each in found if each.p is not None]
     pairs = f"{len(found)} pair" + ("s" if len(found) > 1 else "")
     if not any(each.spread.count > 1 for each in found):
         yield say("differences", "one_seed")
         return
-    if tested:
-        clear = sum(each.clear for each in found)
-        yield say("differences", "tested", pairs=pairs, clear=clear, tested=len(tested))
-    else:
-        apart = sum(each.excludes_zero for each in found)
-        yield say("differences", "not_tested", pairs=pairs, apart=apart, needed=SEEDS_FOR_A_TEST)
+    yield say("differences", "together", pairs=pairs, clear=sum(each.clear for each in found))
+    ranked = any(each.rank_p is not None for each in found)
+    yield say("differences", "rank_test" if ranked else "no_rank_test", needed=seeds_for_a_rank_test(len(found)))
     for each in found if len(found) <= MOST_SENTENCES else ():
         yield in_words(each, metric=metric.name, percent=metric.percent, higher_is_better=metric.higher_is_better)
     yield say("differences", "effect_size")

@@ -27,7 +27,7 @@ def with_description(run: RunData, **changes: Any) -> RunData:
 
 def test_the_small_comparison_has_few_seeds_one_partition_and_small_test_splits(run: RunData) -> None:
     found = cautions(run)
-    assert "2 seeds: intervals are wide, and tests need at least 6." in found
+    assert any(text.startswith("2 seeds: intervals are wide") for text in found)
     assert any(text.startswith("All seeds share one partition and one split: ") for text in found)
     assert "4 of 4 clients have fewer than 10 test examples: their own numbers are coarse." in found
     assert not any("not finished" in text.lower() or "secure aggregation" in text for text in found)

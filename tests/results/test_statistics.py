@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 
 import fedloom as fl
 from fedloom.backends.serial import Serial
-from fedloom.results.statistics import Difference, difference, differences, holm, in_words, signed_rank, spread
+from fedloom.results.statistics import (
+    LEVEL,
+    Difference,
+    difference,
+    differences,
+    in_words,
+    seeds_for_a_rank_test,
+    signed_rank,
+    spread,
+)
 from tests.conftest import federation
 
 SEEDS = range(1, 11)
@@ -34,7 +43,7 @@ def test_the_interval_is_students() -> None:
 def test_one_seed_has_no_interval_and_no_seed_has_nothing() -> None:
     assert spread([0.5]).count == 1
     assert math.isnan(spread([0.5]).std)
-    assert not difference("a", "b", {1: 0.9}, {1: 0.1}).excludes_zero
+    assert not difference("a", "b", {1: 0.9}, {1: 0.1}).clear
     assert spread([]).count == spread([math.nan]).count == 0
 
 
@@ -65,30 +74,69 @@ def test_the_signed_rank_test_counts_all_signs(gaps: list[int]) -> None:
     assert signed_rank(np.array(gaps, dtype=float)) == pytest.approx(np.mean([one >= seen - 1e-9 for one in signs]))
 
 
-def test_p_values_come_from_six_seeds_on_and_are_corrected() -> None:
-    values = {
-        name: by_seed([0.5 + shift + 0.01 * seed for seed in SEEDS])
-        for name, shift in (("a", 0.0), ("b", 0.1), ("c", 0.2))
-    }
-    values["b"][3] += 0.003
-    values["c"][4] += 0.004
+def test_intervals_and_p_values_are_corrected_for_all_pairs() -> None:
+    """Compared with scipy's paired t test at a third of the level."""
+    from scipy.stats import ttest_rel, wilcoxon
+
+    draws = np.random.default_rng(1)
+    shifts = {"a": 0.0, "b": 0.1, "c": 0.2}
+    values = {name: by_seed((shift + draws.normal(0, 0.05, 10)).tolist()) for name, shift in shifts.items()}
     found = differences(values)
     assert [(d.first, d.second) for d in found] == [("a", "b"), ("a", "c"), ("b", "c")]
-    assert all(d.p == pytest.approx(2 / 2**10) for d in found)  # all ten on one side
-    assert all(d.corrected == pytest.approx(3 * 2 / 2**10) for d in found)
-    assert all(d.clear for d in found)
-    few = differences({name: {seed: one[seed] for seed in (1, 2, 3, 4, 5)} for name, one in values.items()})
-    assert all(d.p is None and d.corrected is None and not d.clear for d in few)
+    for each in found:
+        one, other = ([*values[name].values()] for name in (each.first, each.second))
+        expected = ttest_rel(one, other)
+        interval = expected.confidence_interval(1 - (1 - LEVEL) / 3)
+        assert (each.spread.low, each.spread.high) == pytest.approx((interval.low, interval.high))
+        assert each.p == pytest.approx(min(1.0, 3 * expected.pvalue))
+        assert each.rank_p == pytest.approx(min(1.0, 3 * wilcoxon(one, other).pvalue))
+        assert each.clear == (each.p <= 0.05)
 
 
-@given(st.lists(st.floats(0, 1), max_size=8))
-def test_holm_never_lowers_a_p_value_and_keeps_their_order(p_values: list[float]) -> None:
-    corrected = holm(p_values)
-    assert all(p <= q <= 1 for p, q in zip(p_values, corrected, strict=True))
-    ordered = [q for _, q in sorted(zip(p_values, corrected, strict=True))]
-    assert ordered == sorted(ordered)
-    if p_values:
-        assert min(corrected) == pytest.approx(min(1.0, min(p_values) * len(p_values)))
+@pytest.mark.parametrize("pairs", [1, 2, 3, 6, 21])
+def test_a_rank_test_is_shown_only_where_it_can_decide(pairs: int) -> None:
+    needed = seeds_for_a_rank_test(pairs)
+    gaps = {seed: 0.1 + 0.001 * seed for seed in range(needed)}  # all on one side: the smallest p there is
+    enough = difference("a", "b", gaps, dict.fromkeys(gaps, 0.0), pairs)
+    assert enough.rank_p is not None
+    assert enough.rank_p <= 0.05
+    del gaps[0]
+    assert pairs * signed_rank(np.array([*gaps.values()])) > 0.05
+    assert difference("a", "b", gaps, dict.fromkeys(gaps, 0.0), pairs).rank_p is None
+
+
+@given(st.integers(2, 12), st.integers(1, 10), st.floats(0.01, 5.0))
+def test_more_seeds_with_the_same_mean_and_spread_never_weaken_a_verdict(count: int, pairs: int, effect: float) -> None:
+    def with_seeds(count: int) -> Difference:
+        gaps = np.arange(count) - (count - 1) / 2
+        gaps = effect + gaps / gaps.std(ddof=1)
+        return difference("a", "b", by_seed(gaps.tolist()), dict.fromkeys(range(1, count + 1), 0.0), pairs)
+
+    fewer, more = with_seeds(count), with_seeds(count + 1)
+    assert more.clear >= fewer.clear
+    assert more.spread.low >= fewer.spread.low - 1e-9
+
+
+def test_equal_differences_in_all_seeds_are_no_evidence() -> None:
+    same = difference("a", "b", dict.fromkeys(range(8), 0.6), dict.fromkeys(range(8), 0.5))
+    assert not same.clear
+    assert "in every seed alike" in in_words(same)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [3, 6, 10])
+def test_intervals_hold_together_in_95_of_100_experiments(seeds: int) -> None:
+    """10,000 experiments of three algorithms with normal results: coverage, and errors where nothing differs."""
+    from scipy.stats import t
+
+    draws = np.random.default_rng(seeds).normal(0, 1, (10_000, 3, seeds))
+    gaps = np.stack([draws[:, one] - draws[:, other] for one, other in ((0, 1), (0, 2), (1, 2))], 1)
+    mean, error = gaps.mean(2), gaps.std(2, ddof=1) / np.sqrt(seeds)
+    outside = (abs(mean) > t.ppf(1 - (1 - LEVEL) / 6, seeds - 1) * error).any(1)
+    for number in range(20):  # the same formula as in fedloom
+        values = {name: by_seed(draws[number, place].tolist()) for place, name in enumerate("abc")}
+        assert any(each.clear for each in differences(values)) == outside[number]
+    assert outside.mean() <= 0.057
 
 
 @given(st.lists(st.floats(-1, 1), min_size=2, max_size=9), st.lists(st.floats(-1, 1), min_size=2, max_size=9))
@@ -98,7 +146,7 @@ def test_no_sentence_says_no_difference_without_the_interval(one: list[float], o
     assert "interval" in sentence
     assert f"{found.spread.count} seeds" in sentence
     assert ("clearly" in sentence) == found.clear
-    assert ("p =" in sentence) == (found.spread.count >= 6)
+    assert ("p =" in sentence) == (found.spread.std > 0)
 
 
 def test_sentences_say_which_side_is_better() -> None:
@@ -113,7 +161,7 @@ def test_sentences_say_which_side_is_better() -> None:
 
 
 @pytest.mark.slow
-def test_fedavg_against_itself_is_flagged_in_at_most_one_of_twenty_sets_of_seeds() -> None:
+def test_fedavg_against_itself_is_flagged_in_about_one_of_twenty_sets_of_seeds() -> None:
     """200 disjoint sets of 6 + 6 seeds on a tiny problem: what chance alone does must not be called a difference."""
     data = federation([12, 9, 15, 10, 11], seed=1)
     task = fl.Task("logistic", args={"features": 16, "classes": 3})
@@ -135,4 +183,4 @@ def test_fedavg_against_itself_is_flagged_in_at_most_one_of_twenty_sets_of_seeds
         found += differences({"fedavg": one, "again": other})
         flagged += found[-1].clear
     assert np.std([each.spread.mean for each in found]) > 0.001  # seeds do make a difference here
-    assert 0 < flagged <= 10
+    assert 0 < flagged <= 18  # 5 % are 10; by chance alone, more than 18 happen in 1 of 150 such tests

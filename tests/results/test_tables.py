@@ -25,14 +25,15 @@ def test_the_overview_has_the_mean_and_half_of_the_interval(run: RunData) -> Non
     assert row[1] == "–"  # no global model
 
 
-def test_the_verdict_counts_clear_differences_only_with_enough_seeds() -> None:
+def test_the_verdict_counts_clear_differences_and_says_what_a_rank_test_needs() -> None:
     better = {seed: 0.9 + 0.001 * seed for seed in range(1, 7)}
     found = differences({"a": better, "b": dict.fromkeys(range(1, 7), 0.5)})
     assert next(verdict(found, ACCURACY)).startswith("Of 1 pair, 1 differ clearly")
-    few = differences({"a": {1: 0.9, 2: 0.91}, "b": {1: 0.1, 2: 0.1}})
-    first = next(verdict(few, ACCURACY))
-    assert first.startswith("Intervals of 1 of 1 pair exclude zero.")
-    assert "no p-values" in first
+    assert "The rank test is Wilcoxon's" in " ".join(verdict(found, ACCURACY))
+    few = differences({"a": {1: 0.9, 2: 0.3}, "b": {1: 0.1, 2: 0.1}})
+    sentences = list(verdict(few, ACCURACY))
+    assert sentences[0].startswith("Of 1 pair, 0 differ clearly")
+    assert sentences[1] == "A rank test, which assumes less, needs 6 seeds for this many pairs."
     one = differences({"a": {1: 0.9}, "b": {1: 0.1}})
     assert list(verdict(one, ACCURACY)) == ["One seed: differences are shown, but nothing can be said about chance."]
 
