@@ -35,7 +35,7 @@ MEANINGS: dict[str, tuple[str, dict[str, str]]] = {
             "cell": CELL,
             "round": ROUND,
             "seconds": "how long the round took",
-            "participants": "how many clients took part",
+            "participants": "how many clients took part; 0 in a round that counts if Poisson sampling drew nobody",
             "complete": "1 if the round counts, 0 if it was abandoned and the model stayed as it was",
             "bytes_up": UP,
             "bytes_down": DOWN,

@@ -58,7 +58,8 @@ def outliers(changes: Sequence[Mapping[str, float]], examples: Sequence[int], fa
     `changes` has one entry for each client: group → length, for the groups in which it has weight. A group that five
     clients or more have is judged if most of them change something. A client with more `examples` than the median
     takes more steps, so its change may be longer by as much. Among fewer clients, a change is too long only if the next
-    round could not compute with it: beyond a million times the (lower) median, and beyond a million.
+    round could not compute with it: beyond a million times the (lower) median, and beyond a million. A single client
+    has nobody to be compared with: its change is too long beyond a million times a million.
 
     >>> outliers([{"model": length} for length in (1.0, 2.0, 1.5, 30.0, 1.0)], [20] * 5, factor=10)
     [3]
@@ -69,7 +70,8 @@ def outliers(changes: Sequence[Mapping[str, float]], examples: Sequence[int], fa
     for group in {group for each in changes for group in each}:
         values = {position: each[group] for position, each in enumerate(changes) if group in each}
         if len(values) < MANY:
-            longest = RUINOUS * max(statistics.median_low(values.values()), 1.0)
+            typical_length = statistics.median_low(values.values()) if len(values) > 1 else RUINOUS
+            longest = RUINOUS * max(typical_length, 1.0)
         else:
             longest = factor * statistics.median(values.values()) or math.inf
         found.update(one for one, value in values.items() if value > longest * shares[one])

@@ -107,7 +107,7 @@ class Cell:
             unsaved.update(record.own)
             reasons = {
                 "that are not finite, or made the model so": record.left_out,
-                "far longer than the others": record.outliers,
+                "that are far too long": record.outliers,
             }
             for why, clients in reasons.items():
                 if clients:
@@ -136,7 +136,7 @@ class Cell:
                     f"part or sent valid updates, and cohort.max_abandoned = {most}. Raise it to continue."
                 )
             if last:
-                if abandoned == record.round:
+                if not group.store.learnt(self.number):
                     raise QuorumError(f"No round of {self.label} had enough clients: nothing was learnt.")
                 group.store.set_status(self.number, "done", weights_sha256=sha)
                 return True

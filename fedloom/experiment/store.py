@@ -191,6 +191,12 @@ class Store:
             query = "SELECT count(*) FROM rounds WHERE cell = ? AND NOT complete"
             return int(database.execute(query, (cell,)).fetchone()[0])
 
+    def learnt(self, cell: int) -> bool:
+        """Return whether clients took part in a round that counted."""
+        with self._transaction("BEGIN") as database:
+            query = "SELECT 1 FROM rounds WHERE cell = ? AND complete AND participants LIMIT 1"
+            return database.execute(query, (cell,)).fetchone() is not None
+
     def summary(self, cell: int) -> dict[str, float]:
         """Return the final numbers of a cell that are defined.
 

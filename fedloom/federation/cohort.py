@@ -72,6 +72,7 @@ class Cohort:
     left_out: list[int] = field(default_factory=list)  # clients whose answers, or the result with them, were not finite
     outlier_factor: float | None = None  # leave out changes longer than this × the median of a sum; None: never
     outliers: list[int] = field(default_factory=list)  # clients that were left out for that
+    max_examples: int | None = None  # no client weighs more than one with this many training examples
     needed: int = 0  # the fewest clients for the round to count
     protection: Protection | None = None  # what stands between the clients' answers and the server
 
@@ -199,6 +200,7 @@ class Cohort:
             universal=self.universal,
             watch_epochs=self.watch_epochs,
             report_lengths=keep == "sum" and self.protection is None,
+            max_examples=self.max_examples,
             **messages,
         )
         self.calls += 1
@@ -227,11 +229,12 @@ class Cohort:
             far = outliers([report.lengths for report in judged], examples, self.outlier_factor)
             found += [judged[position].client for position in far]
             if far:
-                outcome = self.backend.run(work.only([n for n, client in enumerate(work.ids) if client not in found]))
+                left = [n for n, client in enumerate(work.ids) if client not in found]
+                outcome = self.backend.run(work.only(left)) if left else Outcome()
         if found:
             self.outliers += found
             self.note(outliers=len(self.outliers))
-            if len(outcome.reports) < self.needed:
+            if len(outcome.reports) < max(self.needed, 1):
                 raise RoundAbandoned(f"Round {self.round} has {len(outcome.reports)} clients of {self.needed}.")
         return outcome
 

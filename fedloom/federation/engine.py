@@ -142,12 +142,13 @@ def fit(
                 watch_epochs=evaluation.epochs,
                 validate=evaluator.validate,
                 outlier_factor=None if protection or sampling.outlier_factor == "off" else sampling.outlier_factor,
+                max_examples=sampling.max_examples,
                 needed=sampling.needed(federation.clients),
                 protection=protection,
             )
             cohort = new_cohort()
-            complete = algorithm.pooled or len(ids) >= max(cohort.needed, 1)
-            while complete:
+            complete = algorithm.pooled or len(ids) >= cohort.needed
+            while complete and ids:  # Poisson sampling may draw nobody: a round in which nothing changes
                 try:
                     state = _checked(algorithm.round(state, cohort), state, cohort, federation)
                     break

@@ -56,9 +56,9 @@ class Sampling(Record):
     of training examples that the client's agent announced. Only on a network.
     """
     max_examples: Count | None = None
-    """Believe at most this many training examples of a client, and refuse updates that count for more. Only on a
-    network.
-    """
+    """Weigh a client with more training examples as if it had this many. It still trains with all of them."""
+    max_clients: Count = 100
+    """Refuse an agent that hosts more clients than this. Only on a network."""
 
     @model_validator(mode="after")
     def _fits(self) -> Sampling:
@@ -85,7 +85,9 @@ class Sampling(Record):
 
     def identity(self) -> dict[str, Any]:
         """Return the values that decide the result: no waiting times, and network keys only if they were changed."""
-        values = self.model_dump(mode="json", exclude_none=True, exclude={"start_when", "deadline", "max_abandoned"})
+        values = self.model_dump(
+            mode="json", exclude_none=True, exclude={"start_when", "deadline", "max_abandoned", "max_clients"}
+        )
         plain = {
             name: type(self).model_fields[name].default for name in ("over_select", "weight_cap", "outlier_factor")
         }

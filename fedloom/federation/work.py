@@ -126,6 +126,7 @@ class ClientWork:
     watch_epochs: bool = False  # also evaluate the validation split after every local epoch
     report_lengths: bool = False  # report how long each client's change is
     guard: ClientGuard | None = None  # what clients do to their answers before they send them
+    max_examples: int | None = None  # a client with more training examples weighs as much as one with this many
     first: int = 0  # the cohort position of ids[0]
 
     def costs(self, place: Place) -> Sequence[int]:
@@ -174,14 +175,22 @@ class ClientWork:
         if self.each is not None:
             extra.append(on_device(device, self.each))
         update, own = method(place.task, on_device(device, self.shared), on_device(device, self.own), data, *extra)
-        update = replace(update, groups=on_device("cpu", update.groups))
+        update = self._capped(replace(update, groups=on_device("cpu", update.groups)))
         finite = _finite(update, place.task, len(data))
         reports = tuple(self._report(place, data, update, position, finite[position]) for position in range(len(data)))
         if self.guard is not None:
             update = self.guard.apply(update, self.shared, place.task)
         if self.report_lengths:
-            reports = with_lengths(reports, update, self.shared, place.task, data.examples.tolist())
+            examples = [min(count, self.max_examples or count) for count in data.examples.tolist()]
+            reports = with_lengths(reports, update, self.shared, place.task, examples)
         return self.outcome([update], on_device("cpu", own), reports)
+
+    def _capped(self, update: Update) -> Update:
+        """Return an update in which no client weighs more than one with `max_examples`."""
+        if self.max_examples is None:
+            return update
+        largest = self.algorithm.largest_weight(self.max_examples)
+        return replace(update, weight={group: update.weights(group).clamp(max=largest) for group in update.groups})
 
     def _report(self, place: Place, data: Clients, update: Update, position: int, finite: bool) -> Report:
         post_fit: dict[str, Measured] = {}

@@ -43,7 +43,7 @@ def _left_out(run: RunData) -> Iterator[str]:
     """Clients whose updates did not count."""
     reasons = {
         LEFT_OUT: "that were not finite, or made the model so",
-        OUTLIER: "far longer than the others (see cohort.outlier_factor)",
+        OUTLIER: "that were far too long (see cohort.outlier_factor)",
     }
     for label, seed in run.cells:
         for why, words in reasons.items():

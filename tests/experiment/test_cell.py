@@ -146,6 +146,16 @@ def test_a_run_that_stops_at_its_target_has_final_numbers(
         run(federation, task, tmp_path / "x", evaluate=EvaluateTable(target={"auroc": 0.5}, stop="target"))
 
 
+def test_a_round_for_which_nobody_is_drawn_is_not_abandoned(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    few = fl.Sampling(sampling="poisson", fraction=0.1, max_abandoned=0)
+    result = run(federation, task, tmp_path, cohort=few, rounds=8, algorithms=ALGORITHMS["fedavg"])
+    assert (result.status, result.runs[0].abandoned) == ("done", 0)
+    rounds = [(row["participants"] > 0, row["complete"]) for row in result.rows("rounds")]
+    assert set(rounds) == {(True, 1), (False, 1)}
+
+
 def test_a_round_that_never_has_enough_clients_is_an_error(
     federation: fl.Federation, task: fl.Task, tmp_path: Path
 ) -> None:

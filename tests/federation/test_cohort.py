@@ -317,6 +317,14 @@ def test_outliers_count_where_they_are_allowed_or_too_few_to_tell() -> None:
     assert last(fit(few, task, Loud(batch_size=8, lr=0.05), 1)).outliers == ()
 
 
+def test_a_single_client_whose_change_would_ruin_the_model_costs_its_round() -> None:
+    data, task = federation((12,)), Task(Dense)
+    loud = last(fit(data, task, Loud(factor=1e30, loud=0, batch_size=8, lr=0.05), 1))
+    assert (loud.complete, loud.outliers, loud.own) == (False, (0,), {})
+    assert tree.sha256(loud.state["model"]) == tree.sha256(task.initial())
+    assert last(fit(data, task, Loud(factor=1e6, loud=0, batch_size=8, lr=0.05), 1)).complete
+
+
 def test_a_round_that_its_outliers_bring_below_the_quorum_does_not_count() -> None:
     data, task = federation(LOUD_SIZES), Task(Dense)
     record = last(fit(data, task, Loud(batch_size=8, lr=0.05), 1, sampling=Sampling(quorum=6)))

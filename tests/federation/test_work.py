@@ -1,6 +1,7 @@
 """The work of a verb: what is cut into parts, sent, summed and reported."""
 
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -45,6 +46,18 @@ def test_work_that_is_cut_and_merged_gives_the_bits_of_the_whole(keep: Literal["
         assert tree.sha256(merged.sums[node]) == tree.sha256(summed)
     for group, stacked in whole.stack.items():
         assert tree.sha256(merged.stack[group]) == tree.sha256(stacked)
+
+
+@pytest.mark.parametrize(("weights", "found"), [("examples", [6, 15, 12, 15]), ("uniform", [1, 1, 1, 1])])
+def test_a_client_with_many_examples_weighs_as_much_as_the_cap_allows(weights: Any, found: list[int]) -> None:
+    task, data = Task(Dense), federation(SIZES)
+    algorithm, model = FedAvg(weights=weights, **LIGHT), {"model": task.initial()}
+    work = ClientWork(algorithm, "client", model, (0, 1, 2, 3), {}, seed=1, round=1, call=0, keep="stack")
+    place = Serial(data, task).place
+    capped = replace(work, max_examples=15, report_lengths=True).perform(place)
+    assert capped.weights["model"].tolist() == found
+    assert [report.examples for report in capped.reports] == [6, 15, 12, 15]
+    assert tree.sha256(capped.stack["model"]) == tree.sha256(work.perform(place).stack["model"])  # it trains with all
 
 
 def test_a_part_knows_its_place_in_the_cohort_and_only_its_own_clients() -> None:

@@ -75,6 +75,7 @@ class AssignmentRunner:
             graph=graph,
             measure=assignment.splits,
             watch_epochs=assignment.watch_epochs,
+            max_examples=self.experiment.plan.cohort.max_examples,
         )
         outcome = work.perform(place)
         (report,) = outcome.reports

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from fedloom.network.agent.disclosure import hello_message
 from fedloom.network.agent.loaded_experiment import admitted
 from fedloom.network.agent.policy import TRUST, Refused, Site
 from fedloom.network.agent.questions import Questions, check_limit
-from fedloom.network.protocol.expected_update import ExpectedUpdate, expected_update, synthetic_place
+from fedloom.network.protocol.expected_update import ExpectedUpdate, expected_update, harmless, tried
 from fedloom.network.protocol.messages import DataFormat, verb_of
 from fedloom.task import Task
 from fedloom.training.probe import probe
@@ -72,10 +73,11 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
     task = plan.task(parsed.seeds[0])
     setup = probe(federation, task).setup(group=1)
     hello_message(site, federation, setup, "")  # raises if the site's table does not fit its data
-    place = synthetic_place(DataFormat.of(federation), task, setup)
     for label, algorithm in parsed.algorithm.items():
         if not algorithm.pooled:
-            for verb, method, update in first_round(algorithm, task, place):
+            attempt = partial(first_round, algorithm, task)
+            answers = tried(attempt, label, algorithm, task, DataFormat.of(federation), setup)
+            for verb, method, update in answers:
                 allowed = "" if verb in policy.verbs else "  (REFUSED by the policy)"
                 yield f"{label}: {verb} {method}{allowed}"
                 yield from _lines(update)
@@ -96,22 +98,29 @@ class _RecordingBackend(Backend):
 
     place: Place
     own: Any
+    safe: bool
     seen: list[tuple[str, str, ExpectedUpdate]] = field(default_factory=list)
 
     def run(self, work: Work) -> Any:
         if isinstance(work, ClientWork):
+            work = harmless(work, self.place.task) if self.safe else work
             self.seen.append((verb_of(work), work.method, expected_update(work, self.own, self.place)))
         with computing():
             return work.merge([work.perform(self.place)])
 
 
-def first_round(algorithm: Algorithm, task: Task, place: Place) -> list[tuple[str, str, ExpectedUpdate]]:
-    """Run one round on made-up examples; return verb, method and form of every answer that clients give."""
+def first_round(
+    algorithm: Algorithm, task: Task, place: Place, safe: bool = False
+) -> list[tuple[str, str, ExpectedUpdate]]:
+    """Run one round on made-up examples; return verb, method and form of every answer that clients give.
+
+    If it must be `safe`, the clients' work is `harmless`.
+    """
     initial = task.initial()
     own = algorithm.init_own(task, initial)
     data = place.federation
     two: Federation = replace(data, offsets=np.array([0, len(data.y) // 2, len(data.y)]), names=None)
-    backend = _RecordingBackend(replace(place, federation=two), own)
+    backend = _RecordingBackend(replace(place, federation=two), own, safe)
     cohort = Cohort(backend, algorithm, task, (0, 1), 2, 1, 0, ClientStates(own))
     algorithm.round(algorithm.init(task, initial), cohort)
     return backend.seen

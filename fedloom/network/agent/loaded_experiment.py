@@ -17,7 +17,7 @@ from fedloom.algorithm import Algorithm
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
 from fedloom.errors import InputError
-from fedloom.experiment.experiment_file import Experiment, TaskTable, check_tables, parse, read
+from fedloom.experiment.experiment_file import DataTable, Experiment, TaskTable, check_tables, parse, read
 from fedloom.experiment.plan import Plan
 from fedloom.federation.work import Place
 from fedloom.network.agent.disclosure import hello_message
@@ -120,7 +120,14 @@ def admitted(values: Mapping[str, Any], site: Site) -> Experiment:
     labels: Mapping[str, Any] = values.get("algorithm") or {"fedavg": {}}
     names = [str(fields.get("name", label)) for label, fields in labels.items() if isinstance(fields, Mapping)]
     site.policy.check_experiment(names, read(TaskTable, "task", task), site.base)
-    return parse({**values, "data": site.data, "task": task}, site.base)
+    experiment = parse({**values, "data": site.data, "task": task}, site.base)
+    announced = values.get("data", {}).get("seed", DataTable.model_fields["seed"].default)
+    if experiment.data.seed == "run" != announced and len(experiment.seeds) > 1:
+        raise Refused(
+            'this site splits its data again for every seed of the run ([data] seed = "run"), and the experiment '
+            f"announces seed = {announced}: both files must say the same"
+        )
+    return experiment
 
 
 def load_experiment(

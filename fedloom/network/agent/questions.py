@@ -16,7 +16,7 @@ from fedloom.network.protocol.messages import AssignedClient, Assignment
 from fedloom.tree import Groups
 
 SLACK = 2  # times what a run needs, if the policy has no limit: a coordinator that starts again repeats rounds
-REPEATS = 3  # how often a coordinator that started again may repeat a round with other models
+REPEATS = 3  # times the rounds of a cell: how often they may begin again with other models
 MOST_CALLS = 8  # calls of a round
 
 Key = tuple[Any, ...]  # cell, round, kind, call, split and client
@@ -73,8 +73,9 @@ class _Reached:
 class Questions:
     """The questions of one run: each client answers one in each call of a round, and the same one again as before.
 
-    A coordinator that starts again may repeat a round with other models, at most `REPEATS` times. Such questions count
-    like all others.
+    A coordinator that starts again or leaves out a client may ask about other models, in a new attempt at the round.
+    The agent cannot tell why it does, so it limits how often that happens in a cell: `REPEATS` times its rounds. Such
+    questions count like all others.
     """
 
     def __init__(self, run: str, plan: Plan, most: int | None, lines: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -83,6 +84,7 @@ class Questions:
         self.measured: Counter[int] = Counter()  # numbers of splits that left, by client
         self._asked: dict[Key, dict[Question, int]] = {}  # what is asked → question → attempt
         self._after_training: dict[Key, dict[Question, int]] = {}  # client in a round → question → attempt
+        self._repeats: dict[Key, set[tuple[int, int]]] = {}  # client in a cell → rounds and attempts that began again
         self._reached: dict[tuple[str, int], _Reached] = {}  # by label and seed
         for line in lines:
             if line.get("event") == "answered" and line.get("run") == run and "question" in line:
@@ -91,13 +93,31 @@ class Questions:
     def note(self, facts: Mapping[str, Any]) -> None:
         """Remember an answered question, as the audit log describes it."""
         for local, key, question, cost in _parts(facts, facts["measured"]):
-            asked = self._asked.setdefault(key, {})
-            if question not in asked:
-                asked[question] = int(facts["attempt"])
+            if self._is_new(self._asked.setdefault(key, {}), question, facts, local):
                 self.measured[local] += cost
             if facts["kind"] == "train" and (facts["measured"] or facts.get("watched")):
                 measured = self._after_training.setdefault(_in_round(facts, local), {})
-                measured.setdefault((facts["call"], *question), int(facts["attempt"]))
+                self._is_new(measured, (facts["call"], *question), facts, local)
+
+    def _is_new(self, asked: dict[Question, int], question: Question, facts: Mapping[str, Any], local: int) -> bool:
+        """Remember a question; return whether it is a new one."""
+        if question in asked:
+            return False
+        if _other_attempts(asked, facts):
+            self._repeats_of(facts, local).add((facts["round"], facts["attempt"]))
+        asked[question] = facts["attempt"]
+        return True
+
+    def _repeats_of(self, facts: Mapping[str, Any], local: int) -> set[tuple[int, int]]:
+        return self._repeats.setdefault((facts["algorithm"], facts["seed"], local), set())
+
+    def _check_repeats(self, asked: dict[Question, int], facts: Mapping[str, Any], local: int) -> None:
+        """Raise `Refused` if rounds began again too often."""
+        before, most = self._repeats_of(facts, local), REPEATS * self.plan.rounds
+        if _other_attempts(asked, facts) and len({*before, (facts["round"], facts["attempt"])}) > most:
+            raise Refused(
+                f"rounds of {facts['algorithm']} began again with other models {most} times, and may not do so again"
+            )
 
     def check(self, assignment: Assignment, shared: Groups) -> None:
         """Raise `Refused` if this goes beyond what the run announced, asks about another model, or asks too often."""
@@ -123,11 +143,7 @@ class Questions:
             asked = self._asked.get(key, {})
             if question in asked:
                 continue
-            if len({*asked.values()} - {assignment.attempt}) > REPEATS:
-                raise Refused(
-                    f"round {assignment.round} of {assignment.label} was repeated {REPEATS} times with other models, "
-                    "and may not be repeated again"
-                )
+            self._check_repeats(asked, facts, local)
             if sum(attempt >= assignment.attempt for attempt in asked.values()) >= allowed:
                 raise Refused(
                     f"round {assignment.round} of {assignment.label} asked the same of this client before, about "
@@ -145,10 +161,10 @@ class Questions:
         facts = {"algorithm": only.label, "seed": only.seed, "round": only.round, **question_facts(only)}
         for local, _, question, _ in _parts(facts, only.splits):
             before = self._after_training.get(_in_round(facts, local), {})
-            attempts = {*before.values()}
-            if (only.call, *question) in before or not attempts:
+            if (only.call, *question) in before:
                 continue
-            if max(attempts) >= only.attempt or len(attempts) > REPEATS:
+            self._check_repeats(before, facts, local)
+            if max(before.values(), default=-1) >= only.attempt:
                 raise Refused(
                     f"round {only.round} of {only.label} measured this client after training before, in another call"
                 )
@@ -189,6 +205,10 @@ class Questions:
 
 def _differ(known: Mapping[str, str], found: Mapping[str, str]) -> bool:
     return any(known.get(path, sha256) != sha256 for path, sha256 in found.items())
+
+
+def _other_attempts(asked: Mapping[Question, int], facts: Mapping[str, Any]) -> bool:
+    return any(attempt != facts["attempt"] for attempt in asked.values())
 
 
 def _in_round(facts: Mapping[str, Any], local: int) -> Key:

@@ -128,6 +128,7 @@ class AgentPool:
         self.changed = threading.Condition()
         self.admitting = threading.Lock()  # while clients are fixed, no agent may say something new about itself
         self.check_data: Callable[[DataFormat], object] = lambda data: None  # raises InputError
+        self.max_clients: float = math.inf  # of one agent
         self.agents: dict[str, ConnectedAgent] = {}
         self.call: Call | None = None
         self.finished = ""  # what agents are told when there is no more work
@@ -190,16 +191,25 @@ class AgentPool:
             takes_part = any(row["agent"] == one.agent for row in clients)
             if clients and not takes_part:
                 raise InputError("the run began without it")
+            if not takes_part and len(hello.clients) > self.max_clients:
+                raise InputError(
+                    f"it hosts {len(hello.clients)} clients, and [cohort] max_clients = {self.max_clients}"
+                )
             row = self.ledger.agent(one.agent) or {}
             before = json.loads(row.get("hello") or "{}")
-            if takes_part and before and row["mark"] == "":  # it was replaced, and marks its data with another key
+            if takes_part and before:
+                replaced = row["mark"] == ""  # then it marks its data with another key
+                if not replaced and (row["mark"] or before.get("data_mark")) != hello.data_mark:
+                    raise InputError("its data has changed since the run began")
                 if before["clients"] != hello.model_dump(mode="json")["clients"]:
-                    raise InputError("its clients or the sizes of their splits are not those before it was replaced")
-                self.ledger.set_mark(one.agent, hello.data_mark)
-                kept = "what its clients kept starts again, if it was lost"
-                self.log("agent", f"{one.name} was replaced; {kept}", one.agent)
-            elif takes_part and before and (row["mark"] or before.get("data_mark")) != hello.data_mark:
-                raise InputError("its data has changed since the run began")
+                    raise InputError(
+                        "its clients or the sizes of their splits are not those that the run began with. If its data "
+                        "is the same, set [policy] min_examples at the site to what it was"
+                    )
+                if replaced:
+                    self.ledger.set_mark(one.agent, hello.data_mark)
+                    kept = "what its clients kept starts again, if it was lost"
+                    self.log("agent", f"{one.name} was replaced; {kept}", one.agent)
             if not takes_part or not before:
                 self.ledger.set_hello(one.agent, hello.model_dump(mode="json"))
             one.hello, one.refused = hello, ""

@@ -149,20 +149,20 @@ class NetworkBackend(Backend):
         left_out = self._left_out(work)  # again: an agent may have been revoked while it worked
         answered = [one for one in work.ids if one in counted and left_out.get(one, OUTLIER) == OUTLIER]
         judged = self.judge.lengths(work, expected, [call.answers[client] for client in answered])
-        outliers = dict.fromkeys(self.judge.outliers(work, expected, judged), OUTLIER)
+        outliers = dict.fromkeys(self.judge.outliers(work, judged), OUTLIER)
         self.pool.ledger.leave_out(cell.name, work.round, work.call, outliers)
         left_out |= outliers
         counting = [report for report in judged if report.client not in left_out]
         # without over-selection, the cohort checks whether outliers leave enough clients
-        enough = bool(counting) and len(counting if self.sampling.over_select else answered) >= needed
-        status = "accepted" if enough else "abandoned"
+        enough = len(counting if self.sampling.over_select else answered) >= needed
+        status = "accepted" if enough and counting else "abandoned"
         self.pool.ledger.end(cell.name, work.round, self.attempt, len(counting), status)
         if not enough:
             self._abandon(work, call, len(counting), needed)
         self.pool.stage = f"{cell.label}: aggregating round {work.round}"
         faults.point("coordinator.aggregate")
         outcome = replace(
-            self._aggregate(work, call, counting),
+            self._aggregate(work, call, counting) if counting else Outcome(),
             positions=expected.positions,
             outliers=tuple(client for client, why in left_out.items() if why == OUTLIER),
             left_out=tuple(client for client, why in left_out.items() if why == NOT_FINITE),

@@ -123,7 +123,7 @@ def make_app(
         try:
             await run_in_threadpool(pool.admit, agent, message)
         except InputError as error:
-            agent.refused = str(error)
+            agent.refused, agent.hello = str(error), None
             pool.log("denied", f"{agent.name} cannot take part: {error}", agent.agent)
             raise Rejected("mismatch", str(error)) from None
         return JSONResponse({"beat": pool.heartbeat})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
@@ -11,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from fedloom import machine
+from fedloom.aggregation.outliers import MANY
 from fedloom.backends.protocol import Backend
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError, QuorumError
@@ -48,6 +50,7 @@ class NetworkRun:
         self.ledger = open_ledger(self.network, self._held)
         self.attempt = self.ledger.next_attempt()
         self.pool = self._make_pool(seconds(self.experiment.cohort.deadline))
+        self.pool.max_clients = self.experiment.cohort.max_clients
         self.pool.check_data = self._template = lru_cache(maxsize=1)(self._try_model)
         self._told = ""  # why agents that are ready do not suffice
 
@@ -97,9 +100,8 @@ class NetworkRun:
 
     def _publish_plan(self) -> None:
         """Publish what agents must know: names, fields and hashes of code, and initial weights by their SHA-256."""
-        values = self.experiment.resolved()
-        for key in ("data", "run"):
-            values.pop(key)
+        values = {**self.experiment.resolved(), "data": {"seed": self.experiment.data.seed}}
+        values.pop("run")
         initial = {}
         for seed in self.experiment.seeds:
             parcel = Parcel({}, self.plan.task(seed).initial())
@@ -172,6 +174,10 @@ class NetworkRun:
                 self.ledger.set_fact("data", one.hello.message())
             if rows:
                 self.ledger.set_clients(rows)
+                agent, hosted = Counter(row[1] for row in rows).most_common(1)[0]
+                if 2 * hosted > len(rows) >= MANY:
+                    where = f"{self.pool.agents[agent].name} hosts {hosted} of {len(rows)} clients"
+                    self.pool.log("note", f"{where}: the median that outliers are compared with is its own")
 
     # --- the run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import subprocess
 import sys
@@ -29,7 +30,7 @@ class Rehearsal(HttpsRun):
 
     def __init__(self, experiment: Experiment, folder: Path, agents: int, **settings: Any) -> None:
         super().__init__(experiment, folder, **settings)
-        self.agents = agents
+        self.agents, self.pool.max_clients = agents, math.inf
         self.processes: list[subprocess.Popen[bytes]] = []
 
     @property

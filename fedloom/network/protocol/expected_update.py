@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedloom import keys
+from fedloom.algorithm import Algorithm
 from fedloom.data.build import federate
 from fedloom.data.federation import Dataset
-from fedloom.errors import InputError
+from fedloom.errors import InputError, TrainingError
 from fedloom.federation.work import ClientWork, Place
 from fedloom.machine import computing
 from fedloom.network.protocol.messages import DataFormat
@@ -29,6 +31,7 @@ MANY_VALUES = 2**22  # in all examples: of larger ones, only the fewest are made
 FEWEST = 4
 SMALLEST_LR = 1e-30
 Shape = tuple[tuple[int, ...], torch.dtype]
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,29 @@ def synthetic_place(
     federation = federate(Dataset(x, y, classes=data.classes), clients=1, split=(0.5, 0.25, 0.25))
     setup = setup or probe(federation, task).setup(group=1)
     return Place(federation, task, replace(setup, device="cpu"))
+
+
+def tried(
+    attempt: Callable[[Place, bool], Found], what: str, algorithm: Algorithm, task: Task, data: DataFormat, setup: Setup
+) -> Found:
+    """Return what an attempt on made-up examples gives; if it fails, on others, and then with `harmless` work.
+
+    `attempt` takes a place and whether its work must be harmless; `what` names what is tried.
+    """
+    batch = algorithm.train.batch_size
+    more = 4 * batch if isinstance(batch, int) else EXAMPLES + 4
+    failed: Exception | None = None
+    for fill in (None, 0, 1):  # real weights and learning rates suit real data: here they may diverge
+        for examples in (EXAMPLES, more):  # batch normalisation fails on a last batch of one example
+            place = synthetic_place(data, replace(task), setup, examples, fill)
+            try:
+                return attempt(place, fill is not None)
+            except Exception as error:
+                failed = failed or error
+    raise TrainingError(
+        f"The form of answers cannot be found: {what} could not be tried on made-up examples. "
+        f"{type(failed).__name__}: {failed}"
+    ) from failed
 
 
 def expected_update(work: ClientWork, own: Groups, place: Place) -> ExpectedUpdate:

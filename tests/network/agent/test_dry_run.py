@@ -69,6 +69,11 @@ def test_code_that_the_policy_allows_by_its_hash_runs(tmp_path: Path) -> None:
     assert "  model: 650 numbers in 2 tensors, and its weight" in shown
 
 
+def test_the_form_of_answers_is_shown_though_training_diverges_on_made_up_examples(tmp_path: Path) -> None:
+    shown = lines(tmp_path, {**EXPERIMENT, "train": {"lr": 1e30, "epochs": 20.0}})
+    assert "  model: 2,410 numbers in 4 tensors, and its weight" in shown
+
+
 def test_every_answer_of_the_first_round_is_listed_with_its_verb() -> None:
     data, task = some_clients((12, 9)), Task(Dense)
     place = synthetic_place(DataFormat.of(data), task, probe(data, task).setup(group=1))

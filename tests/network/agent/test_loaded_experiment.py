@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from fedloom.errors import InputError
-from fedloom.network.agent.loaded_experiment import HostedClients, LoadedExperiment, check_form, load_experiment
+from fedloom.network.agent.loaded_experiment import (
+    HostedClients,
+    LoadedExperiment,
+    admitted,
+    check_form,
+    load_experiment,
+)
 from fedloom.network.agent.policy import Refused, site_of
 from fedloom.network.protocol.messages import AssignedClient
 from tests.conftest import federation as some_clients
@@ -56,6 +62,28 @@ def test_another_protocol_is_refused_before_anything_is_loaded(tmp_path: Path) -
     site = site_of({"data": {"source": "nothing"}}, tmp_path / "kerry.toml")
     with pytest.raises(Refused, match="the coordinator speaks protocol 2, and this agent speaks 1"):
         load_experiment({**PLAN, "protocol": 2}, site, Path, str, print)
+
+
+@pytest.mark.parametrize(
+    ("site_seed", "announced", "seeds", "fits"),
+    [("run", "run", [1, 2], True), ("run", 0, [1, 2], False), ("run", 0, [1], True), (0, "run", [1, 2], True)],
+)
+def test_a_site_that_splits_again_for_every_seed_needs_a_run_that_does(
+    tmp_path: Path, site_seed: Any, announced: Any, seeds: list[int], fits: bool
+) -> None:
+    values = {**EXPERIMENT, "seeds": seeds, "data": {**EXPERIMENT["data"], "seed": announced}}
+    run = InProcessRun(tmp_path / "net", values, {})
+    run._publish_plan()
+    run.ledger.close()
+    run._held.close()
+    plan = run.pool.run_plan["experiment"]
+    assert plan["data"] == {"seed": announced}  # nothing else of it is sent
+    site = site_of({**run.tables[0], "data": {**EXPERIMENT["data"], "seed": site_seed}}, tmp_path / "kerry.toml")
+    if fits:
+        assert admitted(plan, site).data.seed == site_seed
+        return
+    with pytest.raises(Refused, match=r'for every seed of the run \(\[data\] seed = "run"\), .* announces seed = 0'):
+        admitted(plan, site)
 
 
 def test_data_of_another_form_is_refused(tmp_path: Path) -> None:

@@ -113,19 +113,33 @@ def test_crafted_evaluations_recover_neither_label_counts_nor_the_only_test_pati
         ):
             assert why in str(coordinator.ask(coordinator.crafted(1), **changes)), changes
         attempts = [coordinator.ask(coordinator.crafted(label), attempt=label + 1) for label in range(10)]
-        assert [isinstance(found, dict) for found in attempts] == [True] * 4 + [False] * 6
-        assert set(map(str, attempts[4:])) == {
-            "round 1 of fedavg was repeated 3 times with other models, and may not be repeated again"
-        }
-        attempts = [coordinator.ask(coordinator.crafted(label), attempt=label + 4, round=2) for label in range(4)]
-        assert [isinstance(found, dict) for found in attempts] == [True] * 3 + [False]
-        assert str(attempts[-1]) == "the policy allows 21 evaluations of a client in a run, and they are used up"
+        assert [isinstance(found, dict) for found in attempts] == [True] * 7 + [False] * 3
+        used_up = "the policy allows 21 evaluations of a client in a run, and they are used up"
+        assert set(map(str, attempts[7:])) == {used_up}
         # a new process of the agent remembers
         again = coordinator.agent(0)
         coordinator.agents = [again]
         assert isinstance(coordinator.ask(coordinator.crafted(0)), dict)
-        assert "used up" in str(coordinator.ask(coordinator.crafted(5), attempt=20, round=3))
-        assert "was repeated 3 times" in str(coordinator.ask(coordinator.crafted(5), attempt=20))
+        assert coordinator.ask(coordinator.crafted(5), attempt=20, round=3) == used_up
+
+
+def test_rounds_begin_again_three_times_each_on_average_and_no_more(tmp_path: Path) -> None:
+    train = {"kind": "train", "verb": "reduce", "method": "client", "splits": (), "call": 1}
+    with HostileCoordinator(tmp_path / "net", VALUES, {**STRICT, "max_evaluations": 1000}).begun() as coordinator:
+        # an honest coordinator may need many attempts at one round: each leaves out one more client
+        attempts = [coordinator.ask(coordinator.crafted(n % 10), **train, attempt=n, round=2) for n in range(1, 8)]
+        assert attempts == [{}] * 7
+        assert coordinator.ask(coordinator.crafted(8), **train, attempt=7, round=2) == (
+            "round 2 of fedavg asked the same of this client before, about another model"
+        )
+        first = [coordinator.ask(coordinator.crafted(n), attempt=n + 7) for n in range(6)]
+        assert [isinstance(found, dict) for found in first] == [True] * 4 + [False] * 2
+        refused = "rounds of fedavg began again with other models 9 times, and may not do so again"
+        assert first[-1] == refused
+        # a new process of the agent remembers; rounds that do not begin again go on
+        coordinator.agents = [coordinator.agent(0)]
+        assert coordinator.ask(coordinator.crafted(9), **train, attempt=20, round=2) == refused
+        assert coordinator.ask(coordinator.crafted(9), **train, attempt=20, round=3) == {}
 
 
 def test_the_same_question_gets_the_same_answer_again(tmp_path: Path) -> None:
@@ -163,13 +177,13 @@ def test_a_client_is_measured_after_training_once_a_round_whatever_the_call(tmp_
         assert coordinator.ask(coordinator.crafted(0), **train, call=1) == first
         many = coordinator.ask(coordinator.crafted(8), **train, call=8)
         assert many == "a round may have 8 calls, and this one is number 9"
-        # a coordinator that starts again gets three more, whatever the call
-        again = [coordinator.ask(coordinator.crafted(n), **train, call=n, attempt=n) for n in range(2, 7)]
-        assert [isinstance(found, dict) for found in again] == [True] * 3 + [False] * 2
-        assert again[-1] == refused
+        # a coordinator that starts again gets three more for each round of the run, whatever the call
+        again = [coordinator.ask(coordinator.crafted(n % 10), **train, call=n % 8, attempt=n) for n in range(2, 13)]
+        assert [isinstance(found, dict) for found in again] == [True] * 9 + [False] * 2
         # a new process of the agent remembers
         coordinator.agents = [coordinator.agent(0)]
-        assert coordinator.ask(coordinator.crafted(7), **train, call=7, attempt=4) == refused
+        assert coordinator.ask(coordinator.crafted(8), **train, call=7, attempt=10) == refused
+        assert str(coordinator.ask(coordinator.crafted(8), **train, call=7, attempt=13)).endswith("may not do so again")
 
 
 def test_validation_after_every_epoch_must_be_announced(tmp_path: Path) -> None:

@@ -58,6 +58,32 @@ def test_agents_must_agree_about_the_data(world: World) -> None:
         other.hello(HELLO.model_copy(update={"features": (5,)}))
 
 
+def test_an_agent_may_host_only_as_many_clients_as_the_operator_allows(world: World) -> None:
+    world.pool.max_clients = 2
+    agent, few, many = world.speaker(), HELLO.clients * 2, HELLO.clients * 3
+    reply = agent.send("POST", "/v1/hello", HELLO.model_copy(update={"clients": many}).model_dump_json().encode())
+    assert (reply.status_code, code(reply)) == (409, "mismatch")
+    assert reply.json()["message"] == "it hosts 3 clients, and [cohort] max_clients = 2"
+    assert world.pool.status()["agents"][0]["state"] == "refused"
+    agent.hello(HELLO.model_copy(update={"clients": few}))
+    # a run that began with more continues
+    world.ledger.set_clients([(number, agent.signer.agent, number, "c") for number in range(2)])
+    world.pool.max_clients = 1
+    agent.hello(HELLO.model_copy(update={"clients": few}))
+
+
+@pytest.mark.parametrize("shown", [0, 3])  # the policy hides a small split, or no longer hides it
+def test_an_agent_whose_policy_shows_other_sizes_is_refused_at_hello(world: World, shown: int) -> None:
+    agent = world.speaker()
+    agent.hello()
+    world.ledger.set_clients([(0, agent.signer.agent, 0, "c")])
+    agent.hello()
+    clients = (HELLO.clients[0].model_copy(update={"test": shown}),)
+    reply = agent.send("POST", "/v1/hello", HELLO.model_copy(update={"clients": clients}).model_dump_json().encode())
+    assert "set [policy] min_examples at the site to what it was" in reply.json()["message"]
+    assert world.pool.ready() == []  # it gets no work, and no round waits for it
+
+
 def test_a_heartbeat_learns_whether_its_agents_work_is_still_awaited(world: World) -> None:
     agent = world.speaker()
     agent.hello()

@@ -16,8 +16,9 @@ import torch
 from fedloom import cli, tree
 from fedloom.algorithm import Clients, Groups, Trained, Update
 from fedloom.algorithms.fedavg import FedAvg
-from fedloom.errors import QuorumError, TrainingError
+from fedloom.errors import Diverged, QuorumError, TrainingError
 from fedloom.experiment.progress import Silent
+from fedloom.federation import engine
 from fedloom.federation.work import ClientWork, Report
 from fedloom.network.agent.assignment_runner import AssignmentRunner
 from fedloom.network.coordinator.backend import NetworkBackend
@@ -165,7 +166,7 @@ def huge(update: Update, shared: Groups) -> Update:
     return replace(update, groups=filled)
 
 
-def heavy(update: Update, shared: Groups) -> Update:
+def heavy(update: Update) -> Update:
     return replace(update, weight=update.weights("model") + 1)
 
 
@@ -252,6 +253,43 @@ def test_agents_answer_a_round_of_two_calls_that_begins_again(tmp_path: Path, mo
     ]
 
 
+def test_agents_answer_though_a_round_of_two_calls_leaves_out_one_client_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked, wrong = engine._checked, [5, 4, 3, 2, 1]
+
+    def diverging(state: Groups, before: Groups, cohort: Any, *more: Any) -> Groups:
+        if cohort.round == 2 and wrong:
+            raise Diverged("too large", wrong.pop(0))
+        return checked(state, before, cohort, *more)
+
+    monkeypatch.setattr(engine, "_checked", diverging)
+    values = {**MANY, "rounds": 3, "algorithm": {"fsvrg": {}}}
+    run = InProcessRun(tmp_path / "net", values, {}, {}, outlier_factor="off")
+    result = run.run(Silent())
+    assert [text for text in run.said if "refuse" in text] == []
+    assert (result.status, wrong) == ("done", [])
+    assert [row["participants"] for row in result.rows("rounds")] == [6, 1, 6]
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fsvrg"])
+def test_a_single_client_that_would_ruin_the_model_costs_its_round_as_in_a_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
+) -> None:
+    train = AssignmentRunner.train
+
+    def ruin(runner: Any, assignment: Any, one: Any, write: Any) -> Any:
+        (answer,) = train(runner, assignment, one, write)
+        return [replace(answer, update=huge(answer.update, {})) if assignment.round == 2 else answer]
+
+    monkeypatch.setattr(AssignmentRunner, "train", ruin)
+    values = {**SMALL, "rounds": 3, "algorithm": {algorithm: {}}}
+    run = InProcessRun(tmp_path / "net", values, {}, {}, count=1)
+    result = run.run(Silent())
+    assert (result.status, result.runs[0].abandoned) == ("degraded", 1)
+    assert [row["round"] for row in result.rows("public") if row["name"] == "outlier"] == [2]
+
+
 @pytest.mark.parametrize("algorithm", ["fedavg", "fsvrg"])  # fsvrg sends a gradient in the first of two calls
 def test_among_few_clients_a_finite_update_that_would_ruin_the_model_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
@@ -304,16 +342,28 @@ def test_updates_of_a_revoked_agent_do_not_count_in_rounds_that_are_not_closed(
 def test_a_client_counts_for_the_examples_that_its_agent_announced_and_the_operator_believes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap: int | None
 ) -> None:
-    shout(monkeypatch, heavy)
+    train = AssignmentRunner.train
+
+    def heavier(runner: Any, assignment: Any, one: Any, write: Any) -> Any:
+        (answer,) = train(runner, assignment, one, write)
+        return [replace(answer, update=heavy(answer.update)) if one.client == 3 else answer]
+
+    monkeypatch.setattr(AssignmentRunner, "train", heavier)
     run = InProcessRun(tmp_path / "net", {**SMALL, "rounds": 1}, {}, {}, **({"max_examples": cap} if cap else {}))
-    if cap is None:
-        run.run(Silent())
-    else:  # all clients have more
-        with pytest.raises(TrainingError, match=r"weight: the weight of model must be more than 0 and at most 100$"):
-            run.run(Silent())
-    refused = [line for line in run.said if "was rejected (weight: the weight of model must be more than 0" in line]
-    assert len(refused) == (4 if cap else 1)
-    assert "site-1: the answer of client 3 was rejected" in refused[-1]
+    assert run.run(Silent()).status == "done"
+    refused = [line for line in run.said if "rejected (weight" in line and line.startswith("site-1")]
+    why = f"weight: the weight of model must be from 0 to {cap or 269}, and is {(cap or 269) + 1}"
+    assert refused == [f"site-1: the answer of client 3 was rejected ({why})"]
+
+
+def test_a_site_with_many_examples_weighs_what_the_operator_allows_as_in_a_simulation(tmp_path: Path) -> None:
+    unbalanced = {"source": "digits", "partition": {"name": "quantity", "clients": 4}}
+    values, cap = {**SMALL, "rounds": 1, "data": unbalanced}, {"max_examples": 100}
+    run = InProcessRun(tmp_path / "net", values, {}, {}, **cap)
+    assert run.run(Silent()).status == "done"
+    assert [line for line in run.said if "rejected" in line] == []
+    capped = serial_weights({**values, "cohort": cap}, tmp_path / "capped")
+    assert weights(tmp_path / "net") == capped != serial_weights(values, tmp_path / "serial")
 
 
 @pytest.mark.parametrize(
@@ -400,7 +450,7 @@ def test_a_served_run_returns_to_an_earlier_round_and_agents_have_the_versions(
 
 
 def test_a_round_in_which_no_update_counts_is_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def everybody_at_first(judge: Judge, work: ClientWork, expected: Any, reports: list[Report]) -> list[int]:
+    def everybody_at_first(judge: Judge, work: ClientWork, reports: list[Report]) -> list[int]:
         return [report.client for report in reports if work.round == 1]
 
     monkeypatch.setattr(Judge, "outliers", everybody_at_first)

@@ -120,7 +120,7 @@ def test_the_successor_of_an_agent_gets_its_number_and_its_clients(world: World)
         assert (reply["agent"], reply["replaced"]) == (agent.signer.agent, True)
     assert [row["revoked"] for row in world.ledger.agents()] == [None]
     fewer = HELLO.model_copy(update={"clients": (HELLO.clients[0].model_copy(update={"train": 5}),)})
-    with pytest.raises(InputError, match="the sizes of their splits are not those before it was replaced"):
+    with pytest.raises(InputError, match="the sizes of their splits are not those that the run began with"):
         agent.hello(fewer)
     agent.hello(HELLO.model_copy(update={"data_mark": "of another key"}))
     with pytest.raises(InputError, match="its data has changed since the run began"):

@@ -106,6 +106,21 @@ def test_agents_whose_data_differ_wait_for_others_and_the_operator_is_told(tmp_p
     run._held.close()
 
 
+@pytest.mark.parametrize(("hosted", "warned"), [((3, 2), True), ((3, 3), False), ((2, 1), False)])
+def test_the_operator_is_told_if_one_agent_hosts_most_clients(
+    tmp_path: Path, hosted: tuple[int, int], warned: bool
+) -> None:
+    run = InProcessRun(tmp_path / "net", EXPERIMENT, {}, {})
+    for name, count in zip(("kerry", "cork"), hosted, strict=True):
+        one = run.pool.mark_seen(run.ledger.enrol(_token(run), name, name.encode().hex()), name)
+        run.pool.admit(one, DIGITS.model_copy(update={"clients": DIGITS.clients * count}))
+    run._fix_clients(2)
+    note = f"kerry hosts {hosted[0]} of {sum(hosted)} clients: the median that outliers are compared with is its own"
+    assert (note in run.said) == warned
+    run.ledger.close()
+    run._held.close()
+
+
 def _token(run: InProcessRun) -> str:
     token = Token.new("")
     run.ledger.invite(token.digest)

@@ -18,6 +18,7 @@ from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import ClientWork
 from fedloom.network.coordinator.roster import Roster
 from fedloom.network.coordinator.update_checks import Judge, Limits, check_history, check_measured, check_update
+from fedloom.network.protocol.expected_update import ExpectedUpdate
 from fedloom.network.protocol.messages import ClientAnswer
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.task import Task
@@ -78,14 +79,20 @@ def scored(scores: torch.Tensor | None = None, labels: torch.Tensor | None = Non
     return {"test": Measured(3, sums, {"auroc": scores}, torch.ones(3) if labels is None else labels)}
 
 
-@pytest.mark.parametrize("group", ["model", "other"])  # found by its group's name, because no positions are known
-def test_without_an_expected_update_a_mask_may_hold_the_infinities_that_the_coordinator_sent(group: str) -> None:
+@pytest.mark.parametrize(
+    ("group", "positions"),
+    [("model", {}), ("other", {"model": "other"}), ("other", {})],
+    ids=["name", "base", "neither"],
+)
+def test_a_mask_may_hold_the_infinities_that_the_coordinator_sent(group: str, positions: dict[str, str]) -> None:
+    expected = ExpectedUpdate({"model": {"mask": ((2,), torch.float32)}}, {}, positions)
+
     def check(sent: list[float], shared: list[float]) -> None:
         update = Update({"model": {"mask": torch.tensor([sent])}}, {"model": torch.ones(1)})
-        check_update(ClientAnswer(0, update), None, {group: {"mask": torch.tensor(shared)}}, Limits())
+        check_update(ClientAnswer(0, update), expected, {group: {"mask": torch.tensor(shared)}}, Limits())
 
     check([0.0, 1.0], [0.0, 0.0])
-    if group == "model":
+    if group == "model" or positions:
         check([0.0, -INF], [0.0, -INF])
     else:
         with pytest.raises(Rejected, match="model/mask has values that are not finite numbers"):
