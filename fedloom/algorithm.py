@@ -97,6 +97,11 @@ class Algorithm(Record):
         return True
 
     @property
+    def sums_cover_all(self) -> bool:
+        """Whether every client counts in every sum. If only some do, a sum can show what a single client sent."""
+        return True
+
+    @property
     def chooses(self) -> bool:
         """Whether clients choose among several models (see `choose`)."""
         return type(self).choose is not Algorithm.choose

@@ -62,6 +62,8 @@ def _secure(kind: type[Algorithm]) -> str:
     if not kind().linear:
         why = "the server sees each answer" if issubclass(kind, Central) else "clients see each other's weights"
         return f"no: {why}"
+    if not kind().sums_cover_all:
+        return "no: a sum may be that of a single client"
     return f"yes: the server needs only sums{' (not with a rule)' if 'rule' in kind.model_fields else ''}"
 
 

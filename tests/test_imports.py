@@ -29,7 +29,6 @@ LAYERS = [
         "training.tape",
         "data",
         "models",
-        "privacy",
     ],
     ["task"],
     ["training", "privacy"],

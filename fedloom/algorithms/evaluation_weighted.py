@@ -27,6 +27,10 @@ class EvaluationWeighted(Central):
     scores: Literal["post", "pre"] = "post"
     """Whether clients are scored after (`post`) or before (`pre`) local training."""
 
+    @property
+    def linear(self) -> bool:
+        return False  # every client's score is public
+
     def round(self, state: Groups, cohort: Cohort) -> Groups:
         return {"model": cohort.reduce(self.client, state, rule=self.rule)["model"]}
 

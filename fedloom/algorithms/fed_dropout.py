@@ -36,6 +36,10 @@ class FederatedDropout(Algorithm):
     rate: Annotated[float, Strict(), Ge(0), Lt(1)] = 0.25
     """The share of hidden units that each client drops."""
 
+    @property
+    def sums_cover_all(self) -> bool:
+        return self.rate == 0
+
     def round(self, state: Groups, cohort: Cohort) -> Groups:
         found = cohort.reduce(self.client, state)
         had = found["had"]

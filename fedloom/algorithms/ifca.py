@@ -27,6 +27,10 @@ class IFCA(Central):
     clusters: Count = 2
     """The number of global models."""
 
+    @property
+    def sums_cover_all(self) -> bool:
+        return self.clusters == 1
+
     def init(self, task: Task, model: Tree) -> Groups:
         others = (replace(task, seed=task.seed + number).initial() for number in range(1, self.clusters))
         return {"model0": model, **{f"model{number}": tree for number, tree in enumerate(others, 1)}}

@@ -16,10 +16,6 @@ class Selective(EvaluationWeighted):
     defined, all clients count. The server sees each client's weights and score.
     """
 
-    @property
-    def linear(self) -> bool:
-        return False
-
     def round(self, state: Groups, cohort: Cohort) -> Groups:
         answers = cohort.map(self.client, state)
         chosen = within_one_std(answers.public["score"], higher_is_better(self.metric, cohort.task))

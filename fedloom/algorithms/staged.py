@@ -29,6 +29,10 @@ class Staged(FedAvg):
             raise InputError("Staged adds sums of sums, so it cannot use a rule. Leave the rule out, or use fedavg.")
         return self
 
+    @property
+    def sums_cover_all(self) -> bool:
+        return self.groups == 1
+
     def average(self, cohort: Cohort, shared: Groups) -> Tree:
         model = shared["model"]
         place = torch.arange(len(cohort)) % self.groups

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,7 @@ from fedloom.errors import InputError, RoundAbandoned, TrainingError
 from fedloom.federation.client_state import ClientStates
 from fedloom.federation.work import ClientWork, Keep, Outcome, Report, means_of
 from fedloom.privacy.protection import Protection, RoundOfClients
+from fedloom.privacy.secure.ring import means as means_of_sums
 from fedloom.task import Task
 from fedloom.tree import Groups, Tree, change, select
 
@@ -129,18 +130,22 @@ class Cohort:
         """Every client runs `fn` and guards its answer; the server sees what the protection releases."""
         if rule is not None:
             self._refuse_each("a robust rule")
-        where = RoundOfClients(self.round, self.calls, self.ids, self.population)
+        where = RoundOfClients(self.round, self.calls, self.ids, self.population, self.seed)
         guard = protection.guard(self.algorithm, len(self.ids))
         keep: Keep = "secure" if protection.table.secure_aggregation is not None else "sum"
         outcome = self._ask(fn, shared | protection.shared(), keep, each=each, guard=guard)
         if outcome.public:
             raise InputError(f"[privacy] lets no number of a single client leave, and {fn.__name__} makes some public.")
         if keep == "secure" and outcome.total is None:
-            total, survivors = protection.secure_sum(where, outcome.stack)
-            outcome = replace(outcome, total=total)
-            self.own.undo([client for client in self.ids if client not in survivors])
-            self.ids = survivors
-        means, weights = means_of(outcome) if outcome.total is None else (outcome.total, {})
+            outcome, found = protection.secure_sum(where, outcome, shared, guard)
+            self.own.undo([client for client in self.ids if client not in found.clients])
+            self.note(lost=len(self.ids) - len(found.clients), refused=len(found.refused))
+            self.ids = found.clients
+        if outcome.total is not None:
+            bases = guard.bases(outcome.positions or {}, outcome.total, shared)
+            means, weights = means_of_sums(outcome.total, outcome.weights, bases, outcome.dtypes), outcome.weights
+        else:
+            means, weights = means_of(outcome)
         groups, weights = protection.release(where, means, weights, shared)
         self.note(**protection.notes())
         return Aggregate(groups, weights, {})

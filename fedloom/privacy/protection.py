@@ -7,19 +7,24 @@ server:  sum → means                   (decode, add noise, divide)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from fedloom.errors import InputError
+from fedloom.privacy.secure import aggregation
+from fedloom.privacy.secure.aggregation import SecureCall, SecureSum, simulate
+from fedloom.privacy.secure.ring import dtypes_of
 from fedloom.privacy.table import PrivacyTable
-from fedloom.tree import Groups, Tree
+from fedloom.tree import Groups, Tree, select
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm, Update
     from fedloom.federation.sampling import Sampling
+    from fedloom.federation.work import Outcome
     from fedloom.task import Task
 
 GROUP = "privacy"  # of what is shared and of the state: what the protection itself sends and remembers
@@ -32,6 +37,12 @@ class ClientGuard:
     table: PrivacyTable
     cohort: int  # the number of clients in the round
     weight_bound: int  # the largest weight of a client
+
+    def bases(self, positions: Mapping[str, str], groups: Groups, shared: Groups) -> Groups:
+        """Return where the groups of a guarded update start: with differential privacy they are changes already."""
+        if self.table.dp is not None:
+            return {}
+        return {group: select(shared[base], groups[group]) for group, base in positions.items()}
 
     def apply(self, update: Update, shared: Groups, task: Task) -> Update:
         """Return what clients may send instead of an update. Everything is stacked over clients."""
@@ -46,6 +57,7 @@ class RoundOfClients:
     call: int
     ids: tuple[int, ...]
     population: int
+    seed: int = 0
 
 
 @dataclass
@@ -65,6 +77,8 @@ class Protection:
                 f"[privacy] needs an algorithm whose server sees only sums of the clients' updates, and "
                 f"{type(algorithm).__name__} shows the server each of them."
             )
+        if self.table.secure_aggregation is not None:
+            aggregation.check(self.table.secure_aggregation, algorithm, self.sampling, self.population)
 
     def draw(self, round: int, seed: int) -> tuple[int, ...]:
         """Draw the clients of a round."""
@@ -84,12 +98,20 @@ class Protection:
 
     def guard(self, algorithm: Algorithm, cohort: int) -> ClientGuard:
         """Return the client's half for a round of this many clients."""
-        bound = int(algorithm.largest_weight(self.sampling.max_examples or 1))
-        return ClientGuard(self.table, cohort, bound)
+        secure = self.table.secure_aggregation is not None
+        return ClientGuard(self.table, cohort, aggregation.weight_bound(algorithm, self.sampling) if secure else 1)
 
-    def secure_sum(self, where: RoundOfClients, stack: Groups) -> tuple[Groups, tuple[int, ...]]:
-        """Simulate the masked sum of guarded updates; return it and the clients whose updates are in it."""
-        raise NotImplementedError
+    def secure_sum(
+        self, where: RoundOfClients, outcome: Outcome, shared: Groups, guard: ClientGuard
+    ) -> tuple[Outcome, SecureSum]:
+        """Simulate the masked sum of guarded updates."""
+        table = self.table.secure_aggregation
+        assert table is not None
+        call = SecureCall.of(table, "simulation", where.round, where.call, len(where.ids), guard.weight_bound)
+        bases = guard.bases(outcome.positions or {}, outcome.stack, shared)
+        found = simulate(table, call, where.ids, outcome.stack, outcome.weights, bases, where.seed)
+        dtypes = dtypes_of(outcome.stack)
+        return replace(outcome, total=found.sums, weights=found.weights, dtypes=dtypes), found
 
     def release(
         self, where: RoundOfClients, means: Groups, weights: dict[str, Tensor], shared: Groups

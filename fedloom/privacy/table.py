@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Annotated, Literal
 
 from annotated_types import Gt, Le
@@ -15,7 +16,7 @@ Probability = Annotated[float, Strict(), Gt(0), Le(1)]
 class SecureTable(Record):
     """[privacy] secure_aggregation: the server learns the sum of the clients' updates, and no single one."""
 
-    threshold: Probability = 0.67
+    threshold: Annotated[float, Strict(), Gt(0.5), Le(1)] = 0.67
     """The share of a round's clients that must stay until its end. With fewer, the round is abandoned."""
     min_clients: Annotated[int, Strict(), Gt(1)] = 3
     """The fewest clients in a sum."""
@@ -24,7 +25,17 @@ class SecureTable(Record):
     bits: Literal["auto", 32, 64] = "auto"
     """The size of a masked number."""
     lost: tuple[Share, Share, Share, Share, Share] = (0.0, 0.0, 0.0, 0.0, 0.0)
-    """The probability that a client vanishes before each of the five stages. Only in simulation."""
+    """The probability that a client vanishes before each of the five stages: it advertises keys, shares secrets, masks
+    its update, confirms who is in the sum, and helps to unmask it. Only in simulation.
+    """
+
+    def needed(self, clients: int) -> int:
+        """Return how many of a round's clients must stay until its end.
+
+        >>> [SecureTable().needed(clients) for clients in (3, 10, 100)]
+        [3, 7, 67]
+        """
+        return max(ceil(round(self.threshold * clients, 9)), clients // 2 + 1, self.min_clients)
 
 
 class DpTable(Record):

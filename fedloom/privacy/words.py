@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import ceil
 
 from fedloom.privacy.table import PrivacyTable
 
@@ -17,7 +16,7 @@ def has(table: PrivacyTable, cohort: int | None = None) -> Iterator[str]:
         fewest = secure.min_clients
         yield f"Secure aggregation: the server sees sums over at least {fewest} clients, and no single update."
         if cohort is not None:
-            needed = max(ceil(secure.threshold * cohort - 1e-9), fewest)
+            needed = secure.needed(cohort)
             lost = max(cohort - needed, 0)
             yield (
                 f"Of {cohort} clients in a round, {needed} must stay until its end: "

@@ -139,10 +139,10 @@ class Ring:
 
     # --- at the server
 
-    def decode(self, total: Vector, clients: int, bases: Groups) -> tuple[Groups, dict[str, Tensor]]:
-        """Return the weighted means of all groups and the sums of their weights, from the sum over some clients."""
+    def sums(self, total: Vector, clients: int) -> tuple[Groups, dict[str, Tensor]]:
+        """Return the weighted sums of all changes in double precision, and the sums of weights."""
         signed = total.astype(self.dtype, copy=False).view(f"<i{self.bits // 8}")
-        means: Groups = {}
+        sums: Groups = {}
         weights: dict[str, Tensor] = {}
         begin = 0
         for group, tree in self.like.items():
@@ -150,21 +150,24 @@ class Ring:
             if not clients <= weight <= clients * self.config.weight_bound:
                 raise RoundAbandoned(f"The sum of the weights of '{group}' is {weight} for {clients} clients: {WRONG}")
             weights[group] = torch.tensor(float(weight), dtype=torch.float64)
-            means[group] = {}
+            sums[group] = {}
             for name, leaf in tree.items():
                 count = leaf.numel() * (2 if leaf.is_complex() else 1)
-                values, begin = signed[begin : begin + count], begin + count
+                values, begin = signed[begin : begin + count].astype(np.float64), begin + count
                 scale, _, largest = self._limits(group, leaf)
-                if np.abs(values.astype(np.float64)).max(initial=0) > largest * weight:
-                    raise RoundAbandoned(
-                        f"The sum of '{group}' ({name}) is outside of the range of its clients: {WRONG}"
-                    )
-                mean = torch.from_numpy(values.astype(np.float64) / (scale * weight))
-                means[group][name] = _moved(bases.get(group, {}).get(name), mean, leaf)
-        return means, weights
+                if np.abs(values).max(initial=0) > largest * weight:
+                    raise RoundAbandoned(f"The sum of '{group}' ({name}) is larger than its clients' range: {WRONG}")
+                found = torch.from_numpy(values / scale)
+                sums[group][name] = (
+                    torch.view_as_complex(found.reshape(*leaf.shape, 2))
+                    if leaf.is_complex()
+                    else found.reshape(leaf.shape)
+                )
+        return sums, weights
 
 
 WRONG = "a client or a share is wrong."
+Dtypes = dict[str, torch.dtype]
 
 
 def _changes(tree: Tree, base: Tree | None) -> Tree:
@@ -180,12 +183,21 @@ def _real(leaf: Tensor) -> Tensor:
     return torch.view_as_real(leaf.contiguous()) if leaf.is_complex() else leaf
 
 
-def _moved(base: Tensor | None, mean: Tensor, like: Tensor) -> Tensor:
-    """Return base + mean in the form of a leaf."""
-    if like.is_complex():
-        mean = torch.view_as_complex(mean.reshape(*like.shape, 2))
-    mean = mean.reshape(like.shape)
-    if is_whole(like):
-        mean = mean.round()
-    wide = mean.dtype
-    return (mean if base is None else base.to(wide) + mean).to(like.dtype)
+def means(sums: Groups, weights: Mapping[str, Tensor], bases: Groups, dtypes: Mapping[str, Dtypes]) -> Groups:
+    """Return base + Σ w Δ / Σ w for every leaf, in its dtype."""
+    found: Groups = {}
+    for group, tree in sums.items():
+        base = bases.get(group)
+        found[group] = {}
+        for name, total in tree.items():
+            dtype = dtypes[group][name]
+            mean = total / weights[group]
+            if not (dtype.is_floating_point or dtype.is_complex):
+                mean = mean.round()
+            found[group][name] = (mean if base is None else base[name].to(mean.dtype) + mean).to(dtype)
+    return found
+
+
+def dtypes_of(groups: Groups) -> dict[str, Dtypes]:
+    """Return the dtype of every leaf."""
+    return {group: {name: leaf.dtype for name, leaf in tree.items()} for group, tree in groups.items()}

@@ -9,11 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedloom.errors import InputError, RoundAbandoned
-from fedloom.privacy.secure.ring import Ring, RingConfig
+from fedloom.privacy.secure.ring import Ring, RingConfig, dtypes_of, means
 from fedloom.privacy.secure.session import Refusal
 
 LIKE = {"model": {"w": torch.zeros(3), "count": torch.zeros((), dtype=torch.int64)}}
 BASE = {"model": {"w": torch.tensor([1.0, -2.0, 0.5]), "count": torch.tensor(7)}}
+
+
+def decode(found: Ring, total: np.ndarray, clients: int, bases: dict) -> tuple:  # type: ignore[type-arg]
+    """The server's half: means and sums of weights."""
+    sums, weights = found.sums(total, clients)
+    return means(sums, weights, bases, dtypes_of(found.like)), weights
 
 
 def ring(**changes) -> Ring:  # type: ignore[no-untyped-def]
@@ -59,28 +65,28 @@ def test_the_mean_of_the_sum_is_the_weighted_mean_to_half_a_step(clients, bits) 
     total = np.zeros(found.size, found.dtype)
     for weight, values in clients:
         total += found.encode({"model": {"w": torch.tensor(values)}}, {"model": float(weight)}, base)
-    means, weights = found.decode(total, len(clients), base)
+    mean, weights = decode(found, total, len(clients), base)
     exact = np.average([v for _, v in clients], axis=0, weights=[w for w, _ in clients])
     assert weights["model"] == sum(weight for weight, _ in clients)
-    assert np.abs(means["model"]["w"].double().numpy() - exact).max() <= 0.5 / found.scales["model"] + 2.4e-7
+    assert np.abs(mean["model"]["w"].double().numpy() - exact).max() <= 0.5 / found.scales["model"] + 2.4e-7
 
 
 def test_positions_are_sent_as_changes_and_whole_numbers_are_exact() -> None:
     found = ring()
     sent = [update(1.5, -2.0, 0.5, count=9), update(1.0, -1.0, 0.5, count=11)]
     total = sum(found.encode(one, {"model": 1.0}, BASE) for one in sent)
-    means, weights = found.decode(total, 2, BASE)
-    assert means["model"]["w"].tolist() == [1.25, -1.5, 0.5]
-    assert means["model"]["w"].dtype == torch.float32
-    assert means["model"]["count"] == 10
-    assert means["model"]["count"].dtype == torch.int64
+    mean, weights = decode(found, total, 2, BASE)
+    assert mean["model"]["w"].tolist() == [1.25, -1.5, 0.5]
+    assert mean["model"]["w"].dtype == torch.float32
+    assert mean["model"]["count"] == 10
+    assert mean["model"]["count"].dtype == torch.int64
     assert weights["model"] == 2.0
 
 
 def test_changes_start_from_zero() -> None:
     found = ring()
     total = found.encode(update(1.5, -2.0, 0.5, count=9), {"model": 1.0}, {})
-    assert found.decode(total, 1, {})[0]["model"]["w"].tolist() == [1.5, -2.0, 0.5]
+    assert decode(found, total, 1, {})[0]["model"]["w"].tolist() == [1.5, -2.0, 0.5]
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.bool])
@@ -88,16 +94,16 @@ def test_every_kind_of_leaf_comes_back_as_it_is(kind: torch.dtype) -> None:
     leaf = torch.tensor([1.0, 0.0]).to(kind) if kind != torch.complex64 else torch.tensor([1.0 + 2.0j, 0.5j])
     like, base = {"g": {"x": leaf}}, {"g": {"x": torch.zeros_like(leaf)}}
     found = Ring(RingConfig(4.0, 3, 1), like)
-    means, _ = found.decode(found.encode(like, {"g": 1.0}, base), 1, base)
-    assert means["g"]["x"].dtype == kind
-    assert torch.equal(means["g"]["x"], leaf)
+    mean, _ = decode(found, found.encode(like, {"g": 1.0}, base), 1, base)
+    assert mean["g"]["x"].dtype == kind
+    assert torch.equal(mean["g"]["x"], leaf)
 
 
 def test_infinities_that_do_not_change_stay() -> None:
     leaf = {"g": {"x": torch.tensor([-math.inf, 1.0])}}
     found = Ring(RingConfig(4.0, 3, 1), leaf)
-    means, _ = found.decode(found.encode(leaf, {"g": 1.0}, leaf), 1, leaf)
-    assert means["g"]["x"].tolist() == [-math.inf, 1.0]
+    mean, _ = decode(found, found.encode(leaf, {"g": 1.0}, leaf), 1, leaf)
+    assert mean["g"]["x"].tolist() == [-math.inf, 1.0]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 4.01, -4.01])
@@ -111,14 +117,14 @@ def test_the_range_itself_is_allowed_for_all_clients(range_: float) -> None:
     found = Ring(RingConfig(range_, 10, 1, bits=32), {"g": {"x": torch.zeros(2, dtype=torch.float64)}})
     sent = {"g": {"x": torch.tensor([range_, -range_], dtype=torch.float64)}}
     total = sum(found.encode(sent, {"g": 1.0}, {}) for _ in range(10))
-    assert found.decode(total, 10, {})[0]["g"]["x"].tolist() == pytest.approx([range_, -range_], abs=1)
+    assert decode(found, total, 10, {})[0]["g"]["x"].tolist() == pytest.approx([range_, -range_], abs=1)
 
 
 def test_a_whole_number_that_could_overflow_is_refused() -> None:
     largest = (2**31 - 1) // 10
     found = ring()
     total = sum(found.encode(update(0.0, 0.0, 0.0, count=largest), {"model": 1.0}, {}) for _ in range(10))
-    assert found.decode(total, 10, {})[0]["model"]["count"] == largest
+    assert decode(found, total, 10, {})[0]["model"]["count"] == largest
     with pytest.raises(Refusal, match=r"'model' \(count\)"):
         found.encode(update(0.0, 0.0, 0.0, count=largest + 1), {"model": 1.0}, {})
 
@@ -155,13 +161,13 @@ def test_a_sum_that_no_clients_can_have_made_abandons_the_round() -> None:
     found = ring()
     total = found.encode(update(1.0, 1.0, 1.0), {"model": 1.0}, {})
     with pytest.raises(RoundAbandoned, match="sum of the weights of 'model' is 1 for 2 clients"):
-        found.decode(total, 2, {})
+        decode(found, total, 2, {})
     total[1] += np.uint32(2**30)
-    with pytest.raises(RoundAbandoned, match=r"sum of 'model' \(w\) is outside of the range"):
-        found.decode(total, 1, {})
+    with pytest.raises(RoundAbandoned, match=r"sum of 'model' \(w\) is larger than its clients' range"):
+        decode(found, total, 1, {})
 
 
 def test_updates_without_leaves_are_empty_vectors() -> None:
     found = Ring(RingConfig(4.0, 3, 1), {})
     assert found.encode({}, {}, {}).size == 0 == found.size
-    assert found.decode(np.zeros(0, found.dtype), 3, {}) == ({}, {})
+    assert decode(found, np.zeros(0, found.dtype), 3, {}) == ({}, {})

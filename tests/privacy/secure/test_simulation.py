@@ -33,7 +33,7 @@ def test_the_sum_is_bit_equal_to_the_plain_one_with_clients_lost_at_a_stage(stag
     values = vectors(20, dtype=dtype)
     gone = set(list(values)[3 : 3 + int(20 * share)])
     total, members = secure_sum(
-        session(20, 14), {c: v.copy for c, v in values.items()}, lambda now: gone if now == stage else ()
+        session(20, 14), values, lambda c: values[c].copy(), lambda now: gone if now == stage else ()
     )
     expected = set(values) if IN_THE_SUM_IF_LOST_AT[stage] else set(values) - gone
     assert members == expected
@@ -52,9 +52,9 @@ def test_clients_may_vanish_at_every_stage_down_to_the_threshold(clients: int, f
     staying = [client for client, when in fate.items() if when == "stays"]
     if len(staying) < threshold:
         with pytest.raises(RoundAbandoned, match=f"needs {threshold}"):
-            secure_sum(session(clients, threshold), {c: v.copy for c, v in values.items()}, lost)
+            secure_sum(session(clients, threshold), values, lambda c: values[c].copy(), lost)
         return
-    total, members = secure_sum(session(clients, threshold), {c: v.copy for c, v in values.items()}, lost)
+    total, members = secure_sum(session(clients, threshold), values, lambda c: values[c].copy(), lost)
     assert members == {client for client, when in fate.items() if IN_THE_SUM_IF_LOST_AT.get(when, True)}
     assert np.array_equal(total, plain_sum(values, set(members)))
 
@@ -63,7 +63,7 @@ def test_a_sparse_graph_gives_the_same_sum() -> None:
     values = vectors(120, 9)
     gone = {"share": range(5), "mask": range(5, 15), "unmask": range(15, 25)}
     agreed = session(120, 81)
-    total, members = secure_sum(agreed, {c: v.copy for c, v in values.items()}, lambda stage: gone.get(stage, ()))
+    total, members = secure_sum(agreed, values, lambda c: values[c].copy(), lambda stage: gone.get(stage, ()))
     assert members == set(range(15, 120))
     assert np.array_equal(total, plain_sum(values, set(members)))
 
@@ -72,14 +72,28 @@ def test_what_the_server_receives_from_a_client_is_not_its_value() -> None:
     values = {client: np.zeros(1000, np.uint32) for client in range(3)}
     seen = []
 
-    def value(client: int):  # type: ignore[no-untyped-def]
-        return lambda: seen.append(client) or values[client].copy()
+    def value(client: int) -> np.ndarray:  # type: ignore[type-arg]
+        seen.append(client)
+        return values[client].copy()
 
-    total, _ = secure_sum(session(3, 3), {client: value(client) for client in values})
+    total, _ = secure_sum(session(3, 3), values, value)
     assert not total.any()
     assert seen == [0, 1, 2]
 
 
+def test_a_client_that_refuses_to_send_its_value_is_not_in_the_sum() -> None:
+    values = vectors(5)
+
+    def value(client: int) -> np.ndarray:  # type: ignore[type-arg]
+        if client == 2:
+            raise Refusal("out of range")
+        return values[client].copy()
+
+    total, members = secure_sum(session(5, 3), values, value)
+    assert members == {0, 1, 3, 4}
+    assert np.array_equal(total, plain_sum(values, set(members)))
+
+
 def test_clients_keep_their_floors() -> None:
     with pytest.raises(Refusal, match="at least 5 clients"):
-        secure_sum(session(4, 3), {c: v.copy for c, v in vectors(4).items()}, floors=Floors(5))
+        secure_sum(session(4, 3), range(4), vectors(4).__getitem__, floors=Floors(5))

@@ -1,0 +1,132 @@
+"""Secure aggregation in one cell: which experiments it protects, the session of a call, and its simulation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from fedloom import keys
+from fedloom.errors import InputError, RoundAbandoned, TrainingError
+from fedloom.privacy.secure.client import STAGES
+from fedloom.privacy.secure.masks import Vector
+from fedloom.privacy.secure.ring import Ring, RingConfig
+from fedloom.privacy.secure.session import Floors, Refusal, Session
+from fedloom.privacy.secure.simulation import secure_sum
+from fedloom.privacy.table import SecureTable
+from fedloom.tree import Groups, row
+
+if TYPE_CHECKING:
+    from fedloom.algorithm import Algorithm
+    from fedloom.federation.sampling import Sampling
+
+UNBOUNDED = 2**40  # more examples than any client has
+
+
+def check(table: SecureTable, algorithm: Algorithm, sampling: Sampling, population: int) -> None:
+    """Raise `InputError` if secure aggregation cannot protect the clients of an experiment."""
+    name, start = type(algorithm).__name__, "[privacy] secure_aggregation"
+    if algorithm.pooled:
+        raise InputError(f"{start} protects clients, and {name} trains on all examples at one place.")
+    if not algorithm.sums_cover_all:
+        raise InputError(
+            f"{start} promises sums over at least {table.min_clients} clients, and {name} sums over some of a round's "
+            "clients: such a sum could be that of a single client."
+        )
+    if sampling.over_select:
+        raise InputError(f"{start} cannot leave out clients that answer late: leave out [cohort] over_select.")
+    weight_bound(algorithm, sampling)
+    size = sampling.size(population)
+    if size < table.min_clients:
+        raise InputError(
+            f"{start} needs at least min_clients = {table.min_clients} clients in a round, and a round has {size}."
+        )
+
+
+def weight_bound(algorithm: Algorithm, sampling: Sampling) -> int:
+    """Return the largest weight of a client: weights are part of the sum, so the ring must have room for them."""
+    if algorithm.largest_weight(UNBOUNDED) <= 1:
+        return 1
+    bound = algorithm.largest_weight(sampling.max_examples or UNBOUNDED)
+    if sampling.max_examples is None or not float(bound).is_integer():
+        why = "weighs clients by numbers without a bound" if bound == float("inf") else "weighs clients by examples"
+        advice = 'Set weights = "uniform" in the algorithm, if it has that key, or [cohort] max_examples.'
+        raise InputError(
+            f"[privacy] secure_aggregation needs a bound on the weight of a client, and {type(algorithm).__name__} "
+            f"{why}. {advice}"
+        )
+    return int(bound)
+
+
+@dataclass(frozen=True)
+class SecureCall:
+    """One call of one round: the session of its clients, and the ring of their updates."""
+
+    session: Session
+    config: RingConfig
+
+    @staticmethod
+    def of(
+        table: SecureTable, run: str, round: int, call: int, clients: int, weight_bound: int, attempt: int = 0
+    ) -> SecureCall:
+        config = RingConfig(table.range, clients, weight_bound, table.bits)
+        text = json.dumps(asdict(config), sort_keys=True)
+        return SecureCall(Session(run, round, call, attempt, clients, table.needed(clients), text), config)
+
+
+@dataclass(frozen=True)
+class SecureSum:
+    """What the server learns from a call: weighted sums of changes, sums of weights, and whose they are."""
+
+    sums: Groups
+    weights: dict[str, Tensor]
+    clients: tuple[int, ...]
+    refused: dict[int, str]  # why clients sent nothing
+
+
+def simulate(
+    table: SecureTable,
+    call: SecureCall,
+    ids: tuple[int, ...],
+    stack: Groups,
+    weights: Mapping[str, Tensor],
+    bases: Groups,
+    seed: int,
+) -> SecureSum:
+    """Run the protocol between all clients of a call in this process, some of which vanish."""
+    if not stack:  # clients send nothing, so there is nothing to protect
+        return SecureSum({}, {}, ids, {})
+    refused: dict[int, str] = {}
+    ring = Ring(call.config, {group: row(stacked, 0) for group, stacked in stack.items()})
+    position = {client: number for number, client in enumerate(ids)}
+    session = call.session
+
+    def value(client: int) -> Vector:
+        mine = {group: row(stacked, position[client]) for group, stacked in stack.items()}
+        try:
+            return ring.encode(mine, {group: float(w[position[client]]) for group, w in weights.items()}, bases)
+        except Refusal as why:
+            refused[client] = str(why)
+            raise
+
+    def lost(stage: str) -> list[int]:
+        number = STAGES.index(stage)
+        limit = table.lost[number] * 2**32
+        drawn = keys.hashes(keys.key(seed, "lost", session.round, session.call, number), max(ids) + 1)
+        return [client for client in ids if drawn[client] < limit]
+
+    try:
+        total, survivors = secure_sum(session, ids, value, lost, Floors(table.min_clients, table.threshold))
+    except RoundAbandoned as error:
+        if refused:
+            client, why = min(refused.items())
+            raise TrainingError(
+                f"{error} {len(refused)} clients sent nothing, such as client {client}: {why}."
+            ) from None
+        raise
+    clients = tuple(client for client in ids if client in survivors)
+    sums, summed = ring.sums(total, len(clients))
+    return SecureSum(sums, summed, clients, refused)
