@@ -1,0 +1,154 @@
+"""With every algorithm, a secure sum gives the fixed-point mean bit by bit, or is refused with the reason."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedloom as fl
+from fedloom import tree
+from fedloom.algorithms import ALGORITHMS
+from fedloom.errors import InputError, TrainingError
+from fedloom.federation.engine import RoundRecord, fit
+from fedloom.privacy.protection import Protection
+from fedloom.privacy.secure import aggregation
+from fedloom.privacy.secure.aggregation import SecureCall, weight_bound
+from fedloom.privacy.table import PrivacyTable, SecureTable
+from fedloom.task import Task
+from tests.conftest import Dense, Logit, Normed, federation, two_classes
+
+SIZES = (12, 9, 7, 11, 8)
+REFUSED = {
+    "evaluation_weighted": "shows the server each of them",
+    "selective": "shows the server each of them",
+    "peer": "shows the server each of them",
+    "ifca": "IFCA sums over some of a round's clients: such a sum could be that of a single client",
+    "staged": "Staged sums over some",
+    "fed_dropout": "FederatedDropout sums over some",
+    "qfedavg": "QFedAvg weighs clients by numbers without a bound",
+    "pooled": "Pooled trains on all examples at one place",
+    "svrg": "SVRG trains on all examples at one place",
+}
+RANGES: dict[str, Any] = dict.fromkeys(("neuroevolution", "openai_es", "snes", "fsvrg", "cocoa"), 1000000.0)
+
+
+def protected(name: str, table: SecureTable | None = None, rounds: int = 2, **settings: Any) -> list[RoundRecord]:
+    kind = ALGORITHMS[name]
+    data, task = federation(SIZES), Task(Dense)
+    if kind.needs == "linear":
+        data, task = two_classes(data), Task(Logit, loss="bce")
+    secure = table or SecureTable(range=RANGES.get(name, 100.0))
+    sampling = fl.Sampling(max_examples=20)
+    protection = Protection(PrivacyTable(secure_aggregation=secure), sampling, len(SIZES), rounds)
+    return list(fit(data, task, kind(**settings), rounds, sampling=sampling, protection=protection))
+
+
+def fingerprint(record: RoundRecord) -> str:
+    return tree.sha256({f"{group}/{name}": x for group, leaves in record.state.items() for name, x in leaves.items()})
+
+
+def plain_fixed_point_sum(session: Any, ids: Any, value: Any, lost: Any, floors: Any) -> Any:
+    """The sum of the same whole numbers, without any mask."""
+    gone = {client for stage in ("advertise", "share", "mask") for client in lost(stage)}
+    members = [client for client in ids if client not in gone]
+    return sum((value(client) for client in members), start=np.zeros((), value(members[0]).dtype)), frozenset(members)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_an_algorithm_works_and_equals_the_fixed_point_mean_or_is_refused(name: str, monkeypatch: Any) -> None:
+    if name in REFUSED:
+        with pytest.raises(InputError, match=REFUSED[name]):
+            protected(name)
+        return
+    secure = [fingerprint(record) for record in protected(name)]
+    monkeypatch.setattr(aggregation, "secure_sum", plain_fixed_point_sum)
+    assert secure == [fingerprint(record) for record in protected(name)]
+
+
+def test_no_refusal_is_forgotten() -> None:
+    assert REFUSED.keys() <= ALGORITHMS.keys()
+
+
+@pytest.mark.parametrize("name", ["ifca", "staged", "fed_dropout", "qfedavg"])
+def test_settings_with_which_every_client_counts_are_not_refused(name: str) -> None:
+    setting = {"ifca": {"clusters": 1}, "staged": {"groups": 1}, "fed_dropout": {"rate": 0.0}, "qfedavg": {"q": 0.0}}
+    assert protected(name, **setting[name])[-1].complete
+
+
+def test_the_model_is_that_of_the_plain_run_to_the_precision_of_the_ring() -> None:
+    plain = list(fit(federation(SIZES), Task(Normed), fl.FedAvg(lr=0.1), 2))[-1].state["model"]
+    sampling = fl.Sampling(max_examples=20)
+    protection = Protection(PrivacyTable(secure_aggregation=SecureTable()), sampling, len(SIZES), 2)
+    records = list(fit(federation(SIZES), Task(Normed), fl.FedAvg(lr=0.1), 2, sampling=sampling, protection=protection))
+    secure = records[-1].state["model"]
+    assert secure.keys() == plain.keys()
+    assert all(torch.allclose(secure[name].double(), plain[name].double(), atol=1e-6) for name in plain)
+
+
+@pytest.mark.parametrize("stage", range(5))
+def test_clients_that_are_lost_before_masking_are_not_in_the_mean_and_keep_their_state(stage: int) -> None:
+    lost = tuple(0.3 if number == stage else 0.0 for number in range(5))
+    table = SecureTable(range=100.0, threshold=0.51, lost=lost)
+    records = protected("scaffold", table, rounds=6)
+    sizes = {len(record.cohort) for record in records if record.complete}
+    assert sizes <= {3, 4, 5}
+    assert (sizes == {5}) == (stage >= 3)
+    assert all(set(record.own) <= set(record.cohort) for record in records)
+    assert all(record.notes["lost"] == 5 - len(record.cohort) for record in records if record.complete)
+
+
+def test_who_is_lost_is_the_same_in_every_run() -> None:
+    table = SecureTable(range=100.0, threshold=0.51, lost=(0.1, 0.1, 0.1, 0.0, 0.0))
+    first, second = ([(r.cohort, fingerprint(r)) for r in protected("fedavg", table, rounds=4)] for _ in range(2))
+    assert first == second
+
+
+def test_a_round_with_too_few_clients_is_abandoned_and_the_model_stays() -> None:
+    table = SecureTable(range=100.0, threshold=1.0, lost=(0.0, 0.0, 0.9, 0.0, 0.0))
+    record = protected("fedavg", table, rounds=1)[0]
+    assert not record.complete
+    assert fingerprint(record) == tree.sha256({f"model/{name}": x for name, x in Task(Dense).initial().items()})
+
+
+def test_updates_out_of_range_end_a_run_that_could_never_work() -> None:
+    with pytest.raises(TrainingError, match=r"needs 4. 5 clients sent nothing, such as client 0: a number of 'model'"):
+        protected("fedavg", SecureTable(range=1e-9))
+
+
+def test_a_client_with_more_examples_than_the_bound_sends_nothing() -> None:
+    sampling = fl.Sampling(max_examples=11)
+    protection = Protection(PrivacyTable(secure_aggregation=SecureTable(threshold=0.6)), sampling, 5, 1)
+    sizes = (40, 6, 7, 5, 8)
+    record = next(fit(federation(sizes), Task(Dense), fl.FedAvg(), 1, sampling=sampling, protection=protection))
+    assert record.cohort == (1, 2, 3, 4)
+    assert record.notes["refused"] == 1
+
+
+@pytest.mark.parametrize(
+    ("table", "sampling", "why"),
+    [
+        (SecureTable(min_clients=6), fl.Sampling(max_examples=9), "min_clients = 6 clients in a round, .* has 5"),
+        (SecureTable(), fl.Sampling(over_select=0.5, max_examples=9), "leave out \\[cohort\\] over_select"),
+        (SecureTable(), fl.Sampling(), 'FedAvg weighs clients by examples. Set weights = "uniform"'),
+    ],
+)
+def test_what_cannot_be_protected_is_refused_when_it_is_planned(table: Any, sampling: Any, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        aggregation.check(table, fl.FedAvg(), sampling, 5)
+
+
+def test_equal_weights_need_no_bound() -> None:
+    assert weight_bound(fl.FedAvg(weights="uniform"), fl.Sampling()) == 1
+    assert weight_bound(fl.FedAvg(), fl.Sampling(max_examples=600)) == 600
+
+
+def test_everybody_must_agree_on_the_ring() -> None:
+    calls = [SecureCall.of(SecureTable(range=r), "run", 1, 0, 5, w) for r, w in ((4.0, 1), (4.0, 2), (5.0, 1))]
+    assert len({call.session.config for call in calls}) == 3
+    assert calls[0].session.threshold == 4
+
+
+def test_clients_that_send_nothing_need_no_session() -> None:
+    records = protected("local")
+    assert records[-1].cohort == (0, 1, 2, 3, 4)
