@@ -35,6 +35,8 @@ from fedloom.record import seconds
 from fedloom.results.result import Result
 from fedloom.task import Task
 
+ANYBODY = 1e-9  # the quorum of a round that needs one client
+
 
 class NetworkRun:
     """Runs an experiment, from the first agent to the last round."""
@@ -256,7 +258,8 @@ def widened(sampling: Sampling, population: int) -> Sampling:
     if not sampling.over_select:
         return sampling
     more = 1 + sampling.over_select
+    quorum = min(sampling.quorum, ANYBODY)  # the backend checks the rest
     if sampling.sampling == "poisson":
-        return sampling.model_copy(update={"fraction": min(1.0, sampling.fraction * more), "quorum": 0.0})
+        return sampling.model_copy(update={"fraction": min(1.0, sampling.fraction * more), "quorum": quorum})
     count = min(population, math.ceil(sampling.size(population) * more))
-    return sampling.model_copy(update={"count": count, "fraction": 1.0, "quorum": 0.0})
+    return sampling.model_copy(update={"count": count, "fraction": 1.0, "quorum": quorum})

@@ -28,6 +28,14 @@ def test_over_selection_invites_extra_clients() -> None:
     assert widened(Sampling(count=10), 100).size(100) == 10
 
 
+@pytest.mark.parametrize(("quorum", "needed"), [(0.0, 0), (0.5, 1), (30, 1)])
+def test_with_extra_clients_a_round_for_which_nobody_is_drawn_counts_only_without_a_quorum(
+    quorum: float, needed: int
+) -> None:
+    poisson = Sampling(fraction=0.5, sampling="poisson", over_select=0.5, quorum=quorum)
+    assert widened(poisson, 100).needed(100) == needed
+
+
 def test_what_needs_all_data_in_one_place_is_left_out_with_a_note() -> None:
     from fedloom.errors import InputError
     from fedloom.experiment.experiment_file import parse
