@@ -69,6 +69,7 @@ class Algorithm(Record):
     name: ClassVar[str]  # in experiment files; by default, the name of the class in lower case
     reference: ClassVar[str] = ""
     takes_complex: ClassVar[bool] = True  # whether its formulas hold for complex parameters
+    takes_noise: ClassVar[bool] = True  # whether its formulas hold for noisy sums of clipped answers
     pooled: ClassVar[bool] = False  # trains on the union of all clients' data: a baseline, not federated
     needs: ClassVar[str] = ""  # "linear" if it trains only linear models
 

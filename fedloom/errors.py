@@ -65,6 +65,10 @@ class Unwanted(FedloomError):
     """The work was stopped, because nobody waits for its result any more."""
 
 
+class PrivacySpent(FedloomError):
+    """Another release would cost more ε than was given: nothing is released."""
+
+
 class StoreError(FedloomError):
     """A run folder cannot be used as requested."""
 

@@ -27,6 +27,7 @@ class CoCoA(Algorithm):
     no learning rate. The first round starts from zero weights, because dual and primal variables must match.
     """
 
+    takes_noise: ClassVar[bool] = False
     reference: ClassVar[str] = "Ma et al., Adding vs. Averaging in Distributed Primal-Dual Optimization, ICML 2015"
     needs: ClassVar[str] = "linear"
 

@@ -27,6 +27,7 @@ class FederatedDropout(Algorithm):
 
     name: ClassVar[str] = "fed_dropout"
     takes_complex: ClassVar[bool] = False
+    takes_noise: ClassVar[bool] = False
     reference: ClassVar[str] = (
         "Caldas et al., Expanding the Reach of Federated Learning by Reducing Client Resources, 2018"
     )

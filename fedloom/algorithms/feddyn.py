@@ -26,12 +26,14 @@ class FedDyn(Central):
     def init_own(self, task: Task, model: Tree) -> Groups:
         return {**super().init_own(task, model), "gradient": zeros_like(select(model, task.trainable))}
 
+    def largest_weight(self, examples: int) -> float:
+        return 1.0
+
     def round(self, state: Groups, cohort: Cohort) -> Groups:
         mean = cohort.reduce(self.client, {"model": state["model"]}, rule=self.rule)["model"]
         before = select(state["model"], state["bend"])
         trained = select(mean, before)
-        share = len(cohort) / cohort.population
-        bend = add(state["bend"], sub(trained, before), scale=-self.alpha * share)  # h
+        bend = add(state["bend"], sub(trained, before), scale=-self.alpha * cohort.share)  # h
         return {"model": {**mean, **add(trained, bend, scale=-1 / self.alpha)}, "bend": bend}
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:

@@ -18,6 +18,7 @@ class FedNova(Central):
     more steps does not count for more. Use it for clients with different amounts of data or work.
     """
 
+    takes_noise: ClassVar[bool] = False
     reference: ClassVar[str] = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"
 
     weights: Literal["examples", "uniform"] = "examples"

@@ -28,6 +28,7 @@ class FSVRG(Central):
     h_k multiplies.
     """
 
+    takes_noise: ClassVar[bool] = False
     reference: ClassVar[str] = "Konečný et al., Federated Optimization for On-Device Intelligence, 2016"
 
     h: Positive | None = None

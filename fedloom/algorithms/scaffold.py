@@ -44,7 +44,7 @@ class Scaffold(Central):
         mean = cohort.reduce(self.client, state, rule=self.rule)
         before = select(state["model"], state["control"])
         moved = add(before, sub(select(mean["model"], before), before), scale=self.server_lr)
-        control = add(state["control"], mean["control"], scale=len(cohort) / cohort.population)
+        control = add(state["control"], mean["control"], scale=cohort.share)
         return {"model": {**mean["model"], **moved}, "control": control}
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedloom import tree
 from fedloom.federation.work import Work
@@ -21,6 +21,8 @@ class Backend:
     A backend that is spread over machines may lose clients. Then `run` returns the results of the clients that
     answered, in their order, and raises `RoundAbandoned` when they are too few.
     """
+
+    remote: ClassVar[bool] = False  # whether clients are on other machines, which see in which rounds they take part
 
     def run(self, work: Work) -> Any:
         """Perform a piece of work and return its merged result."""

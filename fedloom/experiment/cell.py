@@ -87,6 +87,10 @@ class Cell:
         own: dict[int, Groups] = dict(begun.own) if begun else {}
         unsaved: dict[int, Groups] = {}
         saved = begun.round if begun else 0
+        protection = self._protection(federation, backend)
+        if protection is not None:
+            for line in protection.lines():
+                self.progress.note(f"{self.title}: {line}")
         records = fit(
             federation,
             task,
@@ -98,7 +102,7 @@ class Cell:
             backend=backend,
             resume=begun,
             until=self._target(task),
-            protection=self._protection(federation),
+            protection=protection,
         )
         abandoned = group.store.abandoned(self.number)
         for record in records:
@@ -115,8 +119,12 @@ class Cell:
                     end = "" if record.complete else ", too many: the round does not count"
                     self.progress.note(f"{self.title}, round {record.round}: left out updates {why}, of {names}{end}.")
             values = headline.of_round(record, task) | ({"abandoned": abandoned} if abandoned else {})
+            if protection is not None and protection.dp is not None:
+                values["ε"] = record.notes.get("epsilon", 0.0)
             self.progress.step(self.title, record.round, values, record.seconds)
             reached = record.reached
+            if reached and protection is not None and protection.is_spent:
+                self.progress.note(f"{self.title} stops after round {record.round}: it has no ε left for another one.")
             last = record.round == self.plan.rounds or reached
             stopping = not last and should_stop()
             saving = last or stopping or record.round % self.plan.settings.checkpoint_every == 0
@@ -144,12 +152,13 @@ class Cell:
                 return False
         return True
 
-    def _protection(self, federation: Federation) -> Protection | None:
+    def _protection(self, federation: Federation, backend: Backend) -> Protection | None:
         """Return the server's half of [privacy], which keeps its secrets in the cell's folder."""
         plan = self.plan
         if not plan.privacy.on:
             return None
-        return Protection(plan.privacy, plan.cohort, federation.clients, plan.rounds, self.checkpoints)
+        count, folder = federation.clients, self.checkpoints
+        return Protection(plan.privacy, plan.cohort, count, plan.rounds, folder, remote=backend.remote)
 
     def _target(self, task: Task) -> Callable[[RoundRecord], bool] | None:
         """Return a function that says whether a round reaches the target, if the cell stops there."""

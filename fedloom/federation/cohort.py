@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,11 +15,11 @@ from fedloom.aggregation.robust import finite, judge
 from fedloom.data.split import SplitName
 from fedloom.errors import InputError, RoundAbandoned, TrainingError
 from fedloom.federation.client_state import ClientStates
-from fedloom.federation.work import ClientWork, Keep, Outcome, Report, means_of
+from fedloom.federation.work import ClientWork, Keep, Outcome, Report, means_of, sums_of
 from fedloom.privacy.protection import Protection, RoundOfClients
 from fedloom.privacy.secure.ring import means as means_of_sums
 from fedloom.task import Task
-from fedloom.tree import Groups, Tree, change, select
+from fedloom.tree import Groups, Tree, change, select, zeros_like
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm, Update
@@ -80,6 +80,12 @@ class Cohort:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def share(self) -> float:
+        """The share of clients in this round. With differential privacy it is the expected one."""
+        dp = self.protection.dp if self.protection is not None else None
+        return len(self.ids) / self.population if dp is None else dp.share
+
     def key(self, purpose: str, *parts: int) -> int:
         """Return a key for the server's own random choices in this round."""
         return keys.key(self.seed, purpose, self.round, *parts)
@@ -133,7 +139,15 @@ class Cohort:
         where = RoundOfClients(self.round, self.calls, self.ids, self.population, self.seed)
         guard = protection.guard(self.algorithm, len(self.ids))
         keep: Keep = "secure" if protection.table.secure_aggregation is not None else "sum"
-        outcome = self._ask(fn, shared | protection.shared(), keep, each=each, guard=guard)
+        if self.calls and protection.dp is not None:
+            raise InputError(
+                f"[privacy] dp plans one release a round, and {type(self.algorithm).__name__} asks clients more often."
+            )
+        if self.ids or protection.dp is None or keep == "secure":
+            outcome = self._ask(fn, shared, keep, each=each, guard=guard)
+        else:  # an empty cohort releases noise: a client that is not in it shows the form of a sum
+            outcome = self.backend.run(self._work(fn, shared, keep, (0,), guard=guard))
+            outcome = replace(outcome, sums={node: zeros_like(part) for node, part in outcome.sums.items()})
         if outcome.public:
             raise InputError(f"[privacy] lets no number of a single client leave, and {fn.__name__} makes some public.")
         if keep == "secure" and outcome.total is None:
@@ -141,12 +155,14 @@ class Cohort:
             self.own.undo([client for client in self.ids if client not in found.clients])
             self.note(lost=len(self.ids) - len(found.clients), refused=len(found.refused))
             self.ids = found.clients
-        if outcome.total is not None:
+        if protection.dp is not None:
+            total = sums_of(outcome)[0] if outcome.total is None else outcome.total
+            groups, weights = protection.release(where, total, outcome.positions or {}, shared, self.task)
+        elif outcome.total is not None:
             bases = guard.bases(outcome.positions or {}, outcome.total, shared)
-            means, weights = means_of_sums(outcome.total, outcome.weights, bases, outcome.dtypes), outcome.weights
+            groups, weights = means_of_sums(outcome.total, outcome.weights, bases, outcome.dtypes), outcome.weights
         else:
-            means, weights = means_of(outcome)
-        groups, weights = protection.release(where, means, weights, shared)
+            groups, weights = means_of(outcome)
         self.note(**protection.notes())
         return Aggregate(groups, weights, {})
 
@@ -184,19 +200,19 @@ class Cohort:
             self.ids = tuple(client for client in self.ids if client not in gone)
         return sound
 
-    def _ask(self, fn: ClientMethod, shared: Groups, keep: Keep, **messages: Any) -> Outcome:
-        """Have the backend run `fn` on every client, and remember what it reports."""
+    def _work(self, fn: ClientMethod, shared: Groups, keep: Keep, ids: tuple[int, ...], **messages: Any) -> ClientWork:
+        """Return the work that has clients run `fn`."""
         if getattr(fn, "__func__", None) is not getattr(type(self.algorithm), fn.__name__, None):
             raise InputError(
                 "A verb takes a method of the algorithm, such as self.client, because clients look it up by its name. "
                 f"Got {fn!r} instead."
             )
-        work = ClientWork(
+        return ClientWork(
             self.algorithm,
             fn.__name__,
             shared,
-            self.ids,
-            self.own.gather(self.ids),
+            ids,
+            self.own.gather(ids),
             self.seed,
             self.round,
             self.calls,
@@ -208,6 +224,10 @@ class Cohort:
             max_examples=self.max_examples,
             **messages,
         )
+
+    def _ask(self, fn: ClientMethod, shared: Groups, keep: Keep, **messages: Any) -> Outcome:
+        """Have the backend run `fn` on every client, and remember what it reports."""
+        work = self._work(fn, shared, keep, self.ids, **messages)
         self.calls += 1
         outcome = self._without_outliers(work, self.backend.run(work))
         # a network may lose clients: the round continues with those that answered

@@ -75,7 +75,7 @@ class RoundRecord:
     complete: bool = True  # false if too few clients took part: then the state is the old one
     left_out: tuple[int, ...] = ()  # clients whose updates were not finite, or made the result not finite
     outliers: tuple[int, ...] = ()  # clients whose changes were far longer than the others', which sums leave out
-    reached: bool = False  # whether the run reached its target and stops here
+    reached: bool = False  # whether the run stops here: it reached its target, or has no ε left for another round
 
 
 def fit(
@@ -147,8 +147,10 @@ def fit(
                 protection=protection,
             )
             cohort = new_cohort()
+            noise_alone = protection is not None and protection.releases_noise_alone
             complete = algorithm.pooled or len(ids) >= cohort.needed
-            while complete and ids:  # Poisson sampling may draw nobody: a round in which nothing changes
+            # Poisson sampling may draw nobody: a round in which nothing changes, unless noise is released
+            while complete and (ids or noise_alone):
                 try:
                     state = _checked(algorithm.round(state, cohort), state, cohort, federation)
                     break
@@ -177,6 +179,7 @@ def fit(
                 outliers=tuple(cohort.outliers),
             )
             reached = until is not None and until(record)
+            reached = reached or (round < rounds and protection is not None and protection.is_spent)
             if round == rounds or reached:
                 clients["final"] = evaluator.clients(state, own, measured, evaluation.splits, round)
         record = replace(record, clients={phase: found for phase, found in clients.items() if found})

@@ -336,6 +336,12 @@ def _path(group: str, name: str) -> str:
 
 def means_of(outcome: Outcome) -> tuple[Groups, dict[str, Tensor]]:
     """Return the weighted means of all groups, and the sums of their weights."""
+    groups, weights = sums_of(outcome)
+    return {g: means.finalise(groups[g], w, outcome.dtypes[g]) for g, w in weights.items()}, weights
+
+
+def sums_of(outcome: Outcome) -> tuple[Groups, dict[str, Tensor]]:
+    """Return the weighted sums of all groups, and the sums of their weights."""
     total = PairwiseSum()
     total.extend(outcome.sums)
     summed = total.total() if total.nodes else {}  # clients may send nothing at all
@@ -344,4 +350,4 @@ def means_of(outcome: Outcome) -> tuple[Groups, dict[str, Tensor]]:
         group, _, name = path.partition(SEPARATOR)
         groups.setdefault(group, {})[name] = leaf
     weights = groups.pop("", {})
-    return {g: means.finalise(groups.get(g, {}), w, outcome.dtypes[g]) for g, w in weights.items()}, weights
+    return {group: groups.get(group, {}) for group in weights}, weights

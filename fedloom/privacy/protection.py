@@ -12,9 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from fedloom.errors import InputError
+from fedloom.privacy.dp import client_level
+from fedloom.privacy.dp.client_level import ClientLevel
 from fedloom.privacy.secure import aggregation
 from fedloom.privacy.secure.aggregation import SecureCall, SecureSum, simulate
 from fedloom.privacy.secure.ring import dtypes_of
@@ -37,6 +40,8 @@ class ClientGuard:
     table: PrivacyTable
     cohort: int  # the number of clients in the round
     weight_bound: int  # the largest weight of a client
+    clip: float | None = None  # the largest norm of a change, with differential privacy of clients
+    full_weight: float = 1.0  # the weight with which a change counts in full there
 
     def bases(self, positions: Mapping[str, str], groups: Groups, shared: Groups) -> Groups:
         """Return where the groups of a guarded update start: with differential privacy they are changes already."""
@@ -46,6 +51,9 @@ class ClientGuard:
 
     def apply(self, update: Update, shared: Groups, task: Task) -> Update:
         """Return what clients may send instead of an update. Everything is stacked over clients."""
+        if self.table.dp is not None and self.clip is not None:
+            adaptive = self.table.dp.clip == "adaptive"
+            update = client_level.bounded(update, shared, task, self.clip, self.full_weight, adaptive)
         return update
 
 
@@ -69,6 +77,15 @@ class Protection:
     population: int
     rounds: int
     folder: Path | None = None  # of the cell; None keeps secrets in memory only
+    remote: bool = False  # whether clients are on other machines
+
+    def __post_init__(self) -> None:
+        dp = self.table.dp
+        self.dp = None
+        if dp is not None:
+            # agents see in which rounds they take part, and the clients of a secure sum see each other
+            sampled = not self.remote and self.table.secure_aggregation is None
+            self.dp = ClientLevel(dp, self.sampling, self.population, self.rounds, self.folder, sampled=sampled)
 
     def check(self, algorithm: Algorithm) -> None:
         """Raise `InputError` if an algorithm cannot keep what the table promises."""
@@ -79,27 +96,42 @@ class Protection:
             )
         if self.table.secure_aggregation is not None:
             aggregation.check(self.table.secure_aggregation, algorithm, self.sampling, self.population)
+        if self.dp is not None:
+            client_level.weight_bound(algorithm, self.sampling)
 
     def draw(self, round: int, seed: int) -> tuple[int, ...]:
         """Draw the clients of a round."""
+        if self.dp is not None:
+            return self.dp.draw(round)
         return self.sampling.draw(self.population, round, seed)
 
     @property
     def state(self) -> Tree:
         """What decides later rounds, as part of the checkpoint."""
-        return {}
+        return {} if self.dp is None else self.dp.state
 
     def restore(self, state: Tree) -> None:
         """Continue with the state of a checkpoint."""
+        if self.dp is not None:
+            self.dp.restore(state)
 
-    def shared(self) -> Groups:
-        """Return what clients must know beside what the algorithm shares."""
-        return {GROUP: self.state} if self.state else {}
+    @property
+    def is_spent(self) -> bool:
+        """Whether another round would cost more ε than was given."""
+        return self.dp is not None and self.dp.is_spent
+
+    @property
+    def releases_noise_alone(self) -> bool:
+        """Whether a round without clients must look like any other."""
+        return self.dp is not None and self.table.secure_aggregation is None
 
     def guard(self, algorithm: Algorithm, cohort: int) -> ClientGuard:
         """Return the client's half for a round of this many clients."""
         secure = self.table.secure_aggregation is not None
-        return ClientGuard(self.table, cohort, aggregation.weight_bound(algorithm, self.sampling) if secure else 1)
+        bound = aggregation.weight_bound(algorithm, self.sampling) if secure and self.dp is None else 1
+        if self.dp is None:
+            return ClientGuard(self.table, cohort, bound)
+        return ClientGuard(self.table, cohort, bound, self.dp.clip, client_level.weight_bound(algorithm, self.sampling))
 
     def secure_sum(
         self, where: RoundOfClients, outcome: Outcome, shared: Groups, guard: ClientGuard
@@ -114,11 +146,18 @@ class Protection:
         return replace(outcome, total=found.sums, weights=found.weights, dtypes=dtypes), found
 
     def release(
-        self, where: RoundOfClients, means: Groups, weights: dict[str, Tensor], shared: Groups
+        self, where: RoundOfClients, total: Groups, positions: Mapping[str, str], shared: Groups, task: Task
     ) -> tuple[Groups, dict[str, Tensor]]:
-        """Return what the algorithm sees: means of the groups and sums of their weights."""
-        return means, weights
+        """Return what the algorithm sees of a sum of guarded updates: means of the groups and sums of their weights."""
+        if self.dp is None:
+            raise NotImplementedError
+        groups = self.dp.release(where.round, where.call, total, positions, shared, task)
+        return groups, dict.fromkeys(groups, torch.tensor(self.dp.expected, dtype=torch.float64))
 
     def notes(self) -> dict[str, float]:
         """Return numbers for the record of the round, such as the ε spent so far."""
-        return {}
+        return {} if self.dp is None else self.dp.notes()
+
+    def lines(self) -> list[str]:
+        """Say what holds in this cell, before its first round."""
+        return [] if self.dp is None else self.dp.lines()

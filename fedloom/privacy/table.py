@@ -6,8 +6,9 @@ from math import ceil
 from typing import Annotated, Literal
 
 from annotated_types import Gt, Le
-from pydantic import Strict
+from pydantic import Strict, model_validator
 
+from fedloom.errors import InputError
 from fedloom.record import Positive, Record, Share
 
 Probability = Annotated[float, Strict(), Gt(0), Le(1)]
@@ -50,7 +51,13 @@ class DpTable(Record):
     noise: Literal["server", "distributed", "local"] = "server"
     """Who adds the noise: the server, all clients together under secure aggregation, or each client for itself."""
     noise_multiplier: Positive | None = None
-    """The noise's standard deviation as a multiple of the clip, instead of `epsilon`."""
+    """The noise's standard deviation as a multiple of the clip. With `epsilon` too, the run stops when it is spent."""
+
+    @model_validator(mode="after")
+    def _says_how_much(self) -> DpTable:
+        if self.epsilon is None and self.noise_multiplier is None:
+            raise InputError("[privacy] dp needs an epsilon, such as 8.0, or a noise_multiplier.")
+        return self
 
 
 class ExampleTable(Record):

@@ -28,6 +28,7 @@ def test_a_protection_is_part_of_the_identity(table: dict[str, Any]) -> None:
         ({"secure_aggregation": {"threshold": 1.5}}, "threshold"),
         ({"secure_aggregation": {"min_clients": 1}}, "min_clients"),
         ({"dp": {"epsilon": 0}}, "epsilon"),
+        ({"dp": {"clip": 1.0}}, "needs an epsilon"),
         ({"dp": {"clip": "some"}}, "clip"),
     ],
 )

@@ -67,6 +67,8 @@ class NetworkBackend(Backend):
     `same_sizes` says whether every seed splits the data in the same way.
     """
 
+    remote = True
+
     def __init__(
         self, pool: AgentPool, roster: Roster, task: Task, sampling: Sampling, attempt: int, same_sizes: bool = True
     ) -> None:
@@ -251,7 +253,10 @@ class NetworkBackend(Backend):
         measured = _comparable([answer.measured for answer in answers])
         reports = tuple(self._report(call, *one) for one in zip(answers, measured, counting, strict=True))
         own = ticket_group(tickets) if tickets else {}
-        return work.outcome([answer.update for answer in answers], own, reports)
+        updates = [answer.update for answer in answers]
+        if work.guard is not None and work.keep == "sum":  # the agents sent their updates as they are
+            updates = [work.guard.apply(update, work.shared, self.task) for update in updates]
+        return work.outcome(updates, own, reports)
 
     def _report(self, call: Call, answer: ClientAnswer, measured: dict[str, Measured], judged: Report) -> Report:
         agent, _ = self.roster.hosts[answer.client]

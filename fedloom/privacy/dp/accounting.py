@@ -16,6 +16,7 @@ from fedloom.errors import InputError
 
 FINEST, COARSEST = 2e-5, 1e-3  # steps between privacy losses: finer ones take longer, coarser ones overstate ε
 LARGEST = 1e5  # noise multiplier
+MEANINGLESS = 500.0  # an ε that protects nobody, and for which PLD takes minutes
 
 
 def library(part: str = "") -> Any:
@@ -55,7 +56,7 @@ class Mechanism:
 
 @dataclass(frozen=True)
 class Epsilon:
-    """ε by both accountants; PLD cannot account for cohorts of a fixed size."""
+    """ε by both accountants; PLD cannot account for cohorts of a fixed size, and is left out for huge ε."""
 
     rdp: float
     pld: float | None
@@ -72,12 +73,18 @@ def epsilon(spent: Mapping[Mechanism, int], delta: float) -> Epsilon:
     >>> round(epsilon({Mechanism(1.0): 1}, 1e-5).value, 3)
     4.377
     """
-    used = {mechanism: count for mechanism, count in spent.items() if count}
+    return _epsilon(frozenset((mechanism, count) for mechanism, count in spent.items() if count), delta)
+
+
+@lru_cache(maxsize=256)
+def _epsilon(spent: frozenset[tuple[Mechanism, int]], delta: float) -> Epsilon:
+    used = dict(spent)
     if not used:
         return Epsilon(0.0, 0.0)
     if len({mechanism.adjacency for mechanism in used}) > 1:
         raise InputError("Cohorts of a fixed size and other cohorts have different neighbours: no ε covers both.")
-    return Epsilon(_rdp(used, delta), _pld(used, delta))
+    bound = _rdp(used, delta)
+    return Epsilon(bound, _pld(used, delta) if bound < MEANINGLESS else None)
 
 
 def _rdp(used: Mapping[Mechanism, int], delta: float) -> float:

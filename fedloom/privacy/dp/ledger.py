@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +25,25 @@ KEY, LEDGER = "privacy.key", "privacy.jsonl"
 class Ledger:
     """What was spent in one folder. Without a folder, everything is kept in memory.
 
-    >>> ledger = Ledger(None, 1e-5, {"clip": 1.0})
+    >>> ledger = Ledger(None, 1e-5, lambda: {"clip": 1.0})
     >>> ledger.charge("round 1", Mechanism(1.0)), ledger.charge("round 1", Mechanism(1.0)), ledger.releases
     (True, False, 1)
     """
 
-    def __init__(self, folder: Path | None, delta: float, header: Mapping[str, Any]) -> None:
-        """Open the ledger, or begin one with the header: the settings that must hold until the end."""
+    def __init__(self, folder: Path | None, delta: float, begin: Callable[[], Mapping[str, Any]]) -> None:
+        """Open the ledger. A new one gets a header from `begin`: settings that hold until the end."""
         self.folder, self.delta = folder, delta
         self.spent: Counter[Mechanism] = Counter()
         self.charged: set[str] = set()
-        self.header = dict(header)
         if folder is None:
+            self.header = dict(begin())
             self.secret = secrets.token_bytes(32)
             return
         folder.mkdir(parents=True, exist_ok=True)
         self.secret = _secret(folder / KEY, begun=(folder / LEDGER).exists())
         lines = _lines(folder / LEDGER)
         if not lines:
+            self.header = dict(begin())
             self._append({"format": 1, **self.header})
             return
         first, *entries = lines

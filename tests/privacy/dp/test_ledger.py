@@ -14,7 +14,7 @@ Z = Mechanism(1.0, 0.1)
 
 
 def opened(folder: Path | None) -> Ledger:
-    return Ledger(folder, 1e-5, {"noise_multiplier": 1.0})
+    return Ledger(folder, 1e-5, lambda: {"noise_multiplier": 1.0})
 
 
 def test_the_secret_is_private_and_stays_the_same(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_the_cost_of_more_is_known_before_it_is_charged(tmp_path: Path) -> None:
 
 def test_the_settings_of_the_first_start_hold(tmp_path: Path) -> None:
     opened(tmp_path)
-    assert Ledger(tmp_path, 1e-5, {"noise_multiplier": 9.0}).header == {"noise_multiplier": 1.0}
+    assert Ledger(tmp_path, 1e-5, lambda: {"noise_multiplier": 9.0}).header == {"noise_multiplier": 1.0}
 
 
 def test_a_torn_last_line_was_never_released(tmp_path: Path) -> None:

@@ -1,0 +1,258 @@
+"""Differential privacy of clients: each one's change is bounded, and the server learns a noisy sum of them.
+
+The mean that an algorithm sees is base + (Σ clipped changes + noise) / (q · N), with the *expected* number of clients:
+the number of those who took part is a secret. Every client counts the same, or by at most its share of a bound. The
+noise's deviation follows from the clip and the noise multiplier, so no setting can make it too small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedloom import tree
+from fedloom.errors import InputError, PrivacySpent, StoreError
+from fedloom.privacy.dp import accounting, clipping, noise
+from fedloom.privacy.dp.accounting import Mechanism
+from fedloom.privacy.dp.ledger import Ledger
+from fedloom.tree import Groups, Tree
+
+if TYPE_CHECKING:
+    from fedloom.algorithm import Algorithm, Update
+    from fedloom.federation.sampling import Sampling
+    from fedloom.privacy.table import DpTable
+    from fedloom.task import Task
+
+COUNT = "within"  # the group of b_i − ½, where b_i says whether a change was short enough
+
+
+def bounded(update: Update, shared: Groups, task: Task, clip: float, weight_bound: float, count: bool) -> Update:
+    """Return what clients contribute to the sum: clipped changes, scaled by weight / `weight_bound`.
+
+    Leaves that nobody trains keep their base: their change is zero. `count` adds whether each change was short enough.
+    `positions` still says where a group's changes started.
+    """
+    changes: Groups = {}
+    shares = {group: (update.weights(group) / weight_bound).clamp(0, 1).cpu() for group in update.groups}
+    for group, leaves in update.groups.items():
+        base = shared[update.positions[group]] if group in update.positions else None
+        moved = leaves if base is None else tree.change(leaves, tree.select(base, leaves))
+        _check_leaves(group, moved, base is not None, task.trainable)
+        noised = [name for name, leaf in moved.items() if is_noised(name, leaf, base is not None, task.trainable)]
+        kept = {**tree.zeros_like(moved), **tree.select(moved, noised)}
+        changes[group] = tree.scale(kept, (shares[group] > 0).double())
+    clipped, within = clipping.clip_jointly(changes, clip)
+    sent = {group: tree.scale(leaves, shares[group]) for group, leaves in clipped.items()}
+    if count:
+        sent[COUNT] = {COUNT: within.to(torch.float64) - 0.5}
+    return replace(update, groups=sent, weight=torch.ones(len(within), dtype=torch.float64))
+
+
+def is_noised(name: str, leaf: Tensor, position: bool, trainable: Collection[str]) -> bool:
+    """Whether a leaf is part of the sum: all that is trained, and every number of a group that is no model."""
+    return leaf.is_floating_point() and (not position or name in trainable)
+
+
+def _check_leaves(group: str, moved: Tree, position: bool, trainable: Collection[str]) -> None:
+    for name, leaf in moved.items():
+        if leaf.is_complex():
+            raise InputError(f"[privacy] dp bounds real numbers, and '{name}' is complex.")
+        if is_noised(name, leaf, position, trainable):
+            continue
+        if not position:
+            raise InputError(f"[privacy] dp bounds floating-point numbers, and '{group}' has {name} of {leaf.dtype}.")
+        if leaf.is_floating_point() and bool((leaf != 0).any()):
+            raise InputError(
+                f"[privacy] dp cannot average '{name}', which training changes but does not learn, such as the running "
+                "statistics of batch normalisation: noise would ruin them. Use nn.GroupNorm or nn.LayerNorm, or fedbn."
+            )
+
+
+class ClientLevel:
+    """The server's half in one cell: draws cohorts, charges the ledger and adds noise."""
+
+    def __init__(
+        self,
+        table: DpTable,
+        sampling: Sampling,
+        population: int,
+        rounds: int,
+        folder: Path | None = None,
+        *,
+        sampled: bool = True,
+    ) -> None:
+        """Open the cell's ledger. `sampled`: whether nobody sees who takes part, which agents on a network do."""
+        check_sampling(sampling)
+        self.table, self.population = table, population
+        self.size = None if sampling.sampling == "poisson" else sampling.size(population)
+        drawn = sampling.fraction if self.size is None else self.size / population
+        self.q = drawn if sampled else 1.0
+        self.expected = drawn * population
+        of = population if sampled and self.size is not None else None
+
+        def begin() -> dict[str, float]:
+            z = table.noise_multiplier
+            if z is None and table.epsilon is not None:
+                z = accounting.noise_multiplier(table.epsilon, table.delta, rounds, self.q, of)
+            return {"noise_multiplier": z or 0.0, "planned_rounds": rounds}
+
+        self.ledger = Ledger(folder, table.delta, begin)
+        z = float(self.ledger.header["noise_multiplier"])
+        self.mechanism = Mechanism(z, self.q, of)
+        self.adaptive = table.clip == "adaptive"
+        self.clip = clipping.START if table.clip == "adaptive" else float(table.clip)
+        if self.adaptive and self.expected <= 10 * z:
+            raise InputError(
+                f'[privacy] dp clip = "adaptive" needs more clients in a round than 10 × the noise multiplier {z:.3g}, '
+                f"and {self.expected:g} are expected. Give clip a number, or draw more clients."
+            )
+
+    @property
+    def adjacency(self) -> str:
+        """What two neighbouring federations differ in: an ε means nothing without it."""
+        return f"{self.mechanism.adjacency} client"
+
+    @property
+    def share(self) -> float:
+        """The expected share of clients in a round."""
+        return self.expected / self.population
+
+    def draw(self, round: int) -> tuple[int, ...]:
+        """Draw a round's clients from the secret."""
+        if self.size == self.population:
+            return tuple(range(self.population))
+        return noise.cohort(self.ledger.secret, round, self.population, self.share, self.size)
+
+    def release(
+        self, round: int, call: int, total: Groups, positions: Mapping[str, str], shared: Groups, task: Task
+    ) -> Groups:
+        """Charge a sum of bounded changes, add noise, and return the means; an adaptive clip moves on."""
+        z = self.mechanism.noise_multiplier
+        of_changes = clipping.change_multiplier(z, self.expected) if self.adaptive else z
+        deviation = of_changes * self.clip
+        digest = tree.sha256(
+            {f"{group}/{name}": leaf for group, leaves in total.items() for name, leaf in leaves.items()}
+        )
+        name = f"round {round}, call {call}, sum {digest}, deviation {deviation!r}"
+        self.charge(name)
+        key = noise.derive(self.ledger.secret, "noise", name)
+        counted = total.get(COUNT)
+        sums = {group: leaves for group, leaves in total.items() if group != COUNT}
+        drawn = noise.noise_like(sums, deviation, key)
+        found = {}
+        for group, leaves in sums.items():
+            base = shared[positions[group]] if group in positions else None
+            found[group] = {
+                leaf_name: self._mean(
+                    leaf,
+                    drawn[group][leaf_name] if is_noised(leaf_name, leaf, base is not None, task.trainable) else None,
+                    None if base is None else base[leaf_name],
+                )
+                for leaf_name, leaf in leaves.items()
+            }
+        if counted is not None:
+            of_count = clipping.indicator_deviation(self.expected)
+            noisy = float(counted[COUNT]) + of_count * float(noise.gaussian(noise.derive(key, COUNT), 1)[0])
+            self.clip = clipping.next_clip(self.clip, noisy, self.expected)
+        return found
+
+    def _mean(self, total: Tensor, drawn: Tensor | None, base: Tensor | None) -> Tensor:
+        """Return base + (sum + noise) / expected clients; a leaf without noise keeps its base."""
+        if drawn is None:
+            return total if base is None else base
+        moved = (total.to(torch.float64) + drawn) / self.expected
+        return moved.to(total.dtype) if base is None else (base.to(torch.float64) + moved).to(base.dtype)
+
+    def charge(self, name: str) -> None:
+        """Charge a release before it is made, or raise `PrivacySpent` if that would cost more than planned."""
+        if name not in self.ledger.charged and self.is_spent:
+            raise PrivacySpent(
+                f"Nothing more was released: another round would cost more than ε = {self.table.epsilon:g} at δ = "
+                f"{self.table.delta:g} ({self.adjacency}). Spent so far: {self.epsilon:.4g}. Releases that were rolled "
+                "back stay spent."
+            )
+        self.ledger.charge(name, self.mechanism)
+
+    @property
+    def epsilon(self) -> float:
+        """The ε spent so far."""
+        return self.ledger.epsilon().value
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether one more release would cost more than the ε that was given."""
+        return self.table.epsilon is not None and self.ledger.epsilon({self.mechanism: 1}).value > self.table.epsilon
+
+    @property
+    def state(self) -> Tree:
+        """What decides later rounds, as part of the checkpoint."""
+        releases = torch.tensor(self.ledger.releases)
+        return {"clip": torch.tensor(self.clip, dtype=torch.float64), "releases": releases}
+
+    def restore(self, state: Tree) -> None:
+        """Continue with the state of a checkpoint, if the ledger knows of all its releases."""
+        if self.ledger.releases < int(state["releases"]):
+            raise StoreError(
+                f"The checkpoint knows of {int(state['releases'])} releases, and the privacy ledger in "
+                f"{self.ledger.folder} of {self.ledger.releases}: it was changed, so nobody knows what was spent. "
+                "Start again with --fresh."
+            )
+        self.clip = float(state["clip"])
+
+    def lines(self) -> list[str]:
+        """Say what ε means in this cell."""
+        chance = "every client in every round" if self.q == 1 else f"each client with probability {self.q:.4g}"
+        said = [
+            f"ε at δ = {self.table.delta:g} is about neighbours that {self.adjacency}. Noise multiplier "
+            f"{self.mechanism.noise_multiplier:.4g}, {chance}."
+        ]
+        if self.table.delta * self.population >= 1:
+            said.append(f"δ should be smaller than 1 / {self.population}, the share of a single client.")
+        return said
+
+    def notes(self) -> dict[str, float]:
+        """Return numbers for the record of the round."""
+        spent = self.ledger.epsilon()
+        return {"epsilon": spent.value, "epsilon_rdp": spent.rdp, "clip": self.clip}
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Raise `InputError` if a cohort cannot be accounted for."""
+    defaults = type(sampling).model_fields
+    reasons = {
+        "redraw_every": "a cohort that stays is not drawn at random in each round",
+        "everyone_every": "rounds with everyone are not drawn at random",
+        "quorum": "whether a round counts would show how many clients took part",
+        "over_select": "the first to answer are not drawn at random",
+    }
+    for key, why in reasons.items():
+        if getattr(sampling, key) != defaults[key].default:
+            raise InputError(f"[privacy] dp cannot be used with [cohort] {key} = {getattr(sampling, key)}: {why}.")
+    if sampling.sampling == "window":
+        raise InputError('[privacy] dp cannot be used with [cohort] sampling = "window": everybody knows the cohort.')
+
+
+def weight_bound(algorithm: Algorithm, sampling: Sampling) -> float:
+    """Return the largest weight of a client, or raise `InputError` if noisy sums are not enough for the algorithm."""
+    name = type(algorithm).__name__
+    if algorithm.pooled:
+        raise InputError(f"[privacy] dp protects clients, and {name} trains on all examples at one place.")
+    if not algorithm.takes_noise:
+        raise InputError(
+            f"[privacy] dp gives the server clipped and noisy sums, and the formulas of {name} need exact ones."
+        )
+    if algorithm.largest_weight(2**40) == 1:
+        return 1.0
+    bound = algorithm.largest_weight(sampling.max_examples) if sampling.max_examples else math.inf
+    if math.isinf(bound):
+        raise InputError(
+            f"[privacy] dp needs a bound on how much one client counts, and {name} weighs clients without one. Set "
+            'weights = "uniform" in the algorithm, or [cohort] max_examples: clients count by their examples up to it.'
+        )
+    return bound
