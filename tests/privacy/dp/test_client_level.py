@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import fedloom as fl
@@ -375,13 +376,18 @@ def test_a_run_stops_before_the_round_that_would_overspend(tmp_path: Path) -> No
 
 
 def test_an_empty_cohort_releases_noise_and_is_charged(tmp_path: Path) -> None:
-    """With q = 0.001 of 12 clients, almost every cohort is empty."""
-    rare = fl.Sampling(sampling="poisson", fraction=0.001)
-    result = run(tmp_path, rounds=2, dp={"noise_multiplier": 1.0, "clip": 0.5}, cohort=rare)
-    assert len(result.rows("participants")) == 0
+    drawn = {bytes([n]) * 32: [noise.cohort(bytes([n]) * 32, round, 12, 0.1) for round in (1, 2)] for n in range(50)}
+    secret = next(secret for secret, (first, second) in drawn.items() if first and not second)
+    folder = tmp_path / "cells" / "fedavg-1"
+    folder.mkdir(parents=True)
+    (folder / KEY).write_bytes(secret)
+    rare = fl.Sampling(sampling="poisson", fraction=0.1)
+    result = run(tmp_path, rounds=2, dp={"noise_multiplier": 1.0, "clip": 0.5}, cohort=rare, keep_models=True)
+    assert {row["round"] for row in result.rows("participants")} == {1}
     assert len(spent(tmp_path)) == 2
-    initial, final = fl.Task(Net).initial(), result.weights()["model"]
-    assert all(not torch.equal(initial[name], final[name]) for name in initial)
+    first, second = (load_file(folder / "models" / f"round-00000{n}.safetensors") for n in (1, 2))
+    moved = torch.cat([(second[name] - first[name]).flatten() for name in first])
+    assert float(moved.std()) == pytest.approx(0.5 / 1.2, rel=0.4)
 
 
 def test_a_checkpoint_that_knows_more_than_the_ledger_is_refused(tmp_path: Path) -> None:
