@@ -24,6 +24,7 @@ from fedloom.cli import app
 from fedloom.experiment import experiment_file
 from fedloom.experiment.experiment_file import tomllib
 from fedloom.network.agent.policy import load_site
+from tests.forked import run_forked
 from tests.network.conftest import free_port, start, wait_for, write_toml
 
 ROOT = Path(__file__).parent.parent
@@ -185,20 +186,24 @@ def test_the_containers_commands_run_a_federation(tmp_path: Path) -> None:
         return arguments
 
     run = tmp_path / "coordinator" / "lib" / "run"
-    health = [sys.executable, "-m", "fedloom", *placed("image's health", "coordinator")]
-    with start(*placed("image", "coordinator"), cwd=tmp_path) as coordinator, contextlib.ExitStack() as agents:
-        agents.callback(coordinator.kill)
+
+    def healthy() -> bool:
+        return run_forked(*placed("image's health", "coordinator"), cwd=tmp_path).returncode == 0
+
+    with contextlib.ExitStack() as processes:
+        coordinator = start(*placed("image", "coordinator"), cwd=tmp_path)
+        processes.callback(coordinator.kill)
         wait_for(lambda: len(list(run.glob("network/tokens/*.token"))) == 2)
-        assert wait_for(lambda: subprocess.run(health, capture_output=True, cwd=tmp_path).returncode == 0)
+        assert wait_for(healthy)
         for name, token in zip(("north", "south"), sorted(run.glob("network/tokens/*.token")), strict=True):
             data = {"source": "digits", "partition": {"name": "iid", "clients": 1}}
             write_toml(tmp_path / name / "site.toml", {"site": {"name": name}, "data": data})
             shutil.copy(token, tmp_path / name / "token")
-            agent = agents.enter_context(start(*placed(f"compose {name}", name), cwd=tmp_path, log=f"{name}.txt"))
-            agents.callback(agent.kill)
+            agent = start(*placed(f"compose {name}", name), cwd=tmp_path, log=f"{name}.txt")
+            processes.callback(agent.kill)
         assert coordinator.wait(timeout=300) == 0, (tmp_path / "log.txt").read_text()
     assert (run / "report.html").is_file()
-    assert subprocess.run(health, capture_output=True, cwd=tmp_path).returncode != 0  # the port is closed
+    assert not healthy()  # the port is closed
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")

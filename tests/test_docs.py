@@ -17,6 +17,7 @@ from fedloom import user_code
 from fedloom.data.download import get
 from fedloom.experiment import experiment_file
 from fedloom.testing import check_algorithm
+from tests.forked import run_forked
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -102,7 +103,7 @@ def test_commands_in_the_documentation_run(page: Path, tmp_path: Path, monkeypat
             if command[:2] == ["fedloom", "run"] and page.name in FETCHED:
                 command += ["--set", "seeds=[1]"]  # tutorials have several for their statistics; one shows that it runs
             if command[:1] == ["fedloom"]:
-                run([sys.executable, "-m", "fedloom.cli", *command[1:]], tmp_path)
+                run_fedloom(command[1:], tmp_path)
             elif command[:1] == ["python"] and (tmp_path / command[1]).is_file():
                 run([sys.executable, *command[1:]], tmp_path)
 
@@ -120,8 +121,8 @@ def test_examples_run(file: Path, tmp_path: Path) -> None:
     experiment_file.load(file)
     if file.stem.startswith("mnist"):
         pytest.skip("needs a download; tests marked `data` run it where the data is at hand")
-    command = [sys.executable, "-m", "fedloom.cli", "run", str(file), "-q", "--set", "rounds=2", "--workers", "1"]
-    run([*command, "--out", str(tmp_path / "out")], tmp_path)
+    command = ["run", str(file), "-q", "--set", "rounds=2", "--workers", "1"]
+    run_fedloom([*command, "--out", str(tmp_path / "out")], tmp_path)
 
 
 def test_averaging_written_by_hand_gives_the_weights_of_fedavg() -> None:
@@ -138,8 +139,8 @@ def test_averaging_written_by_hand_gives_the_weights_of_fedavg() -> None:
 
 
 def test_the_example_from_scratch_learns(tmp_path: Path) -> None:
-    printed = run([sys.executable, str(ROOT / "examples" / "fedavg_from_scratch.py")], tmp_path)
-    accuracy = [float(found) for found in re.findall(r"accuracy (0\.\d+)", printed)]
+    told = run([sys.executable, str(ROOT / "examples" / "fedavg_from_scratch.py")], tmp_path)
+    accuracy = [float(found) for found in re.findall(r"accuracy (0\.\d+)", told)]
     assert len(accuracy) == 20
     assert accuracy[-1] > 0.85 > 0.3 > accuracy[0]
 
@@ -156,8 +157,8 @@ def test_notebooks_run_from_top_to_bottom(file: Path, tmp_path: Path, monkeypatc
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     notebook = nbformat.read(file, as_version=4)
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))
-    assert "95 % interval" in printed
+    told = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))
+    assert "95 % interval" in told
     assert (tmp_path / "runs" / "notebook" / "report.html").is_file()
 
 
@@ -165,8 +166,8 @@ def test_notebooks_run_from_top_to_bottom(file: Path, tmp_path: Path, monkeypatc
 def test_the_mnist_example_learns(tmp_path: Path) -> None:
     folder = real_data("mnist")
     example = ROOT / "examples" / "mnist-fedavg.toml"
-    command = [sys.executable, "-m", "fedloom.cli", "run", str(example), "-q", "--json", "--set", "rounds=4"]
-    done = run([*command, "--set", f"data.path={folder}", "--out", str(tmp_path / "out")], tmp_path)
+    command = ["run", str(example), "-q", "--json", "--set", "rounds=4"]
+    done = run_fedloom([*command, "--set", f"data.path={folder}", "--out", str(tmp_path / "out")], tmp_path)
     accuracy = re.search(r'"server_test_accuracy": ([\d.]+)', done)
     assert accuracy is not None
     assert float(accuracy[1]) > 0.8
@@ -180,6 +181,13 @@ def real_data(name: str) -> Path:
 
 
 def run(command: list[str], folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    return printed(subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300))
+
+
+def run_fedloom(arguments: list[str], folder: Path) -> str:
+    return printed(run_forked(*arguments, cwd=folder, timeout=300))
+
+
+def printed(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

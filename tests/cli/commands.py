@@ -1,9 +1,8 @@
-"""Run commands as a user types them: real processes, exit codes, stdout and stderr apart."""
+"""Run commands as a user types them: processes, exit codes, stdout and stderr apart."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from fedloom import cli
+from tests.forked import run_forked
 
 EXPERIMENT = """
 name = "small"
@@ -36,14 +36,7 @@ workers = 1
 def fedloom(
     *arguments: str, folder: Path, code: int | None = 0, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "fedloom.cli", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        env={**os.environ, "COLUMNS": "80", **environment},
-    )
+    done = run_forked(*arguments, cwd=folder, COLUMNS="80", **environment)
     assert code is None or done.returncode == code, done.stdout + done.stderr
     return done
 

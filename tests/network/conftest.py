@@ -6,11 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,6 +40,7 @@ from fedloom.network.protocol.messages import (
 from fedloom.network.protocol.signatures import Signer, Verifier
 from fedloom.network.protocol.tensors import Parcel
 from fedloom.network.protocol.token import Token
+from tests.forked import Forked
 
 MODEL = {"model": {"w": torch.zeros(3), "b": torch.zeros(2, dtype=torch.float64)}}
 FORM = ExpectedUpdate({"model": {"w": ((3,), torch.float32), "b": ((2,), torch.float64)}}, {})
@@ -283,20 +280,9 @@ def write_toml(path: Path, values: dict[str, Any]) -> Path:
     return path
 
 
-def start(
-    *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None, log: str = "log.txt"
-) -> subprocess.Popen[bytes]:
+def start(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None, log: str = "log.txt") -> Forked:
     """A fedloom process; what it says goes to a file."""
-    root = Path(__file__).parents[2]
-    with open(cwd / log, "ab") as file:
-        return subprocess.Popen(
-            [sys.executable, "-m", "fedloom", *map(str, arguments)],
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", **(env or {})},
-        )
+    return Forked([str(one) for one in arguments], cwd, env or {}, cwd / log, cwd / log)
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 300.0) -> Any:
@@ -341,10 +327,10 @@ class Federation:
         self.port = port or free_port()
         self.url = f"https://127.0.0.1:{self.port}"
         self.out = folder / "run"
-        self.coordinator: subprocess.Popen[bytes] | None = None
-        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.coordinator: Forked | None = None
+        self.processes: dict[int, Forked] = {}
 
-    def serve(self, **env: str) -> subprocess.Popen[bytes]:
+    def serve(self, **env: str) -> Forked:
         listen = f"127.0.0.1:{self.port}"
         self.coordinator = start("serve", self.file, "--listen", listen, "--out", self.out, cwd=self.folder, env=env)
         return self.coordinator
@@ -364,7 +350,7 @@ class Federation:
         values = {"site": site, "data": self.values["data"], **tables}
         return write_toml(self.folder / f"site-{number}.toml", values)
 
-    def join(self, number: int, url: str | None = None, **env: str) -> subprocess.Popen[bytes]:
+    def join(self, number: int, url: str | None = None, **env: str) -> Forked:
         site = self.folder / f"site-{number}.toml"
         if not site.exists():
             self.site(number)
@@ -391,7 +377,7 @@ class Federation:
     def stop(self) -> None:
         for process in [*self.processes.values(), *([self.coordinator] if self.coordinator else [])]:
             if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
+                process.kill()
             process.wait()
 
     def log(self) -> str:

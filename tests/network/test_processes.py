@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedloom.results.result import Result
+from tests.forked import run_forked
 from tests.network.conftest import (
     EXPERIMENT,
     Federation,
@@ -126,8 +127,8 @@ def test_a_site_that_lost_its_disk_is_replaced_during_the_run(
     lost.kill()
     lost.wait()
     shutil.rmtree(tmp_path / "site-0-state")
-    command = [sys.executable, "-m", "fedloom", "agents", "replace", str(world.out), "site-0"]
-    token = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    replaced = run_forked("agents", "replace", str(world.out), "site-0", cwd=tmp_path)
+    token = replaced.stdout.strip()
     again = ["join", world.url, "--site", tmp_path / "site-0.toml", "--token-file", token]
     world.processes[0] = start(*again, cwd=tmp_path, log="site-0.txt")
     assert world.finish() == 0, world.log()
@@ -191,12 +192,7 @@ def test_a_site_that_refuses_and_one_that_fails_are_shown_on_both_sides(
     world.serve()
     tokens = world.out / "network" / "tokens"
     wait_for(lambda: len(list(tokens.glob("*.token"))) >= 2)
-    done = subprocess.run(
-        [sys.executable, "-m", "fedloom", "agents", "invite", str(world.out)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_forked("agents", "invite", str(world.out), cwd=tmp_path)
     assert done.stdout.strip().endswith(".token")
     data = {"source": "digits", "partition": {"name": "iid", "clients": 1}}
     world.site(0, site={"name": "kerry"}, data=data, policy={"algorithms": ["fedprox"]})
@@ -209,14 +205,7 @@ def test_a_site_that_refuses_and_one_that_fails_are_shown_on_both_sides(
     world.join(1)
     world.join(2)
     assert world.finish() == 0, world.log()
-    shown = json.loads(
-        subprocess.run(
-            [sys.executable, "-m", "fedloom", "agents", "list", str(world.out), "--json"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-    )
+    shown = json.loads(run_forked("agents", "list", str(world.out), "--json", cwd=tmp_path).stdout)
     assert [row["name"] for row in shown["agents"]] == ["clare", "cork", "kerry"]
     from fedloom.results.result import Result
 
@@ -252,9 +241,7 @@ def test_a_dry_run_shows_what_would_leave_and_connects_nowhere(tmp_path: Path) -
     )
     experiment = write_toml(tmp_path / "experiment.toml", THREE)
     command = ["join", "https://nowhere.invalid:1", "--site", site, "--dry-run", "--experiment", experiment]
-    done = subprocess.run(
-        [sys.executable, "-m", "fedloom", *map(str, command)], capture_output=True, text=True, check=False
-    )
+    done = run_forked(*map(str, command), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "fedavg: reduce client\n  model: 2,410 numbers in 4 tensors" in done.stdout
     assert "peer: map client  (REFUSED by the policy)" in done.stdout

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from fedloom.experiment.progress import Silent
 from fedloom.training.clients import Setup
 from fedloom.training.probe import probe
 from fedloom.tuning.bench import bench, choices
+from tests.forked import run_forked
 
 EXPERIMENT = """
 name = "small"
@@ -43,8 +42,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_rounds_are_measured_and_nothing_is_stored(file: Path) -> None:
-    command = [sys.executable, "-m", "fedloom", "bench", file.name, "--rounds", "2", "--json"]
-    done = subprocess.run(command, cwd=file.parent, capture_output=True, text=True, timeout=180, check=True)
+    done = run_forked("bench", file.name, "--rounds", "2", "--json", cwd=file.parent)
     found = json.loads(done.stdout)
     assert [timing["algorithm"] for timing in found["timings"]] == ["fedavg", "pooled"]
     assert all(len(timing["rounds"]) == len(timing["training"]) == 2 for timing in found["timings"])
