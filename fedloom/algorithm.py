@@ -103,6 +103,11 @@ class Algorithm(Record):
         return True
 
     @property
+    def needs_all_from_start(self) -> str:
+        """Why no client can join after the first round; empty if one can. Override it if `round` reads `population`."""
+        return ""
+
+    @property
     def chooses(self) -> bool:
         """Whether clients choose among several models (see `choose`)."""
         return type(self).choose is not Algorithm.choose

@@ -1,10 +1,12 @@
 """The base classes of algorithms and what updates declare."""
 
+import inspect
+
 import pytest
 import torch
 
 from fedloom.algorithm import Algorithm, Update, without
-from fedloom.algorithms import FedAvg
+from fedloom.algorithms import CLASSES, FedAvg, FedDyn, OpenAIES, Scaffold
 from fedloom.errors import InputError
 from fedloom.training.schedule import Training
 
@@ -51,3 +53,13 @@ def test_keys_that_an_earlier_version_wrote_without_effect_are_left_out() -> Non
 
 def test_without_leaves_the_named_leaves_out() -> None:
     assert list(without({"a": torch.ones(1), "b": torch.ones(1)}, ["a"])) == ["b"]
+
+
+def test_algorithms_that_divide_by_the_number_of_clients_say_that_none_can_join_late() -> None:
+    dividing = {name for name, kind in CLASSES.items() if "cohort.population" in inspect.getsource(kind.round)}
+    assert dividing == {"FedDyn", "OpenAIES", "Scaffold"}
+    assert FedDyn().needs_all_from_start
+    assert Scaffold().needs_all_from_start
+    assert OpenAIES(travels="fitness").needs_all_from_start
+    assert not OpenAIES().needs_all_from_start
+    assert not FedAvg().needs_all_from_start

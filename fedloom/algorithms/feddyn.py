@@ -20,6 +20,10 @@ class FedDyn(Central):
     alpha: Positive = 0.1
     """Strength of the dynamic regularisation, α."""
 
+    @property
+    def needs_all_from_start(self) -> str:
+        return "h is a mean over all clients of the run"
+
     def init(self, task: Task, model: Tree) -> Groups:
         return {"model": model, "bend": zeros_like(select(model, task.trainable))}
 

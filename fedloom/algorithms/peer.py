@@ -45,6 +45,10 @@ class Peer(Algorithm):
     def linear(self) -> bool:
         return False
 
+    @property
+    def needs_all_from_start(self) -> str:
+        return "" if self.topology == "full" else "its topology is drawn for them"
+
     def init(self, task: Task, model: Tree) -> Groups:
         return {}
 

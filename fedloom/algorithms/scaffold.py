@@ -34,6 +34,10 @@ class Scaffold(Central):
             )
         return self
 
+    @property
+    def needs_all_from_start(self) -> str:
+        return "the control variate c is a mean over all clients of the run"
+
     def init(self, task: Task, model: Tree) -> Groups:
         return {"model": model, "control": zeros_like(select(model, task.trainable))}
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedloom import tree
+from fedloom.data.federation import Federation
 from fedloom.federation.work import Work
 from fedloom.task import Task
 from fedloom.tree import Groups
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm
+
+Arrivals = Mapping[str, Sequence[int]]  # "joined" and "replaced": clients for which that is so since the last round
 
 
 class Backend:
@@ -30,6 +33,10 @@ class Backend:
 
     def begin(self, label: str, seed: int, checkpoints: Path) -> None:
         """Prepare for the rounds of one algorithm and seed, whose checkpoints are in this folder."""
+
+    def begin_round(self, round: int, federation: Federation) -> tuple[Federation, Arrivals]:
+        """Return the clients that a round begins with: on a network, others may have joined or been replaced."""
+        return federation, {}
 
     def keep(self, own: Groups) -> Groups:
         """Return what represents a client's own state here: the state itself, unless clients store it themselves."""

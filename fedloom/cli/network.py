@@ -101,6 +101,7 @@ def join(
     token_file: Path | None = None,
     state: Path | None = None,
     wait: bool = False,
+    new_key: bool = False,
     dry_run: bool = False,
     experiment: Path | None = None,
     while_stdin: Annotated[bool, typer.Option(hidden=True)] = False,
@@ -112,6 +113,7 @@ def join(
     token_file: A file with the enrolment token instead; - reads it from stdin.
     state: The folder for this agent's key and its clients' states (default: beside the site's file).
     wait: Keep trying until you stop it, through restarts of either side.
+    new_key: First replace this agent's key. The old one signs for the new one, so no token is needed.
     dry_run: Show what would leave this site, without connecting.
     experiment: With --dry-run: an experiment file, to show what its algorithms would send.
     """
@@ -125,7 +127,8 @@ def join(
         for line in dry_run_lines(described, experiment):
             print(line)
         return
-    from fedloom.network.agent.enrolment import enrol, locked_state
+    from fedloom.network.agent.enrolment import enrol, locked_state, until_reached
+    from fedloom.network.agent.new_key import change_key, next_key
 
     url = _checked(url)
     if while_stdin:
@@ -134,6 +137,9 @@ def join(
     folder = state or site.resolve().with_name(f"{site.stem}-state")
     with locked_state(folder):
         enrol(url, given, described.name, folder, wait=wait, tell=say)
+        if new_key or next_key(folder).exists():  # an earlier change was interrupted
+            until_reached(lambda: change_key(folder), wait, say)
+            say("This agent has a new key.")
         from fedloom.network.agent.agent import Agent
 
         said = Agent(described, folder, wait=wait, tell=say).run()
@@ -210,16 +216,23 @@ def _ledger(folder: Path) -> closing[Ledger]:
 @command(agents_app, "list")
 def list_agents(folder: Folder, as_json: AsJson = False) -> None:
     """List the enrolled agents."""
+    need_network()
+    from fedloom.network.coordinator.network_folder import unaware
+
     with _ledger(folder) as ledger:
         rows = [{key: row[key] for key in ("agent", "name", "enrolled", "revoked")} for row in ledger.agents()]
         unused = [{"token": row["digest"][:8], "expires": row["expires"]} for row in ledger.unused_tokens()]
+        waiting = unaware(ledger)
     lines = []
     for row in rows:
         when = _time(row["enrolled"])
         lines.append(f"{row['name']:<24} {row['agent']}  enrolled {when}{'  REVOKED' if row['revoked'] else ''}")
     lines += [f"unused token {one['token']}, expires {_time(one['expires'])}" for one in unused]
     lines.append(f"{len(rows)} agent(s), {len(unused)} unused token(s).")
-    print_result(as_json, {"agents": rows, "unused_tokens": len(unused), "tokens": unused}, lines)
+    if waiting:
+        lines.append(f"These agents do not know the next certificate yet: {', '.join(waiting)}.")
+    content = {"agents": rows, "unused_tokens": len(unused), "tokens": unused, "unaware_of_certificate": waiting}
+    print_result(as_json, content, lines)
 
 
 def _time(seconds: float | None) -> str:
@@ -271,14 +284,22 @@ def replace_agent(folder: Folder, name: str, expires: str = "7d") -> None:
 
 
 @command(agents_app, "renew-certificate")
-def renew_certificate(folder: Folder) -> None:
-    """Let the next `serve` make a new certificate, after the old one was lost or leaked."""
+def renew_certificate(folder: Folder, certificate: Path | None = None, at_once: bool = False) -> None:
+    """Prepare the next certificate: agents hear of it while the run goes on, and a later `serve` uses it.
+
+    certificate: Your own next certificate (PEM), if you serve with --certificate.
+    at_once: Do without the present one, because it was lost or leaked. Agents then need new tokens.
+    """
     need_network()
-    from fedloom.network.coordinator.network_folder import set_certificate_aside
+    from fedloom.network.coordinator.network_folder import prepare_successor, set_certificate_aside
 
     with _ledger(folder) as ledger:
-        set_certificate_aside(ledger)
-    print("The next `fedloom serve` makes a new certificate. Then make a token for every agent: fedloom agents invite")
+        if at_once:
+            set_certificate_aside(ledger)
+            print("The next `serve` makes a new certificate. Then make a token for every agent: fedloom agents invite")
+        else:
+            prepare_successor(ledger, certificate)
+            print("Agents that are connected hear of it now. `fedloom agents list` names those that have not.")
 
 
 @command(agents_app, "withdraw")

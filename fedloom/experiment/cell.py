@@ -106,6 +106,9 @@ class Cell:
         )
         abandoned = group.store.abandoned(self.number)
         for record in records:
+            if record.federation is not None and record.federation is not federation:  # on a network, others joined
+                federation = record.federation
+                group.store.set_clients(federation)
             abandoned += not record.complete
             own.update(record.own)
             unsaved.update(record.own)

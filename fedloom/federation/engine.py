@@ -10,7 +10,7 @@ from typing import Literal
 
 from fedloom import tree
 from fedloom.algorithm import Algorithm
-from fedloom.backends.protocol import Backend
+from fedloom.backends.protocol import Arrivals, Backend
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
 from fedloom.errors import Diverged, InputError, RoundAbandoned
@@ -75,6 +75,8 @@ class RoundRecord:
     complete: bool = True  # false if too few clients took part: then the state is the old one
     left_out: tuple[int, ...] = ()  # clients whose updates were not finite, or made the result not finite
     outliers: tuple[int, ...] = ()  # clients whose changes were far longer than the others', which sums leave out
+    arrivals: Arrivals = field(default_factory=dict)  # clients that joined or whose agents were replaced before it
+    federation: Federation | None = None  # the clients of the run in this round
     reached: bool = False  # whether the run stops here: it reached its target, or has no ε left for another round
 
 
@@ -113,13 +115,18 @@ def fit(
     state = dict(resume.state) if resume else algorithm.init(task, initial)
     if protection is not None and GROUP in state:
         protection.restore(state.pop(GROUP))
-    draw = protection.draw if protection is not None else partial(sampling.draw, federation.clients)
     del initial  # it may be large
-    evaluator = Evaluator(backend, federation, algorithm, task)
     for round in range(resume.round + 1 if resume else 1, rounds + 1):
         began = time.perf_counter()
+        federation, arrivals = backend.begin_round(round, federation)
+        evaluator = Evaluator(backend, federation, algorithm, task)
         with computing():
-            ids = (federation.everyone,) if algorithm.pooled else draw(round, seed)
+            if algorithm.pooled:
+                ids: tuple[int, ...] = (federation.everyone,)
+            elif protection is not None:
+                ids = protection.draw(round, seed)
+            else:
+                ids = sampling.draw(federation.clients, round, seed)
             measuring = round % evaluation.every == 0 or round in (1, rounds)
             splits = evaluation.splits if measuring else ()
             everyone = evaluation.splits and (algorithm.pooled or evaluation.clients == "all")
@@ -177,6 +184,8 @@ def fit(
                 complete=complete,
                 left_out=tuple(cohort.left_out),
                 outliers=tuple(cohort.outliers),
+                arrivals=arrivals,
+                federation=federation,
             )
             reached = until is not None and until(record)
             reached = reached or (round < rounds and protection is not None and protection.is_spent)

@@ -21,7 +21,7 @@ SMALL_TEST = 10  # with fewer test examples, a client's accuracy moves in steps 
 def cautions(run: RunData) -> list[str]:
     """All cautions about a run, as sentences, the most serious first."""
     checks = (
-        *(_unfinished, _left_out, _abandoned, _diverged, _overfitting),
+        *(_unfinished, _left_out, _arrivals, _abandoned, _diverged, _overfitting),
         *(_left_behind, _imitations, _chosen_on_test, _seeds, _small_tests, _network),
     )
     return [caution for check in checks for caution in check(run)]
@@ -47,10 +47,19 @@ def _left_out(run: RunData) -> Iterator[str]:
     }
     for label, seed in run.cells:
         for why, words in reasons.items():
-            rounds = Counter(run.left_out(label, seed, why))
+            rounds = Counter(name for name, _ in run.marked_clients(label, seed, why))
             if rounds:
                 names = _first_three([f"{client} ({_rounds(count)})" for client, count in rounds.most_common()])
                 yield say("caution", "left_out", label=label, seed=seed, why=words, clients=names)
+
+
+def _arrivals(run: RunData) -> Iterator[str]:
+    """Clients that joined after the first round, or whose agents were replaced."""
+    for label, seed in run.cells:
+        for why in ("joined", "replaced"):
+            clients = [f"{name} (round {round})" for name, round in run.marked_clients(label, seed, why)]
+            if clients:
+                yield say("caution", why, label=label, seed=seed, clients=_first_three(clients))
 
 
 def _abandoned(run: RunData) -> Iterator[str]:

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.errors import InputError
-from fedloom.experiment.round_rows import LEFT_OUT
 from fedloom.experiment.store import Store
 from fedloom.federation.sampling import Sampling
 from fedloom.results.result import Result, open_store
@@ -323,11 +322,11 @@ class RunData:
         counts = (_column(rows, name, np.int64) for name in ("bytes_up", "bytes_down", "participants"))
         return RoundCosts(rounds, seconds, *counts)
 
-    def left_out(self, label: str, seed: int, why: str = LEFT_OUT) -> list[str]:
-        """The names of clients that were left out of a round, once for every such round."""
+    def marked_clients(self, label: str, seed: int, why: str) -> list[tuple[str, int]]:
+        """The names of clients that rounds are marked with, such as those that were left out, with the rounds."""
         shown = {row["name"]: name for row, name in zip(self.clients, self.client_names, strict=True)}
         rows = self.rows("public_numbers", label, seed)
-        return [shown.get(row["client"], str(row["client"])) for row in rows if row["name"] == why]
+        return [(shown.get(row["client"], str(row["client"])), row["round"]) for row in rows if row["name"] == why]
 
     def history(self, label: str, seed: int) -> dict[str, Floats]:
         """Metric → its value after every local epoch of the pooled model, one round after the other."""

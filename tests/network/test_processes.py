@@ -10,9 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
+from fedloom.network.coordinator.network_folder import coordinator_ledger, token_file, unaware
+from fedloom.results.report_warnings import cautions
 from fedloom.results.result import Result
+from fedloom.results.run_data import RunData
 from tests.forked import run_forked
 from tests.network.conftest import (
     EXPERIMENT,
@@ -135,6 +139,51 @@ def test_a_site_that_lost_its_disk_is_replaced_during_the_run(
     assert said(tmp_path, "site-0 was replaced; what its clients kept starts again, if it was lost")
     assert world.processes[0].wait(timeout=60) == 0
     assert {row["participants"] for row in Result.read(world.out).rows("rounds")} == {4}
+    (caution,) = (caution for caution in cautions(RunData.read(world.out)) if "agents of some clients" in caution)
+    assert re.search(r"may have started again: \S+ \(round (\d+)\), \S+ \(round \1\)\.", caution)
+
+
+def test_the_certificate_changes_without_a_new_token_for_everybody(
+    federation: Callable[..., Federation], tmp_path: Path
+) -> None:
+    values = {**EXPERIMENT, "data": {"source": "digits", "partition": {"name": "iid", "clients": 3}}}
+    world = federation(values, agents=3)
+    first = world.serve()
+    for number in range(2):
+        world.join(number)
+    wait_for(lambda: said(tmp_path, "site-0 is ready") and said(tmp_path, "site-1 is ready"))
+    subprocess.run([sys.executable, "-m", "fedloom", "agents", "renew-certificate", str(world.out)], check=True)
+    with closing(coordinator_ledger(world.out)) as ledger:
+        before = ledger.fact("fingerprint")
+        wait_for(lambda: not unaware(ledger))
+        first.terminate()
+        assert first.wait(timeout=60) == 143
+        world.serve()
+        (unused,) = wait_for(lambda: said(tmp_path, "which all agents know") and ledger.unused_tokens())
+        assert ledger.fact("fingerprint") != before
+        token = ["--token-file", token_file(ledger, unused["digest"])]
+    world.processes[2] = start("join", world.url, "--site", world.site(2), *token, cwd=tmp_path, log="site-2.txt")
+    assert world.finish() == 0, world.log()
+    assert weights(world.out) == serial_weights(values, tmp_path / "serial")
+
+
+def test_an_agent_changes_its_key_during_the_run_and_no_bit_changes(
+    federation: Callable[..., Federation], tmp_path: Path
+) -> None:
+    values = {**EXPERIMENT, "rounds": 12, "evaluate": {"splits": []}, "algorithm": {"scaffold": {}}}
+    world = federation({**values, "cohort": {"deadline": "5m", "quorum": 1.0}})
+    world.serve()
+    agent, _ = world.join(0), world.join(1)
+    wait_for(lambda: any((world.out / "cells").glob("*/round-*.json")))
+    agent.terminate()
+    assert agent.wait(timeout=60) == 143
+    again = ["join", world.url, "--site", tmp_path / "site-0.toml", "--new-key"]
+    world.processes[0] = start(*again, cwd=tmp_path, log="site-0.txt")
+    assert world.finish() == 0, world.log()
+    assert said(tmp_path, "site-0 has a new key")
+    assert weights(world.out) == serial_weights(values, tmp_path / "serial")
+    state = str(tmp_path / "site-0-state")
+    subprocess.run([sys.executable, "-m", "fedloom", "audit", "verify", state], check=True)
 
 
 def test_agents_enrol_once_for_several_runs_and_for_a_fresh_start(

@@ -57,6 +57,10 @@ class OpenAIES(Search):
             )
         return self
 
+    @property
+    def needs_all_from_start(self) -> str:
+        return "clients keep the model" if self.travels == "fitness" else ""
+
     def init(self, task: Task, model: Tree) -> Groups:
         optimizer = _untouched(task, model)
         nothing = torch.zeros(self.population // 2, dtype=torch.float64)

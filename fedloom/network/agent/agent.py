@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import random
 import threading
 import time
@@ -18,7 +19,7 @@ from fedloom.network.agent.assignment_runner import AssignmentRunner
 from fedloom.network.agent.audit_log import AuditLog
 from fedloom.network.agent.connection import Connection
 from fedloom.network.agent.disclosure import answer_facts, assignment_facts, error_summary
-from fedloom.network.agent.enrolment import registered
+from fedloom.network.agent.enrolment import registered, repin
 from fedloom.network.agent.loaded_experiment import load_experiment
 from fedloom.network.agent.parcel_cache import NoRoom, ParcelCache
 from fedloom.network.agent.policy import TRUST, Refused, Site
@@ -48,7 +49,7 @@ class Agent:
         connection: Connection | None = None,  # instead of one to a coordinator's port
     ) -> None:
         self.site, self.state, self.wait, self.tell = site, state, wait, tell
-        self.signer = Signer(state / "agent.key")
+        self.signer, self.pins = Signer(state / "agent.key"), ""
         self.connection = connection or self._connect()
         self.heartbeat_connection = connection or self._connect()
         self.audit = AuditLog(state / "audit.jsonl", self.signer)
@@ -64,7 +65,7 @@ class Agent:
 
     def _connect(self) -> Connection:
         known = registered(self.state)
-        self.signer.agent = known["agent"]
+        self.signer.agent, self.pins = known["agent"], known["authority"]
         return Connection(known["url"], self.signer, tls(known["authority"]), self.site.table.compress)
 
     def run(self) -> str:
@@ -296,7 +297,16 @@ class Agent:
         while not self._stop.wait(self.heartbeat_seconds):
             # the main thread notices a failure by itself and reports it
             with contextlib.suppress(FedloomError, OSError):
-                asked = self._asked  # before the request: the reply is about this assignment, or a later one
-                reply = self.heartbeat_connection.post("/v1/heartbeat", Heartbeat(doing=self.doing[:200]))
-                self._finished_heartbeat = plain(reply["finished"])
-                self._unwanted = asked if asked and reply.get("ask") != asked else ""
+                self.send_heartbeat()
+
+    def send_heartbeat(self) -> None:
+        """Say what this agent is doing; learn whether its work is still wanted, and which certificates to trust."""
+        asked = self._asked  # before the request: the reply is about this assignment, or a later one
+        pins = hashlib.sha256(self.pins.encode()).hexdigest() if self.pins else ""
+        reply = self.heartbeat_connection.post("/v1/heartbeat", Heartbeat(doing=self.doing[:200], pins=pins))
+        self._finished_heartbeat = plain(reply["finished"])
+        self._unwanted = asked if asked and reply.get("ask") != asked else ""
+        announced = str(reply.get("trust", ""))
+        if self.pins and announced not in ("", self.pins):  # the next certificate comes before it is used
+            repin(self.state, announced)
+            self.connection, self.heartbeat_connection = self._connect(), self._connect()

@@ -19,6 +19,8 @@ from fedloom import faults
 from fedloom.errors import InputError, StoreError
 from fedloom.network.protocol.signatures import Signer, signed_by
 
+NEW_KEY = "new key"  # the event from which on a new key signs; it names the key before
+SIGNATURE = b', "signature": "'
 FIRST = "0" * 64  # stands for the line before the first one
 
 
@@ -72,11 +74,15 @@ def verify(path: Path, public_key: str) -> Iterator[str]:
     """Yield lines for people about an audit log; raise `InputError` at the first line that somebody changed."""
     signed = unsigned = 0
     previous = FIRST
+    # the last key is known, and each one signs for the key before it
+    keys = [*(json.loads(line)["before"] for line in _lines(path) if _is_new_key(line)), public_key]
     for number, line in enumerate(_lines(path), 1):
-        body, separator, rest = line.rpartition(b', "signature": "')
+        body, separator, rest = line.rpartition(SIGNATURE)
+        if _is_new_key(line):
+            del keys[0]
         if not separator:  # written by an earlier version, or cut off by a crash: the next line has its hash
             unsigned += 1
-        elif not signed_by(public_key, body + b"}", rest.removesuffix(b'"}').decode(errors="replace")):
+        elif not signed_by(keys[0], body + b"}", rest.removesuffix(b'"}').decode(errors="replace")):
             raise InputError(f"{path}, line {number}: this agent did not sign it, or somebody changed it.")
         elif json.loads(body + b"}")["previous"] != previous:
             raise InputError(f"{path}, line {number}: the line before it was changed, added or removed.")
@@ -87,6 +93,10 @@ def verify(path: Path, public_key: str) -> Iterator[str]:
         yield f"{unsigned} line(s) have no signature: an earlier version wrote them, or a crash cut them off."
     yield f"{signed} signed line(s) are as the agent wrote them. The last one has the hash {previous}."
     yield "Lines removed from the end leave no trace: compare this hash with one that you noted before."
+
+
+def _is_new_key(line: bytes) -> bool:
+    return f'"event": "{NEW_KEY}"'.encode() in line and SIGNATURE in line
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedloom import files
 from fedloom.errors import InputError
@@ -25,6 +25,7 @@ from fedloom.network.protocol.signatures import LOST_KEY, Signer
 from fedloom.network.protocol.token import Token
 
 TRIES = 60.0  # seconds
+Done = TypeVar("Done")
 
 
 @contextmanager
@@ -54,6 +55,12 @@ def registered(state: Path) -> dict[str, Any]:
     return found
 
 
+def repin(state: Path, certificates: str) -> None:
+    """Trust these certificates from now on, which the coordinator announced over a trusted connection."""
+    tls(certificates)  # fails if they are damaged
+    write_private(state / "coordinator.json", json.dumps({**registered(state), "authority": certificates}).encode())
+
+
 def enrol(
     url: str, token: Token | None, name: str, state: Path, *, wait: bool = False, tell: Callable[[str], None] = print
 ) -> None:
@@ -79,16 +86,7 @@ def enrol(
             "token that `fedloom serve` printed."
         )
     signer = Signer(state / "agent.key")
-    end = time.monotonic() + TRIES
-    while True:
-        try:
-            certificate, reply = _enrol(url.rstrip("/"), token, name, signer)
-            break
-        except Unreachable as error:
-            if not wait and time.monotonic() > end:
-                raise
-            tell(f"{error} Trying again …")
-            time.sleep(1.0)
+    certificate, reply = until_reached(lambda: _enrol(url.rstrip("/"), token, name, signer), wait, tell)
     content = {
         "url": url.rstrip("/"),
         "authority": certificate,
@@ -98,6 +96,19 @@ def enrol(
     }
     write_private(path, json.dumps(content).encode())
     tell(f"Enrolled as {name} at {url}.")
+
+
+def until_reached(attempt: Callable[[], Done], wait: bool, tell: Callable[[str], None]) -> Done:
+    """Repeat something until the coordinator answers: for a minute, or with `wait` until it does."""
+    end = time.monotonic() + TRIES
+    while True:
+        try:
+            return attempt()
+        except Unreachable as error:
+            if not wait and time.monotonic() > end:
+                raise
+            tell(f"{error} Trying again …")
+            time.sleep(1.0)
 
 
 def _enrol(url: str, token: Token, name: str, signer: Signer) -> tuple[str, dict[str, Any]]:

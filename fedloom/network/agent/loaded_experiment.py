@@ -101,7 +101,7 @@ class LoadedExperiment:
     def place(self, seed: int, clients: tuple[AssignedClient, ...], population: int) -> Place:
         """Return this site's data under the numbers that its clients have in the run."""
         here, numbers = self.prepared(seed), {one.client: one.local for one in clients}
-        if self._place is None or self._place[0] != (seed, numbers):
+        if self._place is None or self._place[0] != (seed, numbers, population):
             for local in numbers.values():
                 if local >= here.federation.clients:
                     raise InputError(f"There is no client {local} at this site.")
@@ -109,7 +109,7 @@ class LoadedExperiment:
             names = [here.federation.name(local) for local in numbers.values()]
             policy.check_examples(dict(zip(names, counts.tolist(), strict=True)))  # every seed may split differently
             hosted = HostedClients.of(here.federation, numbers, population, policy.min_examples)
-            self._place = (seed, numbers), replace(here, federation=hosted)
+            self._place = (seed, numbers, population), replace(here, federation=hosted)
         return self._place[1]
 
 

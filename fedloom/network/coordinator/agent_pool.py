@@ -89,6 +89,7 @@ class ConnectedAgent:
     refused: str = ""  # why it does not take part
     process: str = ""  # the number of its process: two may not use one key
     contacted: bool = False  # whether this process of the coordinator has heard from it
+    pins: str = ""  # the SHA-256 of the certificates that it trusts
     told_to_stop: bool = False  # whether it knows that the run is over
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     heartbeat: float = HEARTBEAT
@@ -129,6 +130,7 @@ class AgentPool:
         self.admitting = threading.Lock()  # while clients are fixed, no agent may say something new about itself
         self.check_data: Callable[[DataFormat], object] = lambda data: None  # raises InputError
         self.max_clients: float = math.inf  # of one agent
+        self.no_late_joiners = ""  # why no agent can join after the first round
         self.agents: dict[str, ConnectedAgent] = {}
         self.call: Call | None = None
         self.finished = ""  # what agents are told when there is no more work
@@ -189,12 +191,13 @@ class AgentPool:
                     raise InputError(f"client {min(both)} is hosted by {other.name} already")
             clients = self.ledger.clients()
             takes_part = any(row["agent"] == one.agent for row in clients)
-            if clients and not takes_part:
-                raise InputError("the run began without it")
             if not takes_part and len(hello.clients) > self.max_clients:
                 raise InputError(
                     f"it hosts {len(hello.clients)} clients, and [cohort] max_clients = {self.max_clients}"
                 )
+            is_late = bool(clients) and not takes_part
+            if is_late:
+                self._check_late(one, hello, len(clients))
             row = self.ledger.agent(one.agent) or {}
             before = json.loads(row.get("hello") or "{}")
             if takes_part and before:
@@ -212,10 +215,25 @@ class AgentPool:
                     self.log("agent", f"{one.name} was replaced; {kept}", one.agent)
             if not takes_part or not before:
                 self.ledger.set_hello(one.agent, hello.model_dump(mode="json"))
+            if is_late:
+                self.ledger.add_clients(hello.numbered(one.agent, len(clients)), late=True)
+                self.log("agent", f"{one.name} joins the run from the next round on", one.agent)
             one.hello, one.refused = hello, ""
         with self.changed:
             self.changed.notify_all()
         self.log("agent", f"{one.name} is ready, with {len(hello.clients)} client(s)", one.agent)
+
+    def _check_late(self, one: ConnectedAgent, hello: Hello, clients: int) -> None:
+        """Raise `InputError` if an agent cannot join a run that has begun with this many clients."""
+        if not self.ledger.is_invited_late(one.agent):
+            raise InputError(
+                "the run began without it. With a token that `fedloom agents invite` makes now, it can join"
+            )
+        if self.no_late_joiners:
+            raise InputError(f"the run began without it, and {self.no_late_joiners}")
+        free = range(clients, clients + len(hello.clients))
+        if hello.numbers and hello.numbers != frozenset(free):
+            raise InputError(f"its [site] hosts must be the next free numbers, {free[0]} to {free[-1]}")
 
     def log(self, kind: str, message: str, agent: str | None = None) -> None:
         """Show something to the user and store it in the ledger, within the quota of the agent that caused it."""

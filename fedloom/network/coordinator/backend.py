@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,8 @@ import torch
 
 from fedloom import faults, tree
 from fedloom.algorithm import Algorithm
-from fedloom.backends.protocol import Backend
+from fedloom.backends.protocol import Arrivals, Backend
+from fedloom.data.federation import Federation
 from fedloom.errors import FedloomError, QuorumError, RoundAbandoned, TrainingError
 from fedloom.experiment.checkpoint import kept
 from fedloom.federation.evaluation import EvaluationWork, ServerEvaluation
@@ -64,16 +65,24 @@ class CellProgress:
 class NetworkBackend(Backend):
     """Sends work to agents, checks what comes back, and sums it in the order of the cohort.
 
-    `same_sizes` says whether every seed splits the data in the same way.
+    `same_sizes` says whether every seed splits the data in the same way; `roster_of` finds the first clients of the
+    run, which may have become more.
     """
 
     remote = True
 
     def __init__(
-        self, pool: AgentPool, roster: Roster, task: Task, sampling: Sampling, attempt: int, same_sizes: bool = True
+        self,
+        pool: AgentPool,
+        roster: Roster,
+        task: Task,
+        sampling: Sampling,
+        attempt: int,
+        same_sizes: bool,
+        roster_of: Callable[[int], Roster],
     ) -> None:
         self.pool, self.roster, self.task, self.sampling = pool, roster, task, sampling
-        self.attempt, self._calls = attempt, 0
+        self.attempt, self._calls, self.roster_of = attempt, 0, roster_of
         self.judge = Judge(roster, task, sampling, same_sizes)
         self.cell = CellProgress("", 0, Path())
         self._failing: set[int] = set()  # clients that could not do what they were asked last
@@ -86,6 +95,14 @@ class NetworkBackend(Backend):
         self.cell = CellProgress(label, seed, checkpoints)
         self.judge.expected.clear()
         self.task.release()
+
+    def begin_round(self, round: int, federation: Federation) -> tuple[Federation, Arrivals]:
+        """Let agents that have joined since the last round take part from this one on."""
+        clients, before, replaced = self.pool.ledger.begin_round(self.cell.name, round)
+        if clients != self.roster.clients:
+            self.roster = self.judge.roster = self.roster_of(clients)
+        new = [client for client, (agent, _) in self.roster.hosts.items() if agent in replaced]
+        return self.roster, {"joined": range(before, clients), "replaced": new}
 
     def keep(self, own: Groups) -> Groups:
         """Return a version number in place of a client's state, which stays with the client."""

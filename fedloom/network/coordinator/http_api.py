@@ -23,10 +23,11 @@ from fedloom.network.coordinator.agent_pool import AgentPool, ConnectedAgent
 from fedloom.network.coordinator.connections import Connections
 from fedloom.network.coordinator.intake import Intake
 from fedloom.network.coordinator.monitoring import CountTraffic, Traffic, metrics
+from fedloom.network.coordinator.network_folder import announced
 from fedloom.network.coordinator.request_guard import RequestGuard
-from fedloom.network.protocol.messages import Enrolment, Failure, Heartbeat, Hello
+from fedloom.network.protocol.messages import Enrolment, Failure, Heartbeat, Hello, NewKey
 from fedloom.network.protocol.rejection import Rejected
-from fedloom.network.protocol.signatures import Verifier
+from fedloom.network.protocol.signatures import Verifier, new_key_text, signed_by
 from fedloom.network.protocol.tensors import PROTOCOL, Parcel, compressed
 
 POLL = 20.0  # seconds that a poll for work stays open
@@ -103,6 +104,16 @@ def make_app(
         replaced = (pool.ledger.agent(agent) or {}).get("replaced") is not None
         return {"agent": agent, "session": verifier.session, "replaced": replaced}
 
+    @app.post("/v1/key", summary="An agent's next key; the present one signs for it.", openapi_extra=_json_body(NewKey))
+    async def key(
+        agent: ConnectedAgent = Depends(guard.agent), message: NewKey = Depends(guard.signed(NewKey))
+    ) -> JSONResponse:
+        if not signed_by(message.public_key, new_key_text(agent.agent), message.proof):
+            raise Rejected("malformed", "The new key did not sign the agent's number.")
+        await run_in_threadpool(pool.ledger.set_key, agent.agent, message.public_key)
+        pool.log("agent", f"{agent.name} has a new key", agent.agent)
+        return JSONResponse({})
+
     @app.get("/v1/plan", summary="What will be run: names and fields, and hashes of the code that must be installed.")
     async def plan(agent: ConnectedAgent = Depends(guard.agent)) -> JSONResponse:
         return JSONResponse(pool.run_plan)
@@ -133,8 +144,11 @@ def make_app(
         agent: ConnectedAgent = Depends(guard.agent), message: Heartbeat = Depends(guard.signed(Heartbeat))
     ) -> JSONResponse:
         pool.mark_seen(agent.agent, agent.name, message.doing)
-        found = pool.next_assignment(agent.agent)
-        return JSONResponse({"finished": pool.end_message(agent), "ask": found[0].id if found else ""})
+        if message.pins != agent.pins:
+            await run_in_threadpool(pool.ledger.set_pins, agent.agent, message.pins)
+            agent.pins = message.pins
+        found, trust = pool.next_assignment(agent.agent), announced(pool.ledger.folder, certificate)
+        return JSONResponse({"finished": pool.end_message(agent), "ask": found[0].id if found else "", "trust": trust})
 
     @app.get(
         "/v1/work",

@@ -29,11 +29,13 @@ REVOKED = "revoked"  # its agent was revoked before the round was closed
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS tokens (digest TEXT PRIMARY KEY, made REAL NOT NULL, agent TEXT,
-       expires REAL, replaces TEXT)""",
+       expires REAL, replaces TEXT, late INTEGER)""",
     """CREATE TABLE IF NOT EXISTS agents (agent TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, key TEXT NOT NULL UNIQUE,
-       enrolled REAL NOT NULL, revoked REAL, hello TEXT, replaced REAL, mark TEXT)""",
+       enrolled REAL NOT NULL, revoked REAL, hello TEXT, replaced REAL, mark TEXT, pins TEXT)""",
     """CREATE TABLE IF NOT EXISTS clients (client INTEGER PRIMARY KEY, agent TEXT NOT NULL REFERENCES agents,
-       local INTEGER NOT NULL, name TEXT NOT NULL)""",
+       local INTEGER NOT NULL, name TEXT NOT NULL, late INTEGER)""",
+    """CREATE TABLE IF NOT EXISTS rosters (cell TEXT, round INTEGER, clients INTEGER NOT NULL, replaced TEXT NOT NULL,
+       PRIMARY KEY (cell, round))""",
     """CREATE TABLE IF NOT EXISTS attempts (cell TEXT, round INTEGER, attempt INTEGER, began REAL NOT NULL,
        asked INTEGER NOT NULL, accepted INTEGER, status TEXT NOT NULL, PRIMARY KEY (cell, round, attempt))""",
     """CREATE TABLE IF NOT EXISTS updates (cell TEXT, round INTEGER, call INTEGER, client INTEGER, digest TEXT NOT NULL,
@@ -47,8 +49,9 @@ SCHEMA = (
 
 RESTORE = "Restore it from a copy, or start over with --fresh: the old folder is kept, and agents need new tokens."
 ADDED = {  # columns that ledgers of earlier versions lack
-    "tokens": {"expires": "REAL", "replaces": "TEXT"},
-    "agents": {"replaced": "REAL", "mark": "TEXT"},
+    "tokens": {"expires": "REAL", "replaces": "TEXT", "late": "INTEGER"},
+    "agents": {"replaced": "REAL", "mark": "TEXT", "pins": "TEXT"},
+    "clients": {"late": "INTEGER"},
 }
 AUDITED = {  # record → its rows; tokens are left out
     "agent": "SELECT enrolled AS time, agent, name, key AS public_key, revoked FROM agents ORDER BY enrolled, agent",
@@ -156,16 +159,25 @@ class Ledger:
 
     # --- agents
 
-    def invite(self, digest: str, lasts: float | None = None, replaces: str | None = None) -> None:
-        """Store a one-time token: the seconds until it expires, and the agent whose place its user takes."""
+    def invite(self, digest: str, lasts: float | None = None, replaces: str | None = None, late: bool = False) -> None:
+        """Store a one-time token: the seconds until it expires, and the agent whose place its user takes.
+
+        Its user may join a run that has begun if the operator invited it `late`.
+        """
         now = faults.clock()
-        values = (digest, now, None if lasts is None else now + lasts, replaces)
-        self._write("INSERT OR IGNORE INTO tokens (digest, made, expires, replaces) VALUES (?, ?, ?, ?)", *values)
+        values = (digest, now, None if lasts is None else now + lasts, replaces, late)
+        self._write(
+            "INSERT OR IGNORE INTO tokens (digest, made, expires, replaces, late) VALUES (?, ?, ?, ?, ?)", *values
+        )
 
     def unused_tokens(self) -> list[Row]:
         """Return the tokens with which an agent can still enrol."""
         query = "SELECT * FROM tokens WHERE agent IS NULL AND coalesce(expires > ?, 1) ORDER BY made, digest"
         return self._rows(query, faults.clock())
+
+    def is_invited_late(self, agent: str) -> bool:
+        """Return whether the operator invited an agent after the run began."""
+        return bool(self._rows("SELECT 1 FROM tokens WHERE agent = ? AND late", agent))
 
     def withdraw(self, digest: str) -> None:
         """Delete a token that no agent has used."""
@@ -204,8 +216,11 @@ class Ledger:
 
     def identity(self) -> dict[str, list[Row]]:
         """Return the agents and the tokens, without what belongs to one run."""
-        columns = "agent, name, key, enrolled, revoked, replaced"
-        return {"agents": self._rows(f"SELECT {columns} FROM agents"), "tokens": self._rows("SELECT * FROM tokens")}
+        columns = {
+            "agents": "agent, name, key, enrolled, revoked, replaced",
+            "tokens": "digest, made, agent, expires, replaces",
+        }
+        return {table: self._rows(f"SELECT {names} FROM {table}") for table, names in columns.items()}
 
     def adopt(self, identity: Mapping[str, Sequence[Row]]) -> None:
         """Store the agents and tokens of another run's coordinator."""
@@ -237,17 +252,42 @@ class Ledger:
         """Store the mark of a replaced agent's data, which it makes with another key."""
         self._write("UPDATE agents SET mark = ? WHERE agent = ?", mark, agent)
 
+    def set_key(self, agent: str, key: str) -> None:
+        self._write("UPDATE agents SET key = ? WHERE agent = ?", key, agent)
+
+    def set_pins(self, agent: str, pins: str) -> None:
+        """Store which certificates an agent trusts, as the SHA-256 of their text."""
+        self._write("UPDATE agents SET pins = ? WHERE agent = ?", pins, agent, durable=False)
+
     def set_hello(self, agent: str, hello: Row) -> None:
         self._write("UPDATE agents SET hello = ? WHERE agent = ?", json.dumps(hello), agent)
 
-    # --- clients: which agent hosts which, fixed when the run begins
+    # --- clients: which agent hosts which. Their numbers never change; others may join later
 
     def clients(self) -> list[Row]:
         return self._rows("SELECT * FROM clients ORDER BY client")
 
-    def set_clients(self, rows: Iterable[tuple[int, str, int, str]]) -> None:
+    def add_clients(self, rows: Iterable[tuple[int, str, int, str]], late: bool = False) -> None:
         with self._transaction() as database:
-            database.executemany("INSERT INTO clients VALUES (?, ?, ?, ?)", rows)
+            statement = "INSERT INTO clients (client, agent, local, name, late) VALUES (?, ?, ?, ?, ?)"
+            database.executemany(statement, [(*row, late) for row in rows])
+
+    def begin_round(self, cell: str, round: int) -> tuple[int, int, set[str]]:
+        """Return how many clients a round has, how many the one before had, and which agents were replaced in between.
+
+        This is decided when the round first begins, and stays the same after a restart.
+        """
+        replaced = self._rows("SELECT agent, replaced FROM agents WHERE replaced IS NOT NULL ORDER BY agent")
+        statement = "INSERT OR IGNORE INTO rosters VALUES (?, ?, (SELECT count(*) FROM clients), ?)"
+        # an update that is accepted later is on the disk only together with this
+        self._write(statement, cell, round, json.dumps([list(row.values()) for row in replaced]), durable=False)
+        query = """SELECT * FROM rosters WHERE rowid <= (SELECT rowid FROM rosters WHERE cell = ? AND round = ?)
+            ORDER BY rowid DESC LIMIT 2"""
+        now, *before = self._rows(query, cell, round)
+        (smaller,) = self._rows("SELECT max(clients) AS clients FROM rosters WHERE cell = ? AND round < ?", cell, round)
+        known = json.loads(before[0]["replaced"] if before else now["replaced"])
+        news = {agent for agent, when in json.loads(now["replaced"]) if [agent, when] not in known}
+        return now["clients"], smaller["clients"] or now["clients"], news
 
     # --- rounds
 
@@ -305,7 +345,7 @@ class Ledger:
         """Delete what is known about the rounds after this one, because the run returns to it."""
         rows = self._rows("SELECT file FROM updates WHERE cell = ? AND round > ?", cell, round)
         with self._transaction() as database:
-            for table in ("updates", "left_out", "attempts"):
+            for table in ("updates", "left_out", "attempts", "rosters"):
                 database.execute(f"DELETE FROM {table} WHERE cell = ? AND round > ?", (cell, round))
         for row in rows:
             (self.updates / row["file"]).unlink(missing_ok=True)

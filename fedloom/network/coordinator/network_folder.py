@@ -6,7 +6,10 @@ one-time token, the operator's token, and the initial weights that agents fetch.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +18,12 @@ from fedloom.errors import InputError, StoreError
 from fedloom.experiment.run_folder import claimed, locked
 from fedloom.files import replacing, write_private
 from fedloom.network.coordinator.ledger import RESTORE, Ledger, Row
+from fedloom.network.protocol.certificates import fingerprint, first_certificate, local_authority
 from fedloom.network.protocol.tensors import Parcel
 from fedloom.network.protocol.token import Token
 
 CERTIFICATE = ("ca.pem", "server.pem", "server.key")
+SUCCESSOR = "successor"  # the folder of the certificate that will follow
 TOKEN_LASTS = 7 * 86400.0  # seconds
 
 
@@ -97,7 +102,7 @@ def invite(ledger: Ledger, count: int, lasts: float = TOKEN_LASTS, replaces: str
     paths = []
     for _ in range(count):
         token = Token.new(ledger.fact("fingerprint") or "")
-        ledger.invite(token.digest, lasts, replaces)
+        ledger.invite(token.digest, lasts, replaces, late=bool(ledger.clients()))
         paths.append(token_file(ledger, token.digest))
         write_private(paths[-1], f"{token}\n".encode())
     return paths
@@ -128,11 +133,65 @@ def replace(ledger: Ledger, name: str, lasts: float) -> Path:
     return invite(ledger, 1, lasts, agent)[0]
 
 
+def successor(network: Path) -> bytes:
+    """Return the certificate that will follow the present one; empty if none is prepared."""
+    path = network / SUCCESSOR / "ca.pem"
+    return path.read_bytes() if path.is_file() else b""
+
+
+def announced(network: Path, certificate: bytes) -> str:
+    """Return the certificates that agents should trust: the present one, and the one that will follow it."""
+    following = successor(network)
+    return (certificate + (following if following != certificate else b"")).decode()
+
+
+def prepare_successor(ledger: Ledger, certificate: Path | None = None) -> None:
+    """Make the certificate that will follow the present one, or take yours. Agents hear of it with a heartbeat."""
+    if certificate is not None:
+        write_private(ledger.folder / SUCCESSOR / "ca.pem", first_certificate(certificate))
+    elif (ledger.folder / "ca.pem").is_file():
+        local_authority(ledger.folder / SUCCESSOR)
+    else:
+        raise InputError(f"{ledger.folder} has no certificate of its own: give your next one with --certificate.")
+
+
+def unaware(ledger: Ledger) -> list[str]:
+    """Return the names of agents that do not trust the successor of the present certificate yet."""
+    present = str(ledger.fact("certificate") or "").encode()
+    if successor(ledger.folder) in (b"", present):
+        return []
+    pins = hashlib.sha256(announced(ledger.folder, present).encode()).hexdigest()
+    return [row["name"] for row in ledger.agents() if row["revoked"] is None and row["pins"] != pins]
+
+
+def change_certificate(ledger: Ledger, tell: Callable[[str], None]) -> None:
+    """Use the successor of the coordinator's own certificate, once every agent trusts it."""
+    folder = ledger.folder / SUCCESSOR
+    if not all((folder / name).is_file() for name in CERTIFICATE):
+        return
+    if names := unaware(ledger):
+        tell(f"The next certificate is not used yet, because these agents do not know it: {', '.join(names)}.")
+        return
+    withdraw(ledger, "all")  # unused tokens name the present certificate
+    for name in reversed(CERTIFICATE):  # a start after a crash repeats this
+        write_private(ledger.folder / name, (folder / name).read_bytes())
+    ledger.set_fact("fingerprint", fingerprint(successor(ledger.folder)))
+    tell("The coordinator has a new certificate, which all agents know. Unused tokens were withdrawn.")
+
+
+def set_certificate(ledger: Ledger, certificate: bytes) -> None:
+    """Record which certificate is in use; forget the successor if that is it."""
+    ledger.set_fact("certificate", certificate.decode())
+    if successor(ledger.folder) == certificate:
+        shutil.rmtree(ledger.folder / SUCCESSOR)
+
+
 def set_certificate_aside(ledger: Ledger) -> None:
     """Move the certificate away, and withdraw the tokens that name it: the next start makes a new one."""
     with locked(ledger.folder):  # fails while the coordinator uses it
         withdraw(ledger, "all")
         ledger.set_fact("fingerprint", "")
+        shutil.rmtree(ledger.folder / SUCCESSOR, ignore_errors=True)
         for name in CERTIFICATE:
             if (ledger.folder / name).is_file():
                 (ledger.folder / name).replace(ledger.folder / f"{name}.old")

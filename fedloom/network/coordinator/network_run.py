@@ -54,6 +54,11 @@ class NetworkRun:
         self.pool = self._make_pool(seconds(self.experiment.cohort.deadline))
         self.pool.max_clients = self.experiment.cohort.max_clients
         self.pool.check_data = self._template = lru_cache(maxsize=1)(self._try_model)
+        fixed = {label: one.needs_all_from_start for label, one in self.experiment.algorithm.items()}
+        fixed |= {"[privacy]": "it is accounted for them"} if self.experiment.privacy.on else {}
+        self.pool.no_late_joiners = "; ".join(
+            f"{label} needs all clients from the start: {why}" for label, why in fixed.items() if why
+        )
         self._told = ""  # why agents that are ready do not suffice
 
     # --- how messages travel
@@ -170,12 +175,10 @@ class NetworkRun:
             rows: list[tuple[int, str, int, str]] = []
             for one in agents:
                 assert one.hello is not None
-                for local, client in enumerate(one.hello.clients):
-                    number = len(rows) if client.number is None else client.number
-                    rows.append((number, one.agent, local if client.number is None else client.number, client.name))
+                rows += one.hello.numbered(one.agent, len(rows))
                 self.ledger.set_fact("data", one.hello.message())
             if rows:
-                self.ledger.set_clients(rows)
+                self.ledger.add_clients(rows)
                 agent, hosted = Counter(row[1] for row in rows).most_common(1)[0]
                 if 2 * hosted > len(rows) >= MANY:
                     where = f"{self.pool.agents[agent].name} hosts {hosted} of {len(rows)} clients"
@@ -183,11 +186,12 @@ class NetworkRun:
 
     # --- the run
 
-    def _roster(self) -> Roster:
+    def _roster(self, clients: int) -> Roster:
+        """Return the first clients of the run, as many as a round has."""
         hellos = {row["agent"]: Hello.model_validate_json(row["hello"]) for row in self.ledger.agents() if row["hello"]}
         server = None if self.experiment.data.server == "none" else self.plan.federation(self.experiment.seeds[0])
         setup = self._template(DataFormat.model_validate(self.ledger.fact("data"))).setup
-        return Roster.of(self.ledger.clients(), hellos, server, setup)
+        return Roster.of(self.ledger.clients()[:clients], hellos, server, setup)
 
     def run(self, progress: Progress, should_stop: Callable[[], bool] = lambda: False) -> Result:
         """Wait for agents, then run all cells."""
@@ -203,14 +207,15 @@ class NetworkRun:
         try:
             self._wait_for_agents()
             self.pool.run_plan["data"] = self.ledger.fact("data")
-            sampling, roster = self.experiment.cohort, self._roster()
+            sampling = self.experiment.cohort
+            roster = self._roster(sum(not row["late"] for row in self.ledger.clients()))
             sampling.check(roster.clients)
             same_sizes = self.experiment.data.seed != "run"
 
             def connect(federation: Federation, task: Task) -> Backend:
-                return NetworkBackend(self.pool, roster, task, sampling, self.attempt, same_sizes)
+                return NetworkBackend(self.pool, roster, task, sampling, self.attempt, same_sizes, self._roster)
 
-            plan = replace(self.plan, federation=lambda seed: roster, cohort=widened(sampling, roster.clients))
+            plan = replace(self.plan, federation=lambda seed: roster, cohort=widened(sampling))
             result = run_plan(plan, self.folder, connect=connect, progress=progress, should_stop=should_stop)
             for label in plan.algorithms:
                 for seed in plan.seeds:
@@ -253,13 +258,19 @@ def federated(experiment: Experiment) -> tuple[Experiment, list[str]]:
     return experiment, notes
 
 
-def widened(sampling: Sampling, population: int) -> Sampling:
+class WideSampling(Sampling):
+    """A sampling that draws extra clients."""
+
+    def size(self, population: int) -> int:
+        return min(population, math.ceil(super().size(population) * (1 + self.over_select)))
+
+
+def widened(sampling: Sampling) -> Sampling:
     """Return the sampling that invites extra clients, if `over_select` asks for them."""
     if not sampling.over_select:
         return sampling
-    more = 1 + sampling.over_select
     quorum = min(sampling.quorum, ANYBODY)  # the backend checks the rest
     if sampling.sampling == "poisson":
-        return sampling.model_copy(update={"fraction": min(1.0, sampling.fraction * more), "quorum": quorum})
-    count = min(population, math.ceil(sampling.size(population) * more))
-    return sampling.model_copy(update={"count": count, "fraction": 1.0, "quorum": quorum})
+        fraction = min(1.0, sampling.fraction * (1 + sampling.over_select))
+        return sampling.model_copy(update={"fraction": fraction, "quorum": quorum})
+    return WideSampling(**{**sampling.model_dump(exclude_unset=True), "quorum": quorum})

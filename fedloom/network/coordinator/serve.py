@@ -20,7 +20,13 @@ from fedloom.files import write_private
 from fedloom.network.coordinator.agent_pool import AgentPool
 from fedloom.network.coordinator.connections import Connections, LimitedServer
 from fedloom.network.coordinator.http_api import make_app
-from fedloom.network.coordinator.network_folder import invite, operator_token, token_file
+from fedloom.network.coordinator.network_folder import (
+    change_certificate,
+    invite,
+    operator_token,
+    set_certificate,
+    token_file,
+)
 from fedloom.network.coordinator.network_run import NetworkRun
 from fedloom.network.protocol.certificates import Certificates, local_authority, user_certificate
 
@@ -87,12 +93,13 @@ class HttpsRun(NetworkRun):
     ) -> None:
         super().__init__(experiment, folder, tell)
         self.certificates = None
-        if tls:
-            self.certificates = (
-                user_certificate(*certificate)
-                if certificate
-                else local_authority(self.network, known=self.ledger.fact("fingerprint"))
-            )
+        if tls and certificate:
+            self.certificates = user_certificate(*certificate)
+        elif tls:
+            change_certificate(self.ledger, tell)
+            self.certificates = local_authority(self.network, known=self.ledger.fact("fingerprint"))
+        if self.certificates is not None:
+            set_certificate(self.ledger, self.certificates.authority)
         self.fingerprint = self.certificates.fingerprint if self.certificates else ""
         self.ledger.set_fact("fingerprint", self.fingerprint)
         self.operator, token = operator_token(self.network, self.fingerprint)

@@ -20,8 +20,8 @@ from fedloom.errors import InputError
 from fedloom.files import write_private
 
 RENEW = (
-    "Agents trust this certificate. Restore the files from a copy, or use `fedloom agents renew-certificate`: agents "
-    "keep their keys and states, and need new tokens."
+    "Agents trust this certificate. Restore the files from a copy, or use `fedloom agents renew-certificate DIR "
+    "--at-once`: agents keep their keys and states, and need new tokens."
 )
 YEARS = 10  # for which a certificate made here is valid
 NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python's ssl module does not name
@@ -48,11 +48,18 @@ def fingerprint(pem: bytes) -> str:
 def user_certificate(certificate: Path, key: Path) -> Certificates:
     """Use a certificate that you supply. Agents pin that certificate, not its CA, which signs other ones too."""
     try:
-        chain = x509.load_pem_x509_certificates(certificate.read_bytes())
         serialization.load_pem_private_key(key.read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"The certificate {certificate} and the key {key} cannot be used: {error}") from None
-    return _in_time(Certificates(certificate, key, chain[0].public_bytes(serialization.Encoding.PEM)))
+        raise InputError(f"The key {key} cannot be used: {error}") from None
+    return _in_time(Certificates(certificate, key, first_certificate(certificate)))
+
+
+def first_certificate(path: Path) -> bytes:
+    """Return the first certificate of a file, which agents pin."""
+    try:
+        return x509.load_pem_x509_certificates(path.read_bytes())[0].public_bytes(serialization.Encoding.PEM)
+    except (OSError, ValueError) as error:
+        raise InputError(f"The certificate {path} cannot be used: {error}") from None
 
 
 def local_authority(folder: Path, names: tuple[str, ...] = (), known: str | None = None) -> Certificates:
@@ -139,8 +146,8 @@ def _names(extra: tuple[str, ...]) -> list[x509.GeneralName]:
     return found
 
 
-def trusting(certificate: bytes) -> ssl.SSLContext:
-    """Trust one certificate and what it signed, under any name or address of the coordinator and at any time.
+def trusting(certificates: bytes) -> ssl.SSLContext:
+    """Trust these certificates and what they signed, under any name or address of the coordinator and at any time.
 
     An agent's clock may be wrong, and dates add nothing to a pin: `serve` refuses a certificate that has expired.
     """
@@ -148,7 +155,7 @@ def trusting(certificate: bytes) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = False  # the certificate belongs to one coordinator only: its name adds nothing
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | ssl.VerifyFlags(NO_CHECK_TIME)
-    context.load_verify_locations(cadata=certificate.decode())
+    context.load_verify_locations(cadata=certificates.decode())
     return context
 
 

@@ -165,6 +165,14 @@ class Enrolment(Message):
     public_key: Annotated[str, MaxLen(64)]
 
 
+class NewKey(Message):
+    """The key that follows an agent's present one, which signs the request; the new one signs the agent's number."""
+
+    protocol: Literal[1] = 1
+    public_key: Sha256
+    proof: Annotated[str, MaxLen(128)]
+
+
 class ClientFacts(Message):
     """The name and the split sizes of a client that an agent hosts."""
 
@@ -189,12 +197,20 @@ class Hello(DataFormat):
         """The numbers of its clients in a rehearsal."""
         return frozenset(one.number for one in self.clients if one.number is not None)
 
+    def numbered(self, agent: str, first: int) -> list[tuple[int, str, int, str]]:
+        """Return number, agent, number at the agent, and name of each client; `first` is the next free number."""
+        return [
+            (first + local, agent, local, one.name) if one.number is None else (one.number, agent, one.number, one.name)
+            for local, one in enumerate(self.clients)
+        ]
+
 
 class Heartbeat(Message):
     """The agent is alive, and this is what it is doing."""
 
     protocol: Literal[1] = 1
     doing: Name = "idle"
+    pins: Annotated[str, MaxLen(64)] = ""  # the SHA-256 of the certificates that it trusts
 
 
 # --- tickets

@@ -36,6 +36,11 @@ def signed_text(method: str, path: str, headers: Mapping[str, str]) -> bytes:
     return "\n".join(("fedloom 2", method, path, *values)).encode()
 
 
+def new_key_text(agent: str) -> bytes:
+    """Return the bytes that an agent's next key signs, to show that the agent has it."""
+    return f"fedloom new key\n{agent}".encode()
+
+
 class Signer:
     """An agent's key in a file of mode 0600, with what the agent knows about the coordinator's clock and session."""
 
@@ -46,6 +51,8 @@ class Signer:
             self._key = Ed25519PrivateKey.from_private_bytes(path.read_bytes())
         except ValueError:
             raise InputError(f"The key {path} is damaged. {LOST_KEY}") from None
+        kept = path.with_name("mark.key")  # the first key, if this is another one
+        self._mark = kept.read_bytes() if kept.is_file() else self._key.private_bytes_raw()
         self.process = begin_process(path.with_name("process.json"))
         self.agent = ""
         self.session = ""
@@ -60,8 +67,8 @@ class Signer:
         return self._key.sign(text).hex()
 
     def mark(self, text: str) -> str:
-        """Return a mark that shows whether a text changed. Only the owner of the key can compute it."""
-        return hashlib.sha256(self._key.private_bytes_raw() + text.encode()).hexdigest()
+        """Return a mark that shows whether a text changed. Only the owner of the first key can compute it."""
+        return hashlib.sha256(self._mark + text.encode()).hexdigest()
 
     def headers(self, method: str, path: str, body: str) -> dict[str, str]:
         """Return the headers that sign a request; `body` is the SHA-256 of its body."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,20 @@ from fedloom.errors import InputError, StoreError
 from fedloom.experiment.progress import Silent
 from fedloom.network.agent.agent import Agent
 from fedloom.network.agent.assignment_runner import AssignmentRunner
-from tests.network.conftest import EXPERIMENT, InProcessRun, audit
+from fedloom.network.agent.enrolment import enrol
+from fedloom.network.agent.policy import site_of
+from fedloom.network.agent.unsigned_requests import Unreachable
+from fedloom.network.coordinator.network_folder import (
+    change_certificate,
+    invite,
+    prepare_successor,
+    set_certificate,
+    unaware,
+)
+from fedloom.network.coordinator.serve import HttpsServer
+from fedloom.network.protocol.certificates import local_authority
+from fedloom.network.protocol.token import Token
+from tests.network.conftest import EXPERIMENT, InProcessRun, World, audit
 
 SMALL = {**EXPERIMENT, "rounds": 1}
 
@@ -134,3 +150,61 @@ def test_work_for_a_closed_round_is_dropped_and_nothing_of_it_is_sent(
     (tmp_path / "state-0").rename(tmp_path / "site-0-state")
     assert [line["clients"] for line in audit(tmp_path, 0) if line["event"] == "answered"] == [[0], [1], [2], [3]]
     assert "Round 1 of fedavg ended before all clients here had answered." in run.said
+
+
+def test_an_agent_trusts_the_next_certificate_before_it_is_used_and_then_not_the_old_one(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, network, said = world.ledger, world.ledger.folder, list[str]()
+    connect, made = Agent._connect, list[Any]()
+    monkeypatch.setattr(Agent, "_connect", lambda agent: made.append(connect(agent)) or made[-1])
+    site = site_of({"site": {"name": "kerry"}, "data": {"source": "digits"}}, tmp_path / "site.toml")
+
+    @contextlib.contextmanager
+    def served(port: int = 0) -> Iterator[HttpsServer]:
+        change_certificate(ledger, said.append)
+        certificates = local_authority(network, known=ledger.fact("fingerprint"))
+        set_certificate(ledger, certificates.authority)
+        ledger.set_fact("fingerprint", certificates.fingerprint)
+        with HttpsServer(world.pool, "127.0.0.1", port, certificates) as server:
+            yield server
+            for one in made:
+                one._client._transport.close()  # as if the network failed: agents connect again
+
+    def joined(name: str, url: str) -> Agent:
+        (token,) = (Token.parse(path.read_text()) for path in invite(ledger, 1))
+        enrol(url, token, name, tmp_path / name, tell=said.append)
+        return Agent(site, tmp_path / name, tell=said.append)
+
+    def pinned(name: str) -> str:
+        return str(json.loads((tmp_path / name / "coordinator.json").read_text())["authority"])
+
+    with served() as server:
+        url, port = f"https://127.0.0.1:{server.number}", server.number
+        agent, absent = joined("kerry", url), joined("clare", url)
+        agent.send_heartbeat()
+        old = (network / "ca.pem").read_text()
+        assert pinned("kerry") == old
+        prepare_successor(ledger)
+        new = (network / "successor" / "ca.pem").read_text()
+        agent.send_heartbeat()
+        assert pinned("kerry") == old + new
+        assert unaware(ledger) == ["clare", "kerry"]
+        agent.send_heartbeat()
+        assert unaware(ledger) == ["clare"]
+    with served(port):
+        assert said[-1] == "The next certificate is not used yet, because these agents do not know it: clare."
+        assert (network / "ca.pem").read_text() == old
+        agent.send_heartbeat()
+    ledger.revoke("clare")
+    (unused,) = invite(ledger, 1)
+    with served(port):
+        assert said[-1].startswith("The coordinator has a new certificate, which all agents know.")
+        assert not unused.exists()
+        assert not (network / "successor").exists()
+        agent.connection.get("/v1/plan")
+        agent.send_heartbeat()
+        assert pinned("kerry") == (network / "ca.pem").read_text() == new
+        with pytest.raises(Unreachable, match="certificate verify failed"):
+            absent.send_heartbeat()
+        joined("cork", url)

@@ -18,7 +18,7 @@ from tests.network.conftest import World
 def test_a_wrong_clock_and_an_old_session_are_corrected(world: World) -> None:
     agent = world.speaker()
     agent.signer.session, agent.signer.offset = "of an earlier process", -1000.0
-    assert agent.connection().post("/v1/heartbeat", Heartbeat()) == {"finished": "", "ask": ""}
+    assert agent.connection().post("/v1/heartbeat", Heartbeat()) == {"finished": "", "ask": "", "trust": ""}
     assert agent.signer.session == world.verifier.session
     assert abs(agent.signer.offset) < 10
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from fedloom.errors import InputError
+from fedloom.network.coordinator.network_folder import invite
 from fedloom.network.protocol.messages import Failure
 from fedloom.network.protocol.signatures import Signer, begin_process
+from fedloom.network.protocol.token import Token
 from tests.network.conftest import HEARTBEAT, HELLO, World, code
 
 
@@ -67,7 +69,7 @@ def test_an_agent_may_host_only_as_many_clients_as_the_operator_allows(world: Wo
     assert world.pool.status()["agents"][0]["state"] == "refused"
     agent.hello(HELLO.model_copy(update={"clients": few}))
     # a run that began with more continues
-    world.ledger.set_clients([(number, agent.signer.agent, number, "c") for number in range(2)])
+    world.ledger.add_clients([(number, agent.signer.agent, number, "c") for number in range(2)])
     world.pool.max_clients = 1
     agent.hello(HELLO.model_copy(update={"clients": few}))
 
@@ -76,7 +78,7 @@ def test_an_agent_may_host_only_as_many_clients_as_the_operator_allows(world: Wo
 def test_an_agent_whose_policy_shows_other_sizes_is_refused_at_hello(world: World, shown: int) -> None:
     agent = world.speaker()
     agent.hello()
-    world.ledger.set_clients([(0, agent.signer.agent, 0, "c")])
+    world.ledger.add_clients([(0, agent.signer.agent, 0, "c")])
     agent.hello()
     clients = (HELLO.clients[0].model_copy(update={"test": shown}),)
     reply = agent.send("POST", "/v1/hello", HELLO.model_copy(update={"clients": clients}).model_dump_json().encode())
@@ -131,3 +133,21 @@ def test_two_processes_with_one_key_are_refused_and_a_restarted_one_is_not(world
     assert asks() == (409, "twice")
     world.pool.agents[original.agent].seen -= 1000.0
     assert first_request(copy) == (200, "")  # the site was moved: the other process is gone
+
+
+def test_a_late_agent_brings_clients_with_the_next_free_numbers(world: World) -> None:
+    agent, late = world.speaker(), world.speaker("late")
+    agent.hello()
+    world.ledger.add_clients(HELLO.numbered(agent.signer.agent, 0))
+    (token,) = (Token.parse(path.read_text()) for path in invite(world.ledger, 1))
+    world.ledger.enrol(token.digest, "late", late.signer.public)
+    for number in (0, 2):
+        clients = (HELLO.clients[0].model_copy(update={"number": number}),)
+        with pytest.raises(InputError, match=r"its \[site\] hosts must be the next free numbers, 1 to 1"):
+            late.hello(HELLO.model_copy(update={"clients": clients}))
+    late.hello()
+    late.hello()
+    assert [(row["client"], row["agent"], row["late"]) for row in world.ledger.clients()] == [
+        (0, agent.signer.agent, 0),
+        (1, late.signer.agent, 1),
+    ]

@@ -17,7 +17,7 @@ def filled(world: World) -> None:
     """A ledger with an agent that was revoked, one that imitates a formula, a round, and a refusal."""
     for name in ("kerry", "=1+1"):
         world.speaker(name)
-    world.ledger.set_clients([(0, world.ledger.agents()[1]["agent"], 0, "kerry")])
+    world.ledger.add_clients([(0, world.ledger.agents()[1]["agent"], 0, "kerry")])
     world.ledger.revoke("kerry")
     world.ledger.begin("fedavg-1", 1, 1, 2)
     world.ledger.end("fedavg-1", 1, 1, 1, "abandoned")

@@ -19,13 +19,21 @@ from fedloom.algorithms.fedavg import FedAvg
 from fedloom.errors import Diverged, QuorumError, TrainingError
 from fedloom.experiment.progress import Silent
 from fedloom.federation import engine
+from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import ClientWork, Report
 from fedloom.network.agent.assignment_runner import AssignmentRunner
+from fedloom.network.agent.policy import rehearsal
 from fedloom.network.coordinator.backend import NetworkBackend
 from fedloom.network.coordinator.ledger import Ledger
+from fedloom.network.coordinator.network_folder import invite
 from fedloom.network.coordinator.update_checks import Judge
+from fedloom.network.protocol.rejection import Rejected
+from fedloom.network.protocol.signatures import Signer
+from fedloom.network.protocol.token import Token
+from fedloom.results.report_warnings import cautions
 from fedloom.results.result import Result
-from tests.network.conftest import EXPERIMENT, InProcessRun, serial_weights, weights
+from fedloom.results.run_data import RunData
+from tests.network.conftest import EXPERIMENT, InProcessRun, WorkingPool, serial_weights, weights
 
 SMALL = {**EXPERIMENT, "rounds": 2, "evaluate": {"every": 1}}
 
@@ -456,3 +464,103 @@ def test_a_round_in_which_no_update_counts_is_abandoned(tmp_path: Path, monkeypa
     monkeypatch.setattr(Judge, "outliers", everybody_at_first)
     result = InProcessRun(tmp_path / "net", SMALL, {}, {}).run(Silent())
     assert (result.status, result.runs[0].abandoned) == ("degraded", 1)
+
+
+class LateRun(InProcessRun):
+    """A run of two sites with two clients each, which a third one joins, while client 0 trains in round 2."""
+
+    def __init__(self, folder: Path, values: dict[str, Any], **edits: Any) -> None:
+        super().__init__(folder, values, {}, {}, **edits)
+        self.everybody = [rehearsal(self.experiment, f"site-{n}", range(2 * n, 2 * n + 2)) for n in range(3)]
+        self.tables = self.everybody[: 2 + any(row["late"] for row in self.ledger.clients())]
+        self.refused = ""
+
+    def join(self) -> None:
+        self.tables = self.everybody
+        try:
+            with pytest.raises(Rejected, match=r"the run began without it\. With a token that `fedloom agents invite`"):
+                self.agent(2)
+            key = Signer(self.folder.parent / "state-2" / "agent.key").public
+            (token,) = (Token.parse(path.read_text()) for path in invite(self.ledger, 1))
+            self.ledger.enrol(token.digest, "site-2", key)
+            late = self.agent(2)
+            assert isinstance(self.pool, WorkingPool)
+            self.pool.working = (*self.pool.working, late)
+        except Rejected as error:
+            self.refused = str(error)
+
+
+SIX = {
+    **EXPERIMENT,
+    "rounds": 4,
+    "data": {"source": "digits", "partition": {"name": "iid", "clients": 6}},
+    "evaluate": {"every": 1, "splits": ["test"]},
+}
+
+
+@pytest.mark.parametrize("crash", [None, (2, 3), (3, 5)])
+@pytest.mark.parametrize("sampling", [{}, {"count": 3}])
+def test_a_site_joins_a_run_between_two_rounds_and_no_bit_depends_on_a_crash(
+    crash: tuple[int, int] | None, sampling: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, trained = AssignmentRunner.train, list[tuple[int, int]]()
+
+    def watch(runner: Any, assignment: Any, one: Any, write: Any) -> Any:
+        trained.append((assignment.round, one.client))
+        if assignment.round == 2 and len(run.tables) == 2:
+            run.join()
+        if trained.count((assignment.round, one.client)) == 1 and crash == trained[-1]:
+            raise KeyboardInterrupt
+        return train(runner, assignment, one, write)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AssignmentRunner, "train", watch)
+        run = LateRun(tmp_path / "net", SIX, **sampling)
+        if crash in {(round, client) for round in range(5) for client in _drawn(sampling, round)}:
+            with pytest.raises(KeyboardInterrupt):
+                run.run(Silent())
+            run = LateRun(tmp_path / "net", SIX, **sampling)
+        run.run(Silent())
+    assert {round: {client for when, client in trained if when == round} for round in range(1, 5)} == {
+        round: set(_drawn(sampling, round)) for round in range(1, 5)
+    }
+    monkeypatch.setattr(Sampling, "draw", lambda self, population, round, seed: _drawn(sampling, round))
+    assert weights(tmp_path / "net") == serial_weights(SIX, tmp_path / "serial")
+    data = RunData.read(tmp_path / "net")
+    assert data.marked_clients("fedavg", 1, "joined") == [(name, 3) for name in data.client_names[4:]]
+    assert len(data.client_names) == 6
+    measured = [row for row in Result.read(tmp_path / "net").rows("clients") if row["phase"] == "pre_fit"]
+    counts = [len({row["client"] for row in measured if row["round"] == round}) for round in range(1, 5)]
+    assert counts == [4, 4, 6, 6]
+    assert any("joined the run late" in caution and "(round 3)" in caution for caution in cautions(data))
+
+
+DRAW = Sampling.draw
+
+
+def _drawn(sampling: dict[str, Any], round: int) -> tuple[int, ...]:
+    """The clients of a round of `LateRun`."""
+    return DRAW(Sampling(**sampling), 4 if round <= 2 else 6, round, 1)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "why"),
+    [
+        ({"scaffold": {}}, "scaffold needs all clients from the start: the control variate"),
+        ({"peer": {"topology": "ring"}}, "peer needs all clients from the start: its topology"),
+    ],
+)
+def test_an_algorithm_that_counts_on_all_clients_lets_nobody_join_late(
+    algorithm: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = AssignmentRunner.train
+
+    def watch(runner: Any, assignment: Any, one: Any, write: Any) -> Any:
+        if len(run.tables) == 2:
+            run.join()
+        return train(runner, assignment, one, write)
+
+    monkeypatch.setattr(AssignmentRunner, "train", watch)
+    run = LateRun(tmp_path / "net", {**SIX, "rounds": 2, "algorithm": algorithm})
+    assert run.run(Silent()).status == "done"
+    assert f"the run began without it, and {why}" in run.refused

@@ -67,9 +67,9 @@ def test_work_needs_a_hello_and_lists_clients_that_have_not_answered(world: Worl
 def test_a_busy_agent_learns_of_the_end_from_its_next_heartbeat(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = world.speaker()
     agent.hello()
-    assert agent.send("POST", "/v1/heartbeat", HEARTBEAT).json() == {"finished": "", "ask": ""}
+    assert agent.send("POST", "/v1/heartbeat", HEARTBEAT).json() == {"finished": "", "ask": "", "trust": ""}
     world.pool.finished = "Done."
-    assert agent.send("POST", "/v1/heartbeat", HEARTBEAT).json() == {"finished": "Done.", "ask": ""}
+    assert agent.send("POST", "/v1/heartbeat", HEARTBEAT).json() == {"finished": "Done.", "ask": "", "trust": ""}
     monkeypatch.setattr(world.pool, "pause", lambda seconds: pytest.fail("waited, although everybody has heard"))
     world.pool.finish("Done.")
 

@@ -25,3 +25,19 @@ def test_accepted_updates_are_found_after_a_restart_unless_damaged(world: World)
     assert again.accepted("fedavg-1", 1, 0, "digest") == []
     assert not list(again.updates.iterdir())
     again.close()
+
+
+def test_the_clients_of_a_round_are_decided_once_and_again_after_a_return_to_an_earlier_one(world: World) -> None:
+    ledger, agent = world.ledger, world.speaker().signer.agent
+    ledger.add_clients([(0, agent, 0, "a"), (1, agent, 1, "b")])
+    assert ledger.begin_round("fedavg-1", 1) == (2, 2, set())
+    ledger.add_clients([(2, agent, 2, "c")], late=True)
+    ledger._write("UPDATE agents SET replaced = 7.0")
+    assert ledger.begin_round("fedavg-1", 1) == (2, 2, set())
+    for _ in range(2):
+        assert ledger.begin_round("fedavg-1", 2) == (3, 2, {agent})
+    assert ledger.begin_round("fedavg-1", 3) == (3, 3, set())
+    assert ledger.begin_round("scaffold-1", 1) == (3, 3, set())  # it has never been without them
+    ledger.forget_after("fedavg-1", 1)
+    ledger.forget_after("scaffold-1", 0)
+    assert ledger.begin_round("fedavg-1", 2) == (3, 2, {agent})

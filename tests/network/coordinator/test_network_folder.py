@@ -5,20 +5,25 @@ from __future__ import annotations
 import sqlite3
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedloom import faults
 from fedloom.errors import InputError, StoreError
 from fedloom.experiment.run_folder import locked
+from fedloom.network.coordinator import network_folder
 from fedloom.network.coordinator.ledger import Ledger
 from fedloom.network.coordinator.network_folder import (
+    change_certificate,
     coordinator_ledger,
     invite,
     open_ledger,
     operator_token,
     prepare_folder,
+    prepare_successor,
     replace,
+    set_certificate,
     set_certificate_aside,
     token_file,
     withdraw,
@@ -95,10 +100,14 @@ def test_a_certificate_that_agents_trust_is_never_replaced_in_silence(world: Wor
     known = world.ledger.fact("fingerprint")
     assert local_authority(network, known=known).fingerprint == known
     (network / "server.key").write_text("damaged")
-    with pytest.raises(InputError, match=r"certificate or key in .* is damaged.*`fedloom agents renew-certificate`"):
+    with pytest.raises(
+        InputError, match=r"certificate or key in .* is damaged.*`fedloom agents renew-certificate DIR --at-once`"
+    ):
         local_authority(network, known=known)
     (network / "server.key").unlink()
-    with pytest.raises(InputError, match=r"server.key is missing in .*`fedloom agents renew-certificate`"):
+    with pytest.raises(
+        InputError, match=r"server.key is missing in .*`fedloom agents renew-certificate DIR --at-once`"
+    ):
         local_authority(network, known=known)
     set_certificate_aside(world.ledger)
     again = local_authority(network, known=world.ledger.fact("fingerprint"))
@@ -108,7 +117,7 @@ def test_a_certificate_that_agents_trust_is_never_replaced_in_silence(world: Wor
 def test_the_successor_of_an_agent_gets_its_number_and_its_clients(world: World) -> None:
     agent = world.speaker()
     agent.hello()
-    world.ledger.set_clients([(0, agent.signer.agent, 0, "c")])
+    world.ledger.add_clients([(0, agent.signer.agent, 0, "c")])
     path = replace(world.ledger, "kerry", 60.0)
     assert code(agent.send("POST", "/v1/heartbeat", HEARTBEAT)) == "revoked"
     token, key = Token.parse(path.read_text()), "ab" * 32
@@ -135,7 +144,7 @@ def test_a_new_run_and_a_fresh_start_keep_the_agents_and_the_certificate(tmp_pat
         used, unused = (Token.parse(path.read_text()) for path in invite(ledger, 2))
         agent = ledger.enrol(used.digest, "kerry", key)
         ledger.set_hello(agent, HELLO.model_dump(mode="json"))
-        ledger.set_clients([(0, agent, 0, "c")])
+        ledger.add_clients([(0, agent, 0, "c")])
         ledger.close()
     prepare_folder(tmp_path / "second", fresh=False, like=first)
     prepare_folder(first, fresh=True)
@@ -177,3 +186,31 @@ def test_a_fresh_start_moves_the_old_run_aside_unless_a_coordinator_uses_it(tmp_
 def test_a_folder_without_a_ledger_is_not_a_coordinators(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="is not the folder of a run of `fedloom serve`"):
         coordinator_ledger(tmp_path)
+
+
+def test_a_change_of_the_certificate_that_a_crash_interrupted_is_finished_by_the_next_start(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, write = world.ledger.folder, network_folder.write_private
+    set_certificate(world.ledger, local_authority(network).authority)
+    prepare_successor(world.ledger)
+    new = (network / "successor" / "ca.pem").read_bytes()
+    for count in range(1, 4):
+        written = iter(range(count))
+
+        def crash(path: Path, content: bytes, written: Any = written) -> None:
+            if next(written, None) is None:
+                raise KeyboardInterrupt
+            write(path, content)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(network_folder, "write_private", crash)
+            if count < 3:
+                with pytest.raises(KeyboardInterrupt):
+                    change_certificate(world.ledger, world.said.append)
+            else:
+                change_certificate(world.ledger, world.said.append)
+    made = local_authority(network, known=world.ledger.fact("fingerprint"))
+    assert made.authority == new
+    set_certificate(world.ledger, made.authority)
+    assert not (network / "successor").exists()

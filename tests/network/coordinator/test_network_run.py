@@ -22,10 +22,10 @@ DIGITS = HELLO.model_copy(update={"features": (64,), "dtype": "uint8", "classes"
 
 
 def test_over_selection_invites_extra_clients() -> None:
-    assert widened(Sampling(count=10, over_select=0.25), 100).size(100) == 13
-    assert widened(Sampling(count=10, over_select=0.25), 11).size(11) == 11
-    assert widened(Sampling(fraction=0.1, sampling="poisson", over_select=0.5), 100).fraction == pytest.approx(0.15)
-    assert widened(Sampling(count=10), 100).size(100) == 10
+    assert widened(Sampling(count=10, over_select=0.25)).size(100) == 13
+    assert widened(Sampling(count=10, over_select=0.25)).size(11) == 11
+    assert widened(Sampling(fraction=0.1, sampling="poisson", over_select=0.5)).fraction == pytest.approx(0.15)
+    assert widened(Sampling(count=10)).size(100) == 10
 
 
 @pytest.mark.parametrize(("quorum", "needed"), [(0.0, 0), (0.5, 1), (30, 1)])
@@ -33,7 +33,7 @@ def test_with_extra_clients_a_round_for_which_nobody_is_drawn_counts_only_withou
     quorum: float, needed: int
 ) -> None:
     poisson = Sampling(fraction=0.5, sampling="poisson", over_select=0.5, quorum=quorum)
-    assert widened(poisson, 100).needed(100) == needed
+    assert widened(poisson).needed(100) == needed
 
 
 def test_what_needs_all_data_in_one_place_is_left_out_with_a_note() -> None:
