@@ -70,6 +70,7 @@ class Algorithm(Record):
     reference: ClassVar[str] = ""
     takes_complex: ClassVar[bool] = True  # whether its formulas hold for complex parameters
     takes_noise: ClassVar[bool] = True  # whether its formulas hold for noisy sums of clipped answers
+    trains_once: ClassVar[bool] = False  # whether clients use their examples in one local training, and nowhere else
     pooled: ClassVar[bool] = False  # trains on the union of all clients' data: a baseline, not federated
     needs: ClassVar[str] = ""  # "linear" if it trains only linear models
 

@@ -16,6 +16,7 @@ class Ditto(FedAvg):
     one, trained as in FedAvg. Use it for fairness and robustness through personalisation.
     """
 
+    trains_once: ClassVar[bool] = False
     reference: ClassVar[str] = "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021"
 
     lam: NonNegative = 0.1

@@ -16,6 +16,7 @@ class FedAvg(Central):
     5.0
     """
 
+    trains_once: ClassVar[bool] = True
     reference: ClassVar[str] = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017"
 
     weights: Literal["examples", "uniform"] = "examples"

@@ -15,6 +15,7 @@ class FedDyn(Central):
     w ← (1/m) Σ w_k − h / α. Use it for many local steps on data that differ between clients.
     """
 
+    trains_once: ClassVar[bool] = True
     reference: ClassVar[str] = "Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021"
 
     alpha: Positive = 0.1

@@ -21,6 +21,7 @@ class FedRep(FedAvg):
     for clients with different labels or tastes.
     """
 
+    trains_once: ClassVar[bool] = False
     reference: ClassVar[str] = "Collins et al., Exploiting Shared Representations for Personalized FL, ICML 2021"
 
     head: tuple[str, ...] = ()

@@ -15,6 +15,7 @@ class PerFedAvg(FedAvg):
     both gradients. Use it if clients will adapt the model to their own data.
     """
 
+    trains_once: ClassVar[bool] = False
     reference: ClassVar[str] = "Fallah et al., Personalized Federated Learning: A Meta-Learning Approach, NeurIPS 2020"
 
     alpha: NonNegative = 0.01

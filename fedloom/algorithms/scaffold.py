@@ -19,6 +19,7 @@ class Scaffold(Central):
     c ← c + (1/K) Σ (c_k⁺ − c_k). Use it for many local steps on data that differ between clients.
     """
 
+    trains_once: ClassVar[bool] = True
     reference: ClassVar[str] = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, ICML 2020 (option II)"
 
     weights: Literal["examples", "uniform"] = "uniform"

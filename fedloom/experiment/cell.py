@@ -18,6 +18,7 @@ from fedloom.experiment.progress import Progress
 from fedloom.experiment.store import Store
 from fedloom.experiment.worker_groups import WorkerGroup
 from fedloom.federation.engine import RoundRecord, Snapshot, fit
+from fedloom.privacy.dp.example_level import ExampleLevel
 from fedloom.privacy.protection import Protection
 from fedloom.results import headline
 from fedloom.task import Task
@@ -103,6 +104,7 @@ class Cell:
             resume=begun,
             until=self._target(task),
             protection=protection,
+            examples=self._examples(backend),
         )
         abandoned = group.store.abandoned(self.number)
         for record in records:
@@ -122,8 +124,8 @@ class Cell:
                     end = "" if record.complete else ", too many: the round does not count"
                     self.progress.note(f"{self.title}, round {record.round}: left out updates {why}, of {names}{end}.")
             values = headline.of_round(record, task) | ({"abandoned": abandoned} if abandoned else {})
-            if protection is not None and protection.dp is not None:
-                values["ε"] = record.notes.get("epsilon", 0.0)
+            for spent in ("epsilon", "example_epsilon"):
+                values |= {"ε": record.notes[spent]} if spent in record.notes else {}
             self.progress.step(self.title, record.round, values, record.seconds)
             reached = record.reached
             if reached and protection is not None and protection.is_spent:
@@ -162,6 +164,11 @@ class Cell:
             return None
         count, folder = federation.clients, self.checkpoints
         return Protection(plan.privacy, plan.cohort, count, plan.rounds, folder, remote=backend.remote)
+
+    def _examples(self, backend: Backend) -> ExampleLevel | None:
+        """Return the ledger of examples. On a network, the agents keep it."""
+        table = self.plan.privacy.example_dp
+        return None if table is None or backend.remote else ExampleLevel(table, self.plan.rounds, self.checkpoints)
 
     def _target(self, task: Task) -> Callable[[RoundRecord], bool] | None:
         """Return a function that says whether a round reaches the target, if the cell stops there."""

@@ -28,6 +28,7 @@ from fedloom.tree import Groups, Tree
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm, Update
+    from fedloom.privacy.dp.example_level import ExamplePrivacy
 
 
 Keep = Literal["sum", "stack", "secure"]  # what the server sees; "secure": a sum, through masks
@@ -127,6 +128,7 @@ class ClientWork:
     report_lengths: bool = False  # report how long each client's change is
     guard: ClientGuard | None = None  # what clients do to their answers before they send them
     max_examples: int | None = None  # a client with more training examples weighs as much as one with this many
+    example_privacy: ExamplePrivacy | None = None  # with differential privacy of examples, how clients train
     first: int = 0  # the cohort position of ids[0]
 
     def costs(self, place: Place) -> Sequence[int]:
@@ -165,6 +167,7 @@ class ClientWork:
             self.call,
             place.setup,
             self.watch_epochs,
+            self.example_privacy,
             place.go_on,
         )
         method = getattr(self.algorithm, self.method)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from fedloom import keys
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
 from fedloom.errors import InputError, TrainingError, Unwanted
+
+if TYPE_CHECKING:
+    from fedloom.privacy.dp.example_level import ExamplePrivacy
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Clients:
     call: int = 0
     setup: Setup = Setup()
     watch_epochs: bool = False  # evaluate the validation split after every local epoch
+    example_privacy: ExamplePrivacy | None = None  # with differential privacy of examples, how clients train
     go_on: Callable[[], None] = always  # called in every step: raises Unwanted once nobody waits for the result
 
     def __len__(self) -> int:

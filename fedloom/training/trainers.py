@@ -51,6 +51,10 @@ def lanes(
 def trainer_for(job: TrainingJob) -> Trainer:
     """Return the trainer for a job; one of an earlier job, where that saves recording its steps again."""
     data, batch_size = job.data, job.training.batch_size
+    if data.example_privacy is not None:
+        from fedloom.privacy.dp.example_level import ExampleTrainer  # here, because most runs do not need it
+
+        return ExampleTrainer(data.example_privacy)
     pooled = data.ids == (data.federation.everyone,)
     if isinstance(batch_size, int) and lanes(data.setup.group, batch_size=batch_size, pooled=pooled) > 1:
         examples = (data.federation.x, data.federation.y)

@@ -6,6 +6,7 @@ bound, and the only one for cohorts of a fixed size.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,6 +23,7 @@ MEANINGLESS = 500.0  # an ε that protects nobody, and for which PLD takes minut
 def library(part: str = "") -> Any:
     """Return dp-accounting, or a part of it. It is loaded when it is first needed, because that takes a second."""
     name = f"dp_accounting.{part}" if part else "dp_accounting"
+    logging.getLogger("absl").setLevel(logging.ERROR)  # it reports every order of RDP that it leaves out
     return optional(name, "Differential privacy needs dp-accounting", "privacy")
 
 
