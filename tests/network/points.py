@@ -6,6 +6,12 @@ COORDINATOR_POINTS = (
     "ledger.accept",  # before accepted updates are committed
     "ledger.accepted",  # after that, before the agents get their answers
     "ledger.leave_out",  # before it is recorded which updates a round does without
+    "secure.advertise",  # before clients are asked for new keys
+    "secure.share",  # before they get each other's keys
+    "secure.mask",  # before they get each other's encrypted shares, and train
+    "secure.confirm",  # before they learn who is in the sum
+    "secure.unmask",  # before they give shares
+    "secure.unmasked",  # the sum is known, but nothing of it is stored
     "coordinator.aggregate",  # all updates have arrived, none is added up yet
     "coordinator.aggregated",  # they are added up, but there is no checkpoint yet
     "checkpoint.write",  # before a checkpoint's file is synced
@@ -19,6 +25,7 @@ AGENT_POINTS = (
     "own.write",  # before a client's new state is synced
     "own.rename",  # synced, but not renamed yet
     "own.renamed",  # renamed, but the answer is not sent yet
+    "secure.answer",  # before a stage of a secure sum is answered
     "agent.answered",  # the answer was accepted
     "audit.written",  # the audit log has a new line
 )

@@ -22,11 +22,20 @@ from fedloom.network.agent.disclosure import answer_facts, assignment_facts, err
 from fedloom.network.agent.enrolment import registered, repin
 from fedloom.network.agent.loaded_experiment import load_experiment
 from fedloom.network.agent.parcel_cache import NoRoom, ParcelCache
-from fedloom.network.agent.policy import TRUST, Refused, Site
+from fedloom.network.agent.policy import Refused, Site, trust
 from fedloom.network.agent.questions import Questions
+from fedloom.network.agent.secure_sessions import PinnedKeys, SecureSessions, fingerprint
 from fedloom.network.agent.state_versions import StateVersions
 from fedloom.network.agent.unsigned_requests import Unreachable, tls
-from fedloom.network.protocol.messages import AssignedClient, Assignment, ClientAnswer, Failure, Heartbeat, write_answer
+from fedloom.network.protocol.messages import (
+    SECURE_KINDS,
+    AssignedClient,
+    Assignment,
+    ClientAnswer,
+    Failure,
+    Heartbeat,
+    write_answer,
+)
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.network.protocol.signatures import Signer
 from fedloom.results.safe_text import plain
@@ -145,10 +154,16 @@ class Agent:
         states = StateVersions(self.state / "own" / str(run_plan["run"]), replaced)
         run, policy = str(run_plan["run"]), self.site.policy
         questions = Questions(run, loaded.plan, policy.max_evaluations, self.audit.events())
+        pins = PinnedKeys(self.state / "peers.json", policy.peers)
+        sessions = SecureSessions(run, loaded.plan, policy, self.signer, pins)
+        sessions.recall(self.audit.events())
         self.tell(
-            f"Each client here is measured at most {questions.most} times in this run, on one split each. {TRUST}"
+            f"Each client here is measured at most {questions.most} times in this run, on one split each. "
+            f"{trust(loaded.plan.privacy, policy)}"
         )
-        return AssignmentRunner(loaded, policy, self.parcels, states, questions, self._go_on)
+        if loaded.plan.privacy.secure_aggregation is not None:
+            self.tell(f"The fingerprint of this site, for [policy] peers of others: {fingerprint(self.signer.public)}")
+        return AssignmentRunner(loaded, policy, self.parcels, states, questions, sessions, self._go_on)
 
     def _stay_out(self, kind: Any, why: str) -> InputError:
         """Tell the coordinator that this site does not take part; return the error to raise."""
@@ -196,7 +211,9 @@ class Agent:
         def train(one: AssignedClient) -> bool:
             return self._attempt(assignment, (one,), partial(runner.train, assignment, one, write))
 
-        if assignment.kind != "train":
+        if assignment.kind in SECURE_KINDS:
+            self._attempt(assignment, assignment.clients, partial(runner.secure, assignment))
+        elif assignment.kind != "train":
             self._attempt(assignment, assignment.clients, partial(runner.evaluate, assignment))
         elif not all(train(one) for one in assignment.clients):
             self.tell(f"Round {assignment.round} of {assignment.label} ended before all clients here had answered.")
@@ -261,7 +278,8 @@ class Agent:
         parcel = write_answer(assignment.id, answers)
         assert self.runner is not None
         questions = self.runner.questions
-        facts = answer_facts(assignment.model_copy(update={"clients": tuple(clients)}), answers, parcel)
+        asked = assignment.model_copy(update={"clients": tuple(clients)})
+        facts = answer_facts(asked, answers, parcel) | self.runner.sessions.facts(asked)
         # nothing leaves before its line is in the audit log
         self._retry(lambda: self.audit.write("answered", run=questions.run, **facts), "audit", assignment.seconds)
         questions.note(facts)

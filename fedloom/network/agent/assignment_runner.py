@@ -14,6 +14,7 @@ from fedloom.network.agent.loaded_experiment import LoadedExperiment
 from fedloom.network.agent.parcel_cache import ParcelCache
 from fedloom.network.agent.policy import Policy, Refused
 from fedloom.network.agent.questions import Questions, is_given
+from fedloom.network.agent.secure_sessions import SecureSessions
 from fedloom.network.agent.state_versions import StateVersions
 from fedloom.network.protocol.messages import AssignedClient, Assignment, ClientAnswer, Ticket
 from fedloom.task import Task
@@ -30,6 +31,7 @@ class AssignmentRunner:
     parcels: ParcelCache
     states: StateVersions
     questions: Questions
+    sessions: SecureSessions
     go_on: Callable[[], None] = always  # raises Unwanted when the coordinator has closed the round
 
     def evaluate(self, assignment: Assignment) -> list[ClientAnswer]:
@@ -93,9 +95,16 @@ class AssignmentRunner:
                         f"{where}: the {name} that it keeps is not finite. A smaller lr or a clip may help."
                     )
             write(lambda: self.states.save(cell, one.client, ticket, kept))
+        if self.experiment.plan.privacy.secure_aggregation is not None and outcome.stack:
+            masked = self.sessions.mask(assignment, one, algorithm, outcome, shared)
+            return [ClientAnswer(one.client, masked, ticket)]  # nothing else leaves beside it
         update = Update(outcome.stack, outcome.weights, outcome.public)
         answer = ClientAnswer(one.client, update, ticket, report.history, report.post_fit)
         return [self.policy.withhold(answer, _is_mean(place.task))]
+
+    def secure(self, assignment: Assignment) -> list[ClientAnswer]:
+        """Answer a stage of a secure sum for all clients of an assignment."""
+        return self.sessions.answer(assignment, self.experiment.algorithm(assignment.label))
 
     def _place(self, assignment: Assignment, shared: Groups, one: AssignedClient | None = None) -> Place:
         """Return where the assignment runs, if the policy allows it for all of its clients or for one of them."""

@@ -43,6 +43,12 @@ def hello_message(site: Site, federation: Federation, setup: Setup, mark: str) -
     )
 
 
+def without_sizes(hello: Hello) -> Hello:
+    """Return the same without how many examples clients have: under secure aggregation, weights are secret."""
+    hidden = {"train": 0, "validation": 0, "test": 0}
+    return hello.model_copy(update={"clients": tuple(one.model_copy(update=hidden) for one in hello.clients)})
+
+
 def error_summary(error: Exception) -> str:
     """Describe an error for other people: fedloom's own message, or else its kind and place without any value."""
     root: BaseException = error
@@ -78,7 +84,9 @@ def answer_facts(assignment: Assignment, answers: Sequence[ClientAnswer], parcel
         groups[group] = groups.get(group, 0) + leaf.numel()
         if kind in ("weights", "public"):
             numbers[path] = leaf.flatten().tolist()
-    left: dict[str, Any] = {"values": groups, "numbers": numbers, "results": parcel.header["results"]}
+    # keys and shares of secure sums leave, but must not stay on the disk
+    results = [{name: value for name, value in one.items() if name != "secure"} for one in parcel.header["results"]]
+    left: dict[str, Any] = {"values": groups, "numbers": numbers, "results": results}
     if metrics := sorted({name for one in answers for found in one.measured.values() for name in found.sums}):
         left["metrics"] = metrics
     if any(one.sha256 for one in answers):

@@ -20,12 +20,13 @@ from fedloom.errors import InputError
 from fedloom.experiment.experiment_file import DataTable, Experiment, TaskTable, check_tables, parse, read
 from fedloom.experiment.plan import Plan
 from fedloom.federation.work import Place
-from fedloom.network.agent.disclosure import hello_message
+from fedloom.network.agent.disclosure import hello_message, without_sizes
 from fedloom.network.agent.policy import Refused, Site
 from fedloom.network.agent.questions import check_limit
 from fedloom.network.protocol.code_fingerprint import code_hashes, different_modules
 from fedloom.network.protocol.messages import AssignedClient, DataFormat, Hello
 from fedloom.network.protocol.tensors import PROTOCOL
+from fedloom.privacy.table import PrivacyTable
 from fedloom.task import Task
 from fedloom.training.probe import probe
 from fedloom.tree import Groups
@@ -120,6 +121,7 @@ def admitted(values: Mapping[str, Any], site: Site) -> Experiment:
     labels: Mapping[str, Any] = values.get("algorithm") or {"fedavg": {}}
     names = [str(fields.get("name", label)) for label, fields in labels.items() if isinstance(fields, Mapping)]
     site.policy.check_experiment(names, read(TaskTable, "task", task), site.base)
+    site.policy.check_privacy(read(PrivacyTable, "privacy", values.get("privacy", {})))
     experiment = parse({**values, "data": site.data, "task": task}, site.base)
     announced = values.get("data", {}).get("seed", DataTable.model_fields["seed"].default)
     if experiment.data.seed == "run" != announced and len(experiment.seeds) > 1:
@@ -159,8 +161,9 @@ def load_experiment(
         if different:
             raise Refused(f"the data does not fit the run's. {different}")
     ready = loaded.prepared(seed)
-    loaded.hello = hello_message(site, federation, ready.setup, mark(federation.fingerprint))
-    site.policy.check_examples({one.name: one.train for one in loaded.hello.clients})
+    hello = hello_message(site, federation, ready.setup, mark(federation.fingerprint))
+    site.policy.check_examples({one.name: one.train for one in hello.clients})
+    loaded.hello = hello if plan.privacy.secure_aggregation is None else without_sizes(hello)
     tell(f"Ready: {len(loaded.hello.clients)} client(s), a model of {ready.task.parameters:,} parameters.")
     return loaded
 

@@ -16,8 +16,9 @@ from fedloom.experiment.experiment_file import Experiment, TaskTable, read, read
 from fedloom.metrics import LOSSES
 from fedloom.models import MODELS
 from fedloom.network.protocol.code_fingerprint import code_files
-from fedloom.network.protocol.messages import VERBS, ClientAnswer, Verb
-from fedloom.record import Count, Positive, Record, Whole
+from fedloom.network.protocol.messages import SECURE_KINDS, VERBS, ClientAnswer, Verb
+from fedloom.privacy.table import PrivacyTable
+from fedloom.record import Count, Positive, Record, Share, Whole
 from fedloom.training.evaluation import Measured
 from fedloom.user_code import is_code
 
@@ -27,6 +28,17 @@ TRUST = (
     "examples. It chooses the models that are measured here, and crafted ones reveal more. It says how many clients a "
     "round has."
 )
+SECURE_TRUST = (
+    "Secure aggregation: the coordinator can read sums over at least {fewest} clients, and no client's update, weight "
+    "or metric. It also learns the names of the clients here, and which rounds they answer. This site must trust that "
+    "the other clients are not all its own: list their fingerprints in [policy] peers to be sure."
+)
+
+
+def trust(privacy: PrivacyTable, policy: Policy) -> str:
+    """Say what this site must trust the coordinator in."""
+    secure = privacy.secure_aggregation
+    return TRUST if secure is None else SECURE_TRUST.format(fewest=max(secure.min_clients, policy.min_cohort))
 
 
 class Refused(Exception):
@@ -82,6 +94,14 @@ class Policy(Record):
     """
     code: dict[str, str] = Field(default_factory=dict)
     """The SHA-256 of every file with your own code that may run here, by its path from the site's file."""
+    require_secure_aggregation: bool = False
+    """Refuse runs in which the coordinator could read a client's update."""
+    min_threshold: Share = 0.5
+    """The share of a round's clients that must be needed to unmask a sum. It is always more than half of them."""
+    peers: tuple[str, ...] = ()
+    """The fingerprints of the agents whose clients may be in a secure sum with ours. By default, any agent that the
+    coordinator names, as long as its key does not change.
+    """
     max_epsilon: Positive | None = None
     """Require differential privacy at least this strong. Agents cannot apply it yet, so this refuses every run."""
 
@@ -103,9 +123,21 @@ class Policy(Record):
                 "none yet that an agent applies itself"
             )
 
+    def check_privacy(self, privacy: PrivacyTable) -> None:
+        """Raise `Refused` unless a run protects its clients as much as this site requires."""
+        secure = privacy.secure_aggregation
+        if self.require_secure_aggregation and secure is None:
+            raise Refused("the policy requires secure aggregation, and the run has none: the coordinator reads updates")
+        if secure is not None and secure.threshold < self.min_threshold:
+            raise Refused(
+                f"the policy requires a threshold of at least {self.min_threshold:g} in secure aggregation, and the "
+                f"run has {secure.threshold:g}"
+            )
+
     def check_assignment(self, kind: str, verb: str, cohort: int, roles: Collection[str]) -> None:
         """Raise `Refused` unless our clients may do this; `roles` are those of its tensors."""
-        if (kind == "train") != (verb != "evaluate") or ("peers" in roles) != (verb == "exchange"):
+        secure = kind in SECURE_KINDS and verb == "reduce"
+        if ((kind == "train") != (verb != "evaluate") and not secure) or ("peers" in roles) != (verb == "exchange"):
             tensors = ", ".join(sorted(roles))
             raise Refused(f"inconsistent request: kind '{kind}' with tensors {tensors} does not match verb '{verb}'")
         if verb not in self.verbs:

@@ -34,7 +34,7 @@ def question_facts(assignment: Assignment) -> dict[str, Any]:
     return {
         "kind": "evaluate given" if is_given(assignment) else assignment.kind,
         "attempt": assignment.attempt,
-        "call": assignment.call if assignment.kind == "train" else 0,
+        "call": 0 if assignment.kind in ("evaluate", "fingerprint") else assignment.call,
         "splits": assignment.splits,
         "question": hashlib.sha256(json.dumps(asked).encode()).hexdigest(),
         "model": next((part.sha256 for part in assignment.parts if part.role == "shared"), ""),

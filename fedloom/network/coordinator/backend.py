@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -22,11 +22,14 @@ from fedloom.experiment.checkpoint import kept
 from fedloom.federation.evaluation import EvaluationWork, ServerEvaluation
 from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import ClientWork, Outcome, Place, Report, Work
+from fedloom.files import write_atomically
 from fedloom.machine import computing
 from fedloom.network.coordinator.agent_pool import AgentPool, Call, Check
 from fedloom.network.coordinator.ledger import NOT_FINITE, OUTLIER, REVOKED, AcceptedUpdate
 from fedloom.network.coordinator.roster import Roster
+from fedloom.network.coordinator.secure_relay import LearntSum, SecureRelay, StageOf
 from fedloom.network.coordinator.update_checks import Judge
+from fedloom.network.protocol.expected_update import ExpectedUpdate
 from fedloom.network.protocol.messages import (
     NEW,
     TICKET,
@@ -40,11 +43,16 @@ from fedloom.network.protocol.messages import (
     verb_of,
 )
 from fedloom.network.protocol.rejection import Rejected
+from fedloom.network.protocol.secure import question
 from fedloom.network.protocol.tensors import Parcel, flatten, open_parcel
+from fedloom.privacy.secure.aggregation import SecureCall
+from fedloom.privacy.secure.ring import dtypes_of
 from fedloom.record import seconds
 from fedloom.task import Task
 from fedloom.training.evaluation import Measured
 from fedloom.tree import Groups
+
+SUM = -1  # stands for all clients of a secure sum in the ledger
 
 
 @dataclass
@@ -85,6 +93,7 @@ class NetworkBackend(Backend):
         self.attempt, self._calls, self.roster_of = attempt, 0, roster_of
         self.judge = Judge(roster, task, sampling, same_sizes)
         self.cell = CellProgress("", 0, Path())
+        self._abandoned_in_a_row = 0  # secure sums
         self._failing: set[int] = set()  # clients that could not do what they were asked last
 
     # --- what the engine and the run call
@@ -143,6 +152,8 @@ class NetworkBackend(Backend):
         shared = Parcel({}, flatten(work.shared))
         parcels = {shared.sha256: shared}
         digest = self._digest(work, shared)
+        if work.keep == "secure" and (expected := self.judge.expected_update(work)).groups:
+            return self._train_secure(work, expected, shared, digest)
         left_out = self._left_out(work)
         accepted = self.pool.ledger.accepted(cell.name, work.round, work.call, digest)
         known = [one for one in accepted if left_out.get(one.client, OUTLIER) == OUTLIER]
@@ -188,6 +199,94 @@ class NetworkBackend(Backend):
         )
         faults.point("coordinator.aggregated")
         return outcome
+
+    def _train_secure(self, work: ClientWork, expected: ExpectedUpdate, shared: Parcel, digest: str) -> Outcome:
+        """Let the clients compute their sum under masks. It is stored; what single clients send is not."""
+        cell, guard, ledger = self.cell, work.guard, self.pool.ledger
+        assert guard is not None
+        table = guard.table.secure_aggregation
+        assert table is not None
+        public = {row["agent"]: row["key"] for row in ledger.agents()}
+        hosts = {client: self.roster.hosts[client][0] for client in work.ids}
+        relay = SecureRelay(
+            SecureCall.of(
+                table,
+                f"{self.pool.run_plan['run']}/{cell.label}/{cell.seed}",
+                work.round,
+                work.call,
+                len(work.ids),
+                int(guard.weight_bound),
+                self.attempt,
+            ),
+            expected,
+            question(work.method, shared.sha256),
+            (work.round, self.attempt, work.call) if work.own else None,
+            {client: (agent, public[agent]) for client, agent in hosts.items()},
+            partial(self._ask_secure, work, shared, table.needed(len(work.ids))),
+        )
+        self.pool.largest = max(self.pool.largest, 2 * relay.ring.size * 8 + (16 << 20))
+        known = [one for one in ledger.accepted(cell.name, work.round, work.call, digest) if one.client == SUM]
+        faults.point("coordinator.ask")
+        try:
+            found = LearntSum.of(*open_parcel(ledger.updates / known[0].file)) if known else relay.run(work.ids)
+            sums, weights = relay.ring.sums(found.total.copy(), len(found.clients))
+        except RoundAbandoned as error:
+            self._abandon_secure(work, relay, error)
+        self._abandoned_in_a_row = 0
+        if not known:
+            parcel = found.parcel()
+            file = f"{cell.name}-{work.round}-{work.call}-sum-{parcel.sha256[:12]}.safetensors"
+            write_atomically(ledger.updates / file, parcel.whole)
+            ledger.accept([AcceptedUpdate(cell.name, work.round, work.call, SUM, digest, file, parcel.sha256)])
+        ledger.end(cell.name, work.round, self.attempt, len(found.clients), "accepted")
+        faults.point("coordinator.aggregated")
+        return Outcome(
+            total=sums,
+            weights=weights,
+            dtypes=dtypes_of(relay.ring.like),
+            positions=expected.positions,
+            own=ticket_group(found.tickets) if found.tickets else {},
+            reports=tuple(Report(*one) for one in zip(found.clients, found.up, found.down, strict=True)),
+        )
+
+    def _ask_secure(
+        self,
+        work: ClientWork,
+        shared: Parcel,
+        needed: int,
+        stage: str,
+        clients: Collection[int],
+        content: StageOf,
+        check: Check,
+    ) -> Call:
+        """Ask some clients for their part in a stage of a secure sum."""
+        skip, parcels = {*work.ids} - {*clients}, {shared.sha256: shared}
+        if stage == "mask":
+            assignments = self._training_assignments(work, shared, parcels, skip)
+        else:
+            fields = {"kind": stage, "verb": "reduce", "round": work.round, "call": work.call}
+            assignments = self._assignments(work.ids, {}, None, skip, **fields)
+        assignments = {
+            agent: one.model_copy(update={"secure": content([asked.client for asked in one.clients])})
+            for agent, one in assignments.items()
+        }
+        title = f"{self.cell.label}: round {work.round}, {stage}"
+        return self._ask(Call(title, assignments, parcels, check, self._deadline()), needed)
+
+    def _abandon_secure(self, work: ClientWork, relay: SecureRelay, error: RoundAbandoned) -> NoReturn:
+        """Skip a round; end the run if all agents are gone, or if it happens again because every client fails."""
+        self.pool.ledger.end(self.cell.name, work.round, self.attempt, 0, "abandoned")
+        self._abandoned_in_a_row += 1
+        reasons = _reasons(relay.calls[-1])
+        if reasons and not relay.calls[-1].answers and self._abandoned_in_a_row > 1:
+            raise TrainingError(
+                f"Round {work.round}: no client could do its work. Correct the cause, and serve the same file to "
+                f"continue. {reasons}"
+            )
+        if not self.pool.ready():
+            raise QuorumError(f"{error} No agent is left: start the agents again, and serve the same file to continue.")
+        self.pool.log("abandoned", f"{self.cell.label}: round {work.round} is abandoned. {error} {reasons}")
+        raise error
 
     def _left_out(self, work: ClientWork) -> dict[int, str]:
         """Return the clients that this call does without, and why."""
@@ -338,7 +437,7 @@ class NetworkBackend(Backend):
         return call
 
     def _assignments(
-        self, ids: tuple[int, ...], own: Groups, shared: Parcel, skip: Iterable[int] = (), **fields: Any
+        self, ids: tuple[int, ...], own: Groups, shared: Parcel | None, skip: Iterable[int] = (), **fields: Any
     ) -> dict[str, Assignment]:
         """Return an assignment for every agent that hosts some of the clients."""
         self._calls += 1
@@ -358,7 +457,7 @@ class NetworkBackend(Backend):
             "cohort": len(ids),
             "population": self.roster.clients,
             "durable": cell.durable,
-            "parts": (_parcel_info("shared", shared),),
+            "parts": (_parcel_info("shared", shared),) if shared is not None else (),
         }
         return {agent: Assignment(**common, **fields, clients=tuple(some)) for agent, some in clients.items()}
 

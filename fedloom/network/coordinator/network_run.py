@@ -125,7 +125,7 @@ class NetworkRun:
             "sources": code_hashes(self.experiment),
             "versions": {name: facts[name] for name in ("fedloom", "torch", "python", "cpu_capability")},
             "data": self.ledger.fact("data"),
-            "privacy": {"secure_aggregation": False, "epsilon": None},
+            "privacy": {"secure_aggregation": self.plan.privacy.secure_aggregation is not None, "epsilon": None},
         }
 
     def _start_when(self) -> int | tuple[str, ...]:
@@ -254,6 +254,13 @@ def federated(experiment: Experiment) -> tuple[Experiment, list[str]]:
     if experiment.evaluate.universal:
         notes.append("evaluate.universal: left out on a network, because no machine holds all test data.")
         evaluate = experiment.evaluate.model_copy(update={"universal": False})
+        experiment = experiment.model_copy(update={"evaluate": evaluate})
+    if experiment.privacy.secure_aggregation is not None and (experiment.evaluate.splits or experiment.evaluate.epochs):
+        notes.append(
+            "evaluate.splits: left out on a network with secure aggregation, because each client's numbers would leave "
+            "beside its masked update. The server evaluates on its own data, if it has some."
+        )
+        evaluate = experiment.evaluate.model_copy(update={"splits": (), "epochs": False})
         experiment = experiment.model_copy(update={"evaluate": evaluate})
     return experiment, notes
 

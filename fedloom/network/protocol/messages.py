@@ -98,12 +98,49 @@ class AssignedClient(Message):
     receives: tuple[Number, ...] = ()  # in an exchange: positions in the cohort of the peers whose trees it receives
 
 
+Hex = Annotated[str, Field(pattern=r"^([0-9a-f]{2})*$", max_length=2000)]
+ByClient = Annotated[dict[Annotated[str, Field(pattern=r"^[0-9]{1,15}$")], Hex], MaxLen(100_000)]
+
+
+class SecurePeer(Message):
+    """The keys of one client in a secure sum, and the key of the agent that signed them."""
+
+    client: Number
+    agent: Name
+    agent_key: Sha256  # 32 bytes, as all keys here
+    mask_key: Sha256
+    channel_key: Sha256
+    signature: Hex
+
+
+class SecureStage(Message):
+    """What the coordinator relays to an agent in one stage of a secure sum."""
+
+    peers: tuple[SecurePeer, ...] = ()  # share: everybody's keys
+    clients: tuple[Number, ...] = ()  # mask and confirm: the clients that are left
+    ciphertexts: dict[str, ByClient] = {}  # mask: by client of this agent, the shares that others encrypted for it
+    signatures: ByClient = {}  # unmask: of the clients that confirmed who is in the sum
+
+
+class SecureResult(Message):
+    """What one client answers in a stage of a secure sum, beside a masked vector."""
+
+    mask_key: Hex = ""
+    channel_key: Hex = ""
+    signature: Hex = ""  # advertise: of the keys; confirm: of the clients in the sum
+    shares: ByClient = {}  # share: encrypted for other clients; unmask: one share of each client
+
+
+SecureKind = Literal["advertise", "share", "confirm", "unmask"]  # stages beside training, which masks
+SECURE_KINDS: tuple[SecureKind, ...] = ("advertise", "share", "confirm", "unmask")
+
+
 class Assignment(Message):
     """Work for one agent: what to do, for which of its clients."""
 
     protocol: Literal[1] = 1
     id: Name
-    kind: Literal["train", "evaluate", "fingerprint"]
+    kind: Literal["train", "evaluate", "fingerprint"] | SecureKind
     verb: Verb
     label: Name
     seed: Annotated[int, Strict()]
@@ -119,6 +156,7 @@ class Assignment(Message):
     durable: Number = 0  # the round of the coordinator's oldest checkpoint
     seconds: float = 0.0  # until the deadline
     parts: tuple[ParcelInfo, ...] = ()
+    secure: SecureStage | None = None  # of a secure sum
 
 
 class MeasuredSums(Message):
@@ -136,6 +174,7 @@ class ResultHeader(Message):
     history: tuple[dict[Name, float | None], ...] = ()
     measured: dict[Name, MeasuredSums] = {}
     sha256: Sha256 | None = None
+    secure: SecureResult | None = None
 
 
 class Answer(Message):
@@ -242,6 +281,7 @@ class ClientAnswer:
     history: tuple[dict[str, float], ...] = ()
     measured: dict[str, Measured] = field(default_factory=dict)
     sha256: str | None = None
+    secure: SecureResult | None = None
 
 
 def write_answer(id: str, answers: Sequence[ClientAnswer]) -> Parcel:
@@ -261,7 +301,14 @@ def write_answer(id: str, answers: Sequence[ClientAnswer]) -> Parcel:
         tensors |= {f"{one.client}/{path}": leaf for path, leaf in mine.items()}
         history = tuple(_without_nan(epoch) for epoch in one.history)
         results.append(
-            ResultHeader(client=one.client, ticket=one.ticket, history=history, measured=sums, sha256=one.sha256)
+            ResultHeader(
+                client=one.client,
+                ticket=one.ticket,
+                history=history,
+                measured=sums,
+                sha256=one.sha256,
+                secure=one.secure,
+            )
         )
     header = Answer(ask=id, results=tuple(results))
     return Parcel(header.model_dump(mode="json", exclude_defaults=True, exclude_none=False), tensors)
@@ -295,7 +342,9 @@ def read_answer(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tup
             measured[where] = Measured(sums.count, _with_nan(sums.sums), scores.get(where, {}), targets)
         history = tuple(_with_nan(epoch) for epoch in result.history)
         update = Update(groups, weights, below(mine, "public/"))
-        found[result.client] = ClientAnswer(result.client, update, result.ticket, history, measured, result.sha256)
+        found[result.client] = ClientAnswer(
+            result.client, update, result.ticket, history, measured, result.sha256, result.secure
+        )
     if sent:
         raise WireError("the answer has tensors of clients that its header does not list")
     return answer, found

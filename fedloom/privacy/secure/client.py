@@ -103,9 +103,16 @@ class SecureClient:
                 self._held[self.client] = both.pop(self.client)
             return {holder: self._encrypt(holder, shares) for holder, shares in both.items()}
 
-    def mask(self, vector: Vector, sharers: Iterable[int], ciphertexts: Mapping[int, bytes]) -> Vector:
-        """Return a vector under masks that cancel in the sum with the others who shared their secrets."""
+    def mask(
+        self, vector: Vector, sharers: Iterable[int], ciphertexts: Mapping[int, bytes], question: bytes = b""
+    ) -> Vector:
+        """Return a vector under masks that cancel in the sum with the others who shared their secrets.
+
+        `question` says what the vector answers. Nothing is unmasked unless the others were asked the same: a server
+        that sends one client another model could find its part in the sum.
+        """
         with self._stage("mask"):
+            self._question = question
             self._sharers = frozenset(sharers)
             self._check_members("shared their secrets", self._sharers, self._peers)
             self._check_holders("shared their secrets", self._sharers)
@@ -128,17 +135,17 @@ class SecureClient:
             self._survivors = frozenset(survivors)
             self._check_members("sent a masked value", self._survivors, self._sharers)
             self._check_holders("sent a masked value", self._survivors)
-            return self._sign(survivors_text(self.sid, self._survivors))
+            return self._sign(survivors_text(self.sid, self._survivors, self._question))
 
     def unmask(self, signatures: Mapping[int, bytes]) -> dict[int, bytes]:
         """Return exactly one share of each peer: of its seed if it is in the sum, and of its mask key if it is not."""
         with self._stage("unmask"):
-            text = survivors_text(self.sid, self._survivors)
+            text = survivors_text(self.sid, self._survivors, self._question)
             for client, signature in signatures.items():
                 if client not in self._survivors or not is_signed(self._roster[client], text, signature):
                     raise Refusal(
-                        f"the signature of client {client} is not under the set of clients that we were shown: the "
-                        "server may have shown two different sets"
+                        f"the signature of client {client} is not under the set of clients that we were shown and "
+                        "the question that we answered: the server may have shown two different sets, or models"
                     )
             if len(signatures) < self.session.threshold:
                 raise Refusal(

@@ -98,9 +98,9 @@ def session_id(session: Session, advertised: Iterable[Advertisement]) -> bytes:
     return hashlib.sha256(pack(session.text, *keys)).digest()
 
 
-def survivors_text(sid: bytes, survivors: Iterable[int]) -> bytes:
-    """Return what a client signs to confirm which clients are in the sum."""
-    return pack("survivors", sid, *sorted(survivors))
+def survivors_text(sid: bytes, survivors: Iterable[int], question: bytes = b"") -> bytes:
+    """Return what a client signs to confirm which clients are in the sum, and what all of them were asked."""
+    return pack("survivors", sid, question, *sorted(survivors))
 
 
 @lru_cache(maxsize=1 << 14)  # in a simulation, all clients check the same signatures

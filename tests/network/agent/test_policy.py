@@ -12,8 +12,9 @@ import torch
 
 from fedloom.errors import InputError
 from fedloom.experiment.experiment_file import TaskTable
-from fedloom.network.agent.policy import Policy, Refused, load_site
+from fedloom.network.agent.policy import Policy, Refused, load_site, trust
 from fedloom.network.protocol.messages import ClientAnswer
+from fedloom.privacy.table import PrivacyTable, SecureTable
 from fedloom.training.evaluation import Measured
 
 
@@ -98,3 +99,27 @@ def test_mistakes_in_a_site_file_are_explained(tmp_path: Path, text: str, words:
     with pytest.raises(InputError) as error:
         load_site(tmp_path / "kerry.toml")
     assert words in str(error.value)
+
+
+def test_a_site_can_require_secure_aggregation_and_a_threshold() -> None:
+    plain, secure = PrivacyTable(), PrivacyTable(secure_aggregation=SecureTable(threshold=0.6))
+    Policy().check_privacy(plain)
+    Policy(require_secure_aggregation=True).check_privacy(secure)
+    with pytest.raises(Refused, match="requires secure aggregation, and the run has none"):
+        Policy(require_secure_aggregation=True).check_privacy(plain)
+    with pytest.raises(Refused, match=r"threshold of at least 0.67 in secure aggregation, and the run has 0.6"):
+        Policy(min_threshold=0.67).check_privacy(secure)
+
+
+def test_a_site_is_told_what_it_must_trust_the_coordinator_in() -> None:
+    assert "It can read each client's update" in trust(PrivacyTable(), Policy())
+    secure = PrivacyTable(secure_aggregation=SecureTable())
+    assert "sums over at least 5 clients, and no client's update" in trust(secure, Policy(min_cohort=5))
+
+
+def test_a_stage_of_a_secure_sum_is_a_reduce() -> None:
+    Policy(min_cohort=3).check_assignment("advertise", "reduce", 3, ())
+    with pytest.raises(Refused, match="inconsistent request: kind 'unmask'"):
+        Policy().check_assignment("unmask", "map", 3, ())
+    with pytest.raises(Refused, match="at least 4 clients in a round"):
+        Policy(min_cohort=4).check_assignment("share", "reduce", 3, ())

@@ -116,13 +116,15 @@ def test_updates_out_of_range_end_a_run_that_could_never_work() -> None:
         protected("fedavg", SecureTable(range=1e-9))
 
 
-def test_a_client_with_more_examples_than_the_bound_sends_nothing() -> None:
-    sampling = fl.Sampling(max_examples=11)
-    protection = Protection(PrivacyTable(secure_aggregation=SecureTable(threshold=0.6)), sampling, 5, 1)
-    sizes = (40, 6, 7, 5, 8)
-    record = next(fit(federation(sizes), Task(Dense), fl.FedAvg(), 1, sampling=sampling, protection=protection))
-    assert record.cohort == (1, 2, 3, 4)
-    assert record.notes["refused"] == 1
+def test_a_client_with_more_examples_than_the_bound_counts_as_one_at_the_bound() -> None:
+    sampling = fl.Sampling(max_examples=5)
+    protection = Protection(PrivacyTable(secure_aggregation=SecureTable()), sampling, 5, 1)
+    data = federation((400, 60, 70, 50, 80))
+    record = next(fit(data, Task(Dense), fl.FedAvg(), 1, sampling=sampling, protection=protection))
+    equal = next(fit(data, Task(Dense), fl.FedAvg(weights="uniform"), 1))
+    assert record.cohort == (0, 1, 2, 3, 4)
+    mean, plain = record.state["model"], equal.state["model"]
+    assert all(torch.allclose(mean[name], plain[name], atol=1e-6) for name in plain)
 
 
 @pytest.mark.parametrize(

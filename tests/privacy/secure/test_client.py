@@ -189,7 +189,7 @@ def test_a_server_that_shows_two_survivor_sets_gets_no_share() -> None:
     signatures = {client: table.clients[client].confirm(one) for client in (0, 1, 5)}
     signatures |= {client: table.clients[client].confirm(other) for client in (2, 3, 4)}
     for client in range(6):
-        with pytest.raises(Refusal, match="may have shown two different sets"):
+        with pytest.raises(Refusal, match="may have shown two different sets, or models"):
             table.clients[client].unmask(signatures)
 
 
@@ -201,6 +201,17 @@ def test_a_server_that_shows_two_survivor_sets_has_too_few_signatures_under_each
         for client in half:
             with pytest.raises(Refusal, match="3 clients confirmed who is in the sum, and 4 are needed"):
                 table.clients[client].unmask(half)
+
+
+def test_a_server_that_asks_clients_about_different_models_gets_no_share() -> None:
+    table = Table(session(4, 3)).shared()
+    for number, client in table.clients.items():
+        model = b"another model" if number == 2 else b"the model"
+        client.mask(ONES[number], table.server.sharers, table.server.ciphertexts_for(number), model)
+    signatures = {number: client.confirm(range(4)) for number, client in table.clients.items()}
+    for number, client in table.clients.items():
+        with pytest.raises(Refusal, match=f"signature of client {0 if number == 2 else 2} .* or models"):
+            client.unmask(signatures)
 
 
 def test_the_signature_of_a_client_that_is_not_in_the_sum_does_not_count() -> None:

@@ -1,0 +1,203 @@
+"""An agent's part in secure sums: the sessions of its clients, and the keys of other agents that it has seen.
+
+Everything secret is in memory only. A process that ends has left its sessions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedloom import faults
+from fedloom.algorithm import Algorithm, Update
+from fedloom.errors import StoreError
+from fedloom.experiment.plan import Plan
+from fedloom.federation.work import Outcome
+from fedloom.files import write_atomically
+from fedloom.network.agent.policy import Policy, Refused
+from fedloom.network.protocol.messages import AssignedClient, Assignment, ClientAnswer, SecurePeer, SecureResult
+from fedloom.network.protocol.secure import advertisement, from_hex, masked_update, question, to_hex
+from fedloom.network.protocol.signatures import Signer
+from fedloom.privacy.protection import ClientGuard
+from fedloom.privacy.secure.aggregation import SecureCall, weight_bound
+from fedloom.privacy.secure.client import SecureClient
+from fedloom.privacy.secure.ring import Ring
+from fedloom.privacy.secure.session import Floors, Refusal
+from fedloom.tree import Groups, row
+
+Unmasked = tuple[str, int, int, int, int, str]  # label, seed, round, call, local number, question
+
+
+def fingerprint(public_key: str) -> str:
+    """Return the fingerprint of an agent's key, as [policy] peers lists it."""
+    return hashlib.sha256(bytes.fromhex(public_key)).hexdigest()
+
+
+class PinnedKeys:
+    """The public keys of other agents, as they were first seen. They are no secrets."""
+
+    def __init__(self, path: Path, allowed: tuple[str, ...]) -> None:
+        self.path, self.allowed = path, allowed
+        try:
+            self.known: dict[str, str] = json.loads(path.read_text())
+        except FileNotFoundError:
+            self.known = {}
+        except (OSError, ValueError) as error:
+            raise StoreError(f"The keys of other agents in {path} cannot be read: {error}.") from error
+
+    def check(self, peers: Iterable[SecurePeer]) -> None:
+        """Raise `Refused` if an agent has another key than before, or one that the policy does not list."""
+        found = {peer.agent: peer.agent_key for peer in peers}
+        for agent, key in found.items():
+            if self.known.get(agent, key) != key:
+                raise Refused(
+                    f"the key of agent {agent} is not the one that was seen first. If its site was replaced, remove "
+                    f"its line from {self.path.name} in the state folder"
+                )
+            if self.allowed and fingerprint(key) not in self.allowed:
+                raise Refused(f"the policy does not list the fingerprint of agent {agent} in peers: {fingerprint(key)}")
+        if new := found.keys() - self.known.keys():
+            self.known |= {agent: found[agent] for agent in new}
+            write_atomically(self.path, json.dumps(self.known, indent=1, sort_keys=True).encode())
+
+
+@dataclass
+class OpenSession:
+    """The newest secure sum of one client."""
+
+    key: tuple[Any, ...]  # label, seed, round, call and attempt
+    call: SecureCall
+    client: SecureClient
+    roster: dict[int, bytes]  # filled when the others' keys arrive
+    question: str = ""
+
+
+@dataclass
+class SecureSessions:
+    """The secure sums of one run in which this agent's clients take part."""
+
+    run: str
+    plan: Plan  # its [privacy] says whether sums must be secure
+    policy: Policy
+    signer: Signer
+    pins: PinnedKeys
+    open: dict[int, OpenSession] = field(default_factory=dict)  # by client
+    unmasked: set[Unmasked] = field(default_factory=set)  # sums that this agent helped to unmask
+
+    def recall(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Learn from the audit log which sums were unmasked."""
+        for line in lines:
+            if line.get("event") == "answered" and line.get("run") == self.run:
+                self.unmasked.update((*one[:5], str(one[5])) for one in line.get("unmasked", ()))
+
+    # --- the stages
+
+    def answer(self, assignment: Assignment, algorithm: Algorithm) -> list[ClientAnswer]:
+        """Answer one stage for all clients of an assignment."""
+        if self.plan.privacy.secure_aggregation is None or assignment.secure is None:
+            raise Refused("the run announced no secure aggregation")
+        self.policy.check_assignment(assignment.kind, assignment.verb, assignment.cohort, ())
+        if not 1 <= assignment.round <= self.plan.rounds or assignment.seed not in self.plan.seeds:
+            raise Refused(f"the run announced {self.plan.rounds} rounds and the seeds {list(self.plan.seeds)}")
+        stage = getattr(self, f"_{assignment.kind}")
+        if assignment.kind == "share":
+            self.pins.check(assignment.secure.peers)
+        faults.point("secure.answer")
+        try:
+            return [ClientAnswer(one.client, secure=stage(assignment, one, algorithm)) for one in assignment.clients]
+        except Refusal as why:
+            raise Refused(f"secure aggregation: {why}") from None
+
+    def _advertise(self, assignment: Assignment, one: AssignedClient, algorithm: Algorithm) -> SecureResult:
+        table, cohort = self.plan.privacy.secure_aggregation, assignment.cohort
+        assert table is not None
+        bound = weight_bound(algorithm, self.plan.cohort)
+        run = f"{self.run}/{assignment.label}/{assignment.seed}"
+        call = SecureCall.of(table, run, assignment.round, assignment.call, cohort, bound, assignment.attempt)
+        floors = Floors(max(table.min_clients, self.policy.min_cohort), max(table.threshold, self.policy.min_threshold))
+        roster: dict[int, bytes] = {}
+        if before := self.open.pop(one.client, None):
+            before.client.erase()
+        client = SecureClient(call.session, one.client, self._sign, roster, floors)
+        self.open[one.client] = OpenSession(_key(assignment), call, client, roster)
+        mine = client.advertise()
+        keys = {"mask_key": mine.mask_key.hex(), "channel_key": mine.channel_key.hex()}
+        return SecureResult(**keys, signature=mine.signature.hex())
+
+    def _sign(self, text: bytes) -> bytes:
+        return bytes.fromhex(self.signer.sign(text))
+
+    def _share(self, assignment: Assignment, one: AssignedClient, algorithm: Algorithm) -> SecureResult:
+        session, secure = self._session(assignment, one), assignment.secure
+        assert secure is not None
+        session.roster.update({peer.client: bytes.fromhex(peer.agent_key) for peer in secure.peers})
+        if session.roster.get(one.client) != bytes.fromhex(self.signer.public):
+            raise Refusal("our own key is not in the roster, or was changed")
+        sent = session.client.share([advertisement(peer) for peer in secure.peers])
+        return SecureResult(shares=to_hex(sent))
+
+    def _confirm(self, assignment: Assignment, one: AssignedClient, algorithm: Algorithm) -> SecureResult:
+        assert assignment.secure is not None
+        signature = self._session(assignment, one).client.confirm(assignment.secure.clients)
+        return SecureResult(signature=signature.hex())
+
+    def _unmask(self, assignment: Assignment, one: AssignedClient, algorithm: Algorithm) -> SecureResult:
+        assert assignment.secure is not None
+        session = self._session(assignment, one)
+        given = session.client.unmask(from_hex(assignment.secure.signatures))
+        self.unmasked.add(self._unmasked(assignment, one, session.question))
+        return SecureResult(shares=to_hex(given))
+
+    def mask(
+        self, assignment: Assignment, one: AssignedClient, algorithm: Algorithm, outcome: Outcome, shared: Groups
+    ) -> Update:
+        """Return a trained client's update as a masked vector."""
+        if assignment.secure is None:
+            raise Refused("the run announced secure aggregation, and the coordinator asks for an update without a mask")
+        if outcome.public:
+            raise Refused("the algorithm makes numbers of single clients public, beside a masked update")
+        if {part.role for part in assignment.parts} != {"shared"}:
+            raise Refused("a client gets other tensors than the rest, so its part in the sum could be found")
+        (model,) = (part.sha256 for part in assignment.parts)
+        try:
+            session = self._session(assignment, one)
+            session.question = model
+            if self._unmasked(assignment, one, model) in self.unmasked:
+                raise Refusal(
+                    f"the sum of round {assignment.round} about this model was unmasked before, and a second one over "
+                    "other clients could show one of them"
+                )
+            guard = ClientGuard(self.plan.privacy, assignment.cohort, session.call.config.weight_bound)
+            groups = {group: row(stacked, 0) for group, stacked in outcome.stack.items()}
+            ring = Ring(session.call.config, groups)
+            weights = {group: float(weight[0]) for group, weight in outcome.weights.items()}
+            vector = ring.encode(groups, weights, guard.bases(outcome.positions or {}, groups, shared))
+            ciphertexts = from_hex(assignment.secure.ciphertexts.get(str(one.client), {}))
+            about = question(assignment.method, model)
+            return masked_update(session.client.mask(vector, assignment.secure.clients, ciphertexts, about))
+        except Refusal as why:
+            raise Refused(f"secure aggregation: {why}") from None
+
+    def _session(self, assignment: Assignment, one: AssignedClient) -> OpenSession:
+        found = self.open.get(one.client)
+        if found is None or found.key != _key(assignment):
+            raise Refusal("this agent has no keys of the session: it was restarted, or another session began")
+        return found
+
+    def _unmasked(self, assignment: Assignment, one: AssignedClient, model: str) -> Unmasked:
+        return assignment.label, assignment.seed, assignment.round, assignment.call, one.local, model
+
+    def facts(self, assignment: Assignment) -> dict[str, Any]:
+        """Return what the audit log must remember of an answer."""
+        if assignment.kind != "unmask":
+            return {}
+        sessions = [(one, self.open[one.client].question) for one in assignment.clients if one.client in self.open]
+        return {"unmasked": [self._unmasked(assignment, one, model) for one, model in sessions]}
+
+
+def _key(assignment: Assignment) -> tuple[Any, ...]:
+    return assignment.label, assignment.seed, assignment.round, assignment.call, assignment.attempt

@@ -1,0 +1,54 @@
+"""What an agent remembers of secure sums: the keys of others, and which sums it helped to unmask."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedloom.errors import StoreError
+from fedloom.network.agent.policy import Policy, Refused
+from fedloom.network.agent.secure_sessions import PinnedKeys, SecureSessions, fingerprint
+from fedloom.network.protocol.messages import SecurePeer
+
+
+def peer(agent: str, key: str = "ab") -> SecurePeer:
+    keys = {"mask_key": "01" * 32, "channel_key": "02" * 32, "signature": "03" * 64}
+    return SecurePeer(client=0, agent=agent, agent_key=key * 32, **keys)
+
+
+def test_keys_are_pinned_when_they_are_first_seen_and_survive_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "peers.json"
+    PinnedKeys(path, ()).check([peer("a1"), peer("a2", "cd")])
+    again = PinnedKeys(path, ())
+    again.check([peer("a1"), peer("a3")])
+    assert set(json.loads(path.read_text())) == {"a1", "a2", "a3"}
+    with pytest.raises(Refused, match=r"the key of agent a2 is not the one that was seen first.* peers\.json"):
+        again.check([peer("a2", "ef")])
+
+
+def test_a_policy_that_lists_peers_accepts_no_others(tmp_path: Path) -> None:
+    pins = PinnedKeys(tmp_path / "peers.json", (fingerprint("ab" * 32),))
+    pins.check([peer("a1")])
+    with pytest.raises(Refused, match=f"agent a2 in peers: {fingerprint('cd' * 32)}"):
+        pins.check([peer("a2", "cd")])
+    assert set(pins.known) == {"a1"}
+
+
+def test_a_damaged_file_of_keys_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "peers.json").write_text("{")
+    with pytest.raises(StoreError, match="cannot be read"):
+        PinnedKeys(tmp_path / "peers.json", ())
+
+
+def test_what_was_unmasked_is_recalled_from_the_audit_log(tmp_path: Path) -> None:
+    pins = PinnedKeys(tmp_path / "peers.json", ())
+    sessions = SecureSessions("run", None, Policy(), None, pins)  # type: ignore[arg-type]
+    one = ["fedavg", 1, 3, 0, 2, "model"]
+    sessions.recall(
+        [
+            {"event": "answered", "run": "run", "unmasked": [one]},
+            {"event": "answered", "run": "another", "unmasked": [["fedavg", 1, 4, 0, 2, "model"]]},
+            {"event": "answered", "run": "run"},
+        ]
+    )
+    assert sessions.unmasked == {("fedavg", 1, 3, 0, 2, "model")}

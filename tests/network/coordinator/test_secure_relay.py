@@ -1,0 +1,280 @@
+"""Secure sums between real agents in this process: the coordinator relays, and learns sums only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedloom.errors import QuorumError, TrainingError
+from fedloom.experiment.progress import Silent
+from fedloom.network.agent.agent import Agent
+from fedloom.network.coordinator.ledger import Ledger
+from fedloom.network.protocol.messages import Assignment
+from fedloom.results.result import Result
+from tests.network.conftest import EXPERIMENT, InProcessRun, serial_weights, weights
+
+SECURE = {"secure_aggregation": {"threshold": 0.6, "min_clients": 3, "range": 100.0}}
+VALUES: dict[str, Any] = {
+    **EXPERIMENT,
+    "rounds": 2,
+    "evaluate": {"splits": []},
+    "privacy": SECURE,
+    "data": {**EXPERIMENT["data"], "partition": {**EXPERIMENT["data"]["partition"], "clients": 5}},
+}
+CAPPED = {"max_examples": 1000}
+
+
+def sites(folder: Path, *policies: dict[str, Any], **values: Any) -> InProcessRun:
+    return InProcessRun(folder, {**VALUES, **values}, *(policies or ({},) * 5), **CAPPED)
+
+
+def simulated(folder: Path, **values: Any) -> dict[str, str | None]:
+    return serial_weights({**VALUES, **values, "cohort": CAPPED}, folder)
+
+
+@pytest.mark.parametrize("algorithm", [{"fedavg": {}}, {"scaffold": {}}, {"fsvrg": {}}, {"openai_es": {}}])
+def test_the_bits_are_those_of_a_simulation(tmp_path: Path, algorithm: dict[str, Any]) -> None:
+    result = sites(tmp_path / "net", algorithm=algorithm).run(Silent())
+    assert result.status == "done"
+    assert weights(tmp_path / "net") == simulated(tmp_path / "serial", algorithm=algorithm)
+
+
+def test_an_agent_may_host_several_clients(tmp_path: Path) -> None:
+    sites(tmp_path / "net", {}, {}).run(Silent())
+    assert weights(tmp_path / "net") == simulated(tmp_path / "serial")
+
+
+def cohorts(folder: Path) -> dict[int, int]:
+    """How many clients were in the sum of each round."""
+    rows = Ledger(folder / "network")._rows("SELECT round, accepted FROM attempts WHERE status = 'accepted'")
+    return {row["round"]: row["accepted"] for row in rows}
+
+
+def fail_at(monkeypatch: pytest.MonkeyPatch, site: str, stage: str, round: int = 1) -> None:
+    """Let one site fail in a stage of a round."""
+    carry_out = Agent.carry_out
+
+    def failing(self: Agent, assignment: Assignment) -> None:
+        now = "mask" if assignment.kind == "train" else assignment.kind
+        if (self.site.name, now, assignment.round) == (site, stage, round):
+            return self._report(assignment, assignment.clients, "error", "the disk burns")
+        return carry_out(self, assignment)
+
+    monkeypatch.setattr(Agent, "carry_out", failing)
+
+
+@pytest.mark.parametrize("stage", ["advertise", "share", "mask", "confirm", "unmask"])
+def test_a_site_may_vanish_at_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    fail_at(monkeypatch, "site-2", stage)
+    run = sites(tmp_path / "net")
+    assert run.run(Silent()).status == "done"
+    assert cohorts(tmp_path / "net") == {1: 5 if stage in ("confirm", "unmask") else 4, 2: 5}
+    if stage in ("confirm", "unmask"):  # its masked update had arrived, so it is in the sum
+        assert weights(tmp_path / "net") == simulated(tmp_path / "serial")
+
+
+def test_below_the_threshold_the_round_is_abandoned_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_at(monkeypatch, "site-2", "mask")
+    run = sites(tmp_path / "net", privacy={"secure_aggregation": {"threshold": 1.0, "range": 100.0}})
+    assert run.run(Silent()).status == "degraded"
+    assert cohorts(tmp_path / "net") == {2: 5}
+    assert any("4 of 5 clients sent a masked value, and secure aggregation needs 5" in text for text in run.said)
+    assert any("the disk burns" in text for text in run.said)
+
+
+def test_when_no_update_fits_the_ring_the_run_ends_with_the_reason(tmp_path: Path) -> None:
+    run = sites(tmp_path / "net", privacy={"secure_aggregation": {"range": 1e-9}})
+    with pytest.raises(TrainingError, match=r"no client could do its work.*the range is 1e-09: nothing was sent"):
+        run.run(Silent())
+
+
+# --- what the coordinator and the disks hold
+
+
+def test_only_sums_are_stored_and_no_log_has_a_key_or_a_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored: list[str] = []
+    accept = Ledger.accept
+
+    def remember(self: Ledger, updates: Any) -> None:
+        stored.extend(update.file for update in updates)
+        accept(self, updates)
+
+    monkeypatch.setattr(Ledger, "accept", remember)
+    sites(tmp_path / "net").run(Silent())
+    assert len(stored) == 2
+    assert all("-sum-" in file for file in stored)
+    for number in range(5):
+        text = (tmp_path / f"state-{number}" / "audit.jsonl").read_text()
+        lines = [json.loads(line) for line in text.splitlines()]
+        assert {"advertise", "share", "confirm", "unmask"} <= {line.get("asked") for line in lines}
+        assert not any(word in text for word in ("mask_key", "shares", "ciphertexts"))
+    written = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert "peers.json" in written
+    assert sorted(path.name for path in (tmp_path / "state-0").iterdir() if path.is_file()) == [
+        "agent.key",
+        "audit.jsonl",
+        "peers.json",
+        "process.json",
+    ]
+
+
+def test_the_coordinator_learns_no_sizes_weights_or_metrics(tmp_path: Path) -> None:
+    run = sites(tmp_path / "net", evaluate={"splits": ["test"]})
+    run.run(Silent())
+    assert any("evaluate.splits: left out on a network with secure aggregation" in text for text in run.said)
+    assert not Result.read(tmp_path / "net").rows("clients")
+    hellos = [json.loads(row["hello"]) for row in Ledger(tmp_path / "net" / "network").agents()]
+    assert {client[split] for hello in hellos for client in hello["clients"] for split in ("train", "test")} == {0}
+    assert any("no client's update, weight or metric" in text for text in run.said)
+
+
+# --- crashes
+
+
+class Crash(Exception):
+    """Stands for the end of the coordinator's process."""
+
+
+def crash_at(monkeypatch: pytest.MonkeyPatch, point: str) -> Callable[[], None]:
+    def strike(name: str) -> None:
+        if name == point:
+            raise Crash(name)
+
+    monkeypatch.setattr("fedloom.faults.point", strike)
+    return lambda: monkeypatch.setattr("fedloom.faults.point", lambda name: None)
+
+
+@pytest.mark.parametrize("point", [f"secure.{stage}" for stage in ("advertise", "share", "mask", "confirm", "unmask")])
+def test_a_coordinator_that_dies_before_a_sum_is_unmasked_begins_again_with_new_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    heal = crash_at(monkeypatch, point)
+    with pytest.raises(Crash):
+        sites(tmp_path / "net").run(Silent())
+    heal()
+    assert sites(tmp_path / "net").run(Silent()).status == "done"
+    assert weights(tmp_path / "net") == simulated(tmp_path / "serial")
+
+
+def test_a_sum_that_was_unmasked_but_not_stored_is_never_unmasked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heal = crash_at(monkeypatch, "secure.unmasked")
+    with pytest.raises(Crash):
+        sites(tmp_path / "net").run(Silent())
+    heal()
+    run = sites(tmp_path / "net")
+    assert run.run(Silent()).status == "degraded"
+    assert any("round 1 about this model was unmasked before" in text for text in run.said)
+    assert cohorts(tmp_path / "net") == {2: 5}
+
+
+def test_a_sum_that_was_stored_is_used_again_without_asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heal = crash_at(monkeypatch, "coordinator.aggregated")
+    with pytest.raises(Crash):
+        sites(tmp_path / "net").run(Silent())
+    heal()
+    sites(tmp_path / "net").run(Silent())
+    assert weights(tmp_path / "net") == simulated(tmp_path / "serial")
+    unmasked = [
+        line["round"]
+        for line in map(json.loads, (tmp_path / "state-0" / "audit.jsonl").read_text().splitlines())
+        if line.get("asked") == "unmask"
+    ]
+    assert unmasked == [1, 2]
+
+
+def test_an_agent_that_was_restarted_in_a_session_has_left_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    carry_out = Agent.carry_out
+
+    def restarted(self: Agent, assignment: Assignment) -> None:
+        if self.site.name == "site-1" and assignment.kind == "train" and assignment.round == 1:
+            assert self.runner is not None
+            self.runner.sessions.open.clear()
+        return carry_out(self, assignment)
+
+    monkeypatch.setattr(Agent, "carry_out", restarted)
+    run = sites(tmp_path / "net")
+    assert run.run(Silent()).status == "done"
+    assert any("has no keys of the session: it was restarted" in text for text in run.said)
+    assert cohorts(tmp_path / "net") == {1: 4, 2: 5}
+
+
+# --- a lying coordinator
+
+
+def lie(monkeypatch: pytest.MonkeyPatch, change: Callable[[str, Assignment], Assignment]) -> None:
+    """Let the coordinator change what it tells single sites."""
+    carry_out = Agent.carry_out
+    monkeypatch.setattr(Agent, "carry_out", lambda self, one: carry_out(self, change(self.site.name, one)))
+
+
+def test_an_update_without_a_mask_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lie(monkeypatch, lambda site, one: one.model_copy(update={"secure": None}) if one.kind == "train" else one)
+    run = sites(tmp_path / "net")
+    with pytest.raises(TrainingError, match="asks for an update without a mask"):
+        run.run(Silent())
+
+
+def test_two_survivor_sets_unmask_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def two_sets(site: str, one: Assignment) -> Assignment:
+        if one.kind == "confirm" and site != "site-0" and one.secure is not None:
+            fewer = tuple(client for client in one.secure.clients if client != 0)
+            return one.model_copy(update={"secure": one.secure.model_copy(update={"clients": fewer})})
+        return one
+
+    lie(monkeypatch, two_sets)
+    run = sites(tmp_path / "net")
+    with pytest.raises(QuorumError, match="nothing was learnt"):
+        run.run(Silent())
+    assert cohorts(tmp_path / "net") == {}
+    assert any("the signature is not under the set of clients in the sum" in text for text in run.said)
+
+
+def test_a_lowered_cohort_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lie(monkeypatch, lambda site, one: one.model_copy(update={"cohort": 2}) if one.kind == "advertise" else one)
+    run = sites(tmp_path / "net")
+    with pytest.raises(TrainingError, match="a sum must cover at least 3 clients, and this session invites 2"):
+        run.run(Silent())
+
+
+def test_a_forged_roster_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forge(site: str, one: Assignment) -> Assignment:
+        if one.kind != "share" or one.secure is None:
+            return one
+        peers = [
+            peer.model_copy(update={"mask_key": "09" + 62 * "0"}) if peer.client == 3 else peer
+            for peer in one.secure.peers
+        ]
+        return one.model_copy(update={"secure": one.secure.model_copy(update={"peers": tuple(peers)})})
+
+    lie(monkeypatch, forge)
+    run = sites(tmp_path / "net")
+    with pytest.raises(TrainingError, match=r"keys of client 3 are not signed by it|our own keys"):
+        run.run(Silent())
+
+
+def test_the_key_of_a_known_agent_may_not_change(tmp_path: Path) -> None:
+    sites(tmp_path / "net").run(Silent())
+    pins = tmp_path / "state-0" / "peers.json"
+    known = json.loads(pins.read_text())
+    assert len(known) == 5
+    changed = sorted(known)[1]
+    pins.write_text(json.dumps({**known, changed: "ab" * 32}))
+    again = sites(tmp_path / "net", rounds=3)
+    again.run(Silent())
+    assert any(f"the key of agent {changed} is not the one that was seen first" in text for text in again.said)
+    assert cohorts(tmp_path / "net") == {1: 5, 2: 5, 3: 4}
+
+
+def test_a_site_accepts_only_the_peers_that_its_policy_lists(tmp_path: Path) -> None:
+    run = sites(tmp_path / "net", {"peers": ["00" * 32]}, {}, {}, {}, {})
+    run.run(Silent())
+    assert any("does not list the fingerprint of agent" in text for text in run.said)
+    assert cohorts(tmp_path / "net") == {1: 4, 2: 4}
