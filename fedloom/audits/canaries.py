@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,30 +17,36 @@ NORMAL = 1.4826  # the standard deviation of normal numbers is this many times t
 
 @dataclass(frozen=True)
 class Canaries:
-    """Some canaries, each with a direction of its own, and the coins that decide which of them take part."""
+    """The coins that decide which canaries take part, and the key of their directions."""
 
     included: Coins
-    places: NDArray[np.int64]  # one row per canary: where its direction is not zero
-    signs: Floats
+    key: int
 
     @staticmethod
-    def draw(count: int, size: int, key: int) -> Canaries:
-        """Draw canaries for updates with `size` numbers."""
-        draw = keys.generator(key)
-        width = min(size, COORDINATES)
-        places = np.stack([draw.choice(size, width, replace=False, shuffle=False) for _ in range(count)])
-        return Canaries(draw.random(count) < 0.5, places, draw.choice([-1.0, 1.0], places.shape) / np.sqrt(width))
+    def draw(count: int, key: int) -> Canaries:
+        """Toss the coins."""
+        return Canaries(keys.generator(keys.key(key, "coins")).random(count) < 0.5, key)
 
     def directions(self, numbers: NDArray[np.int64], size: int) -> Floats:
-        """Return the directions of some canaries as rows of length 1."""
+        """Return the directions of some canaries as rows of length 1, for updates with `size` numbers."""
+        places, signs = _directions(len(self.included), size, self.key)
         rows = np.zeros((len(numbers), size))
-        np.put_along_axis(rows, self.places[numbers], self.signs[numbers], axis=1)
+        np.put_along_axis(rows, places[numbers], signs[numbers], axis=1)
         return rows
 
     def project(self, released: Floats) -> Floats:
         """Return how far what the server released goes into the direction of each canary."""
-        along: Floats = (released[self.places] * self.signs).sum(axis=1)
+        places, signs = _directions(len(self.included), len(released), self.key)
+        along: Floats = (released[places] * signs).sum(axis=1)
         return along
+
+
+@lru_cache(maxsize=2)
+def _directions(count: int, size: int, key: int) -> tuple[NDArray[np.int64], Floats]:
+    """Draw the places where each direction is not zero, and its numbers there."""
+    draw, width = keys.generator(keys.key(key, "directions")), min(size, COORDINATES)
+    places = np.stack([draw.choice(size, width, replace=False, shuffle=False) for _ in range(count)])
+    return places, draw.choice([-1.0, 1.0], places.shape) / np.sqrt(width)
 
 
 def evidence(projections: Floats, rate: float, clips: Floats) -> Floats:

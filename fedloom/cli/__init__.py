@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fedloom import __version__
-from fedloom.cli import data, flower, network, planning, results, running
+from fedloom.cli import auditing, data, flower, network, planning, results, running
 from fedloom.cli.shared import say
 from fedloom.errors import FedloomError
 
@@ -25,7 +25,7 @@ for commands in (running.app, planning.app, results.app, network.app):
 for name, group in {
     "data": data.app,
     "agents": network.agents_app,
-    "audit": network.audit_app,
+    "audit": auditing.audit_app,
     "flower": flower.app,
 }.items():
     app.add_typer(group, name=name)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedloom.cli import shared
+from fedloom.cli.auditing import audit_app
 from fedloom.cli.shared import AsJson, Changes, File, Fresh, Out, Quiet, command, load, need, print_result, say
 from fedloom.errors import InputError
 
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 agents_app = typer.Typer(no_args_is_help=True, help="List, invite, replace and revoke the agents of a run.")
-audit_app = typer.Typer(
-    no_args_is_help=True, help="Look at what happened in a run of `fedloom serve` and what left a site."
-)
 
 Folder = Annotated[Path, typer.Argument(help="The folder of a run of `fedloom serve`.", metavar="DIR")]
 Url = Annotated[str, typer.Argument(help="The coordinator's address, such as https://host:8443.", metavar="URL")]

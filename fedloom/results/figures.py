@@ -14,8 +14,8 @@ import numpy as np
 from fedloom.data.figure import draw_shares, shorten
 from fedloom.data.split import SPLITS
 from fedloom.errors import InputError
+from fedloom.results import audit_findings, headline, learning_curves
 from fedloom.results import figure_style as style
-from fedloom.results import headline, learning_curves
 from fedloom.results.client_tables import average
 from fedloom.results.comparisons import Comparison, main_comparison, universal_comparison
 from fedloom.results.figure_style import BEFORE_TRAINING, FAINT, INK, MOST_PANELS, CaptionedFigure
@@ -49,6 +49,8 @@ def draw_all(
         "bytes": partial(against_bytes, run, metric),
         "clients": partial(heat_map, run, metric),
         "labels": partial(label_distribution, run),
+        "reconstruction": partial(audit_findings.reconstruction, run.audit),
+        "poisoning": partial(audit_findings.poisoning, run.audit),
     }
     found = []
     for number, (name, make) in enumerate(makers.items(), 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.errors import InputError
+from fedloom.errors import InputError, StoreError
 from fedloom.experiment.store import Store
 from fedloom.federation.sampling import Sampling
 from fedloom.results.result import Result, open_store
@@ -184,6 +185,15 @@ class RunData:
     def result(self) -> Result:
         """The numbers that the run ends with."""
         return Result.read(self.folder)
+
+    @cached_property
+    def audit(self) -> dict[str, Any]:
+        """What the audits of this run found, by the audit's name; empty if there were none."""
+        path = self.folder / "audit.json"
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+        except ValueError as error:
+            raise StoreError(f"{path} is damaged ({error}). Delete it, and audit the run again.") from error
 
     @property
     def data_fingerprints(self) -> dict[str, str]:

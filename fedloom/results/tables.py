@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.results import client_tables, curve_numbers, headline
+from fedloom.results import audit_findings, client_tables, curve_numbers, headline
 from fedloom.results.comparisons import Comparison, comparisons, main_comparison, universal_comparison
 from fedloom.results.run_data import MetricInfo, RunData
 from fedloom.results.sentences import say
@@ -24,7 +24,7 @@ def all_tables(run: RunData) -> list[Table]:
     for name, metric in run.metrics.items():
         if metric.is_mean:
             found += client_tables.all_tables(run, name)
-    return found
+    return [*found, *audit_findings.tables(run.audit)]
 
 
 def overview(run: RunData) -> Iterator[Table]:

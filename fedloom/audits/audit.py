@@ -1,0 +1,111 @@
+"""All audits of an experiment. What they find is kept in `audit.json`, beside the run that they are about."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedloom.audits.canary_run import canary_run
+from fedloom.audits.membership import membership
+from fedloom.audits.poisoning import poison
+from fedloom.audits.reconstruction import reconstruct
+from fedloom.errors import FedloomError, InputError, nearest
+from fedloom.experiment.experiment_file import Experiment
+from fedloom.experiment.plan import Plan
+from fedloom.experiment.progress import Progress
+from fedloom.files import write_atomically
+from fedloom.privacy.dp.client_level import ClientLevel
+from fedloom.results.result import Result
+
+FILE = "audit.json"
+Tell = Callable[[int, int], object]  # steps that are done, and how many there are
+
+
+def audit(
+    experiment: Experiment, folder: Path, only: Collection[str], progress: Progress, canaries: int = 1000
+) -> dict[str, Any]:
+    """Run the audits with these names, or all that apply, and return what `audit.json` now holds."""
+    known: dict[str, Callable[[Experiment, Plan, Path, Tell], Any]] = {
+        "epsilon": partial(_epsilon, canaries),
+        "membership": _membership,
+        "reconstruction": _reconstruction,
+        "poisoning": _poisoning,
+    }
+    for name in only:
+        if name not in known:
+            raise InputError(f"There is no audit '{name}'. Known: {', '.join(known)}.{nearest(name, known)}")
+    path, plan = folder / FILE, Plan.of(experiment)
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    wanted = [name for name in known if name in only or not only]
+    progress.expect(len(wanted), 1)
+    for name in wanted:
+        try:
+            found[name] = known[name](experiment, plan, folder, _telling(name, progress))
+        except FedloomError as why:
+            if only:
+                raise
+            found[name] = {"left_out": str(why)}
+        progress.end(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(found, indent=1).encode())
+    return found
+
+
+def _telling(name: str, progress: Progress) -> Tell:
+    """Return a function that shows the progress of one audit."""
+    progress.begin(name, 0, 1)
+    last = time.monotonic()
+
+    def tell(done: int, steps: int) -> None:
+        nonlocal last
+        if done == 1:
+            progress.begin(name, 0, steps)
+        progress.step(name, done, {}, time.monotonic() - last)
+        last = time.monotonic()
+
+    return tell
+
+
+def _epsilon(canaries: int, experiment: Experiment, plan: Plan, folder: Path, tell: Tell) -> Any:
+    if plan.privacy.dp is None:
+        raise InputError("The experiment claims no ε: it has no [privacy] dp.")
+    steps, found = len(plan.algorithms) * plan.rounds, {}
+    for number, (label, algorithm) in enumerate(plan.algorithms.items()):
+        told = partial(lambda before, done: tell(before + done, steps), number * plan.rounds)
+        found[label] = canary_run(plan, algorithm, canaries, told)
+    return found
+
+
+def _membership(experiment: Experiment, plan: Plan, folder: Path, tell: Tell) -> Any:
+    result, seed = Result.read(folder, plan), plan.seeds[0]
+    if not result.finished:
+        raise InputError(f"The run in {folder} is not finished: `fedloom run` it first.")
+    found = {}
+    for number, label in enumerate(plan.algorithms, 1):
+        model = result.weights(label, seed).get("model")
+        if model is not None:
+            attacks = membership(plan.task(seed), model, plan.federation(seed))
+            found[label] = {name: asdict(one) for name, one in attacks.items()}
+        tell(number, len(plan.algorithms))
+    if not found:
+        raise InputError("No algorithm of this run has a global model to attack.")
+    return found
+
+
+def _reconstruction(experiment: Experiment, plan: Plan, folder: Path, tell: Tell) -> Any:
+    seed, dp = plan.seeds[0], plan.privacy.dp
+    federation = plan.federation(seed)
+    cohort = plan.cohort.size(federation.clients)
+    noise = dp and ClientLevel(dp, plan.cohort, federation.clients, plan.rounds).mechanism.noise_multiplier
+    return asdict(reconstruct(plan.task(seed), federation, cohort, noise or 1.0, tell))
+
+
+def _poisoning(experiment: Experiment, plan: Plan, folder: Path, tell: Tell) -> Any:
+    server = experiment.data.server if experiment.data.server != "none" else 0.2
+    dataset = experiment.source.load(experiment.base)
+    return asdict(poison(dataset, plan.task(plan.seeds[0]), experiment.train, plan.rounds, server, tell))

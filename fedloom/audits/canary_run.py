@@ -1,0 +1,156 @@
+"""A copy of a run in which canaries take part. The real run never has any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedloom import keys
+from fedloom.algorithm import Algorithm, Update
+from fedloom.audits.canaries import Canaries, evidence
+from fedloom.audits.epsilon import Floats, estimate, lower_bound
+from fedloom.backends.protocol import Backend
+from fedloom.experiment.plan import Plan
+from fedloom.experiment.worker_groups import choose_setup
+from fedloom.federation.engine import Evaluation, fit
+from fedloom.federation.work import ClientWork, Outcome, Place, Report, Work
+from fedloom.privacy.dp.client_level import is_noised
+from fedloom.privacy.protection import Protection
+from fedloom.task import Task
+from fedloom.training.probe import probe
+from fedloom.tree import Groups, change, expand, select
+
+TIMES_THE_CLIP = 10.0  # the length of a canary's change: far too long, so that it shows whether changes are clipped
+TOGETHER = 32  # canaries in one stack
+
+
+@dataclass
+class Watched(Protection):
+    """The protection of the copy, with an attacker who sees all that it releases."""
+
+    clients: int = 0  # canaries have the numbers after them
+    canaries: Canaries = field(default_factory=lambda: Canaries.draw(0, 0))
+    projections: list[Floats] = field(default_factory=list)
+    clips: list[float] = field(default_factory=list)
+
+    def draw(self, round: int, seed: int) -> tuple[int, ...]:
+        assert self.dp is not None
+        drawn = super().draw(round, seed)
+        if self.dp.mechanism.fixed:  # a neighbour replaces a client, so canaries that are left out change nothing
+            return drawn
+        there = np.concatenate([np.ones(self.clients, bool), self.canaries.included])
+        return tuple(client for client in drawn if there[client])
+
+    def release(self, where: Any, total: Groups, positions: Any, shared: Groups, task: Task) -> Any:
+        assert self.dp is not None
+        self.clips.append(self.dp.clip)
+        groups, weights = super().release(where, total, positions, shared, task)
+        parts = []
+        for group, names in _noised(groups, positions, task).items():
+            found = select(groups[group], names)
+            moved = change(found, select(shared[positions[group]], names)) if group in positions else found
+            parts += [leaf.double().flatten().numpy() for leaf in moved.values()]
+        self.projections.append(self.dp.expected * self.canaries.project(np.concatenate(parts)))
+        return groups, weights
+
+
+@dataclass
+class WithCanaries(Backend):
+    """Computes clients in this process, and answers for canaries."""
+
+    place: Place
+    canaries: Canaries
+    forms: dict[str, Outcome] = field(default_factory=dict)  # what a client answers, by the method it runs
+
+    def run(self, work: Work) -> Any:
+        if not isinstance(work, ClientWork):
+            return work.perform(self.place)
+        if work.method not in self.forms:
+            self.forms[work.method] = replace(work.only([0]), ids=(0,), keep="stack", guard=None).perform(self.place)
+        clients = self.place.federation.clients
+        real, everyone = sum(client < clients for client in work.ids), len(work.ids)
+        parts = [work.part(0, real).perform(self.place)] if real else []
+        for begin in range(real, everyone, TOGETHER):
+            parts.append(self._answer(work.part(begin, min(begin + TOGETHER, everyone)), self.forms[work.method]))
+        return work.merge(parts)
+
+    def _answer(self, work: ClientWork, form: Outcome) -> Outcome:
+        """Return updates of canaries: their directions, ten times as long as the clip."""
+        guard, positions = work.guard, form.positions or {}
+        assert guard is not None
+        assert guard.clip is not None
+        numbers = np.array(work.ids) - self.place.federation.clients
+        noised = _noised(form.stack, positions, self.place.task)
+        size = sum(form.stack[group][name].numel() for group, names in noised.items() for name in names)
+        length = TIMES_THE_CLIP * guard.clip * self.canaries.included[numbers, None]
+        rest = torch.from_numpy(length * self.canaries.directions(numbers, size))
+        groups: Groups = {}
+        for group, leaves in form.stack.items():
+            base = (
+                work.shared[positions[group]] if group in positions else {n: leaf[0] * 0 for n, leaf in leaves.items()}
+            )
+            groups[group] = expand(select(base, leaves), len(numbers))
+            for name in noised[group]:
+                leaf = groups[group][name]
+                moved, rest = rest[:, : leaf[0].numel()], rest[:, leaf[0].numel() :]
+                groups[group][name] = (leaf + moved.reshape(leaf.shape)).to(leaf.dtype)
+        weight = torch.full((len(numbers),), guard.full_weight, dtype=torch.float64)
+        update = guard.apply(Update(groups, weight, positions=positions), work.shared, self.place.task)
+        return work.outcome([update], work.own, tuple(Report(client) for client in work.ids))
+
+
+def _noised(groups: Groups, positions: Any, task: Task) -> dict[str, list[str]]:
+    """Return the names of the leaves that get noise, by group."""
+    return {
+        group: [name for name, leaf in leaves.items() if is_noised(name, leaf, group in positions, task.trainable)]
+        for group, leaves in groups.items()
+    }
+
+
+def canary_run(
+    plan: Plan,
+    algorithm: Algorithm,
+    count: int,
+    tell: Callable[[int], object] = lambda rounds: None,
+) -> dict[str, Any]:
+    """Run a copy with canaries, and compare the ε that it claims with what an attacker learns."""
+    seed, cohort = plan.seeds[0], plan.cohort
+    federation, task = plan.federation(seed), plan.task(seed)
+    clients, canaries = federation.clients, Canaries.draw(count, keys.key(seed, "canaries"))
+    place = Place(federation, task, choose_setup(probe(federation, task), plan.settings, cohort.size(clients)))
+    offsets = np.concatenate([federation.offsets, np.full(count, federation.offsets[-1])])
+    copy = replace(federation, offsets=offsets, names=None)
+    if cohort.count is not None:  # the same share of clients in a round
+        cohort = cohort.replace(count=round(cohort.count * copy.clients / clients))
+    watched = Watched(plan.privacy, cohort, copy.clients, plan.rounds, clients=clients, canaries=canaries)
+    dp = watched.dp
+    assert dp is not None
+    records = fit(
+        copy,
+        task,
+        algorithm,
+        plan.rounds,
+        seed=seed,
+        sampling=cohort,
+        evaluation=Evaluation(splits=(), server=()),
+        backend=WithCanaries(place, canaries),
+        protection=watched,
+    )
+    for record in records:
+        tell(record.round)
+    projections, coins = np.stack(watched.projections), canaries.included
+    bound = lower_bound(evidence(projections, dp.q, np.array(watched.clips)), coins, dp.table.delta)
+    guessed = estimate(projections.sum(axis=0), coins, dp.table.delta)
+    return {
+        "claimed": dp.epsilon,
+        "delta": dp.table.delta,
+        "adjacency": dp.adjacency,
+        "canaries": count,
+        "bound": asdict(bound),
+        "estimate": guessed if np.isfinite(guessed) else None,
+        "refuted": bound.epsilon > dp.epsilon,
+    }

@@ -1,0 +1,128 @@
+"""What a single update gives away: the label of its example, and the example itself.
+
+The victim is a client with one example that takes one step from the initial weights, so its update is a gradient. That
+is the worst case. The attacker sees the update itself, or the mean over a cohort (secure aggregation), or the update
+with noise (differential privacy, if the attacker knows everything but the victim's update).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from fedloom import keys
+from fedloom.audits.membership import Share
+from fedloom.data.federation import Federation
+from fedloom.errors import InputError
+from fedloom.machine import computing
+from fedloom.task import Task
+from fedloom.training.evaluation import prepare
+
+STEPS, STEP_SIZE = 200, 0.1
+VICTIMS, PICTURED = 100, 3  # whose labels and whose examples are recovered
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """What an attacker got from each view of an update; pictures are rows of numbers between 0 and 1."""
+
+    pictures: dict[str, list[list[list[float]]]]  # "original" and each view → one picture per victim
+    similarity: dict[str, float]  # the mean correlation with the original; "chance": that of all other examples
+    labels: dict[str, Share]  # how often the label was recovered
+    cohort: int
+    noise_multiplier: float
+
+
+def reconstruct(
+    task: Task,
+    federation: Federation,
+    cohort: int,
+    noise_multiplier: float,
+    tell: Callable[[int, int], object] = lambda done, pictures: None,
+) -> Reconstruction:
+    """Attack the updates of some clients; `tell` is called with the pictures that are done, and how many there are."""
+    x, y = prepare(federation.x, federation.y, federation.scale, task)
+    side, classes = math.isqrt(x[0].numel()), len(federation.classes)
+    if side**2 != x[0].numel() or not x.is_floating_point() or not classes:
+        raise InputError(
+            "Only square pictures with one colour and a label can be reconstructed here. An example has the shape "
+            f"{' × '.join(map(str, x.shape[1:])) or '1'}, and there are {classes} classes."
+        )
+    module, draw = task.build().eval(), torch.Generator().manual_seed(keys.key(federation.seed, "reconstruct") >> 1)
+    learnt = [leaf for leaf in module.parameters() if leaf.requires_grad]
+    last = max(place for place, leaf in enumerate(learnt) if len(leaf) == classes)
+    low, high = float(x.min()), float(x.max())
+
+    def gradients(examples: Tensor, labels: Tensor) -> list[Tensor]:
+        loss = task.batch_loss(module(examples), labels)
+        return list(torch.autograd.grad(loss, learnt, create_graph=examples.requires_grad))
+
+    def noisy(update: list[Tensor]) -> list[Tensor]:
+        clip = torch.cat([leaf.flatten() for leaf in update]).norm()  # the largest clip that shortens nothing
+        return [leaf + noise_multiplier * clip * torch.randn(leaf.shape, generator=draw) for leaf in update]
+
+    views: dict[str, Callable[[Tensor], list[Tensor]]] = {
+        "update": lambda rows: gradients(x[rows[:1]], y[rows[:1]]),
+        "secure aggregation": lambda rows: gradients(x[rows], y[rows]),
+        "differential privacy": lambda rows: noisy(gradients(x[rows[:1]], y[rows[:1]])),
+    }
+    cohorts = [torch.randperm(len(y), generator=draw)[:cohort] for _ in range(VICTIMS)]  # the first one is the victim
+    victims = torch.stack([rows[0] for rows in cohorts[:PICTURED]])
+    pictures, labels = {"original": x[victims]}, {}
+    with computing():
+        for view, see in views.items():
+            right = sum(label_of(see(rows)[last]) == int(y[rows[0]]) for rows in cohorts)
+            labels[view] = Share.of(right, VICTIMS)
+            found = []
+            for rows in cohorts[:PICTURED]:
+                seen = see(rows)
+                start = low + (high - low) * torch.rand(x[:1].shape, generator=draw, dtype=x.dtype)
+                found.append(invert(gradients, seen, torch.tensor([label_of(seen[last])]), start, (low, high)))
+                tell((len(pictures) - 1) * PICTURED + len(found), len(views) * PICTURED)
+            pictures[view] = torch.cat(found)
+    similarity = {view: _similarity(each, x[victims]) for view, each in pictures.items()}
+    similarity["chance"] = float(np.mean([_similarity(x[victims[:1]], other[None]) for other in x[:VICTIMS]]))
+    shown = {view: ((e - low) / (high - low)).reshape(-1, side, side).tolist() for view, e in pictures.items()}
+    return Reconstruction(shown, similarity, labels, cohort, noise_multiplier)
+
+
+def label_of(gradient: Tensor) -> int:
+    """Return the label of an example by the gradient of the last layer's bias or weights (Zhao et al. 2020).
+
+    The gradient of cross-entropy by a logit is negative for the label alone.
+    """
+    return int(gradient.flatten(1).sum(1).argmin() if gradient.dim() > 1 else gradient.argmin())
+
+
+def invert(
+    gradients: Callable[[Tensor, Tensor], list[Tensor]],
+    seen: list[Tensor],
+    label: Tensor,
+    start: Tensor,
+    limits: tuple[float, float],
+) -> Tensor:
+    """Search for the example whose gradient points where the update does (Geiping et al. 2020)."""
+    guess = start.clone().requires_grad_()
+    target = torch.cat([leaf.flatten() for leaf in seen])
+    optimizer = torch.optim.Adam([guess], lr=STEP_SIZE * (limits[1] - limits[0]))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    for _ in range(STEPS):
+        found = torch.cat([leaf.flatten() for leaf in gradients(guess, label)])
+        (guess.grad,) = torch.autograd.grad(-cosine_similarity(found, target, dim=0), [guess])
+        optimizer.step()
+        schedule.step()
+        with torch.no_grad():
+            guess.clamp_(*limits)
+    return guess.detach()
+
+
+def _similarity(found: Tensor, originals: Tensor) -> float:
+    """Return the mean correlation of pictures with their originals."""
+    centred = [each.flatten(1) - each.flatten(1).mean(1, keepdim=True) for each in (found, originals)]
+    return float(cosine_similarity(centred[0], centred[1], dim=1).mean())

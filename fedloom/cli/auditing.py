@@ -1,0 +1,78 @@
+"""The command `fedloom audit FILE`, which attacks an experiment. `network.py` adds the logs of a federation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from fedloom.cli import shared
+from fedloom.cli.shared import AsJson, Changes, File, Out, Quiet, command, load, print_json, print_rows, say
+
+
+class AuditGroup(TyperGroup):
+    """Reads `audit FILE.toml` as `audit privacy FILE.toml`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not self.commands.keys() & set(args) and any(Path(arg).suffix == ".toml" for arg in args):
+            args = ["privacy", *args]
+        return super().parse_args(ctx, args)
+
+
+audit_app = typer.Typer(
+    cls=AuditGroup,
+    no_args_is_help=True,
+    help="Attack your own experiment (`fedloom audit FILE.toml`), or read and check what a federation logged.",
+)
+REFUTED = 5  # the exit code of an audit that found a claim to be wrong
+
+
+@command(audit_app, "privacy")
+def audit_privacy(
+    file: File,
+    changes: Changes = None,
+    only: Annotated[list[str] | None, typer.Option("--only", metavar="AUDIT")] = None,
+    canaries: Annotated[int, typer.Option(min=100)] = 1000,
+    out: Out = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Attack an experiment and its run: measure what its privacy and its robustness are worth. Short: `audit FILE`.
+
+    only: epsilon, membership, reconstruction or poisoning (default: all that apply). Repeatable.
+    canaries: Made-up clients in the copy of the run that measures ε. More of them bound it closer.
+    """
+    from fedloom.audits.audit import audit
+    from fedloom.results.audit_findings import poisoning, reconstruction
+    from fedloom.results.figure_style import styled
+
+    experiment = load(file, changes)
+    folder = out or Path("runs") / experiment.name
+    with shared.showing(quiet) as progress:
+        found = audit(experiment, folder, only or (), progress, canaries)
+    write = print_json(found) if as_json else _print_findings(found)
+    with styled():
+        drawn = [figure for draw in (reconstruction, poisoning) if (figure := draw(found)) is not None]
+        pictures = [path for figure in drawn for path in figure.save(folder) if path.suffix == ".png"]
+    for path in pictures:
+        write(f"Picture: {path}")
+    write(f"Findings: {folder / 'audit.json'}")
+    refuted = [label for label, one in found.get("epsilon", {}).items() if label != "left_out" and one["refuted"]]
+    if refuted:
+        say(f"The claimed ε of {', '.join(refuted)} is wrong: an attacker did better than it allows.")
+        raise typer.Exit(REFUTED)
+
+
+def _print_findings(found: dict[str, Any]) -> Callable[[str], None]:
+    """Print the tables of all audits, and why some were left out; return how to print what follows them."""
+    from fedloom.results.audit_findings import tables
+
+    for table in tables(found):
+        print_rows(table)
+    for name, one in found.items():
+        if "left_out" in one:
+            print(f"No audit of {name}: {one['left_out']}")
+    return print

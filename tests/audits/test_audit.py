@@ -1,0 +1,101 @@
+"""All audits of an experiment, and the file they leave."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedloom.audits import audit as auditing
+from fedloom.audits.audit import audit
+from fedloom.audits.poisoning import Poisoning
+from fedloom.errors import InputError
+from fedloom.experiment import experiment_file
+from fedloom.experiment.plan import Plan
+from fedloom.experiment.progress import Progress
+from fedloom.experiment.run import run_plan
+
+SETTINGS: dict[str, Any] = {
+    "rounds": 2,
+    "data": {"source": "digits", "partition": {"name": "iid", "clients": 5}},
+    "algorithm": {"fedavg": {"weights": "uniform"}, "local": {}},
+    "run": {"backend": "serial"},
+}
+PRIVATE = {"algorithm": {"fedavg": {"weights": "uniform"}}, "privacy": {"dp": {"noise_multiplier": 1.0, "clip": 0.5}}}
+
+
+class Told(Progress):
+    def __init__(self) -> None:
+        self.steps: list[tuple[str, int]] = []
+
+    def step(self, cell: str, round: int, values: dict[str, float], seconds: float) -> None:
+        self.steps.append((cell, round))
+
+
+def test_membership_is_inferred_for_each_algorithm_with_a_global_model(tmp_path: Path) -> None:
+    experiment, told = experiment_file.parse(SETTINGS), Told()
+    run_plan(Plan.of(experiment), tmp_path)
+    found = audit(experiment, tmp_path, ["membership"], told)
+    assert list(found["membership"]) == ["fedavg"]
+    assert found["membership"]["fedavg"]["loss"]["members"] > 1000
+    assert json.loads((tmp_path / "audit.json").read_text()) == found
+    assert told.steps == [("membership", 1), ("membership", 2)]
+
+
+def test_the_claimed_epsilon_is_audited_without_a_run(tmp_path: Path) -> None:
+    experiment, told = experiment_file.parse({**SETTINGS, **PRIVATE}), Told()
+    found = audit(experiment, tmp_path / "new", ["epsilon"], told, canaries=100)
+    assert found["epsilon"]["fedavg"]["canaries"] == 100
+    assert found["epsilon"]["fedavg"]["refuted"] is False
+    assert told.steps == [("epsilon", 1), ("epsilon", 2)]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("epsilon", "claims no ε"),
+        ("membership", "is not a run folder"),
+        ("memebrship", "There is no audit 'memebrship'. Known: .* Did you mean 'membership'?"),
+    ],
+)
+def test_an_audit_you_ask_for_says_why_it_cannot_be_made(tmp_path: Path, name: str, why: str) -> None:
+    with pytest.raises((InputError, auditing.FedloomError), match=why):
+        audit(experiment_file.parse(SETTINGS), tmp_path, [name], Progress())
+    assert not (tmp_path / "audit.json").exists()
+
+
+def test_without_a_choice_audits_that_do_not_apply_are_left_out_and_earlier_ones_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auditing, "_poisoning", lambda *given: {"accuracy": {}})
+    monkeypatch.setattr(auditing, "_reconstruction", lambda *given: {"labels": {}})
+    (tmp_path / "audit.json").write_text('{"poisoning": 1, "another": 2}')
+    found = audit(experiment_file.parse(SETTINGS), tmp_path, [], Progress())
+    assert list(found) == ["poisoning", "another", "epsilon", "membership", "reconstruction"]
+    assert found["poisoning"] == {"accuracy": {}}
+    assert "claims no ε" in found["epsilon"]["left_out"]
+    assert "is not a run folder" in found["membership"]["left_out"]
+
+
+def test_the_cohort_and_the_noise_of_the_experiment_are_those_of_the_reconstruction(tmp_path: Path) -> None:
+    told = Told()
+    experiment = experiment_file.parse({**SETTINGS, **PRIVATE, "cohort": {"count": 3}})
+    found = audit(experiment, tmp_path, ["reconstruction"], told)["reconstruction"]
+    assert (found["cohort"], found["noise_multiplier"]) == (3, 1.0)
+    assert told.steps[-1] == ("reconstruction", 9)
+
+
+def test_poisoning_uses_the_data_the_model_and_the_rounds_of_the_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def poison(dataset: Any, task: Any, train: Any, rounds: int, server: Any, tell: Any) -> Any:
+        seen.extend([len(dataset.y), task.model, train.lr, rounds, server])
+        return Poisoning({}, 20, 4, rounds)
+
+    monkeypatch.setattr(auditing, "poison", poison)
+    audit(experiment_file.parse({**SETTINGS, "train": {"lr": 0.07}}), tmp_path, ["poisoning"], Progress())
+    assert seen == [1797, "digits_mlp", 0.07, 2, 0.2]

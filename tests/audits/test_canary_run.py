@@ -1,0 +1,100 @@
+"""Canaries in a copy of a run, through the mechanism that ships."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedloom.algorithm import Algorithm
+from fedloom.algorithms import FedAvg, FedAvgM
+from fedloom.audits.canary_run import canary_run
+from fedloom.experiment import experiment_file
+from fedloom.experiment.plan import Plan
+from fedloom.privacy.dp import clipping, noise
+from fedloom.tree import Groups
+
+SETTINGS: dict[str, Any] = {
+    "rounds": 1,
+    "data": {"source": "digits", "partition": {"name": "iid", "clients": 10}},
+    "algorithm": {"fedavg": {"weights": "uniform"}},
+    "privacy": {"dp": {"noise_multiplier": 2.0, "clip": 0.5}},
+    "run": {"backend": "serial"},
+}
+CANARIES = 400
+
+
+def audited(algorithm: Algorithm | None = None, **tables: Any) -> dict[str, Any]:
+    plan = Plan.of(experiment_file.parse({**SETTINGS, **tables}))
+    return canary_run(plan, algorithm or plan.algorithms["fedavg"], CANARIES)
+
+
+def test_a_sound_mechanism_is_not_refuted_and_its_claim_is_the_accountants() -> None:
+    found = audited()
+    assert found["claimed"] == pytest.approx(1.9931, abs=1e-3)
+    assert (found["delta"], found["adjacency"], found["canaries"]) == (1e-5, "add or remove one client", CANARIES)
+    assert not found["refuted"]
+    assert found["bound"]["epsilon"] < found["claimed"]
+    assert found["estimate"] == pytest.approx(found["claimed"], rel=0.6)
+
+
+def test_little_noise_is_claimed_and_found() -> None:
+    found = audited(privacy={"dp": {"noise_multiplier": 0.2, "clip": 0.5}})
+    assert 3 < found["bound"]["epsilon"] < found["claimed"]
+    assert not found["refuted"]
+
+
+def no_noise(groups: Groups, deviation: float, key: bytes) -> Groups:
+    return {group: {name: leaf.double() * 0 for name, leaf in leaves.items()} for group, leaves in groups.items()}
+
+
+def a_quarter_of_the_noise(groups: Groups, deviation: float, key: bytes) -> Groups:
+    return NOISE_LIKE(groups, deviation / 4, key)
+
+
+NOISE_LIKE = noise.noise_like
+
+
+@pytest.mark.parametrize("bug", [no_noise, a_quarter_of_the_noise])
+def test_missing_noise_is_found(bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise, "noise_like", bug)
+    found = audited()
+    assert found["refuted"]
+    assert found["bound"]["epsilon"] > found["claimed"] == pytest.approx(1.9931, abs=1e-3)
+
+
+def test_missing_clipping_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clipping, "clip_jointly", lambda changes, most: (changes, clipping.joint_norm(changes) <= most))
+    assert audited()["refuted"]
+
+
+@pytest.mark.parametrize(
+    "cohort",
+    [{"sampling": "poisson", "fraction": 0.5}, {"count": 5}],
+    ids=["every client with the same probability", "cohorts of a fixed size"],
+)
+def test_sampled_cohorts_are_audited_over_all_rounds(cohort: dict[str, Any]) -> None:
+    found = audited(rounds=3, cohort=cohort)
+    assert found["adjacency"] == ("replace one client" if "count" in cohort else "add or remove one client")
+    assert not found["refuted"]
+
+
+def test_an_adaptive_clip_and_a_server_with_momentum_are_audited() -> None:
+    found = audited(FedAvgM(weights="uniform"), rounds=3, privacy={"dp": {"noise_multiplier": 1.0, "clip": "adaptive"}})
+    assert 0 < found["bound"]["epsilon"] < found["claimed"]
+
+
+def test_progress_is_told_after_every_round() -> None:
+    told: list[int] = []
+    plan = Plan.of(experiment_file.parse({**SETTINGS, "rounds": 2}))
+    canary_run(plan, plan.algorithms["fedavg"], 100, told.append)
+    assert told == [1, 2]
+
+
+def test_the_real_run_has_no_canaries() -> None:
+    plan = Plan.of(experiment_file.parse(SETTINGS))
+    before = plan.federation(1).fingerprint
+    canary_run(plan, FedAvg(weights="uniform"), 100)
+    assert plan.federation(1).fingerprint == before
+    assert np.diff(plan.federation(1).offsets).min() > 0

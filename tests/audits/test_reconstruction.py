@@ -1,0 +1,76 @@
+"""Labels and pictures from one update."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedloom as fl
+from fedloom.audits import reconstruction
+from fedloom.audits.reconstruction import Reconstruction, label_of, reconstruct
+from fedloom.data.federation import Federation
+from fedloom.errors import InputError
+
+
+def pictures(side: int = 4, classes: int = 3) -> Federation:
+    draw = np.random.default_rng(1)
+    x = draw.random((60, side * side)).astype(np.float32)
+    return Federation.from_arrays(x, draw.integers(0, classes, 60), clients=6)
+
+
+@pytest.fixture(scope="module")
+def found() -> Reconstruction:
+    told: list[tuple[int, int]] = []
+    task = fl.Task("mlp", args={"features": 16, "classes": 3, "hidden": [32]})
+    made = reconstruct(task, pictures(), 10, 4.0, lambda done, steps: told.append((done, steps)))
+    assert told == [(done, 9) for done in range(1, 10)]
+    return made
+
+
+def test_an_update_shows_its_label_and_its_picture(found: Reconstruction) -> None:
+    assert found.labels["update"].value == 1.0
+    assert found.similarity["update"] > 0.95
+    assert found.similarity["original"] == pytest.approx(1.0)
+
+
+def test_noise_hides_both(found: Reconstruction) -> None:
+    assert found.labels["differential privacy"].value < 0.6
+    assert found.similarity["differential privacy"] < 0.5
+
+
+def test_a_mean_hides_whose_label_it_is(found: Reconstruction) -> None:
+    assert found.labels["secure aggregation"].value < 0.7
+    assert found.similarity["secure aggregation"] < found.similarity["update"]
+    assert found.cohort == 10
+
+
+def test_pictures_are_squares_of_shares(found: Reconstruction) -> None:
+    for each in found.pictures.values():
+        assert np.shape(each) == (reconstruction.PICTURED, 4, 4)
+        assert 0 <= np.min(each) <= np.max(each) <= 1
+
+
+def test_the_same_seed_attacks_the_same_clients(found: Reconstruction) -> None:
+    task = fl.Task("mlp", args={"features": 16, "classes": 3, "hidden": [32]})
+    assert reconstruct(task, pictures(), 10, 4.0) == found
+
+
+def test_a_label_is_read_from_the_last_layer_with_or_without_a_bias() -> None:
+    logits = torch.randn(4, generator=torch.Generator().manual_seed(1))
+    gradient = logits.softmax(0) - nn.functional.one_hot(torch.tensor(2), 4)
+    assert label_of(gradient) == 2
+    assert label_of(torch.outer(gradient, torch.rand(5))) == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "shape"),
+    [
+        (Federation.from_arrays(np.random.rand(20, 5), np.arange(20) % 2, clients=2), "5, and there are 2 classes"),
+        (Federation.from_arrays(np.random.rand(20, 4), np.random.rand(20), clients=2), "4, and there are 0 classes"),
+    ],
+)
+def test_what_is_no_picture_with_a_label_is_refused(data: Federation, shape: str) -> None:
+    with pytest.raises(InputError, match=f"Only square pictures .* has the shape {shape}"):
+        reconstruct(fl.Task("mlp", args={"features": 5, "classes": 2}), data, 2, 1.0)
