@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from fedloom.tree import Tree, change, is_whole, select
+from fedloom.errors import InputError
+from fedloom.tree import Groups, Tree, change, is_whole, select
+
+if TYPE_CHECKING:
+    from fedloom.algorithm import Update
 
 MANY = 5  # with fewer updates, the median says little
 RUINOUS = 1e6  # among few updates, the factor that no honest client reaches
@@ -31,6 +36,35 @@ def lengths(stacked: Tree, base: Tree) -> Tensor:
         known = [name for name in leaves if name in base]
         found = _lengths({**moved, **change(select(leaves, known), select(base, known))})
     return found
+
+
+def update_lengths(
+    update: Update, shared: Groups, trainable: Collection[str], clients: int
+) -> list[tuple[dict[str, float], float]]:
+    """Return for each client the lengths of its change, by group where it has weight, and its largest weight × length.
+
+    Groups without leaves of the model, such as counts and fitness, differ widely between honest clients: they have no
+    length.
+    """
+    for group, base in update.positions.items():
+        if base not in shared:
+            raise InputError(
+                f"A client method declares that '{group}' starts from '{base}', which is not in what was shared: "
+                f"{', '.join(shared)}."
+            )
+    bases = {group: select(shared[base], update.groups[group]) for group, base in update.positions.items()}
+    groups = {group: leaves for group, leaves in update.groups.items() if leaves}
+    found = {group: lengths(leaves, bases.get(group, {})).tolist() for group, leaves in groups.items()}
+    weights = {group: update.weights(group).tolist() for group in found}
+    least = {group: smallest_length(base) for group, base in bases.items()}
+    model = [group for group in found if group in bases or not groups[group].keys().isdisjoint(trainable)]
+    return [
+        (
+            {group: max(found[group][n], least.get(group, 0.0)) for group in model if weights[group][n]},
+            max((weights[group][n] * found[group][n] for group in found), default=0.0),
+        )
+        for n in range(clients)
+    ]
 
 
 def smallest_length(base: Tree) -> float:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from fedloom import tree
-from fedloom.aggregation import means, outliers
+from fedloom.aggregation import means
 from fedloom.aggregation.means import Node, PairwiseSum
+from fedloom.aggregation.outliers import update_lengths
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
-from fedloom.errors import InputError
 from fedloom.privacy.protection import ClientGuard
 from fedloom.task import Task
 from fedloom.training import evaluation, generators
@@ -271,42 +271,14 @@ def _finite(update: Update, task: Task, clients: int) -> list[bool]:
     return [all(tree.is_sound(tree.row(part, n), task.trainable) for part in sent) for n in range(clients)]
 
 
-def change_lengths(update: Update, shared: Groups) -> dict[str, Tensor]:
-    """Return how long each client's change is, by group: of a position from its base, or of the change itself."""
-    for group, base in update.positions.items():
-        if base not in shared:
-            raise InputError(
-                f"A client method declares that '{group}' starts from '{base}', which is not in what was shared: "
-                f"{', '.join(shared)}."
-            )
-    bases = {group: shared[base] for group, base in update.positions.items()}
-    return {group: outliers.lengths(leaves, bases.get(group, {})) for group, leaves in update.groups.items() if leaves}
-
-
 def with_lengths(
     reports: Sequence[Report], update: Update, shared: Groups, task: Task, examples: Sequence[int]
 ) -> tuple[Report, ...]:
-    """Return the clients' reports with how long each one's change of the model is, and how hard its answer pulls.
-
-    Groups without leaves of the model, such as counts and fitness, differ widely between honest clients.
-    """
-    found = {group: length.tolist() for group, length in change_lengths(update, shared).items()}
-    model = {g for g in found if g in update.positions or not update.groups[g].keys().isdisjoint(task.trainable)}
-    weights = {group: update.weights(group).tolist() for group in found}
-    bases = {group: tree.select(shared[base], update.groups[group]) for group, base in update.positions.items()}
-    least = {group: outliers.smallest_length(base) for group, base in bases.items()}
+    """Return the clients' reports with how long each one's change of the model is, and how hard its answer pulls."""
+    found = update_lengths(update, shared, task.trainable, len(reports))
     return tuple(
-        replace(
-            report,
-            lengths={
-                group: max(length[position], least.get(group, 0.0))
-                for group, length in found.items()
-                if group in model and weights[group][position]
-            },
-            pull=max((weights[group][position] * length[position] for group, length in found.items()), default=0.0),
-            examples=examples[position],
-        )
-        for position, report in enumerate(reports)
+        replace(report, lengths=lengths, pull=pull, examples=count)
+        for report, (lengths, pull), count in zip(reports, found, examples, strict=True)
     )
 
 
