@@ -18,7 +18,7 @@ from fedloom.experiment.progress import Progress
 from fedloom.experiment.store import Store
 from fedloom.experiment.worker_groups import WorkerGroup
 from fedloom.federation.engine import RoundRecord, Snapshot, fit
-from fedloom.privacy.dp.example_level import ExampleLevel
+from fedloom.privacy.dp.at_client import AtClients
 from fedloom.privacy.protection import Protection
 from fedloom.results import headline
 from fedloom.task import Task
@@ -104,7 +104,7 @@ class Cell:
             resume=begun,
             until=self._target(task),
             protection=protection,
-            examples=self._examples(backend),
+            at_clients=self._at_clients(backend),
         )
         abandoned = group.store.abandoned(self.number)
         for record in records:
@@ -124,7 +124,7 @@ class Cell:
                     end = "" if record.complete else ", too many: the round does not count"
                     self.progress.note(f"{self.title}, round {record.round}: left out updates {why}, of {names}{end}.")
             values = headline.of_round(record, task) | ({"abandoned": abandoned} if abandoned else {})
-            for spent in ("epsilon", "example_epsilon"):
+            for spent in ("epsilon", "example_epsilon", "local_epsilon"):
                 values |= {"ε": record.notes[spent]} if spent in record.notes else {}
             self.progress.step(self.title, record.round, values, record.seconds)
             reached = record.reached
@@ -165,10 +165,11 @@ class Cell:
         count, folder = federation.clients, self.checkpoints
         return Protection(plan.privacy, plan.cohort, count, plan.rounds, folder, remote=backend.remote)
 
-    def _examples(self, backend: Backend) -> ExampleLevel | None:
-        """Return the ledger of examples. On a network, the agents keep it."""
-        table = self.plan.privacy.example_dp
-        return None if table is None or backend.remote else ExampleLevel(table, self.plan.rounds, self.checkpoints)
+    def _at_clients(self, backend: Backend) -> AtClients | None:
+        """Return what clients do by themselves, and its ledgers. On a network, the agents keep theirs."""
+        privacy = self.plan.privacy
+        here = not backend.remote and (privacy.example_dp is not None or privacy.has_local_noise)
+        return AtClients(privacy, self.plan.rounds, self.checkpoints) if here else None
 
     def _target(self, task: Task) -> Callable[[RoundRecord], bool] | None:
         """Return a function that says whether a round reaches the target, if the cell stops there."""

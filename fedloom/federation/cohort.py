@@ -24,7 +24,7 @@ from fedloom.tree import Groups, Tree, change, select, zeros_like
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm, Update
     from fedloom.backends.protocol import Backend
-    from fedloom.privacy.dp.example_level import ExamplePrivacy
+    from fedloom.privacy.dp.at_client import ClientPrivacy
 
 ClientMethod = Callable[..., "tuple[Update, Groups]"]
 Rule = Callable[[Tree, Tensor, int], Tree]  # stacked changes, weights, how many wrong clients left before → one change
@@ -76,7 +76,7 @@ class Cohort:
     outliers: list[int] = field(default_factory=list)  # clients that were left out for that
     max_examples: int | None = None  # no client weighs more than one with this many training examples
     needed: int = 0  # the fewest clients for the round to count
-    example_privacy: ExamplePrivacy | None = None  # with differential privacy of examples, how clients train
+    client_privacy: ClientPrivacy | None = None  # what clients do by themselves, with differential privacy
     protection: Protection | None = None  # what stands between the clients' answers and the server
 
     def __len__(self) -> int:
@@ -223,7 +223,7 @@ class Cohort:
             universal=self.universal,
             watch_epochs=self.watch_epochs,
             report_lengths=keep == "sum" and self.protection is None,
-            example_privacy=self.example_privacy,
+            client_privacy=self.client_privacy,
             max_examples=self.max_examples,
             **messages,
         )

@@ -20,7 +20,7 @@ from fedloom.federation.evaluation import ByClient, Evaluator
 from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import Report
 from fedloom.machine import computing
-from fedloom.privacy.dp.example_level import ExampleLevel, check_algorithm
+from fedloom.privacy.dp.at_client import AtClients
 from fedloom.privacy.protection import GROUP, Protection
 from fedloom.record import Count, Record
 from fedloom.task import Task
@@ -94,19 +94,19 @@ def fit(
     resume: Snapshot | None = None,
     until: Callable[[RoundRecord], bool] | None = None,
     protection: Protection | None = None,
-    examples: ExampleLevel | None = None,
+    at_clients: AtClients | None = None,
 ) -> Iterator[RoundRecord]:
     """Train until round `rounds` and yield a record after each round; `resume` continues after a snapshot.
 
     The default backend is the serial one. `until` ends the run early, after the first record that it accepts.
-    `protection` is the server's half of what protects the clients' answers, and `examples` has clients train with
-    differential privacy of their examples.
+    `protection` is the server's half of what protects the clients' answers, and `at_clients` says what
+    clients do by themselves.
     """
     sampling.check(federation.clients)
     if protection is not None:
         protection.check(algorithm)
-    if examples is not None:
-        check_algorithm(algorithm)
+    if at_clients is not None:
+        at_clients.check(algorithm)
     if backend is None:
         from fedloom.backends.serial import Serial
 
@@ -156,13 +156,12 @@ def fit(
                 outlier_factor=None if protection or sampling.outlier_factor == "off" else sampling.outlier_factor,
                 max_examples=sampling.max_examples,
                 needed=sampling.needed(federation.clients),
-                example_privacy=None if examples is None else examples.privacy,
+                client_privacy=None if at_clients is None else at_clients.privacy,
                 protection=protection,
             )
             cohort = new_cohort()
-            if examples is not None:
-                fewest = int(federation.sizes("train").min())
-                cohort.note(**examples.charge(round, fewest, algorithm.train))
+            if at_clients is not None:
+                cohort.note(**at_clients.charge(round, int(federation.sizes("train").min()), algorithm))
             noise_alone = protection is not None and protection.releases_noise_alone
             complete = algorithm.pooled or len(ids) >= cohort.needed
             # Poisson sampling may draw nobody: a round in which nothing changes, unless noise is released

@@ -28,7 +28,7 @@ from fedloom.tree import Groups, Tree
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm, Update
-    from fedloom.privacy.dp.example_level import ExamplePrivacy
+    from fedloom.privacy.dp.at_client import ClientPrivacy
 
 
 Keep = Literal["sum", "stack", "secure"]  # what the server sees; "secure": a sum, through masks
@@ -128,7 +128,7 @@ class ClientWork:
     report_lengths: bool = False  # report how long each client's change is
     guard: ClientGuard | None = None  # what clients do to their answers before they send them
     max_examples: int | None = None  # a client with more training examples weighs as much as one with this many
-    example_privacy: ExamplePrivacy | None = None  # with differential privacy of examples, how clients train
+    client_privacy: ClientPrivacy | None = None  # what clients do by themselves, with differential privacy
     first: int = 0  # the cohort position of ids[0]
 
     def costs(self, place: Place) -> Sequence[int]:
@@ -167,7 +167,7 @@ class ClientWork:
             self.call,
             place.setup,
             self.watch_epochs,
-            self.example_privacy,
+            self.client_privacy.examples if self.client_privacy is not None else None,
             place.go_on,
         )
         method = getattr(self.algorithm, self.method)
@@ -181,6 +181,10 @@ class ClientWork:
         update = self._capped(replace(update, groups=on_device("cpu", update.groups)))
         finite = _finite(update, place.task, len(data))
         reports = tuple(self._report(place, data, update, position, finite[position]) for position in range(len(data)))
+        if self.client_privacy is not None and self.client_privacy.local is not None:
+            names = [data.name(position) for position in range(len(data))]
+            where = f"round {self.round}, call {self.call}"
+            update = self.client_privacy.local.apply(update, self.shared, place.task, where, names)
         if self.guard is not None:
             update = self.guard.apply(update, self.shared, place.task)
         if self.report_lengths:

@@ -45,7 +45,7 @@ class ClientGuard:
 
     def bases(self, positions: Mapping[str, str], groups: Groups, shared: Groups) -> Groups:
         """Return where the groups of a guarded update start: with differential privacy they are changes already."""
-        if self.table.dp is not None:
+        if self.clip is not None:
             return {}
         return {group: select(shared[base], groups[group]) for group, base in positions.items()}
 
@@ -82,7 +82,7 @@ class Protection:
     def __post_init__(self) -> None:
         dp = self.table.dp
         self.dp = None
-        if dp is not None:
+        if dp is not None and not self.table.has_local_noise:
             # agents see in which rounds they take part, and the clients of a secure sum see each other
             sampled = not self.remote and self.table.secure_aggregation is None
             self.dp = ClientLevel(dp, self.sampling, self.population, self.rounds, self.folder, sampled=sampled)

@@ -57,6 +57,8 @@ class DpTable(Record):
     def _says_how_much(self) -> DpTable:
         if self.epsilon is None and self.noise_multiplier is None:
             raise InputError("[privacy] dp needs an epsilon, such as 8.0, or a noise_multiplier.")
+        if self.noise == "local" and self.clip == "adaptive":
+            raise InputError('[privacy] dp noise = "local" needs a number as clip: nobody sees how long changes are.')
         return self
 
 
@@ -84,4 +86,9 @@ class PrivacyTable(Record):
     @property
     def on(self) -> bool:
         """Whether the answers of clients pass through a protection."""
-        return self.secure_aggregation is not None or self.dp is not None
+        return self.secure_aggregation is not None or (self.dp is not None and not self.has_local_noise)
+
+    @property
+    def has_local_noise(self) -> bool:
+        """Whether each client adds noise to its own answer."""
+        return self.dp is not None and self.dp.noise == "local"

@@ -12,7 +12,6 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,10 +19,9 @@ from torch import Tensor
 
 from fedloom import tree
 from fedloom.discovery import optional
-from fedloom.errors import InputError, PrivacySpent, TrainingError
+from fedloom.errors import InputError, TrainingError
 from fedloom.privacy.dp import accounting, clipping, noise
 from fedloom.privacy.dp.accounting import Mechanism
-from fedloom.privacy.dp.ledger import Ledger
 from fedloom.training import generators, optimizers
 from fedloom.training.evaluation import batch, passes
 from fedloom.training.local import clip
@@ -170,27 +168,3 @@ def check_algorithm(algorithm: Algorithm) -> None:
         )
     if algorithm.train.patience is not None:
         raise InputError("[privacy] example_dp cannot be used with patience, which looks at the validation split.")
-
-
-class ExampleLevel:
-    """The ledger of a simulated cell: what the client with the fewest examples spends if it always takes part.
-
-    A client with more examples needs less noise for the same ε, which it spends by the last planned round.
-    """
-
-    def __init__(self, table: ExampleTable, rounds: int, folder: Path | None) -> None:
-        where = None if folder is None else folder / "examples"
-        self.ledger = Ledger(where, table.delta, lambda: {"planned_rounds": rounds})
-        self.table, self.planned = table, int(self.ledger.header["planned_rounds"])
-        self.privacy = ExamplePrivacy(table, self.planned, self.ledger.secret)
-
-    def charge(self, round: int, fewest: int, training: Training) -> dict[str, float]:
-        """Charge a round before it begins; return numbers for its record."""
-        if round > self.planned:
-            raise PrivacySpent(
-                f"The noise of [privacy] example_dp is for {self.planned} rounds: another one would cost more than ε = "
-                f"{self.table.epsilon:g} at δ = {self.table.delta:g} ({ADJACENCY})."
-            )
-        steps = self.privacy.steps(fewest, training)
-        self.ledger.charge(f"round {round}", steps.mechanism, steps.count)
-        return {"example_epsilon": self.ledger.epsilon().value}

@@ -16,7 +16,6 @@ from fedloom.errors import InputError, PrivacySpent
 from fedloom.privacy.dp import noise
 from fedloom.privacy.dp.accounting import Mechanism, epsilon, noise_multiplier
 from fedloom.privacy.dp.example_level import (
-    ExampleLevel,
     ExamplePrivacy,
     ExampleTrainer,
     check_algorithm,
@@ -160,12 +159,3 @@ def test_a_run_spends_epsilon_by_its_last_round_and_continues_with_the_same_bits
     steps = ExamplePrivacy(TABLE, 3, b"").steps(fewest, Training(batch_size=8))
     assert spent == [epsilon({steps.mechanism: steps.count * n}, 1e-5).value for n in (1, 2, 3)]
     assert 7.9 < spent[-1] <= 8.0
-
-
-def test_more_rounds_than_planned_are_refused(tmp_path: Path) -> None:
-    level = ExampleLevel(TABLE, 2, tmp_path)
-    level.charge(1, 20, Training())
-    again = ExampleLevel(TABLE, 5, tmp_path)
-    again.charge(2, 20, Training())
-    with pytest.raises(PrivacySpent, match="is for 2 rounds"):
-        again.charge(3, 20, Training())

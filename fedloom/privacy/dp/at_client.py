@@ -1,0 +1,142 @@
+"""What clients do by themselves, so that they need not trust the server: noise on their answers, and on their steps.
+
+Each answer is protected before it leaves, so every algorithm and rule that takes answers may use it. In a simulation
+one ledger stands for all clients: it charges what a client spends that takes part in every round. An agent keeps its
+own (`fedloom/network/agent/privacy_ledger.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedloom import tree
+from fedloom.errors import InputError, PrivacySpent
+from fedloom.privacy.dp import accounting, noise
+from fedloom.privacy.dp.accounting import Mechanism
+from fedloom.privacy.dp.client_level import bounded, is_noised
+from fedloom.privacy.dp.example_level import ExamplePrivacy, check_algorithm
+from fedloom.privacy.dp.ledger import Ledger
+
+if TYPE_CHECKING:
+    from fedloom.algorithm import Algorithm, Update
+    from fedloom.privacy.table import DpTable, PrivacyTable
+    from fedloom.task import Task
+    from fedloom.tree import Groups
+
+ADJACENCY = "replace all data of one client, against the server too"
+Charge = Callable[[str, Mechanism, int], None]
+
+
+@dataclass(frozen=True)
+class LocalNoise:
+    """A client clips its change and adds noise to it. Other data could change what it sends by 2 · clip."""
+
+    table: DpTable
+    rounds: int  # the most rounds that a client takes part in
+    secret: bytes
+    charge: Charge | None = None  # an agent's ledger; a simulation has one for all
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What one answer releases."""
+        if self.table.noise_multiplier is not None:
+            return Mechanism(self.table.noise_multiplier / 2)
+        assert self.table.epsilon is not None, "the table has one of the two"
+        return Mechanism(accounting.noise_multiplier(self.table.epsilon, self.table.delta, self.rounds))
+
+    def apply(self, update: Update, shared: Groups, task: Task, where: str, names: Sequence[str]) -> Update:
+        """Return answers with noise; `where` and the clients' names say what they are for. Everything is stacked."""
+        if update.public:
+            raise InputError('[privacy] dp noise = "local" covers what clients send, but no public numbers.')
+        if any(bool((update.weights(group) != 1).any()) for group in update.groups):
+            raise InputError(
+                '[privacy] dp noise = "local" needs weights = "uniform": other weights show a client\'s data.'
+            )
+        clip = float(self.table.clip)
+        clipped = bounded(update, shared, task, clip, 1.0, count=False)
+        deviation = 2 * clip * self.mechanism.noise_multiplier
+        sent = []
+        for position, name in enumerate(names):
+            mine = {group: tree.row(leaves, position) for group, leaves in clipped.groups.items()}
+            flat = {f"{group}/{leaf}": value for group, leaves in mine.items() for leaf, value in leaves.items()}
+            release = f"{where}, client {name}, change {tree.sha256(flat)}"
+            if self.charge is not None:
+                self.charge(release, self.mechanism, 1)
+            drawn = noise.noise_like(mine, deviation, noise.derive(self.secret, "local", release))
+            sent.append({group: self._answer(update, shared, task, group, mine[group], drawn[group]) for group in mine})
+        return replace(update, groups={group: tree.stack([one[group] for one in sent]) for group in update.groups})
+
+    def _answer(
+        self, update: Update, shared: Groups, task: Task, group: str, change: tree.Tree, drawn: tree.Tree
+    ) -> tree.Tree:
+        """Return a noisy change, or the position that it leads to."""
+        base = shared[update.positions[group]] if group in update.positions else None
+        found = {}
+        for name, leaf in change.items():
+            if not is_noised(name, leaf, base is not None, task.trainable):
+                found[name] = leaf if base is None else base[name]
+                continue
+            moved = leaf.double() + drawn[name]
+            kind = update.groups[group][name].dtype
+            found[name] = (moved if base is None else base[name].double() + moved).to(kind)
+        return found
+
+
+@dataclass(frozen=True)
+class ClientPrivacy:
+    """What clients do by themselves, as a value that workers and agents have."""
+
+    examples: ExamplePrivacy | None = None
+    local: LocalNoise | None = None
+
+
+class AtClients:
+    """The ledgers of a simulated cell for what its clients do by themselves."""
+
+    def __init__(self, table: PrivacyTable, rounds: int, folder: Path | None) -> None:
+        self.ledgers: dict[str, Ledger] = {}
+
+        def opened(name: str, delta: float) -> Ledger:
+            where = None if folder is None else folder / name
+            self.ledgers[name] = Ledger(where, delta, lambda: {"planned_rounds": rounds})
+            return self.ledgers[name]
+
+        examples = local = None
+        self.planned = rounds
+        if table.example_dp is not None:
+            ledger = opened("examples", table.example_dp.delta)
+            self.planned = int(ledger.header["planned_rounds"])
+            examples = ExamplePrivacy(table.example_dp, self.planned, ledger.secret)
+        if table.has_local_noise and table.dp is not None:
+            ledger = opened("local", table.dp.delta)
+            self.planned = int(ledger.header["planned_rounds"])
+            local = LocalNoise(table.dp, self.planned, ledger.secret)
+        self.privacy = ClientPrivacy(examples, local)
+
+    def check(self, algorithm: Algorithm) -> None:
+        """Raise `InputError` if an algorithm's clients send something that is not protected."""
+        if self.privacy.examples is not None:
+            check_algorithm(algorithm)
+
+    def charge(self, round: int, fewest: int, algorithm: Algorithm) -> dict[str, float]:
+        """Charge a round before it begins; return numbers for its record.
+
+        For examples, it charges the client with the `fewest` training examples. One with more needs less noise for the
+        same ε, which it spends by the last planned round.
+        """
+        if round > self.planned:
+            raise PrivacySpent(
+                f"The noise that clients add is for {self.planned} rounds: another would cost more ε than was given."
+            )
+        found = {}
+        if self.privacy.examples is not None:
+            steps = self.privacy.examples.steps(fewest, algorithm.train)
+            self.ledgers["examples"].charge(f"round {round}", steps.mechanism, steps.count)
+            found["example_epsilon"] = self.ledgers["examples"].epsilon().value
+        if self.privacy.local is not None:
+            self.ledgers["local"].charge(f"round {round}", self.privacy.local.mechanism)
+            found["local_epsilon"] = self.ledgers["local"].epsilon().value
+        return found
