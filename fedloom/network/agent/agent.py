@@ -23,6 +23,7 @@ from fedloom.network.agent.enrolment import registered, repin
 from fedloom.network.agent.loaded_experiment import load_experiment
 from fedloom.network.agent.parcel_cache import NoRoom, ParcelCache
 from fedloom.network.agent.policy import Refused, Site, trust
+from fedloom.network.agent.privacy_ledger import SitePrivacy
 from fedloom.network.agent.questions import Questions
 from fedloom.network.agent.secure_sessions import PinnedKeys, SecureSessions, fingerprint
 from fedloom.network.agent.state_versions import StateVersions
@@ -163,7 +164,8 @@ class Agent:
         )
         if loaded.plan.privacy.secure_aggregation is not None:
             self.tell(f"The fingerprint of this site, for [policy] peers of others: {fingerprint(self.signer.public)}")
-        return AssignmentRunner(loaded, policy, self.parcels, states, questions, sessions, self._go_on)
+        privacy = SitePrivacy(self.state / "privacy", run, loaded.plan, policy)
+        return AssignmentRunner(loaded, policy, self.parcels, states, questions, sessions, privacy, self._go_on)
 
     def _stay_out(self, kind: Any, why: str) -> InputError:
         """Tell the coordinator that this site does not take part; return the error to raise."""

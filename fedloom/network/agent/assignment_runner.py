@@ -13,6 +13,7 @@ from fedloom.federation.work import ClientWork, Place
 from fedloom.network.agent.loaded_experiment import LoadedExperiment
 from fedloom.network.agent.parcel_cache import ParcelCache
 from fedloom.network.agent.policy import Policy, Refused
+from fedloom.network.agent.privacy_ledger import SitePrivacy
 from fedloom.network.agent.questions import Questions, is_given
 from fedloom.network.agent.secure_sessions import SecureSessions
 from fedloom.network.agent.state_versions import StateVersions
@@ -32,6 +33,7 @@ class AssignmentRunner:
     states: StateVersions
     questions: Questions
     sessions: SecureSessions
+    privacy: SitePrivacy | None = None  # what clients here have spent
     go_on: Callable[[], None] = always  # raises Unwanted when the coordinator has closed the round
 
     def evaluate(self, assignment: Assignment) -> list[ClientAnswer]:
@@ -78,6 +80,7 @@ class AssignmentRunner:
             measure=assignment.splits,
             watch_epochs=assignment.watch_epochs,
             max_examples=self.experiment.plan.cohort.max_examples,
+            client_privacy=self.privacy.of_client(place.federation.name(one.client), cell) if self.privacy else None,
         )
         outcome = work.perform(place)
         (report,) = outcome.reports

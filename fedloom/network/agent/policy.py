@@ -103,7 +103,14 @@ class Policy(Record):
     coordinator names, as long as its key does not change.
     """
     max_epsilon: Positive | None = None
-    """Require differential privacy at least this strong. Agents cannot apply it yet, so this refuses every run."""
+    """Require differential privacy that this agent applies itself, with at most this ε in a run: [privacy] example_dp,
+    or dp with noise = "local". Noise that the server adds is refused, because nobody here can verify it. No metrics
+    leave.
+    """
+    max_total_epsilon: Positive | None = None
+    """The most ε of a client here in all runs together, by this agent's own ledger."""
+    max_delta: Positive = 1e-5
+    """The largest δ that goes with `max_epsilon`."""
 
     def check_experiment(self, algorithms: Iterable[str], task: TaskTable, base: Path) -> None:
         """Raise `Refused` unless this experiment may run here. Nothing of it is imported before or during this check.
@@ -117,14 +124,10 @@ class Policy(Record):
         for metric in task.metrics:
             if is_code(metric):
                 raise Refused(f"the policy allows no metrics with code of your own, such as '{metric}'")
-        if self.max_epsilon is not None:
-            raise Refused(
-                f"the policy requires differential privacy with epsilon at most {self.max_epsilon:g}, and fedloom has "
-                "none yet that an agent applies itself"
-            )
 
     def check_privacy(self, privacy: PrivacyTable) -> None:
         """Raise `Refused` unless a run protects its clients as much as this site requires."""
+        self._check_epsilon(privacy)
         secure = privacy.secure_aggregation
         if self.require_secure_aggregation and secure is None:
             raise Refused("the policy requires secure aggregation, and the run has none: the coordinator reads updates")
@@ -133,6 +136,22 @@ class Policy(Record):
                 f"the policy requires a threshold of at least {self.min_threshold:g} in secure aggregation, and the "
                 f"run has {secure.threshold:g}"
             )
+
+    def _check_epsilon(self, privacy: PrivacyTable) -> None:
+        if self.max_epsilon is None:
+            return
+        offers = [privacy.example_dp, privacy.dp if privacy.has_local_noise else None]
+        here = [(offer.epsilon, offer.delta) for offer in offers if offer is not None and offer.epsilon is not None]
+        need = f"the policy requires differential privacy with ε at most {self.max_epsilon:g}"
+        if not here:
+            raise Refused(
+                f"{need} that this agent applies itself: [privacy] example_dp, or dp with an epsilon and noise = "
+                '"local". Noise that the server adds cannot be verified here'
+            )
+        if any(epsilon <= self.max_epsilon and delta <= self.max_delta for epsilon, delta in here):
+            return
+        offered = ", ".join(f"ε = {epsilon:g} at δ = {delta:g}" for epsilon, delta in here)
+        raise Refused(f"{need} at δ at most {self.max_delta:g}, and the run offers {offered}")
 
     def check_assignment(self, kind: str, verb: str, cohort: int, roles: Collection[str]) -> None:
         """Raise `Refused` unless our clients may do this; `roles` are those of its tensors."""
@@ -161,7 +180,7 @@ class Policy(Record):
 
     def withhold(self, answer: ClientAnswer, is_mean: Mapping[str, bool]) -> ClientAnswer:
         """Return an answer without the metrics that may not leave; `is_mean`: whether each is a mean over examples."""
-        allowed = {name for name, mean in is_mean.items() if self.may_leave(name, mean)}
+        allowed = {name for name, mean in is_mean.items() if self.may_leave(name, mean)}  # with max_epsilon, none
         measured = {}
         for where, found in answer.measured.items():
             sums = {name: value if name in allowed else math.nan for name, value in found.sums.items()}
@@ -176,7 +195,9 @@ class Policy(Record):
         return replace(answer, measured=measured, history=history)
 
     def may_leave(self, metric: str, is_mean: bool) -> bool:
-        """Return whether a metric's values may leave."""
+        """Return whether a metric's values may leave. They have no noise, so no ε covers them."""
+        if self.max_epsilon is not None:
+            return False
         return is_mean if self.metrics == "means" else metric in self.metrics
 
     def _allowed(self, what: str, name: str, allowed: Names, shipped: Mapping[str, Any], base: Path) -> None:

@@ -371,7 +371,9 @@ class NetworkBackend(Backend):
         own = ticket_group(tickets) if tickets else {}
         updates = [answer.update for answer in answers]
         if work.guard is not None and work.keep == "sum":  # the agents sent their updates as they are
-            updates = [work.guard.apply(update, work.shared, self.task) for update in updates]
+            positions = self.judge.expected_update(work).positions
+            whole = [replace(update, positions=positions) for update in updates]
+            updates = [work.guard.apply(update, work.shared, self.task) for update in whole]
         return work.outcome(updates, own, reports)
 
     def _report(self, call: Call, answer: ClientAnswer, measured: dict[str, Measured], judged: Report) -> Report:

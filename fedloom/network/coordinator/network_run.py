@@ -125,7 +125,10 @@ class NetworkRun:
             "sources": code_hashes(self.experiment),
             "versions": {name: facts[name] for name in ("fedloom", "torch", "python", "cpu_capability")},
             "data": self.ledger.fact("data"),
-            "privacy": {"secure_aggregation": self.plan.privacy.secure_aggregation is not None, "epsilon": None},
+            "privacy": {
+                "secure_aggregation": self.plan.privacy.secure_aggregation is not None,
+                "epsilon": self.plan.privacy.dp.epsilon if self.plan.privacy.dp is not None else None,
+            },
         }
 
     def _start_when(self) -> int | tuple[str, ...]:

@@ -30,7 +30,6 @@ def test_a_policy_refuses_what_it_does_not_allow() -> None:
         (Policy(), {"metrics": ["net.py:metric"]}, "code of your own"),
         (Policy(models=["mlp"]), {}, "does not allow the model 'digits_mlp'. Allowed: mlp"),
         (Policy(algorithms=["fedavg"]), {}, "does not allow the algorithm 'fedprox'"),
-        (Policy(max_epsilon=2.0), {}, "fedloom has none yet that an agent applies itself"),
     ):
         with pytest.raises(Refused, match=why):
             check(policy, **task)

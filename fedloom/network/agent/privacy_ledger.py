@@ -1,0 +1,90 @@
+"""What this site's clients have spent of their privacy, in each run and in all of them. No coordinator can change it.
+
+`privacy/RUN/CLIENT/KIND` in the agent's folder holds a secret and a ledger. An answer is charged before it is computed,
+so that nothing leaves that was not paid for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from fedloom.experiment.plan import Plan
+from fedloom.network.agent.policy import Policy, Refused
+from fedloom.privacy.dp import accounting, noise
+from fedloom.privacy.dp.accounting import Mechanism
+from fedloom.privacy.dp.at_client import ClientPrivacy, LocalNoise
+from fedloom.privacy.dp.example_level import ExamplePrivacy
+from fedloom.privacy.dp.ledger import LEDGER, Ledger
+
+
+@dataclass(frozen=True)
+class SitePrivacy:
+    """The ledgers of one run at a site, and what other runs spent there."""
+
+    folder: Path
+    run: str
+    plan: Plan
+    policy: Policy
+
+    def of_client(self, client: str, cell: str) -> ClientPrivacy | None:
+        """Return what a client does by itself in one cell, or None if the run asks for nothing of the kind."""
+        table, examples, local = self.plan.privacy, None, None
+        if table.example_dp is not None:
+            spending = self._ledger(client, "examples", table.example_dp.delta)
+            charge = partial(self._charge, spending, client, table.example_dp.epsilon, cell)
+            examples = ExamplePrivacy(table.example_dp, _planned(spending), _secret(spending, cell), charge)
+        if table.has_local_noise and table.dp is not None:
+            spending = self._ledger(client, "local", table.dp.delta)
+            charge = partial(self._charge, spending, client, table.dp.epsilon, cell)
+            local = LocalNoise(table.dp, _planned(spending), _secret(spending, cell), charge)
+        return ClientPrivacy(examples, local) if examples or local else None
+
+    def _ledger(self, client: str, kind: str, delta: float) -> Ledger:
+        name = hashlib.sha256(client.encode()).hexdigest()[:16]  # a client's name may not be a name of a folder
+        # every cell of the run uses the same examples
+        rounds = self.plan.rounds * len(self.plan.algorithms) * len(self.plan.seeds)
+        return Ledger(self.folder / self.run / name / kind, delta, lambda: {"planned_rounds": rounds, "client": client})
+
+    def _charge(
+        self, ledger: Ledger, client: str, planned: float | None, cell: str, name: str, mechanism: Mechanism, count: int
+    ) -> None:
+        """Charge an answer before it is computed, or refuse it."""
+        release = f"{cell}, {name}"
+        if release in ledger.charged:
+            return
+        limits = {"the run announced": planned, "the policy's max_epsilon is": self.policy.max_epsilon}
+        spent = ledger.epsilon({mechanism: count}).value
+        for whose, limit in limits.items():
+            if limit is not None and spent > limit:
+                raise Refused(
+                    f"another answer of '{client}' would cost ε = {spent:.4g} in this run, and {whose} {limit:g}"
+                )
+        if self.policy.max_total_epsilon is not None:
+            total = self.total(client, ledger, {mechanism: count})
+            if total > self.policy.max_total_epsilon:
+                raise Refused(
+                    f"another answer of '{client}' would cost ε = {total:.4g} in all runs, and the policy's "
+                    f"max_total_epsilon is {self.policy.max_total_epsilon:g}"
+                )
+        ledger.charge(release, mechanism, count)
+
+    def total(self, client: str, ledger: Ledger, more: dict[Mechanism, int]) -> float:
+        """Return the ε of one kind that a client spent in all runs, with some more."""
+        assert ledger.folder is not None
+        spent: Counter[Mechanism] = Counter(more)
+        for file in sorted(self.folder.glob(f"*/{ledger.folder.parent.name}/{ledger.folder.name}/{LEDGER}")):
+            spent += Ledger(file.parent, ledger.delta, dict).spent
+        return accounting.epsilon(spent, ledger.delta).value
+
+
+def _planned(ledger: Ledger) -> int:
+    return int(ledger.header["planned_rounds"])
+
+
+def _secret(ledger: Ledger, cell: str) -> bytes:
+    """Return a secret for one cell: two cells may begin alike, and must not share noise."""
+    return noise.derive(ledger.secret, cell)
