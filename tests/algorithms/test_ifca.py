@@ -111,6 +111,7 @@ def test_agents_choose_by_the_data_of_their_site() -> None:
         parcels=SimpleNamespace(groups=lambda *_: record.state),  # type: ignore[arg-type]
         states=SimpleNamespace(load=lambda *given: given[-1]),  # type: ignore[arg-type]
         questions=SimpleNamespace(check=lambda *_: None),  # type: ignore[arg-type]
+        sessions=SimpleNamespace(),  # type: ignore[arg-type]
     )
     assignment = Assignment(
         id="1", kind="evaluate", verb="evaluate", label="ifca", seed=0, round=3, attempt=0, cohort=6, population=6,
