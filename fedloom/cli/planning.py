@@ -47,12 +47,14 @@ def check(file: File, changes: Changes = None, as_json: AsJson = False) -> None:
         del values["data"]
         parameters = Plan.of(experiment).task(experiment.seeds[0]).parameters
         note = f"{parameters:,} parameters. Without [data], only `fedloom serve` can run this: agents bring their data."
-        costs, notes, cohort = None, [note], experiment.cohort.count
+        costs, notes, cohort, clients = None, [note], experiment.cohort.count, None
     else:
         found = estimate(experiment)
         costs, notes = found.json(), found.lines()
-        cohort = experiment.cohort.size(Plan.of(experiment).federation(experiment.seeds[0]).clients)
-    privacy = {"has": [*has(experiment.privacy, cohort)], "lacks": [*lacks(experiment.privacy)]}
+        clients = Plan.of(experiment).federation(experiment.seeds[0]).clients
+        cohort = experiment.cohort.size(clients)
+    by_chance = experiment.cohort.sampling == "poisson" or cohort is None or cohort == clients
+    privacy = {"has": [*has(experiment.privacy, cohort, by_chance)], "lacks": [*lacks(experiment.privacy)]}
     lines = [tomli_w.dumps(values), *(f"# {line}" for line in [*notes, *privacy["has"], *privacy["lacks"]])]
     print_result(as_json, {"experiment": values, "estimate": costs, "privacy": privacy}, lines)
 

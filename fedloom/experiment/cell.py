@@ -20,6 +20,7 @@ from fedloom.experiment.worker_groups import WorkerGroup
 from fedloom.federation.engine import RoundRecord, Snapshot, fit
 from fedloom.privacy.dp.at_client import AtClients
 from fedloom.privacy.protection import Protection
+from fedloom.privacy.words import IN_A_WORD
 from fedloom.results import headline
 from fedloom.task import Task
 from fedloom.tree import Groups
@@ -124,8 +125,7 @@ class Cell:
                     end = "" if record.complete else ", too many: the round does not count"
                     self.progress.note(f"{self.title}, round {record.round}: left out updates {why}, of {names}{end}.")
             values = headline.of_round(record, task) | ({"abandoned": abandoned} if abandoned else {})
-            for spent in ("epsilon", "example_epsilon", "local_epsilon"):
-                values |= {"ε": record.notes[spent]} if spent in record.notes else {}
+            values |= {word: record.notes[kind] for kind, word in IN_A_WORD.items() if kind in record.notes}
             self.progress.step(self.title, record.round, values, record.seconds)
             reached = record.reached
             if reached and protection is not None and protection.is_spent:

@@ -57,6 +57,8 @@ class DpTable(Record):
     def _says_how_much(self) -> DpTable:
         if self.epsilon is None and self.noise_multiplier is None:
             raise InputError("[privacy] dp needs an epsilon, such as 8.0, or a noise_multiplier.")
+        if self.noise == "distributed":
+            raise InputError('[privacy] dp noise = "distributed" does not exist yet. Use "server" or "local".')
         if self.noise == "local" and self.clip == "adaptive":
             raise InputError('[privacy] dp noise = "local" needs a number as clip: nobody sees how long changes are.')
         return self

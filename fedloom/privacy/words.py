@@ -7,10 +7,30 @@ from collections.abc import Iterator
 from fedloom.privacy.table import PrivacyTable
 
 ADJACENCY = "two runs that differ in one client, added or removed"
+REPLACED = "two runs that differ in one client, replaced by another one"
+LOCAL = "two runs in which one client has other data, even for somebody who sees its updates"
+EXAMPLE = "two data sets that differ in one of a client's examples, even for somebody who sees its updates"
+# the numbers of a round's record that are an ε, and what each is about
+EPSILONS = {
+    "epsilon": ADJACENCY,
+    "replace_epsilon": REPLACED,
+    "local_epsilon": LOCAL,
+    "example_epsilon": EXAMPLE,
+}
+IN_A_WORD = {
+    "epsilon": "ε (± 1 client)",
+    "replace_epsilon": "ε (1 other client)",
+    "local_epsilon": "ε (a client's data)",
+    "example_epsilon": "ε (± 1 example)",
+}
 
 
-def has(table: PrivacyTable, cohort: int | None = None) -> Iterator[str]:
-    """Yield a sentence for each protection; `cohort` is the number of clients in a round, if it is known."""
+def has(table: PrivacyTable, cohort: int | None = None, whole_or_poisson: bool = True) -> Iterator[str]:
+    """Yield a sentence for each protection; `cohort` is the number of clients in a round, if it is known.
+
+    `whole_or_poisson` says whether all clients take part in a round, or each with some probability. Rounds with a fixed
+    number of the clients have other neighbours.
+    """
     secure, dp, example = table.secure_aggregation, table.dp, table.example_dp
     if secure is not None:
         fewest = secure.min_clients
@@ -25,11 +45,12 @@ def has(table: PrivacyTable, cohort: int | None = None) -> Iterator[str]:
     if dp is not None:
         spent = f"ε = {dp.epsilon:g}" if dp.epsilon is not None else f"noise multiplier {dp.noise_multiplier or 0:g}"
         who = {"server": "the server", "distributed": "all clients together", "local": "each client"}[dp.noise]
-        yield f"Differential privacy of clients: {spent}, δ = {dp.delta:g}, for {ADJACENCY}. Noise is added by {who}."
+        about = LOCAL if table.has_local_noise else ADJACENCY if whole_or_poisson else REPLACED
+        yield f"Differential privacy of clients: {spent}, δ = {dp.delta:g}, for {about}. Noise is added by {who}."
     if example is not None:
         yield (
             f"Differential privacy of examples: each client spends ε = {example.epsilon:g}, δ = {example.delta:g}, for "
-            "two data sets that differ in one of its examples."
+            f"{EXAMPLE}. How many examples it has is not protected."
         )
 
 

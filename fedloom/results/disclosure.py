@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fedloom.errors import FedloomError
 from fedloom.privacy.table import PrivacyTable
-from fedloom.privacy.words import ADJACENCY, has, lacks
+from fedloom.privacy.words import EPSILONS, has, lacks
 from fedloom.results.run_data import RunData
 from fedloom.results.table import show
 
@@ -19,7 +19,7 @@ def what_left(run: RunData) -> list[str]:
         table = PrivacyTable(**(run.description.get("privacy") or {}))
     except FedloomError as error:  # of a later version
         return [f"This version cannot read the run's [privacy]: {error}"]
-    return [*_seen(run, table), *_bytes(run), *has(table), *_spent(run), *lacks(table)]
+    return [*_seen(run, table), *_bytes(run), *has(table), *_spent(run, table), *lacks(table)]
 
 
 def _seen(run: RunData, table: PrivacyTable) -> Iterator[str]:
@@ -42,8 +42,16 @@ def _bytes(run: RunData) -> Iterator[str]:
             yield f"{label}: clients sent {show(sum(sent) / len(sent), 'bytes')} in all."
 
 
-def _spent(run: RunData) -> Iterator[str]:
-    for label, seed in run.cells:
-        _, values = run.server_values(label, seed, "epsilon", "notes")
-        if len(values):
-            yield f"{label} (seed {seed}) has spent ε = {values[-1]:.3g}, for {ADJACENCY}."
+def _spent(run: RunData, table: PrivacyTable) -> Iterator[str]:
+    for kind, about in EPSILONS.items():
+        part = table.example_dp if kind == "example_epsilon" else table.dp
+        found = {cell: run.server_values(*cell, kind, "notes")[1] for cell in run.cells}
+        spent = {cell: float(values[-1]) for cell, values in found.items() if len(values)}
+        for (label, seed), value in spent.items():
+            yield f"{label} (seed {seed}) has spent ε = {value:.3g}, for {about}."
+        if len(spent) > 1 and part is not None:
+            delta = len(spent) * part.delta
+            yield (
+                f"These {len(spent)} trained on the same data: whoever sees all of them learns as much as ε = "
+                f"{sum(spent.values()):.3g} at δ = {delta:.3g} allows."
+            )

@@ -27,5 +27,13 @@ def test_every_epsilon_comes_with_what_it_is_about() -> None:
     table = PrivacyTable(dp=DpTable(epsilon=2.0), example_dp=ExampleTable(epsilon=8.0))
     client, example = has(table)
     assert "ε = 2, δ = 1e-05, for two runs that differ in one client" in client
-    assert "ε = 8, δ = 1e-05, for two data sets that differ in one of its examples" in example
+    assert "ε = 8, δ = 1e-05, for two data sets that differ in one of a client's examples" in example
     assert any("trust it" in sentence for sentence in lacks(table))
+
+
+def test_the_neighbours_follow_from_cohorts_and_noise() -> None:
+    table = PrivacyTable(dp=DpTable(epsilon=2.0, clip=1.0))
+    assert "one client, replaced by another one" in " ".join(has(table, 5, whole_or_poisson=False))
+    assert "one client, added or removed" in " ".join(has(table, 5))
+    local = PrivacyTable(dp=DpTable(epsilon=2.0, clip=1.0, noise="local"))
+    assert "in which one client has other data, even for somebody who sees its updates" in " ".join(has(local, 5))

@@ -219,7 +219,8 @@ class ClientLevel:
     def notes(self) -> dict[str, float]:
         """Return numbers for the record of the round."""
         spent = self.ledger.epsilon()
-        return {"epsilon": spent.value, "epsilon_rdp": spent.rdp, "clip": self.clip}
+        kind = "replace_epsilon" if self.mechanism.fixed else "epsilon"
+        return {kind: spent.value, f"{kind}_rdp": spent.rdp, "clip": self.clip}
 
 
 def check_sampling(sampling: Sampling) -> None:

@@ -28,6 +28,8 @@ from fedloom.privacy.dp.client_level import COUNT, ClientLevel, bounded
 from fedloom.privacy.dp.ledger import KEY, LEDGER
 from fedloom.privacy.protection import Protection
 from fedloom.privacy.table import DpTable, PrivacyTable
+from fedloom.results.disclosure import what_left
+from fedloom.results.run_data import RunData
 from fedloom.task import Task
 from tests.conftest import Normed
 from tests.conftest import federation as some_clients
@@ -431,3 +433,26 @@ def test_with_hardly_any_noise_and_everyone_it_is_the_mean(tmp_path: Path) -> No
     plain = fl.run(clients(), fl.Task(Net), UNIFORM, 2, out=tmp_path / "plain", cohort=fl.Sampling(), **given)
     for name, leaf in plain.weights()["model"].items():
         assert torch.allclose(dp.weights()["model"][name], leaf, atol=1e-3)
+
+
+def test_fixed_cohorts_report_the_epsilon_of_replacing_a_client(tmp_path: Path) -> None:
+    result = run(tmp_path, rounds=2, dp={"noise_multiplier": 4.0, "clip": 0.5}, cohort=fl.Sampling(count=6))
+    found = {row["metric"]: row["value"] for row in result.rows("server") if row["round"] == 2}
+    assert found["replace_epsilon"] == epsilon({Mechanism(4.0, 0.5, of=12): 2}, 1e-5).value
+    assert "epsilon" not in found
+    assert {len(ids) for ids in cohorts(result).values()} == {6}
+
+
+def cohorts(result: Any) -> dict[int, set[str]]:
+    found: dict[int, set[str]] = {}
+    for row in result.rows("participants"):
+        found.setdefault(row["round"], set()).add(row["client"])
+    return found
+
+
+def test_the_report_says_what_each_cell_spent_and_what_they_spend_together(tmp_path: Path) -> None:
+    run(tmp_path, rounds=1, dp={"noise_multiplier": 4.0, "clip": 0.5}, seeds=2)
+    text = " ".join(what_left(RunData.read(tmp_path)))
+    one = epsilon({Mechanism(4.0, 0.5): 1}, 1e-5).value
+    assert f"fedavg (seed 2) has spent ε = {one:.3g}, for two runs that differ in one client, added or removed." in text
+    assert f"These 2 trained on the same data: whoever sees all of them learns as much as ε = {2 * one:.3g}" in text
