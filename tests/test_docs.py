@@ -33,6 +33,7 @@ SLOW = {  # pages whose commands take many seconds
         "first-run.md",
         "your-data-and-model.md",
         "write-an-algorithm.md",
+        "four-hospitals.md",
         "deploy.md",
     ),
 }
