@@ -46,9 +46,11 @@ SECURE_VALUES: dict[str, Any] = {
     "cohort": {**VALUES["cohort"], "max_examples": 1000},
     "privacy": {"secure_aggregation": {"min_clients": 3, "range": 100.0}},
 }
-# A kill here changes who is in a sum, on purpose: no sum is unmasked twice, and an agent that starts again has left its
-# session. tests/network/coordinator/test_secure_relay.py holds what happens then.
-OTHER_PARTICIPANTS = ("secure.unmasked", "secure.answer")
+TESTED_ELSEWHERE = {
+    "secure.unmasked": "no sum is unmasked twice: the round is abandoned (coordinator/test_secure_relay.py)",
+    "secure.answer": "an agent that starts again has left its session (coordinator/test_secure_relay.py)",
+    "privacy.charged": "only runs with differential privacy pass it (tests/privacy/dp/test_client_level.py)",
+}
 
 
 @dataclass
@@ -272,7 +274,7 @@ FAULTS: dict[str, Callable[[Scene], None]] = {
     **{
         f"kill at {point}": at_point(point)
         for point in (*COORDINATOR_POINTS, *AGENT_POINTS)
-        if point not in OTHER_PARTICIPANTS
+        if point not in TESTED_ELSEWHERE
     },
 }
 

@@ -12,6 +12,7 @@ COORDINATOR_POINTS = (
     "secure.confirm",  # before they learn who is in the sum
     "secure.unmask",  # before they give shares
     "secure.unmasked",  # the sum is known, but nothing of it is stored
+    "privacy.charged",  # the ledger of ε has a new line, but nothing of the release is made
     "coordinator.aggregate",  # all updates have arrived, none is added up yet
     "coordinator.aggregated",  # they are added up, but there is no checkpoint yet
     "checkpoint.write",  # before a checkpoint's file is synced
