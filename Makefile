@@ -31,6 +31,8 @@ crosscheck:
 	$(CROSSCHECK) pip install --quiet --disable-pip-version-check "torch==2.13.0" --editable ".[test]" "flwr==1.41.*"
 	$(CROSSCHECK) pip install --quiet --disable-pip-version-check "torch==2.13.0" "flwr==1.41.*" "pfl[pytorch]==0.6.*" \
 		|| echo "pfl-research cannot be installed here: whole rounds are not compared. It needs Python 3.10 to 3.12."
+	$(CROSSCHECK) pip install --quiet --disable-pip-version-check "torch==2.13.0" "byzfl==0.0.*" \
+		|| echo "byzfl cannot be installed here: robust rules and attacks are not compared with it. It needs torchvision."
 	$(CROSSCHECK) pytest -rs -m crosscheck tests/conformance
 
 # a real SuperLink and SuperNodes; Flower wants older versions of common packages than constraints.txt pins

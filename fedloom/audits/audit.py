@@ -15,12 +15,12 @@ from fedloom.audits.membership import membership
 from fedloom.audits.poisoning import poison
 from fedloom.audits.reconstruction import reconstruct
 from fedloom.errors import FedloomError, InputError, nearest
-from fedloom.experiment.experiment_file import Experiment
+from fedloom.experiment.experiment_file import Experiment, differences
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
 from fedloom.files import write_atomically
 from fedloom.privacy.dp.client_level import ClientLevel
-from fedloom.results.result import Result
+from fedloom.results.result import Result, open_store
 
 FILE = "audit.json"
 Tell = Callable[[int, int], object]  # steps that are done, and how many there are
@@ -40,6 +40,7 @@ def audit(
         if name not in known:
             raise InputError(f"There is no audit '{name}'. Known: {', '.join(known)}.{nearest(name, known)}")
     path, plan = folder / FILE, Plan.of(experiment)
+    _check_same_experiment(folder, plan)
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     wanted = [name for name in known if name in only or not only]
     progress.expect(len(wanted), 1)
@@ -54,6 +55,20 @@ def audit(
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(found, indent=1).encode())
     return found
+
+
+def _check_same_experiment(folder: Path, plan: Plan) -> None:
+    """Refuse to put findings beside the run of another experiment."""
+    if not (folder / "run.db").is_file():
+        return
+    with open_store(folder) as store:
+        known = store.fact("description")
+    changed = differences(known, json.loads(json.dumps(plan.description(), default=str))) if known else []
+    if changed:
+        listed = "\n  ".join(changed)
+        raise InputError(
+            f"{folder} holds the run of another experiment. What differs:\n  {listed}\nChoose a folder with --out."
+        )
 
 
 def _telling(name: str, progress: Progress) -> Tell:

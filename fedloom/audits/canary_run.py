@@ -22,7 +22,7 @@ from fedloom.privacy.dp.client_level import is_noised
 from fedloom.privacy.protection import Protection
 from fedloom.task import Task
 from fedloom.training.probe import probe
-from fedloom.tree import Groups, change, expand, select
+from fedloom.tree import Groups, expand, row, select, zeros_like
 
 TIMES_THE_CLIP = 10.0  # the length of a canary's change: far too long, so that it shows whether changes are clipped
 TOGETHER = 32  # canaries in one stack
@@ -50,11 +50,10 @@ class Watched(Protection):
         self.clips.append(self.dp.clip)
         groups, weights = super().release(where, total, positions, shared, task)
         parts = []
-        for group, names in _noised(groups, positions, task).items():
-            found = select(groups[group], names)
-            moved = change(found, select(shared[positions[group]], names)) if group in positions else found
-            parts += [leaf.double().flatten().numpy() for leaf in moved.values()]
-        self.projections.append(self.dp.expected * self.canaries.project(np.concatenate(parts)))
+        for group, name in _noised(groups, positions, task):
+            leaf = groups[group][name].double()
+            parts.append((leaf - shared[positions[group]][name] if group in positions else leaf).flatten())
+        self.projections.append(self.dp.expected * self.canaries.project(torch.cat(parts).numpy()))
         return groups, weights
 
 
@@ -83,39 +82,31 @@ class WithCanaries(Backend):
         guard, positions = work.guard, form.positions or {}
         assert guard is not None
         assert guard.clip is not None
-        numbers = np.array(work.ids) - self.place.federation.clients
-        noised = _noised(form.stack, positions, self.place.task)
-        size = sum(form.stack[group][name].numel() for group, names in noised.items() for name in names)
-        length = TIMES_THE_CLIP * guard.clip * self.canaries.included[numbers, None]
-        rest = torch.from_numpy(length * self.canaries.directions(numbers, size))
+        numbers, task = np.array(work.ids) - self.place.federation.clients, self.place.task
         groups: Groups = {}
-        for group, leaves in form.stack.items():
-            base = (
-                work.shared[positions[group]] if group in positions else {n: leaf[0] * 0 for n, leaf in leaves.items()}
-            )
-            groups[group] = expand(select(base, leaves), len(numbers))
-            for name in noised[group]:
-                leaf = groups[group][name]
-                moved, rest = rest[:, : leaf[0].numel()], rest[:, leaf[0].numel() :]
-                groups[group][name] = (leaf + moved.reshape(leaf.shape)).to(leaf.dtype)
+        for group, stacked in form.stack.items():
+            base = select(work.shared[positions[group]], stacked) if group in positions else zeros_like(row(stacked, 0))
+            groups[group] = expand(base, len(numbers))
+        noised = _noised(form.stack, positions, task)
+        sizes = [form.stack[group][name].numel() for group, name in noised]
+        length = TIMES_THE_CLIP * guard.clip * self.canaries.included[numbers, None]
+        rows = torch.from_numpy(length * self.canaries.directions(numbers, sum(sizes)))
+        for (group, name), moved in zip(noised, torch.split(rows, sizes, 1), strict=True):
+            leaf = groups[group][name]
+            groups[group][name] = (leaf + moved.reshape(leaf.shape)).to(leaf.dtype)
         weight = torch.full((len(numbers),), guard.full_weight, dtype=torch.float64)
-        update = guard.apply(Update(groups, weight, positions=positions), work.shared, self.place.task)
+        update = guard.apply(Update(groups, weight, positions=positions), work.shared, task)
         return work.outcome([update], work.own, tuple(Report(client) for client in work.ids))
 
 
-def _noised(groups: Groups, positions: Any, task: Task) -> dict[str, list[str]]:
-    """Return the names of the leaves that get noise, by group."""
-    return {
-        group: [name for name, leaf in leaves.items() if is_noised(name, leaf, group in positions, task.trainable)]
-        for group, leaves in groups.items()
-    }
+def _noised(groups: Groups, positions: Any, task: Task) -> list[tuple[str, str]]:
+    """Return the group and the name of every leaf that gets noise."""
+    every = [(group, name, leaf) for group, leaves in groups.items() for name, leaf in leaves.items()]
+    return [(group, name) for group, name, leaf in every if is_noised(name, leaf, group in positions, task.trainable)]
 
 
 def canary_run(
-    plan: Plan,
-    algorithm: Algorithm,
-    count: int,
-    tell: Callable[[int], object] = lambda rounds: None,
+    plan: Plan, algorithm: Algorithm, count: int, tell: Callable[[int], object] = lambda rounds: None
 ) -> dict[str, Any]:
     """Run a copy with canaries, and compare the ε that it claims with what an attacker learns."""
     seed, cohort = plan.seeds[0], plan.cohort
@@ -129,18 +120,9 @@ def canary_run(
     watched = Watched(plan.privacy, cohort, copy.clients, plan.rounds, clients=clients, canaries=canaries)
     dp = watched.dp
     assert dp is not None
-    records = fit(
-        copy,
-        task,
-        algorithm,
-        plan.rounds,
-        seed=seed,
-        sampling=cohort,
-        evaluation=Evaluation(splits=(), server=()),
-        backend=WithCanaries(place, canaries),
-        protection=watched,
-    )
-    for record in records:
+    quiet, backend = Evaluation(splits=(), server=()), WithCanaries(place, canaries)
+    settings: dict[str, Any] = {"seed": seed, "sampling": cohort, "evaluation": quiet, "backend": backend}
+    for record in fit(copy, task, algorithm, plan.rounds, **settings, protection=watched):
         tell(record.round)
     projections, coins = np.stack(watched.projections), canaries.included
     bound = lower_bound(evidence(projections, dp.q, np.array(watched.clips)), coins, dp.table.delta)

@@ -5,7 +5,6 @@ Members are the examples of all training splits. The others are those of all tes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,12 +111,9 @@ def _logit(losses: Floats) -> Floats:
 def _losses(task: Task, model: Tree, federation: Federation, split: SplitName) -> tuple[Floats, Floats]:
     """Return the loss and the label of every example of a split."""
     rows = federation.indices(federation.everyone, split)
+    parts = [np.empty(0)]
     with computing(), generators.lent(), torch.no_grad():
-        parts = [part.double().numpy() for part in _each_pass(task, model, federation, rows)]
-    return np.concatenate([np.empty(0), *parts]), federation.y[rows].double().numpy()
-
-
-def _each_pass(task: Task, model: Tree, federation: Federation, rows: torch.Tensor) -> Iterator[torch.Tensor]:
-    for part in passes(rows, 1000) if len(rows) else ():
-        x, y = prepare(federation.x[part], federation.y[part], federation.scale, task)
-        yield task.losses(outputs(task, model, x), y)
+        for part in passes(rows, 1000) if len(rows) else ():
+            x, y = prepare(federation.x[part], federation.y[part], federation.scale, task)
+            parts.append(task.losses(outputs(task, model, x), y).double().numpy())
+    return np.concatenate(parts), federation.y[rows].double().numpy()

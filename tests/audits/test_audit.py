@@ -66,6 +66,13 @@ def test_an_audit_you_ask_for_says_why_it_cannot_be_made(tmp_path: Path, name: s
     assert not (tmp_path / "audit.json").exists()
 
 
+def test_findings_do_not_mix_with_the_run_of_another_experiment(tmp_path: Path) -> None:
+    run_plan(Plan.of(experiment_file.parse(SETTINGS)), tmp_path)
+    other = experiment_file.parse({**SETTINGS, "train": {"lr": 0.7}})
+    with pytest.raises(InputError, match=r"holds the run of another experiment(.|\n)*lr: .* → 0\.7(.|\n)*--out"):
+        audit(other, tmp_path, ["membership"], Progress())
+
+
 def test_without_a_choice_audits_that_do_not_apply_are_left_out_and_earlier_ones_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
