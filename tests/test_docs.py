@@ -24,7 +24,8 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").r
 EXTRAS = {"ray.md": "ray"}  # pages whose commands need a package that may not be there
 # pages whose Python can be run from top to bottom, and how much of it: one page also shows other frameworks' programs
 RUNNABLE = {"README.md": None, "how-to/python.md": None, "how-to/from-other-frameworks.md": 1}
-FETCHED = {"four-hospitals.md": "heart_disease"}  # pages whose commands need a dataset that is fetched from elsewhere
+# pages whose commands need a dataset that is fetched from elsewhere
+FETCHED = dict.fromkeys(("four-hospitals.md", "private-hospitals.md"), "heart_disease")
 SLOW = {  # pages whose commands take many seconds
     *(
         "results.md",
@@ -35,6 +36,7 @@ SLOW = {  # pages whose commands take many seconds
         "write-an-algorithm.md",
         "four-hospitals.md",
         "deploy.md",
+        "private-hospitals.md",
     ),
 }
 COMMANDED = [
