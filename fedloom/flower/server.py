@@ -214,6 +214,11 @@ class FlowerRun(NetworkRun):
     def __init__(
         self, experiment: experiment_file.Experiment, folder: Path, grid: Grid, tell: Callable[[str], None]
     ) -> None:
+        if experiment.privacy.secure_aggregation is not None:
+            raise InputError(
+                "[privacy] secure_aggregation keeps keys in memory from stage to stage of a round, and on Flower a "
+                "client's process may end after every message. Use `fedloom serve`, or leave it out."
+            )
         self.grid = grid
         super().__init__(experiment, folder, tell)
 

@@ -64,6 +64,7 @@ class AssignmentRunner:
             self.states.prune(cell, one.client, one.ticket, assignment.durable)
         own = self._own(assignment, one, place.task)
         peers, graph = self.parcels.peers(assignment, one)
+        guard = self.sessions.guard(assignment, algorithm)
         work = ClientWork(
             algorithm=algorithm,
             method=_method(algorithm, assignment.method),
@@ -81,6 +82,7 @@ class AssignmentRunner:
             watch_epochs=assignment.watch_epochs,
             max_examples=self.experiment.plan.cohort.max_examples,
             client_privacy=self.privacy.of_client(place.federation.name(one.client), cell) if self.privacy else None,
+            guard=guard,
         )
         outcome = work.perform(place)
         (report,) = outcome.reports
@@ -98,8 +100,8 @@ class AssignmentRunner:
                         f"{where}: the {name} that it keeps is not finite. A smaller lr or a clip may help."
                     )
             write(lambda: self.states.save(cell, one.client, ticket, kept))
-        if self.experiment.plan.privacy.secure_aggregation is not None and outcome.stack:
-            masked = self.sessions.mask(assignment, one, algorithm, outcome, shared)
+        if guard is not None and outcome.stack:
+            masked = self.sessions.mask(assignment, one, guard, outcome, shared)
             return [ClientAnswer(one.client, masked, ticket)]  # nothing else leaves beside it
         update = Update(outcome.stack, outcome.weights, outcome.public)
         answer = ClientAnswer(one.client, update, ticket, report.history, report.post_fit)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from fedloom.network.agent.policy import Policy, Refused
 from fedloom.network.protocol.messages import AssignedClient, Assignment, ClientAnswer, SecurePeer, SecureResult
 from fedloom.network.protocol.secure import advertisement, from_hex, masked_update, question, to_hex
 from fedloom.network.protocol.signatures import Signer
+from fedloom.privacy.dp import client_level
 from fedloom.privacy.protection import ClientGuard
 from fedloom.privacy.secure.aggregation import SecureCall, weight_bound
 from fedloom.privacy.secure.client import SecureClient
@@ -115,7 +116,7 @@ class SecureSessions:
     def _advertise(self, assignment: Assignment, one: AssignedClient, algorithm: Algorithm) -> SecureResult:
         table, cohort = self.plan.privacy.secure_aggregation, assignment.cohort
         assert table is not None
-        bound = weight_bound(algorithm, self.plan.cohort)
+        bound = self._weight_bound(algorithm)
         run = f"{self.run}/{assignment.label}/{assignment.seed}"
         call = SecureCall.of(table, run, assignment.round, assignment.call, cohort, bound, assignment.attempt)
         floors = Floors(max(table.min_clients, self.policy.min_cohort), max(table.threshold, self.policy.min_threshold))
@@ -127,6 +128,24 @@ class SecureSessions:
         mine = client.advertise()
         keys = {"mask_key": mine.mask_key.hex(), "channel_key": mine.channel_key.hex()}
         return SecureResult(**keys, signature=mine.signature.hex())
+
+    def _weight_bound(self, algorithm: Algorithm) -> int:
+        return 1 if self.plan.privacy.dp is not None else weight_bound(algorithm, self.plan.cohort)
+
+    def guard(self, assignment: Assignment, algorithm: Algorithm) -> ClientGuard | None:
+        """Return what a client does to its answer before it is masked."""
+        privacy, clip = self.plan.privacy, assignment.secure.clip if assignment.secure is not None else None
+        if privacy.secure_aggregation is None:
+            return None
+        guard = ClientGuard(privacy, assignment.cohort, self._weight_bound(algorithm))
+        if privacy.dp is None:
+            return guard
+        if clip is None:
+            raise Refused(
+                "the run announced differential privacy, and the coordinator asks for a change without a clip"
+            )
+        full_weight = client_level.weight_bound(algorithm, self.plan.cohort)
+        return replace(guard, clip=clip, full_weight=full_weight)
 
     def _sign(self, text: bytes) -> bytes:
         return bytes.fromhex(self.signer.sign(text))
@@ -153,9 +172,9 @@ class SecureSessions:
         return SecureResult(shares=to_hex(given))
 
     def mask(
-        self, assignment: Assignment, one: AssignedClient, algorithm: Algorithm, outcome: Outcome, shared: Groups
+        self, assignment: Assignment, one: AssignedClient, guard: ClientGuard, outcome: Outcome, shared: Groups
     ) -> Update:
-        """Return a trained client's update as a masked vector."""
+        """Return a trained and guarded client's update as a masked vector."""
         if assignment.secure is None:
             raise Refused("the run announced secure aggregation, and the coordinator asks for an update without a mask")
         if outcome.public:
@@ -171,13 +190,12 @@ class SecureSessions:
                     f"the sum of round {assignment.round} about this model was unmasked before, and a second one over "
                     "other clients could show one of them"
                 )
-            guard = ClientGuard(self.plan.privacy, assignment.cohort, session.call.config.weight_bound)
             groups = {group: row(stacked, 0) for group, stacked in outcome.stack.items()}
             ring = Ring(session.call.config, groups)
             weights = {group: float(weight[0]) for group, weight in outcome.weights.items()}
             vector = ring.encode(groups, weights, guard.bases(outcome.positions or {}, groups, shared))
             ciphertexts = from_hex(assignment.secure.ciphertexts.get(str(one.client), {}))
-            about = question(assignment.method, model)
+            about = question(assignment.method, model, guard.clip)
             return masked_update(session.client.mask(vector, assignment.secure.clients, ciphertexts, about))
         except Refusal as why:
             raise Refused(f"secure aggregation: {why}") from None

@@ -61,6 +61,7 @@ class SecureRelay:
     call: SecureCall
     expected: ExpectedUpdate
     question: bytes
+    clip: float | None  # with differential privacy of clients
     ticket: Ticket | None
     keys: Mapping[int, tuple[str, str]]
     ask: Ask
@@ -86,7 +87,9 @@ class SecureRelay:
             "mask",
             left,
             lambda some: SecureStage(
-                clients=left, ciphertexts={str(one): to_hex(server.ciphertexts_for(one)) for one in some}
+                clients=left,
+                ciphertexts={str(one): to_hex(server.ciphertexts_for(one)) for one in some},
+                clip=self.clip,
             ),
             self._check_masked,
         )

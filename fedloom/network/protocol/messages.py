@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge, Le, MaxLen
-from pydantic import BaseModel, ConfigDict, Field, Strict
+from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, Strict
 from torch import Tensor
 
 from fedloom.algorithm import Update
@@ -119,6 +119,7 @@ class SecureStage(Message):
     peers: tuple[SecurePeer, ...] = ()  # share: everybody's keys
     clients: tuple[Number, ...] = ()  # mask and confirm: the clients that are left
     ciphertexts: dict[str, ByClient] = {}  # mask: by client of this agent, the shares that others encrypted for it
+    clip: Annotated[float, Ge(0), AllowInfNan(False)] | None = None  # mask: with differential privacy of clients
     signatures: ByClient = {}  # unmask: of the clients that confirmed who is in the sum
 
 

@@ -42,6 +42,9 @@ def masked_vector(update: Update) -> Vector:
     return signed.view(f"<u{signed.itemsize}")
 
 
-def question(method: str, model: str) -> bytes:
-    """Return what a secure sum is about: all its clients must run this method on the model with this SHA-256."""
-    return pack("question", method, model)
+def question(method: str, model: str, clip: float | None = None) -> bytes:
+    """Return what a secure sum is about: all its clients must run this method on the model with this SHA-256.
+
+    `clip` is what they bound their changes by, with differential privacy of clients.
+    """
+    return pack("question", method, model, repr(clip))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fedloom.errors import QuorumError, TrainingError
+from fedloom.experiment import checkpoint
 from fedloom.experiment.progress import Silent
 from fedloom.network.agent.agent import Agent
 from fedloom.network.coordinator.ledger import Ledger
@@ -46,6 +47,17 @@ def test_the_bits_are_those_of_a_simulation(tmp_path: Path, algorithm: dict[str,
 def test_an_agent_may_host_several_clients(tmp_path: Path) -> None:
     sites(tmp_path / "net", {}, {}).run(Silent())
     assert weights(tmp_path / "net") == simulated(tmp_path / "serial")
+
+
+def test_with_differential_privacy_clients_clip_what_they_mask(tmp_path: Path) -> None:
+    dp = {"noise_multiplier": 0.01, "clip": 1e-6}
+    run = sites(tmp_path / "net", privacy={**SECURE, "dp": dp})
+    assert run.run(Silent()).status == "done"
+    found = checkpoint.load(checkpoint.of_cell(tmp_path / "net", "fedavg", 1))
+    assert found is not None
+    initial, model = run.plan.task(1).initial(), found.state["model"]
+    moved = max(float((model[name] - initial[name]).abs().max()) for name in initial)
+    assert 0 < moved < 1e-5
 
 
 def cohorts(folder: Path) -> dict[int, int]:

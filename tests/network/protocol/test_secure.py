@@ -42,4 +42,7 @@ def test_keys_come_back_as_they_were_signed() -> None:
 
 
 def test_the_question_is_about_a_method_and_a_model() -> None:
-    assert len({question("client", "a"), question("client", "b"), question("judge", "a")}) == 3
+    assert (
+        len({question("client", "a"), question("client", "b"), question("judge", "a"), question("client", "a", 1.0)})
+        == 4
+    )
