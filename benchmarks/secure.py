@@ -58,7 +58,7 @@ def measured(folder: Path, clients: int, rounds: int, secure: bool, *command: st
     run = [sys.executable, "-m", "fedloom", command[0], str(file), *command[1:], "--out", str(out), "--json", "-q"]
     subprocess.run(run, check=True, capture_output=True, text=True)
     with Store(out, read_only=True) as store:
-        seconds = [row["seconds"] for row in store.rounds(1)][1:]
+        seconds = [row["seconds"] for row in store.rows("rounds", 1)][1:]
         traffic = [row for row in store.rows("participants") if row["round"] == rounds]
     sent = sum(row["bytes_up"] + row["bytes_down"] for row in traffic)
     return {"median_seconds_a_round": round(float(np.median(seconds)), 3), "megabytes_a_round": round(sent / 1e6, 2)}
