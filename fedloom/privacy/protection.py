@@ -84,11 +84,6 @@ class Protection:
         self.dp = None
         if dp is not None and not self.table.has_local_noise:
             # agents see in which rounds they take part, and the clients of a secure sum see each other
-            if self.remote and self.table.secure_aggregation is not None:
-                raise InputError(
-                    "[privacy] dp at the server needs to clip each change, and secure_aggregation hides them. On a "
-                    'network, use noise = "local" with it, or leave out one of the two.'
-                )
             sampled = not self.remote and self.table.secure_aggregation is None
             self.dp = ClientLevel(dp, self.sampling, self.population, self.rounds, self.folder, sampled=sampled)
 

@@ -130,7 +130,12 @@ class SecureSessions:
         return SecureResult(**keys, signature=mine.signature.hex())
 
     def _weight_bound(self, algorithm: Algorithm) -> int:
-        return 1 if self.plan.privacy.dp is not None else weight_bound(algorithm, self.plan.cohort)
+        return 1 if self._must_clip else weight_bound(algorithm, self.plan.cohort)
+
+    @property
+    def _must_clip(self) -> bool:
+        """Whether the server adds noise to the sum, so that clients must bound their changes."""
+        return self.plan.privacy.dp is not None and not self.plan.privacy.has_local_noise
 
     def guard(self, assignment: Assignment, algorithm: Algorithm) -> ClientGuard | None:
         """Return what a client does to its answer before it is masked."""
@@ -138,7 +143,7 @@ class SecureSessions:
         if privacy.secure_aggregation is None:
             return None
         guard = ClientGuard(privacy, assignment.cohort, self._weight_bound(algorithm))
-        if privacy.dp is None:
+        if not self._must_clip:
             return guard
         if clip is None:
             raise Refused(

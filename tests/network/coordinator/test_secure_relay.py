@@ -55,7 +55,7 @@ def test_with_differential_privacy_clients_clip_what_they_mask(tmp_path: Path) -
     assert run.run(Silent()).status == "done"
     found = checkpoint.load(checkpoint.of_cell(tmp_path / "net", "fedavg", 1))
     assert found is not None
-    initial, model = run.plan.task(1).initial(), found.state["model"]
+    initial, model = run.plan.task(1).initial(), found.snapshot.state["model"]
     moved = max(float((model[name] - initial[name]).abs().max()) for name in initial)
     assert 0 < moved < 1e-5
 
