@@ -88,7 +88,7 @@ def _telling(name: str, progress: Progress) -> Tell:
 
 def _epsilon(canaries: int, experiment: Experiment, plan: Plan, folder: Path, tell: Tell) -> Any:
     if plan.privacy.dp is None:
-        raise InputError("The experiment claims no ε: it has no [privacy] dp.")
+        raise InputError("The experiment claims no ε for clients: it has no [privacy] dp.")
     steps, found = len(plan.algorithms) * plan.rounds, {}
     for number, (label, algorithm) in enumerate(plan.algorithms.items()):
         told = partial(lambda before, done: tell(before + done, steps), number * plan.rounds)
@@ -116,7 +116,9 @@ def _reconstruction(experiment: Experiment, plan: Plan, folder: Path, tell: Tell
     seed, dp = plan.seeds[0], plan.privacy.dp
     federation = plan.federation(seed)
     cohort = plan.cohort.size(federation.clients)
-    noise = dp and ClientLevel(dp, plan.cohort, federation.clients, plan.rounds).mechanism.noise_multiplier
+    noise = dp.noise_multiplier if dp is not None else 1.0
+    if dp is not None and noise is None:
+        noise = ClientLevel(dp, plan.cohort, federation.clients, plan.rounds).mechanism.noise_multiplier
     return asdict(reconstruct(plan.task(seed), federation, cohort, noise or 1.0, tell))
 
 

@@ -14,6 +14,7 @@ from fedloom.algorithm import Algorithm, Update
 from fedloom.audits.canaries import Canaries, evidence
 from fedloom.audits.epsilon import Floats, estimate, lower_bound
 from fedloom.backends.protocol import Backend
+from fedloom.errors import InputError
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.worker_groups import choose_setup
 from fedloom.federation.engine import Evaluation, fit
@@ -117,9 +118,11 @@ def canary_run(
     copy = replace(federation, offsets=offsets, names=None)
     if cohort.count is not None:  # the same share of clients in a round
         cohort = cohort.replace(count=round(cohort.count * copy.clients / clients))
-    watched = Watched(plan.privacy, cohort, copy.clients, plan.rounds, clients=clients, canaries=canaries)
+    table = plan.privacy.replace(example_dp=None)  # which is about examples, and canaries have none
+    watched = Watched(table, cohort, copy.clients, plan.rounds, clients=clients, canaries=canaries)
     dp = watched.dp
-    assert dp is not None
+    if dp is None:
+        raise InputError("Canaries audit noise that the server adds to a sum: [privacy] dp with noise = 'server'.")
     quiet, backend = Evaluation(splits=(), server=()), WithCanaries(place, canaries)
     settings: dict[str, Any] = {"seed": seed, "sampling": cohort, "evaluation": quiet, "backend": backend}
     for record in fit(copy, task, algorithm, plan.rounds, **settings, protection=watched):

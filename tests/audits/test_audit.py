@@ -55,7 +55,7 @@ def test_the_claimed_epsilon_is_audited_without_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("epsilon", "claims no ε"),
+        ("epsilon", "claims no ε for clients"),
         ("membership", "is not a run folder"),
         ("memebrship", "There is no audit 'memebrship'. Known: .* Did you mean 'membership'?"),
     ],
@@ -82,7 +82,7 @@ def test_without_a_choice_audits_that_do_not_apply_are_left_out_and_earlier_ones
     found = audit(experiment_file.parse(SETTINGS), tmp_path, [], Progress())
     assert list(found) == ["poisoning", "another", "epsilon", "membership", "reconstruction"]
     assert found["poisoning"] == {"accuracy": {}}
-    assert "claims no ε" in found["epsilon"]["left_out"]
+    assert "claims no ε for clients" in found["epsilon"]["left_out"]
     assert "is not a run folder" in found["membership"]["left_out"]
 
 

@@ -10,6 +10,7 @@ import pytest
 from fedloom.algorithm import Algorithm
 from fedloom.algorithms import FedAvg, FedAvgM
 from fedloom.audits.canary_run import canary_run
+from fedloom.errors import InputError
 from fedloom.experiment import experiment_file
 from fedloom.experiment.plan import Plan
 from fedloom.privacy.dp import clipping, ledger, noise
@@ -91,6 +92,11 @@ def test_an_adaptive_clip_and_a_server_with_momentum_are_audited() -> None:
     assert 0 < found["bound"]["epsilon"] < found["claimed"]
 
 
+def test_privacy_of_examples_may_be_beside_that_of_clients() -> None:
+    found = audited(privacy={**SETTINGS["privacy"], "example_dp": {"epsilon": 8.0}})
+    assert found["claimed"] == pytest.approx(1.9931, abs=1e-3)
+
+
 def test_progress_is_told_after_every_round() -> None:
     told: list[int] = []
     plan = Plan.of(experiment_file.parse({**SETTINGS, "rounds": 2}))
@@ -104,3 +110,8 @@ def test_the_real_run_has_no_canaries() -> None:
     canary_run(plan, FedAvg(weights="uniform"), 100)
     assert plan.federation(1).fingerprint == before
     assert np.diff(plan.federation(1).offsets).min() > 0
+
+
+def test_noise_that_clients_add_is_not_audited() -> None:
+    with pytest.raises(InputError, match="with noise = 'server'"):
+        audited(privacy={"dp": {"noise_multiplier": 2.0, "clip": 0.5, "noise": "local"}})
