@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from fedloom import keys
-from fedloom.aggregation.outliers import outliers
-from fedloom.aggregation.robust import finite, judge
 from fedloom.data.split import SplitName
-from fedloom.errors import InputError, RoundAbandoned, TrainingError
+from fedloom.errors import InputError
 from fedloom.federation.client_state import ClientStates
-from fedloom.federation.work import ClientWork, Keep, Outcome, Report, means_of, sums_of
-from fedloom.privacy.protection import Protection, RoundOfClients
-from fedloom.privacy.secure.ring import means as means_of_sums
+from fedloom.federation.left_out import without_outliers
+from fedloom.federation.protected import protected_means
+from fedloom.federation.robust_means import robust_means
+from fedloom.federation.work import ClientWork, Keep, Outcome, Report, means_of
+from fedloom.privacy.protection import Protection
 from fedloom.task import Task
-from fedloom.tree import Groups, Tree, change, select, zeros_like
+from fedloom.tree import Groups, Tree
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm, Update
@@ -104,7 +103,7 @@ class Cohort:
         With a robust rule the server sees each answer, and `combine` replaces the mean.
         """
         if self.protection is not None:
-            return self._protected(self.protection, fn, shared, rule, each)
+            return Aggregate(*protected_means(self, self.protection, fn, shared, rule, each), {})
         if rule is not None:
             return self.combine(self.map(fn, shared, each=each), shared, rule)
         outcome = self._ask(fn, shared, "sum", each=each)
@@ -132,42 +131,6 @@ class Cohort:
         if self.protection is not None:
             raise InputError(f"[privacy] lets the server see only sums, and '{verb}' shows it each client's answer.")
 
-    def _protected(
-        self, protection: Protection, fn: ClientMethod, shared: Groups, rule: Rule | None, each: Groups | None
-    ) -> Aggregate:
-        """Every client runs `fn` and guards its answer; the server sees what the protection releases."""
-        if rule is not None:
-            self._refuse_each("a robust rule")
-        where = RoundOfClients(self.round, self.calls, self.ids, self.population, self.seed)
-        guard = protection.guard(self.algorithm, len(self.ids))
-        keep: Keep = "secure" if protection.table.secure_aggregation is not None else "sum"
-        if self.calls and protection.dp is not None:
-            raise InputError(
-                f"[privacy] dp plans one release a round, and {type(self.algorithm).__name__} asks clients more often."
-            )
-        if self.ids or protection.dp is None or keep == "secure":
-            outcome = self._ask(fn, shared, keep, each=each, guard=guard)
-        else:  # an empty cohort releases noise: a client that is not in it shows the form of a sum
-            outcome = self.backend.run(self._work(fn, shared, keep, (0,), guard=guard))
-            outcome = replace(outcome, sums={node: zeros_like(part) for node, part in outcome.sums.items()})
-        if outcome.public:
-            raise InputError(f"[privacy] lets no number of a single client leave, and {fn.__name__} makes some public.")
-        if keep == "secure" and outcome.total is None:
-            outcome, found = protection.secure_sum(where, outcome, shared, guard)
-            self.own.undo([client for client in self.ids if client not in found.clients])
-            self.note(lost=len(self.ids) - len(found.clients), refused=len(found.refused))
-            self.ids = found.clients
-        if protection.dp is not None:
-            total = sums_of(outcome)[0] if outcome.total is None else outcome.total
-            groups, weights = protection.release(where, total, outcome.positions or {}, shared, self.task)
-        elif outcome.total is not None:
-            bases = guard.bases(outcome.positions or {}, outcome.total, shared)
-            groups, weights = means_of_sums(outcome.total, outcome.weights, bases, outcome.dtypes), outcome.weights
-        else:
-            groups, weights = means_of(outcome)
-        self.note(**protection.notes())
-        return Aggregate(groups, weights, {})
-
     def combine(self, answers: Answers, shared: Groups, rule: Rule, *, judge_all: bool = False) -> Aggregate:
         """Let a robust rule judge what each client changed, group by group (see `robust.judge`).
 
@@ -175,32 +138,8 @@ class Cohort:
         what they had before the round, and the rule counts them as wrong. A client without weight in a group is not
         judged in it, unless `judge_all` is true.
         """
-        if answers.positions is None:
-            raise TrainingError(
-                f"Round {self.round}: a robust rule needs to know which groups of an update are positions, and the "
-                "backend could not find that out (its log says why)."
-            )
-        bases = {group: select(shared[base], answers[group]) for group, base in answers.positions.items()}
-        changes = {g: change(stacked, bases[g]) if g in bases else stacked for g, stacked in answers.groups.items()}
-        gone, sound = len(self.left_out), self._keep_finite(changes, answers.weights)
-        found = {
-            group: judge(rule, stacked, answers.weights[group], sound, gone, bases.get(group), judge_all)
-            for group, stacked in changes.items()
-        }
-        weights = {group: weight[sound].sum() for group, weight in answers.weights.items()}
-        return Aggregate(found, weights, answers.public)
-
-    def _keep_finite(self, groups: Groups, weights: dict[str, Tensor]) -> Tensor:
-        """Continue the round without the clients whose answers are not finite; return which ones stay."""
-        each = [finite(stacked) for stacked in groups.values() if stacked]
-        sound = torch.stack([*each, *(weight.isfinite() for weight in weights.values())]).all(0)
-        gone = [client for client, good in zip(self.ids, sound.tolist(), strict=True) if not good]
-        if gone:
-            self.left_out += gone
-            self.note(not_finite=len(self.left_out))
-            self.own.undo(gone)
-            self.ids = tuple(client for client in self.ids if client not in gone)
-        return sound
+        groups, weights = robust_means(self, answers, shared, rule, judge_all)
+        return Aggregate(groups, weights, answers.public)
 
     def _work(self, fn: ClientMethod, shared: Groups, keep: Keep, ids: tuple[int, ...], **messages: Any) -> ClientWork:
         """Return the work that has clients run `fn`."""
@@ -232,38 +171,13 @@ class Cohort:
         """Have the backend run `fn` on every client, and remember what it reports."""
         work = self._work(fn, shared, keep, self.ids, **messages)
         self.calls += 1
-        outcome = self._without_outliers(work, self.backend.run(work))
+        outcome = without_outliers(self, work, self.backend.run(work))
         # a network may lose clients: the round continues with those that answered
         self.ids = tuple(report.client for report in outcome.reports)
         self.own.put(self.ids, outcome.own)
         self.reports.extend(outcome.reports)
         self.public.update(outcome.public)
         self.publishers.update(dict.fromkeys(outcome.public, self.ids))
-        return outcome
-
-    def _without_outliers(self, work: ClientWork, outcome: Outcome) -> Outcome:
-        """Return the outcome without clients whose changes are far longer than the others'.
-
-        A sum cannot be taken apart, so the others compute again. A network's backend keeps all answers and judges them
-        itself: it says in `outliers` which clients it left out, and its reports have no lengths.
-        """
-        if outcome.left_out:
-            self.left_out += outcome.left_out
-            self.note(not_finite=len(self.left_out))
-        found = list(outcome.outliers)
-        judged = [report for report in outcome.reports if report.finite and report.lengths]
-        if self.outlier_factor is not None:
-            examples = [report.examples for report in judged]
-            far = outliers([report.lengths for report in judged], examples, self.outlier_factor)
-            found += [judged[position].client for position in far]
-            if far:
-                left = [n for n, client in enumerate(work.ids) if client not in found]
-                outcome = self.backend.run(work.only(left)) if left else Outcome()
-        if found:
-            self.outliers += found
-            self.note(outliers=len(self.outliers))
-            if len(outcome.reports) < max(self.needed, 1):
-                raise RoundAbandoned(f"Round {self.round} has {len(outcome.reports)} clients of {self.needed}.")
         return outcome
 
 

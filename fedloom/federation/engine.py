@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
-from fedloom import tree
 from fedloom.algorithm import Algorithm
 from fedloom.backends.protocol import Arrivals, Backend
 from fedloom.data.federation import Federation
@@ -16,6 +15,7 @@ from fedloom.data.split import SplitName
 from fedloom.errors import Diverged, InputError, RoundAbandoned
 from fedloom.federation.client_state import ClientStates
 from fedloom.federation.cohort import Cohort
+from fedloom.federation.divergence import checked
 from fedloom.federation.evaluation import ByClient, Evaluator
 from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import Report
@@ -167,7 +167,7 @@ def fit(
             # Poisson sampling may draw nobody: a round in which nothing changes, unless noise is released
             while complete and (ids or noise_alone):
                 try:
-                    state = _checked(algorithm.round(state, cohort), state, cohort, federation)
+                    state = checked(algorithm.round(state, cohort), state, cohort, federation)
                     break
                 except RoundAbandoned:
                     complete = False
@@ -203,38 +203,6 @@ def fit(
         yield replace(record, seconds=time.perf_counter() - began, reached=reached)
         if reached:
             return
-
-
-def _checked(state: Groups, before: Groups, cohort: Cohort, federation: Federation) -> Groups:
-    """Return the new state, if it is finite and so is what clients keep. (On a network, agents check that.)"""
-    trainable, frozen = cohort.task.trainable, cohort.task.frozen
-    for name, group in state.items():
-        if not tree.is_sound(group, trainable):
-            raise _diverged(f"the new {name}", cohort, federation)
-    for client in sorted(cohort.own.changed):
-        for name, group in cohort.own.states[client].items():
-            if not tree.is_sound(group, trainable):
-                raise _diverged(f"the {name} that client '{federation.name(client)}' keeps", cohort, federation)
-    # averaging equal numbers can change their last bits, and frozen parameters must not drift
-    return {
-        name: {**group, **tree.select(before.get(name, {}), [leaf for leaf in frozen if leaf in group])}
-        for name, group in state.items()
-    }
-
-
-def _diverged(what: str, cohort: Cohort, federation: Federation) -> Diverged:
-    """Make an error that names the clients whose answers were not finite, or else the one that pulled hardest."""
-    everyone = {report.client for report in cohort.reports}
-    wrong = sorted({report.client for report in cohort.reports if not report.finite})
-    names = ", ".join(f"'{federation.name(client)}'" for client in wrong[:3])
-    more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-    why = f", because the update of {names}{more} is not" if len(wrong) in range(1, max(len(everyone), 2)) else ""
-    hardest = max(cohort.reports, key=lambda report: (report.pull, -report.client), default=None)
-    largest = hardest.client if hardest is not None and hardest.pull > 0 and not wrong else None
-    if largest is not None:
-        why = f"; the largest update, by weight × length of its change, is that of '{federation.name(largest)}'"
-    advice = "A smaller lr or a clip may help."
-    return Diverged(f"Round {cohort.round}: {what} is not finite{why}. {advice}", largest)
 
 
 def _public(cohort: Cohort) -> Iterator[Public]:

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
 from fedloom import tree
 from fedloom.algorithm import Algorithm
@@ -19,7 +18,7 @@ from fedloom.task import Task
 from fedloom.training import local
 from fedloom.training.clients import Clients
 from fedloom.tree import Groups
-from tests.conftest import FEATURES, Dense, Logit, Noisy, Normed, facts, federation, last, two_classes
+from tests.conftest import Dense, Logit, Noisy, Normed, facts, federation, last, two_classes
 from tests.federation.helpers import LIGHT, SIZES, by_hand, values
 
 EVERY_ALGORITHM = {
@@ -252,15 +251,6 @@ def test_pooled_training_needs_no_cohort() -> None:
     assert sorted(record.clients["final"]) == [0, 1, 2, 3]
 
 
-def test_weights_that_are_not_finite_end_the_run() -> None:
-    algorithm = FedAvg(lr=3e38, batch_size="full")
-    with pytest.raises(
-        TrainingError,
-        match=r"^Round 1: the new model is not finite; the largest update, .* is that of 'client-3'\. A s",
-    ):
-        last(fit(federation(SIZES), Task(Dense), algorithm, 2, evaluation=Evaluation(splits=())))
-
-
 def test_a_loss_that_is_not_finite_names_round_and_client() -> None:
     data = federation(SIZES)
     records = fit(data, Task(Dense), FedAvg(**LIGHT), 3)
@@ -270,43 +260,6 @@ def test_a_loss_that_is_not_finite_names_round_and_client() -> None:
         TrainingError, match=r"^Round 2, client 'client-1', local training, step 1 of \d+: the loss is nan"
     ):
         next(records)
-
-
-class Causal(nn.Module):
-    """A buffer of minus infinities, as attention masks are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.out = nn.Linear(FEATURES, 3)
-        self.register_buffer("mask", torch.zeros(FEATURES).index_fill_(0, torch.tensor([3]), -torch.inf))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out((x + self.mask).softmax(-1))
-
-
-def test_a_mask_of_infinities_in_a_buffer_is_not_a_sign_of_divergence() -> None:
-    record = last(fit(federation(SIZES), Task(Causal), FedAvg(**LIGHT), 2))
-    assert torch.equal(record.state["model"]["mask"], Causal().mask)
-
-
-class Frozen(nn.Module):
-    """A first layer that is not trained."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(FEATURES, 4).requires_grad_(False)
-        self.out = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.first(x).relu())
-
-
-@pytest.mark.parametrize("name", ["fedavg", "fedsgd", "pooled"])
-def test_frozen_parameters_stay_to_the_last_bit_over_many_rounds(name: str) -> None:
-    task = Task(Frozen)
-    record = last(fit(federation(SIZES), task, EVERY_ALGORITHM[name], 5, evaluation=Evaluation(splits=())))
-    for leaf in ("first.weight", "first.bias"):
-        assert torch.equal(record.state["model"][leaf], task.initial()[leaf])
 
 
 class Turning(Dense):
