@@ -158,3 +158,8 @@ def sha256(tree: Tree) -> str:
         digest.update(f"{name} {leaf.dtype} {tuple(leaf.shape)}\n".encode())
         digest.update(leaf.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def sha256_of_groups(groups: Groups) -> str:
+    """Return a fingerprint of several trees and their names."""
+    return sha256({f"{group}/{name}": leaf for group, tree in groups.items() for name, leaf in tree.items()})

@@ -150,3 +150,9 @@ def test_leaves_of_any_kind_have_a_fingerprint() -> None:
     }
     changed = {**kinds, "flag": torch.tensor([False])}
     assert tree.sha256(kinds) != tree.sha256(changed)
+
+
+def test_a_fingerprint_of_groups_depends_on_their_names_and_values() -> None:
+    one = {"a": {"w": torch.ones(2)}, "b": {"w": torch.zeros(2)}}
+    assert tree.sha256_of_groups(one) == tree.sha256_of_groups({"b": one["b"], "a": one["a"]})
+    assert tree.sha256_of_groups(one) != tree.sha256_of_groups({"a": one["b"], "b": one["a"]})

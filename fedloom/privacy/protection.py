@@ -151,6 +151,8 @@ class Protection:
         """Return what the algorithm sees of a sum of guarded updates: means of the groups and sums of their weights."""
         if self.dp is None:
             raise NotImplementedError
+        if not any(total.values()):  # clients sent nothing
+            return total, {}
         groups = self.dp.release(where.round, where.call, total, positions, shared, task)
         return groups, dict.fromkeys(groups, torch.tensor(self.dp.expected, dtype=torch.float64))
 

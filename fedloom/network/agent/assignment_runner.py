@@ -50,7 +50,7 @@ class AssignmentRunner:
                 work = EvaluationWork(algorithm, shared, _stack_of_one(own), clients, splits, round, given)
                 measured = work.perform(place).get(one.client, {})
                 answer = ClientAnswer(one.client, measured=measured)
-                answers.append(self.policy.withhold(answer, _is_mean(place.task)))
+                answers.append(self._withhold(answer, place.task))
         return answers
 
     def train(
@@ -105,7 +105,13 @@ class AssignmentRunner:
             return [ClientAnswer(one.client, masked, ticket)]  # nothing else leaves beside it
         update = Update(outcome.stack, outcome.weights, outcome.public)
         answer = ClientAnswer(one.client, update, ticket, report.history, report.post_fit)
-        return [self.policy.withhold(answer, _is_mean(place.task))]
+        return [self._withhold(answer, place.task)]
+
+    def _withhold(self, answer: ClientAnswer, task: Task) -> ClientAnswer:
+        """Return an answer without the metrics that may not leave: none, if noise protects the rest of what leaves."""
+        private = self.privacy is not None and self.privacy.is_on
+        policy = self.policy.replace(metrics=()) if private else self.policy
+        return policy.withhold(answer, _is_mean(task))
 
     def secure(self, assignment: Assignment) -> list[ClientAnswer]:
         """Answer a stage of a secure sum for all clients of an assignment."""

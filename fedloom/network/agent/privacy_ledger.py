@@ -30,6 +30,11 @@ class SitePrivacy:
     plan: Plan
     policy: Policy
 
+    @property
+    def is_on(self) -> bool:
+        """Whether clients here protect what they send by themselves."""
+        return self.plan.privacy.example_dp is not None or self.plan.privacy.has_local_noise
+
     def of_client(self, client: str, cell: str) -> ClientPrivacy | None:
         """Return what a client does by itself in one cell, or None if the run asks for nothing of the kind."""
         table, examples, local = self.plan.privacy, None, None

@@ -55,14 +55,16 @@ class LocalNoise:
             raise InputError(
                 '[privacy] dp noise = "local" needs weights = "uniform": other weights show a client\'s data.'
             )
+        if not any(update.groups.values()):
+            return update  # clients send nothing
         clip = float(self.table.clip)
         clipped = bounded(update, shared, task, clip, 1.0, count=False)
         deviation = 2 * clip * self.mechanism.noise_multiplier
         sent = []
         for position, name in enumerate(names):
             mine = {group: tree.row(leaves, position) for group, leaves in clipped.groups.items()}
-            flat = {f"{group}/{leaf}": value for group, leaves in mine.items() for leaf, value in leaves.items()}
-            release = f"{where}, client {name}, change {tree.sha256(flat)}"
+            change = tree.sha256_of_groups(mine)
+            release = f"{where}, client {name}, change {change}, deviation {deviation!r}"
             if self.charge is not None:
                 self.charge(release, self.mechanism, 1)
             drawn = noise.noise_like(mine, deviation, noise.derive(self.secret, "local", release))

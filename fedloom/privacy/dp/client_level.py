@@ -38,6 +38,8 @@ def bounded(update: Update, shared: Groups, task: Task, clip: float, weight_boun
     Leaves that nobody trains keep their base: their change is zero. `count` adds whether each change was short enough.
     `positions` still says where a group's changes started.
     """
+    if not any(update.groups.values()):
+        return update  # clients send nothing, so there is nothing to bound
     changes: Groups = {}
     shares = {group: (update.weights(group) / weight_bound).clamp(0, 1).cpu() for group in update.groups}
     for group, leaves in update.groups.items():
@@ -136,9 +138,7 @@ class ClientLevel:
         z = self.mechanism.noise_multiplier
         of_changes = clipping.change_multiplier(z, self.expected) if self.adaptive else z
         deviation = of_changes * self.clip
-        digest = tree.sha256(
-            {f"{group}/{name}": leaf for group, leaves in total.items() for name, leaf in leaves.items()}
-        )
+        digest = tree.sha256_of_groups(total)
         name = f"round {round}, call {call}, sum {digest}, deviation {deviation!r}"
         self.charge(name)
         key = noise.derive(self.ledger.secret, "noise", name)

@@ -84,7 +84,11 @@ class ExampleTrainer:
         rows = training_rows(data, position)
         steps = self.privacy.steps(len(rows), training)
         start = tree.row(job.start, position)
-        name = f"round {data.round}, call {data.call}, client {data.name(position)}, start {tree.sha256(start)}"
+        own = {group: tree.row(kept, position) for group, kept in job.own.items()}
+        # a server that sends the same model with other settings or variables must not get the same noise again
+        given = tree.sha256_of_groups({"start": start, **{f"shared {g}": t for g, t in job.shared.items()}, **own})
+        settings = noise.derive(b"", repr((training, self.privacy.table, steps))).hex()
+        name = f"round {data.round}, call {data.call}, client {data.name(position)}, given {given}, settings {settings}"
         if self.privacy.charge is not None:
             self.privacy.charge(name, steps.mechanism, steps.count)
         key = noise.derive(self.privacy.secret, "examples", name)
@@ -97,7 +101,6 @@ class ExampleTrainer:
         for slot, leaf in state.items():
             if job.optimizer:
                 leaf.copy_(job.optimizer[slot][position])
-        own = {group: tree.row(kept, position) for group, kept in job.own.items()}
         for number in range(steps.count):
             data.go_on()
             generators.seed(data.key(position, "draws", number), data.setup.device)

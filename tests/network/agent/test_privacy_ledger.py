@@ -90,7 +90,7 @@ EXPERIMENT: dict[str, Any] = {
 def test_a_run_that_agents_protect_satisfies_their_policies_and_no_metrics_leave(
     tmp_path: Path, privacy: dict[str, Any]
 ) -> None:
-    run = InProcessRun(tmp_path / "run", {**EXPERIMENT, "privacy": privacy}, {"max_epsilon": 8.0}, {"max_epsilon": 9.0})
+    run = InProcessRun(tmp_path / "run", {**EXPERIMENT, "privacy": privacy}, {"max_epsilon": 8.0}, {})
     assert run.run(Silent()).status == "done"
     ledgers = [*tmp_path.glob(f"state-*/privacy/*/*/*/{LEDGER}")]
     assert len(ledgers) == 4  # one for each client

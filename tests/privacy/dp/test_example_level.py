@@ -84,6 +84,27 @@ def test_the_same_secret_and_start_repeat_every_bit_and_another_does_not() -> No
     assert found[0] == found[1] != found[2]
 
 
+def test_the_same_model_with_other_shared_or_kept_values_gets_other_noise() -> None:
+    """Otherwise a server that asks twice could subtract the noise."""
+    ones, zeros = ({"control": {"c": value}} for value in (torch.ones(2), torch.zeros(2)))
+    rows = {"kept": {"k": torch.ones(1, 2)}}
+    given = [{"shared": ones}, {"shared": zeros}, {"shared": ones, "own": rows}, {"shared": ones}]
+    training = Training(batch_size="full")
+    found = [tree.sha256(trained(ExamplePrivacy(TABLE, 1, b"a"), training, **more).model) for more in given]
+    assert len(set(found)) == 3
+    assert found[0] == found[3]
+
+
+def test_other_settings_get_other_noise() -> None:
+    start = fl.Task(Dense).initial()["hidden.weight"]
+    steps = []
+    for lr, table in ((0.1, TABLE), (0.2, TABLE), (0.1, TABLE.replace(max_grad_norm=0.6))):
+        found = trained(ExamplePrivacy(table, 1, b"a"), Training(batch_size="full", lr=lr)).model
+        steps.append((found["hidden.weight"][0] - start) / lr / table.max_grad_norm)
+    assert not torch.allclose(steps[0], steps[1], atol=1e-3)
+    assert not torch.allclose(steps[0], steps[2], atol=1e-3)
+
+
 def test_a_correction_sees_the_noisy_gradient_and_no_second_one() -> None:
     seen: list[Any] = []
 
@@ -115,7 +136,7 @@ def test_an_agent_is_charged_before_it_trains() -> None:
         trained(privacy, Training(batch_size=10))
     ((name, mechanism, count),) = charged
     assert (mechanism, count) == (privacy.steps(20, Training(batch_size=10)).mechanism, 2)
-    assert name.startswith("round 1, call 0, client client-0, start ")
+    assert name.startswith("round 1, call 0, client client-0, given ")
 
 
 def test_models_and_losses_that_mix_examples_are_refused() -> None:
