@@ -50,6 +50,8 @@ class DpTable(Record):
     """The largest norm of a client's change. Longer ones are scaled down. `adaptive` follows their median."""
     noise: Literal["server", "distributed", "local"] = "server"
     """Who adds the noise: the server, all clients together under secure aggregation, or each client for itself."""
+    correlated: bool = False
+    """Add noise that later rounds partly take back (DP-FTRL), for cohorts that are no secret. Clients take turns."""
     noise_multiplier: Positive | None = None
     """The noise's standard deviation as a multiple of the clip. With `epsilon` too, the run stops when it is spent."""
 
@@ -59,6 +61,8 @@ class DpTable(Record):
             raise InputError("[privacy] dp needs an epsilon, such as 8.0, or a noise_multiplier.")
         if self.noise == "distributed":
             raise InputError('[privacy] dp noise = "distributed" does not exist yet. Use "server" or "local".')
+        if self.correlated and (self.noise != "server" or self.clip == "adaptive"):
+            raise InputError('[privacy] dp correlated = true needs noise = "server" and a number as clip.')
         if self.noise == "local" and self.clip == "adaptive":
             raise InputError('[privacy] dp noise = "local" needs a number as clip: nobody sees how long changes are.')
         return self

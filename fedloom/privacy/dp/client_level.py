@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedloom import tree
 from fedloom.errors import InputError, PrivacySpent, StoreError
-from fedloom.privacy.dp import accounting, clipping, noise
+from fedloom.privacy.dp import accounting, clipping, noise, tree_noise
 from fedloom.privacy.dp.accounting import Mechanism
 from fedloom.privacy.dp.ledger import Ledger
 from fedloom.tree import Groups, Tree
@@ -97,16 +97,28 @@ class ClientLevel:
         self.q = drawn if sampled else 1.0
         self.expected = drawn * population
         of = population if sampled and self.size is not None else None
+        if table.correlated:
+            if self.size is None:
+                raise InputError(
+                    "[privacy] dp correlated = true lets clients take turns: give [cohort] count or fraction, without "
+                    'sampling = "poisson".'
+                )
+            self.q, of = 1.0, None
+        self.turns = -(-population // self.size) if self.size is not None else 1
 
         def begin() -> dict[str, float]:
             z = table.noise_multiplier
             if z is None and table.epsilon is not None:
-                z = accounting.noise_multiplier(table.epsilon, table.delta, rounds, self.q, of)
+                releases = 1 if table.correlated else rounds  # all correlated rounds are one release of a tree
+                z = accounting.noise_multiplier(table.epsilon, table.delta, releases, self.q, of)
+                z *= self._tree_sensitivity(rounds) if table.correlated else 1.0
             return {"noise_multiplier": z or 0.0, "planned_rounds": rounds}
 
         self.ledger = Ledger(folder, table.delta, begin)
         z = float(self.ledger.header["noise_multiplier"])
-        self.mechanism = Mechanism(z, self.q, of)
+        self.planned = int(self.ledger.header["planned_rounds"])
+        self.noise_multiplier = z
+        self.mechanism = Mechanism(z / self._tree_sensitivity(self.planned) if table.correlated else z, self.q, of)
         self.adaptive = table.clip == "adaptive"
         self.clip = clipping.START if table.clip == "adaptive" else float(table.clip)
         if self.adaptive and self.expected <= 10 * z:
@@ -114,6 +126,10 @@ class ClientLevel:
                 f'[privacy] dp clip = "adaptive" needs more clients in a round than 10 × the noise multiplier {z:.3g}, '
                 f"and {self.expected:g} are expected. Give clip a number, or draw more clients."
             )
+
+    def _tree_sensitivity(self, rounds: int) -> float:
+        """Return what a client changes in a tree over the rounds, if it takes its turn in every `turns`-th round."""
+        return tree_noise.sensitivity(rounds, self.turns, -(-rounds // self.turns))
 
     @property
     def adjacency(self) -> str:
@@ -127,6 +143,10 @@ class ClientLevel:
 
     def draw(self, round: int) -> tuple[int, ...]:
         """Draw a round's clients from the secret."""
+        if self.table.correlated and self.size is not None:
+            order = noise.order(self.ledger.secret, self.population)
+            turn = (round - 1) % self.turns
+            return tuple(sorted(order[turn * self.size : (turn + 1) * self.size]))
         if self.size == self.population:
             return tuple(range(self.population))
         return noise.cohort(self.ledger.secret, round, self.population, self.share, self.size)
@@ -135,16 +155,19 @@ class ClientLevel:
         self, round: int, call: int, total: Groups, positions: Mapping[str, str], shared: Groups, task: Task
     ) -> Groups:
         """Charge a sum of bounded changes, add noise, and return the means; an adaptive clip moves on."""
-        z = self.mechanism.noise_multiplier
+        z = self.noise_multiplier
         of_changes = clipping.change_multiplier(z, self.expected) if self.adaptive else z
         deviation = of_changes * self.clip
         digest = tree.sha256_of_groups(total)
         name = f"round {round}, call {call}, sum {digest}, deviation {deviation!r}"
-        self.charge(name)
+        self._charge_tree(round, name) if self.table.correlated else self.charge(name)
         key = noise.derive(self.ledger.secret, "noise", name)
         counted = total.get(COUNT)
         sums = {group: leaves for group, leaves in total.items() if group != COUNT}
-        drawn = noise.noise_like(sums, deviation, key)
+        if self.table.correlated:
+            drawn = tree_noise.increment(self.ledger.secret, sums, round, deviation)
+        else:
+            drawn = noise.noise_like(sums, deviation, key)
         found = {}
         for group, leaves in sums.items():
             base = shared[positions[group]] if group in positions else None
@@ -179,6 +202,19 @@ class ClientLevel:
             )
         self.ledger.charge(name, self.mechanism)
 
+    def _charge_tree(self, round: int, name: str) -> None:
+        """Charge a tree as a whole in its first round. Each round has one sum: another one would undo its noise."""
+        if round > self.planned:
+            raise PrivacySpent(f"The tree of [privacy] dp correlated = true is for {self.planned} rounds, and no more.")
+        first = f"round {round}, "
+        if any(known.startswith(first) and known != name for known in self.ledger.charged):
+            raise PrivacySpent(
+                f"Round {round} was released with another sum, and correlated noise cannot protect two. Start again "
+                "with --fresh."
+            )
+        self.ledger.charge("tree", self.mechanism)
+        self.ledger.charge(name, self.mechanism, 0)
+
     @property
     def epsilon(self) -> float:
         """The ε spent so far."""
@@ -187,6 +223,8 @@ class ClientLevel:
     @property
     def is_spent(self) -> bool:
         """Whether one more release would cost more than the ε that was given."""
+        if self.table.correlated:
+            return self.ledger.releases > self.planned  # the tree, and each of its rounds
         return self.table.epsilon is not None and self.ledger.epsilon({self.mechanism: 1}).value > self.table.epsilon
 
     @property

@@ -54,6 +54,12 @@ def noise_like(groups: Groups, deviation: float, key: bytes) -> Groups:
     return found
 
 
+def order(secret: bytes, population: int) -> list[int]:
+    """Return the clients in a random order, in which they take turns."""
+    found: list[int] = np.argsort(uniform(derive(secret, "order"), population), kind="stable").tolist()
+    return found
+
+
 def cohort(secret: bytes, round: int, population: int, q: float, size: int | None = None) -> tuple[int, ...]:
     """Draw each client with probability `q`, or exactly `size` of them.
 

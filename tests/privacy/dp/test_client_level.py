@@ -463,3 +463,58 @@ def test_clients_that_send_nothing_cost_nothing(tmp_path: Path) -> None:
     result = run(tmp_path, rounds=2, algorithms=alone, dp={"noise_multiplier": 1.0, "clip": 0.5})
     assert result.status == "done"
     assert spent(tmp_path) == [0.0, 0.0]
+
+
+# --- correlated noise
+
+
+TREE = {"noise_multiplier": 8.0, "clip": 0.5, "correlated": True}
+TURNS = fl.Sampling(count=4)
+
+
+def test_correlated_noise_is_one_release_of_a_tree_and_clients_take_turns(tmp_path: Path) -> None:
+    result = run(tmp_path, rounds=5, dp=TREE, cohort=TURNS)
+    # three turns of four clients: at most two participations, three rounds apart; nodes of 1, 2 and 4 rounds
+    sensitivity = (2 * (1 + 1 + 2)) ** 0.5
+    assert spent(tmp_path) == [epsilon({Mechanism(8.0 / sensitivity): 1}, 1e-5).value] * 5
+    drawn = cohorts(result)
+    assert [len(drawn[round]) for round in range(1, 6)] == [4] * 5
+    assert drawn[1] == drawn[4]
+    assert drawn[2] == drawn[5]
+    assert len(drawn[1] | drawn[2] | drawn[3]) == 12
+
+
+def test_correlated_noise_is_calibrated_as_a_whole() -> None:
+    dp = ClientLevel(DpTable(epsilon=4.0, clip=1.0, correlated=True), TURNS, 12, 5)
+    assert 3.99 < epsilon({dp.mechanism: 1}, 1e-5).value <= 4.0
+
+
+def test_a_correlated_round_is_released_once(tmp_path: Path) -> None:
+    dp = ClientLevel(DpTable(**TREE), TURNS, 12, 2, tmp_path)
+    first = released(dp, 1)
+    assert torch.equal(released(dp, 1), first)
+    with pytest.raises(PrivacySpent, match="Round 1 was released with another sum"):
+        released(dp, 1, sums=(5.0, 5.0))
+    assert not dp.is_spent
+    released(dp, 2)
+    assert dp.is_spent
+    with pytest.raises(PrivacySpent, match="is for 2 rounds, and no more"):
+        released(dp, 3)
+
+
+def test_a_correlated_run_continues_with_the_same_bits(tmp_path: Path) -> None:
+    for name in ("whole", "parts"):
+        folder = tmp_path / name / "cells" / "fedavg-1"
+        folder.mkdir(parents=True)
+        (folder / KEY).write_bytes(b"k" * 32)
+    whole = run(tmp_path / "whole", dp=TREE, cohort=TURNS)
+    run(tmp_path / "parts", dp=TREE, cohort=TURNS, should_stop=StopAfter(2))
+    assert run(tmp_path / "parts", dp=TREE, cohort=TURNS).weights_sha256 == whole.weights_sha256
+
+
+def test_correlated_noise_refuses_what_it_cannot_account_for() -> None:
+    with pytest.raises(InputError, match="lets clients take turns"):
+        ClientLevel(DpTable(**TREE), POISSON, 12, 5)
+    for wrong in ({"clip": "adaptive"}, {"noise": "local"}):
+        with pytest.raises(InputError, match="correlated = true needs"):
+            DpTable(**{**TREE, **wrong})
