@@ -43,7 +43,7 @@ def audit(
     _check_same_experiment(folder, plan)
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     wanted = [name for name in known if name in only or not only]
-    progress.expect(len(wanted), 1)
+    progress.expect(1, 1)  # each audit has a bar of its own
     for name in wanted:
         try:
             found[name] = known[name](experiment, plan, folder, _telling(name, progress))
@@ -72,15 +72,15 @@ def _check_same_experiment(folder: Path, plan: Plan) -> None:
 
 
 def _telling(name: str, progress: Progress) -> Tell:
-    """Return a function that shows the progress of one audit."""
-    progress.begin(name, 0, 1)
+    """Return a function that shows the progress of one audit: first with 0, and then after every step."""
     last = time.monotonic()
 
     def tell(done: int, steps: int) -> None:
         nonlocal last
-        if done == 1:
+        if done:
+            progress.step(name, done, {}, time.monotonic() - last)
+        else:
             progress.begin(name, 0, steps)
-        progress.step(name, done, {}, time.monotonic() - last)
         last = time.monotonic()
 
     return tell
@@ -90,6 +90,7 @@ def _epsilon(canaries: int, experiment: Experiment, plan: Plan, folder: Path, te
     if plan.privacy.dp is None:
         raise InputError("The experiment claims no ε for clients: it has no [privacy] dp.")
     steps, found = len(plan.algorithms) * plan.rounds, {}
+    tell(0, steps)
     for number, (label, algorithm) in enumerate(plan.algorithms.items()):
         told = partial(lambda before, done: tell(before + done, steps), number * plan.rounds)
         found[label] = canary_run(plan, algorithm, canaries, told)
@@ -101,6 +102,7 @@ def _membership(experiment: Experiment, plan: Plan, folder: Path, tell: Tell) ->
     if not result.finished:
         raise InputError(f"The run in {folder} is not finished: `fedloom run` it first.")
     found = {}
+    tell(0, len(plan.algorithms))
     for number, label in enumerate(plan.algorithms, 1):
         model = result.weights(label, seed).get("model")
         if model is not None:

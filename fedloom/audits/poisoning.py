@@ -123,6 +123,7 @@ def poison(
         raise InputError("Poisoning is measured by accuracy, so it needs classes, and accuracy among [task] metrics.")
     accuracy: dict[str, dict[str, dict[str, float]]] = {}
     runs = len(PARTITIONS) * (len(RULES) + 2) * len(ATTACKS)
+    tell(0, runs)
     for name, partition in PARTITIONS.items():
         federation = federate(dataset, partition={**partition, "clients": CLIENTS}, server=server)
         place = Place(federation, task, probe(federation, task).setup(group=CLIENTS))

@@ -75,6 +75,7 @@ def reconstruct(
     cohorts = [torch.randperm(len(y), generator=draw)[:cohort] for _ in range(VICTIMS)]  # the first one is the victim
     victims = torch.stack([rows[0] for rows in cohorts[:PICTURED]])
     pictures, labels = {"original": x[victims]}, {}
+    tell(0, len(views) * PICTURED)
     with computing():
         for view, see in views.items():
             right = sum(label_of(see(rows)[last]) == int(y[rows[0]]) for rows in cohorts)
