@@ -67,6 +67,20 @@ def reconstruct(
         clip = torch.cat([leaf.flatten() for leaf in update]).norm()  # the largest clip that shortens nothing
         return [leaf + noise_multiplier * clip * torch.randn(leaf.shape, generator=draw) for leaf in update]
 
+    def invert(seen: list[Tensor]) -> Tensor:
+        """Search for the example whose gradient points where the update does (Geiping et al. 2020)."""
+        label, target = torch.tensor([label_of(seen[last])]), torch.cat([leaf.flatten() for leaf in seen])
+        guess = low + (high - low) * torch.rand(x[:1].shape, generator=draw, dtype=x.dtype)
+        optimizer = torch.optim.Adam([guess.requires_grad_()], lr=STEP_SIZE * (high - low))
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+        for _ in range(STEPS):
+            found = torch.cat([leaf.flatten() for leaf in gradients(guess, label)])
+            (guess.grad,) = torch.autograd.grad(-cosine_similarity(found, target, dim=0), [guess])
+            optimizer.step()
+            schedule.step()
+            guess.data.clamp_(low, high)
+        return guess.detach()
+
     views: dict[str, Callable[[Tensor], list[Tensor]]] = {
         "update": lambda rows: gradients(x[rows[:1]], y[rows[:1]]),
         "secure aggregation": lambda rows: gradients(x[rows], y[rows]),
@@ -82,9 +96,7 @@ def reconstruct(
             labels[view] = Share.of(right, VICTIMS)
             found = []
             for rows in cohorts[:PICTURED]:
-                seen = see(rows)
-                start = low + (high - low) * torch.rand(x[:1].shape, generator=draw, dtype=x.dtype)
-                found.append(invert(gradients, seen, torch.tensor([label_of(seen[last])]), start, (low, high)))
+                found.append(invert(see(rows)))
                 tell((len(pictures) - 1) * PICTURED + len(found), len(views) * PICTURED)
             pictures[view] = torch.cat(found)
     similarity = {view: _similarity(each, x[victims]) for view, each in pictures.items()}
@@ -99,28 +111,6 @@ def label_of(gradient: Tensor) -> int:
     The gradient of cross-entropy by a logit is negative for the label alone.
     """
     return int(gradient.flatten(1).sum(1).argmin() if gradient.dim() > 1 else gradient.argmin())
-
-
-def invert(
-    gradients: Callable[[Tensor, Tensor], list[Tensor]],
-    seen: list[Tensor],
-    label: Tensor,
-    start: Tensor,
-    limits: tuple[float, float],
-) -> Tensor:
-    """Search for the example whose gradient points where the update does (Geiping et al. 2020)."""
-    guess = start.clone().requires_grad_()
-    target = torch.cat([leaf.flatten() for leaf in seen])
-    optimizer = torch.optim.Adam([guess], lr=STEP_SIZE * (limits[1] - limits[0]))
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-    for _ in range(STEPS):
-        found = torch.cat([leaf.flatten() for leaf in gradients(guess, label)])
-        (guess.grad,) = torch.autograd.grad(-cosine_similarity(found, target, dim=0), [guess])
-        optimizer.step()
-        schedule.step()
-        with torch.no_grad():
-            guess.clamp_(*limits)
-    return guess.detach()
 
 
 def _similarity(found: Tensor, originals: Tensor) -> float:

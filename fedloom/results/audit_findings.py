@@ -31,17 +31,16 @@ def tables(audit: Findings) -> Iterator[Table]:
 
 
 def _epsilon(found: dict[str, Any]) -> Table:
-    columns = ("algorithm", "claimed ε", "lower bound", "estimate", "δ", "neighbours", "guesses", "right", "verdict")
+    columns = ("algorithm", "claimed ε", "lower bound", "estimate", "δ", "neighbours", "right guesses", "the claim is")
     rows: list[tuple[Value, ...]] = []
     for label, one in found.items():
         bound = one["bound"]
-        verdict = "the claim is wrong" if one["refuted"] else "no contradiction"
-        guesses = (one["adjacency"], bound["guesses"], bound["correct"])
-        rows.append((label, one["claimed"], bound["epsilon"], one["estimate"], one["delta"], *guesses, verdict))
-    kinds = ("text", "short", "short", "short", "number", "text", "whole", "whole", "text")
-    return Table(
-        "audit_epsilon", "The claimed ε against an attacker", columns, tuple(rows), kinds, say("note", "audit_epsilon")
-    )
+        guesses, verdict = f"{bound['correct']} of {bound['guesses']}", "refuted" if one["refuted"] else "not refuted"
+        numbers = (one["claimed"], bound["epsilon"], one["estimate"], one["delta"])
+        rows.append((label, *numbers, one["adjacency"], guesses, verdict))
+    kinds = ("text", "short", "short", "short", "number", "text", "shown", "text")
+    note = say("note", "audit_epsilon")
+    return Table("audit_epsilon", "The claimed ε against an attacker", columns, tuple(rows), kinds, note)
 
 
 def _membership(found: dict[str, Any]) -> Table:

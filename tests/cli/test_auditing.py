@@ -33,7 +33,7 @@ def private(tmp_path: Path) -> Path:
 def test_an_audit_prints_its_findings_and_keeps_them(private: Path) -> None:
     done = fedloom("audit", "private.toml", "--only", "epsilon", "--canaries", "200", folder=private)
     assert "The claimed ε against an attacker" in done.stdout
-    assert "no contradiction" in done.stdout
+    assert "not refuted" in done.stdout
     assert "Findings: runs/private/audit.json" in done.stdout
     assert "epsilon: round 1 of 1" in done.stderr
     assert json.loads((private / "runs/private/audit.json").read_text())["epsilon"]["fedavg"]["canaries"] == 200

@@ -38,13 +38,13 @@ FOUND: dict[str, Any] = {
 }
 
 
-def test_a_bound_above_the_claim_is_called_wrong() -> None:
+def test_a_bound_above_the_claim_refutes_it() -> None:
     table = next(audit_findings.tables(FOUND))
     assert table.shown(table.rows[0]) == [
-        *("sound", "2.00", "1.50", "2.20", "1e-05", "add or remove one client", "60", "55", "no contradiction")
+        *("sound", "2.00", "1.50", "2.20", "1e-05", "add or remove one client", "55 of 60", "not refuted")
     ]
     assert table.shown(table.rows[1])[2:4] == ["4.00", "–"]
-    assert table.rows[1][-1] == "the claim is wrong"
+    assert table.rows[1][-1] == "refuted"
 
 
 def test_shares_are_shown_with_their_intervals() -> None:
@@ -89,7 +89,7 @@ def test_the_report_has_a_chapter_about_the_audit_of_its_run(comparison: Path, r
     finally:
         path.unlink()
     assert '<section id="audit">' in page
-    for title in ("The claimed ε against an attacker", "Attackers against robust rules", "the claim is wrong"):
+    for title in ("The claimed ε against an attacker", "Attackers against robust rules", "refuted"):
         assert title in page
 
 
