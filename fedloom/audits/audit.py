@@ -14,7 +14,7 @@ from fedloom.audits.canary_run import canary_run
 from fedloom.audits.membership import membership
 from fedloom.audits.poisoning import poison
 from fedloom.audits.reconstruction import reconstruct
-from fedloom.errors import FedloomError, InputError, nearest
+from fedloom.errors import InputError, StoreError, nearest
 from fedloom.experiment.experiment_file import Experiment, differences
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
@@ -47,13 +47,13 @@ def audit(
     for name in wanted:
         try:
             found[name] = known[name](experiment, plan, folder, _telling(name, progress))
-        except FedloomError as why:
+        except (InputError, StoreError) as why:
             if only:
                 raise
             found[name] = {"left_out": str(why)}
         progress.end(name)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(found, indent=1).encode())
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(found, indent=1).encode())
     return found
 
 
@@ -125,6 +125,7 @@ def _reconstruction(experiment: Experiment, plan: Plan, folder: Path, tell: Tell
 
 
 def _poisoning(experiment: Experiment, plan: Plan, folder: Path, tell: Tell) -> Any:
-    server = experiment.data.server if experiment.data.server != "none" else 0.2
     dataset = experiment.source.load(experiment.base)
-    return asdict(poison(dataset, plan.task(plan.seeds[0]), experiment.train, plan.rounds, server, tell))
+    normalize = "none" if experiment.data.normalize == "none" else "federated"
+    task = plan.task(plan.seeds[0])
+    return asdict(poison(dataset, task, experiment.train, plan.rounds, normalize, tell))

@@ -40,7 +40,7 @@ def honest(others: Tensor, own: Tensor) -> Tensor:
 
 
 def sign_flip(others: Tensor, own: Tensor) -> Tensor:
-    """Send the mean of the honest changes, with the opposite sign (Li et al. 2020)."""
+    """Send the mean of the honest changes, with the opposite sign (Allen-Zhu et al. 2020)."""
     return -others.mean(0).expand_as(own)
 
 
@@ -115,17 +115,18 @@ def poison(
     task: Task,
     train: Training,
     rounds: int,
-    server: Any = 0.2,
+    normalize: str = "none",
     tell: Callable[[int, int], object] = lambda done, runs: None,
 ) -> Poisoning:
-    """Train with every rule under every attack, and measure each model on data that the server holds."""
+    """Train with every rule under every attack, and measure the models on data that no client has."""
     if not dataset.classes or "accuracy" not in [measure.name for measure in task.measures]:
         raise InputError("Poisoning is measured by accuracy, so it needs classes, and accuracy among [task] metrics.")
     accuracy: dict[str, dict[str, dict[str, float]]] = {}
     runs = len(PARTITIONS) * (len(RULES) + 2) * len(ATTACKS)
     tell(0, runs)
     for name, partition in PARTITIONS.items():
-        federation = federate(dataset, partition={**partition, "clients": CLIENTS}, server=server)
+        parts, server = {**partition, "clients": CLIENTS}, 0.2 if dataset.test is None else "test"
+        federation = federate(dataset, partition=parts, server=server, normalize=normalize)
         place = Place(federation, task, probe(federation, task).setup(group=CLIENTS))
         places = {True: replace(place, federation=flipped(federation)), False: place}
         for rule, settings in _rules(_typical_length(place, train)).items():

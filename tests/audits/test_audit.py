@@ -11,7 +11,7 @@ import pytest
 from fedloom.audits import audit as auditing
 from fedloom.audits.audit import audit
 from fedloom.audits.poisoning import Poisoning
-from fedloom.errors import InputError
+from fedloom.errors import InputError, StoreError, TrainingError
 from fedloom.experiment import experiment_file
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
@@ -61,7 +61,7 @@ def test_the_claimed_epsilon_is_audited_without_a_run(tmp_path: Path) -> None:
     ],
 )
 def test_an_audit_you_ask_for_says_why_it_cannot_be_made(tmp_path: Path, name: str, why: str) -> None:
-    with pytest.raises((InputError, auditing.FedloomError), match=why):
+    with pytest.raises((InputError, StoreError), match=why):
         audit(experiment_file.parse(SETTINGS), tmp_path, [name], Progress())
     assert not (tmp_path / "audit.json").exists()
 
@@ -86,6 +86,19 @@ def test_without_a_choice_audits_that_do_not_apply_are_left_out_and_earlier_ones
     assert "is not a run folder" in found["membership"]["left_out"]
 
 
+def test_an_audit_that_fails_ends_the_others_and_what_was_found_before_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*given: Any) -> Any:
+        raise TrainingError("the loss is not finite")
+
+    monkeypatch.setattr(auditing, "_membership", lambda *given: {"fedavg": {}})
+    monkeypatch.setattr(auditing, "_reconstruction", fails)
+    with pytest.raises(TrainingError):
+        audit(experiment_file.parse(SETTINGS), tmp_path, [], Progress())
+    assert list(json.loads((tmp_path / "audit.json").read_text())) == ["epsilon", "membership"]
+
+
 def test_the_cohort_and_the_noise_of_the_experiment_are_those_of_the_reconstruction(tmp_path: Path) -> None:
     told = Told()
     experiment = experiment_file.parse({**SETTINGS, **PRIVATE, "cohort": {"count": 3}})
@@ -99,10 +112,12 @@ def test_poisoning_uses_the_data_the_model_and_the_rounds_of_the_experiment(
 ) -> None:
     seen: list[Any] = []
 
-    def poison(dataset: Any, task: Any, train: Any, rounds: int, server: Any, tell: Any) -> Any:
-        seen.extend([len(dataset.y), task.model, train.lr, rounds, server])
+    def poison(dataset: Any, task: Any, train: Any, rounds: int, normalize: str, tell: Any) -> Any:
+        seen.extend([len(dataset.y), task.model, train.lr, rounds, normalize])
         return Poisoning({}, 20, 4, rounds)
 
     monkeypatch.setattr(auditing, "poison", poison)
-    audit(experiment_file.parse({**SETTINGS, "train": {"lr": 0.07}}), tmp_path, ["poisoning"], Progress())
-    assert seen == [1797, "digits_mlp", 0.07, 2, 0.2]
+    data = {**SETTINGS["data"], "normalize": "client"}  # the server's examples have no client's statistics
+    experiment = experiment_file.parse({**SETTINGS, "train": {"lr": 0.07}, "data": data})
+    audit(experiment, tmp_path, ["poisoning"], Progress())
+    assert seen == [1797, "digits_mlp", 0.07, 2, "federated"]

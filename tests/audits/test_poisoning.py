@@ -106,7 +106,7 @@ def easy() -> Dataset:
 def test_rules_stop_attacks_that_ruin_the_mean() -> None:
     told: list[tuple[int, int]] = []
     task = fl.Task("logistic", args={"features": 2, "classes": 2})
-    found = poison(easy(), task, fl.Training(lr=0.2, batch_size=10), 3, 0.3, lambda *step: told.append(step))
+    found = poison(easy(), task, fl.Training(lr=0.2, batch_size=10), 3, "none", lambda *step: told.append(step))
     assert told == [(done, 120) for done in range(121)]
     assert (found.clients, found.attackers, found.rounds) == (CLIENTS, ATTACKERS, 3)
     iid = found.accuracy["IID"]
