@@ -22,7 +22,7 @@ from fedloom.federation.work import ClientWork, Place, Work
 from fedloom.machine import computing
 from fedloom.network.agent.disclosure import hello_message
 from fedloom.network.agent.loaded_experiment import admitted
-from fedloom.network.agent.policy import TRUST, Refused, Site
+from fedloom.network.agent.policy import Refused, Site, trust
 from fedloom.network.agent.questions import Questions, check_limit
 from fedloom.network.protocol.expected_update import ExpectedUpdate, expected_update, harmless, tried
 from fedloom.network.protocol.messages import DataFormat, verb_of
@@ -58,7 +58,7 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
         "means over examples, such as loss and accuracy" if policy.metrics == "means" else ", ".join(policy.metrics)
     )
     yield f"Metrics that may leave: {metrics or 'none'}. {NOT_BOUND}"
-    yield TRUST
+    yield trust(parsed.privacy, policy)
     if experiment is None:
         yield "What an update holds depends on the experiment: add --experiment FILE to see it."
         return

@@ -129,4 +129,5 @@ class HttpsRun(NetworkRun):
         for file in (file for file in files if missing > 0 and file.is_file()):
             self.tell(f"To join (once): fedloom join {self.url} --token {file.read_text().strip()} --site SITE.toml")
         self.tell(f"To watch: fedloom status {self.url} --token-file {self.operator}")
-        self.tell("Without secure aggregation, the coordinator can read each site's update.")
+        if self.experiment.privacy.secure_aggregation is None:
+            self.tell("Without secure aggregation, the coordinator can read each site's update.")
