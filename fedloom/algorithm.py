@@ -20,6 +20,7 @@ from fedloom.aggregation.weights import by_examples, by_score, by_size, metropol
 from fedloom.errors import InputError
 from fedloom.federation.cohort import Aggregate, Answers, Cohort
 from fedloom.federation.work import Inbox
+from fedloom.former_keys import without_former_keys
 from fedloom.record import AtLeastOne, Count, Decay, NonNegative, Positive, Record, Share
 from fedloom.task import Task
 from fedloom.training import local
@@ -34,9 +35,6 @@ __all__ += ["Groups", "Inbox", "InputError", "NonNegative", "Positive", "Share",
 __all__ += ["Training", "Tree", "Update", "add", "batch", "by_examples", "by_score", "by_size", "clone", "concat"]
 __all__ += ["evaluate", "expand", "full_gradient", "keys", "local", "map_leaves", "mean", "metropolis", "row", "rows"]
 __all__ += ["scale", "select", "stack", "sub", "topology", "uniform", "within_one_std", "without", "zeros_like"]
-
-
-FORMER_KEYS = {"metric": "accuracy", "scores": "post", "share": "weights"}  # of FedAvg, and their defaults
 
 
 @dataclass(frozen=True)
@@ -180,23 +178,7 @@ class Central(Algorithm):
     @model_validator(mode="before")
     @classmethod
     def _moved_keys(cls, values: Any) -> Any:
-        """Name the new home of keys that FedAvg had before its variants became algorithms."""
-        if not isinstance(values, dict):
-            return values
-        # files that an earlier version wrote have every key: with these values, they never had an effect
-        former = {key for key, value in FORMER_KEYS.items() if key not in cls.model_fields and values.get(key) == value}
-        given = {key: value for key, value in values.items() if key not in former}
-        moved = [key for key in FORMER_KEYS if key in given and key not in cls.model_fields]
-        moved += ["weights"] if str(given.get("weights")) in ("score", "within_std") else []
-        if "share" in moved:
-            raise InputError(f"{cls.__name__} has no 'share': clients send their weights. Leave it out.")
-        if moved:
-            raise InputError(
-                f"{cls.__name__} does not weigh clients by their scores (got {moved[-1]} = {given[moved[-1]]!r}). Use "
-                'name = "evaluation_weighted" instead of weights = "score", and name = "selective" instead of '
-                'weights = "within_std"; both have the keys metric and scores.'
-            )
-        return given
+        return without_former_keys(cls, values) if isinstance(values, dict) else values
 
 
 def without(tree: Tree, names: Any) -> Tree:

@@ -7,7 +7,6 @@ import torch
 
 from fedloom.algorithm import Algorithm, Update, without
 from fedloom.algorithms import CLASSES, FedAvg, FedDyn, OpenAIES, Scaffold
-from fedloom.errors import InputError
 from fedloom.training.schedule import Training
 
 
@@ -30,25 +29,6 @@ def test_an_algorithm_without_round_says_so() -> None:
 def test_a_rule_shows_the_server_each_answer() -> None:
     assert FedAvg().linear
     assert not FedAvg(rule="median").linear
-
-
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [
-        ({"weights": "score"}, 'name = "evaluation_weighted" instead of weights = "score"'),
-        ({"weights": "within_std"}, 'name = "selective" instead of weights = "within_std"'),
-        ({"metric": "loss"}, "both have the keys metric and scores"),
-        ({"scores": "pre"}, r"got scores = 'pre'"),
-        ({"share": "deltas"}, "FedAvg has no 'share': clients send their weights"),
-    ],
-)
-def test_keys_that_moved_to_other_algorithms_are_errors_that_name_them(given: dict[str, str], meant: str) -> None:
-    with pytest.raises(InputError, match=meant):
-        FedAvg(**given)
-
-
-def test_keys_that_an_earlier_version_wrote_without_effect_are_left_out() -> None:
-    assert FedAvg(metric="accuracy", scores="post", share="weights") == FedAvg()
 
 
 def test_without_leaves_the_named_leaves_out() -> None:

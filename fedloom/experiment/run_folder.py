@@ -12,11 +12,11 @@ from typing import Any
 import tomli_w
 
 from fedloom import files
-from fedloom.algorithm import FORMER_KEYS
 from fedloom.errors import InputError, StoreError
 from fedloom.experiment.experiment_file import differences
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.store import Store
+from fedloom.former_keys import FORMER_KEYS
 
 
 @contextlib.contextmanager

@@ -126,12 +126,8 @@ def fit(
         federation, arrivals = backend.begin_round(round, federation)
         evaluator = Evaluator(backend, federation, algorithm, task)
         with computing():
-            if algorithm.pooled:
-                ids: tuple[int, ...] = (federation.everyone,)
-            elif protection is not None:
-                ids = protection.draw(round, seed)
-            else:
-                ids = sampling.draw(federation.clients, round, seed)
+            draw = protection.draw if protection is not None else partial(sampling.draw, federation.clients)
+            ids = (federation.everyone,) if algorithm.pooled else draw(round, seed)
             measuring = round % evaluation.every == 0 or round in (1, rounds)
             splits = evaluation.splits if measuring else ()
             everyone = evaluation.splits and (algorithm.pooled or evaluation.clients == "all")
