@@ -38,10 +38,12 @@ def check(file: File, changes: Changes = None, as_json: AsJson = False) -> None:
     import tomli_w
 
     from fedloom.experiment.plan import Plan
+    from fedloom.privacy.protection import check_plan
     from fedloom.privacy.words import has, lacks
     from fedloom.tuning.estimate import estimate
 
     experiment = load(file, changes)
+    check_plan(experiment.privacy, experiment.cohort, experiment.algorithm.values())
     values = experiment.resolved()
     if not experiment.has_data:
         del values["data"]

@@ -26,6 +26,7 @@ from fedloom.experiment.store import Store
 from fedloom.experiment.worker_groups import Connect, open_worker_groups
 from fedloom.federation.engine import Evaluation
 from fedloom.federation.sampling import Sampling
+from fedloom.privacy.protection import check_plan
 from fedloom.privacy.table import PrivacyTable
 from fedloom.results.result import Result
 from fedloom.task import Task
@@ -108,6 +109,7 @@ def run_plan(
     """Run a plan in its folder. `connect` makes a backend whose clients are elsewhere, such as on other machines."""
     folder = Path(out or Path("runs") / (plan.name or f"run-{identity(plan.description())[:8]}"))
     progress = progress or Silent()
+    check_plan(plan.privacy, plan.cohort, plan.algorithms.values())
     with claimed(folder, fresh), Store(folder) as store:
         same_experiment(store, folder, plan)
         cells = [

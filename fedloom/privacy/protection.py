@@ -7,7 +7,7 @@ server:  sum → means                   (decode, add noise, divide)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedloom.errors import InputError
-from fedloom.privacy.dp import client_level
+from fedloom.privacy.dp import client_level, example_level
 from fedloom.privacy.dp.client_level import ClientLevel
 from fedloom.privacy.secure import aggregation
 from fedloom.privacy.secure.aggregation import SecureCall, SecureSum, simulate
@@ -55,6 +55,18 @@ class ClientGuard:
             adaptive = self.table.dp.clip == "adaptive"
             update = client_level.bounded(update, shared, task, self.clip, self.full_weight, adaptive)
         return update
+
+
+def check_plan(table: PrivacyTable, sampling: Sampling, algorithms: Iterable[Algorithm]) -> None:
+    """Raise `InputError` if differential privacy does not fit cohorts or an algorithm, before anything is loaded."""
+    with_noisy_sums = table.dp is not None and not table.has_local_noise
+    if with_noisy_sums:
+        client_level.check_sampling(sampling)
+    for algorithm in algorithms:
+        if with_noisy_sums:
+            client_level.weight_bound(algorithm, sampling)
+        if table.example_dp is not None:
+            example_level.check_algorithm(algorithm)
 
 
 @dataclass(frozen=True)
