@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedloom.errors import InputError
 from fedloom.privacy.dp import client_level, example_level
 from fedloom.privacy.dp.client_level import ClientLevel
 from fedloom.privacy.secure import aggregation
@@ -101,11 +100,7 @@ class Protection:
 
     def check(self, algorithm: Algorithm) -> None:
         """Raise `InputError` if an algorithm cannot keep what the table promises."""
-        if not algorithm.linear:
-            raise InputError(
-                f"[privacy] needs an algorithm whose server sees only sums of the clients' updates, and "
-                f"{type(algorithm).__name__} shows the server each of them."
-            )
+        aggregation.check_sums(algorithm)
         if self.table.secure_aggregation is not None:
             aggregation.check(self.table.secure_aggregation, algorithm, self.sampling, self.population)
         if self.dp is not None:
