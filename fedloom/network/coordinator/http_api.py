@@ -113,9 +113,9 @@ def make_app(
         if pool.run_plan.get("privacy", {}).get("secure_aggregation") and pool.ledger.clients():
             raise Rejected(
                 "begun",
-                "This run has secure aggregation and has begun: other agents remember this agent's key, and refuse sums "
-                "with another one. Change the key before the next run begins, and ask the other sites to remove the "
-                f"line of agent {agent.agent} from peers.json in their state folders.",
+                "This run has secure aggregation and has begun: other agents remember this agent's key, and refuse "
+                "sums with another one. Change the key before the next run begins, and ask the other sites to remove "
+                f"the line of agent {agent.agent} from peers.json in their state folders.",
             )
         await run_in_threadpool(pool.ledger.set_key, agent.agent, message.public_key)
         pool.log("agent", f"{agent.name} has a new key", agent.agent)
