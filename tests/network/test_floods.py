@@ -35,7 +35,7 @@ def test_a_flood_of_connections_leaves_descriptors_for_agents_and_checkpoints(
     federation: Callable[..., Federation], tmp_path: Path
 ) -> None:
     opened = _run_in_a_flood(federation(VALUES), "silent", 300, 256, tmp_path)
-    assert opened > 300  # the coordinator closed some, and the flood opened others
+    assert opened >= 300  # and more, if the coordinator closed some while the flood lasted
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def sparse(clients: int, corrupt: float, lost: float) -> tuple[int, int] | None:
     client has `threshold` neighbours that stay (CORRECTNESS).
 
     >>> sparse(1000, 0.1, 0.33)
-    (82, 33)
+    (98, 38)
     """
     from scipy.stats import hypergeom
 

@@ -264,14 +264,14 @@ def test_agents_answer_a_round_of_two_calls_that_begins_again(tmp_path: Path, mo
 def test_agents_answer_though_a_round_of_two_calls_leaves_out_one_client_after_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checked, wrong = engine._checked, [5, 4, 3, 2, 1]
+    checked, wrong = engine.checked, [5, 4, 3, 2, 1]
 
     def diverging(state: Groups, before: Groups, cohort: Any, *more: Any) -> Groups:
         if cohort.round == 2 and wrong:
             raise Diverged("too large", wrong.pop(0))
         return checked(state, before, cohort, *more)
 
-    monkeypatch.setattr(engine, "_checked", diverging)
+    monkeypatch.setattr(engine, "checked", diverging)
     values = {**MANY, "rounds": 3, "algorithm": {"fsvrg": {}}}
     run = InProcessRun(tmp_path / "net", values, {}, {}, outlier_factor="off")
     result = run.run(Silent())
