@@ -15,6 +15,7 @@ from typing import Any
 
 from fedloom import faults, machine
 from fedloom.errors import FedloomError, InputError, StoreError, Unwanted
+from fedloom.experiment.experiment_file import identity
 from fedloom.network.agent.assignment_runner import AssignmentRunner
 from fedloom.network.agent.audit_log import AuditLog
 from fedloom.network.agent.connection import Connection
@@ -164,7 +165,8 @@ class Agent:
         )
         if loaded.plan.privacy.secure_aggregation is not None:
             self.tell(f"The fingerprint of this site, for [policy] peers of others: {fingerprint(self.signer.public)}")
-        privacy = SitePrivacy(self.state / "privacy", run, loaded.plan, policy)
+        announced = identity({"plan": loaded.plan.resolved, "sources": run_plan["sources"]})
+        privacy = SitePrivacy(self.state / "privacy", run, loaded.plan, policy, announced)
         return AssignmentRunner(loaded, policy, self.parcels, states, questions, sessions, privacy, self._go_on)
 
     def _stay_out(self, kind: Any, why: str) -> InputError:

@@ -65,6 +65,8 @@ class AssignmentRunner:
         own = self._own(assignment, one, place.task)
         peers, graph = self.parcels.peers(assignment, one)
         guard = self.sessions.guard(assignment, algorithm)
+        name, data = place.federation.name(one.client), self.experiment.prepared(assignment.seed).federation.fingerprint
+        client_privacy = self.privacy.of_client(name, cell, data) if self.privacy else None
         work = ClientWork(
             algorithm=algorithm,
             method=_method(algorithm, assignment.method),
@@ -81,10 +83,12 @@ class AssignmentRunner:
             measure=assignment.splits,
             watch_epochs=assignment.watch_epochs,
             max_examples=self.experiment.plan.cohort.max_examples,
-            client_privacy=self.privacy.of_client(place.federation.name(one.client), cell) if self.privacy else None,
+            client_privacy=client_privacy,
             guard=guard,
         )
         outcome = work.perform(place)
+        if self.privacy is not None and (outcome.stack or outcome.public):
+            self.privacy.check_charged(name)
         (report,) = outcome.reports
         if report.post_fit or (assignment.watch_epochs and report.history):
             self.questions.check_measured_once(assignment, one)
@@ -93,11 +97,11 @@ class AssignmentRunner:
         if one.ticket is not None:
             ticket = (assignment.round, assignment.attempt, assignment.call)
             kept = {group: tree.row(stacked, 0) for group, stacked in outcome.own.items()}
-            for name, leaves in kept.items():
+            for group, leaves in kept.items():
                 if not tree.is_sound(leaves, place.task.trainable):
-                    where = f"Round {assignment.round}, client '{place.federation.name(one.client)}'"
+                    where = f"Round {assignment.round}, client '{name}'"
                     raise TrainingError(
-                        f"{where}: the {name} that it keeps is not finite. A smaller lr or a clip may help."
+                        f"{where}: the {group} that it keeps is not finite. A smaller lr or a clip may help."
                     )
             write(lambda: self.states.save(cell, one.client, ticket, kept))
         if guard is not None and outcome.stack:

@@ -26,6 +26,7 @@ from fedloom.network.agent.questions import check_limit
 from fedloom.network.protocol.code_fingerprint import code_hashes, different_modules
 from fedloom.network.protocol.messages import AssignedClient, DataFormat, Hello
 from fedloom.network.protocol.tensors import PROTOCOL
+from fedloom.privacy.protection import check_plan
 from fedloom.privacy.table import PrivacyTable
 from fedloom.task import Task
 from fedloom.training.probe import probe
@@ -152,6 +153,10 @@ def load_experiment(
     if there != here:
         tell(f"Note: the coordinator has torch {there}, this machine {here}. Results may differ in the last bits.")
     plan, seed = Plan.of(experiment), experiment.seeds[0]
+    try:
+        check_plan(plan.privacy, plan.cohort, plan.algorithms.values())
+    except InputError as why:
+        raise Refused(str(why).rstrip(".")) from None
     check_limit(plan, site.policy.max_evaluations)
     initial = {int(seed): fetch(sha) for seed, sha in run_plan["initial"].items()}
     loaded = LoadedExperiment(dict(run_plan), plan, initial, site)

@@ -108,9 +108,11 @@ class Policy(Record):
     leave.
     """
     max_total_epsilon: Positive | None = None
-    """The most ε of a client here in all runs together, by this agent's own ledger."""
+    """The most ε of a client here in all runs together, by this agent's own ledger. It requires what `max_epsilon`
+    requires.
+    """
     max_delta: Positive = 1e-5
-    """The largest δ that goes with `max_epsilon`."""
+    """The largest δ that goes with `max_epsilon` and `max_total_epsilon`."""
 
     def check_experiment(self, algorithms: Iterable[str], task: TaskTable, base: Path) -> None:
         """Raise `Refused` unless this experiment may run here. Nothing of it is imported before or during this check.
@@ -138,17 +140,19 @@ class Policy(Record):
             )
 
     def _check_epsilon(self, privacy: PrivacyTable) -> None:
-        if self.max_epsilon is None:
+        limits = [limit for limit in (self.max_epsilon, self.max_total_epsilon) if limit is not None]
+        if not limits:
             return
+        most = min(limits)
         offers = [privacy.example_dp, privacy.dp if privacy.has_local_noise else None]
         here = [(offer.epsilon, offer.delta) for offer in offers if offer is not None and offer.epsilon is not None]
-        need = f"the policy requires differential privacy with ε at most {self.max_epsilon:g}"
+        need = f"the policy requires differential privacy with ε at most {most:g}"
         if not here:
             raise Refused(
                 f"{need} that this agent applies itself: [privacy] example_dp, or dp with an epsilon and noise = "
                 '"local". Noise that the server adds cannot be verified here'
             )
-        if any(epsilon <= self.max_epsilon and delta <= self.max_delta for epsilon, delta in here):
+        if any(epsilon <= most and delta <= self.max_delta for epsilon, delta in here):
             return
         offered = ", ".join(f"ε = {epsilon:g} at δ = {delta:g}" for epsilon, delta in here)
         raise Refused(f"{need} at δ at most {self.max_delta:g}, and the run offers {offered}")
@@ -180,7 +184,7 @@ class Policy(Record):
 
     def withhold(self, answer: ClientAnswer, is_mean: Mapping[str, bool]) -> ClientAnswer:
         """Return an answer without the metrics that may not leave; `is_mean`: whether each is a mean over examples."""
-        allowed = {name for name, mean in is_mean.items() if self.may_leave(name, mean)}  # with max_epsilon, none
+        allowed = {name for name, mean in is_mean.items() if self.may_leave(name, mean)}  # none, with a limit on ε
         measured = {}
         for where, found in answer.measured.items():
             sums = {name: value if name in allowed else math.nan for name, value in found.sums.items()}
@@ -196,7 +200,7 @@ class Policy(Record):
 
     def may_leave(self, metric: str, is_mean: bool) -> bool:
         """Return whether a metric's values may leave. They have no noise, so no ε covers them."""
-        if self.max_epsilon is not None:
+        if self.max_epsilon is not None or self.max_total_epsilon is not None:
             return False
         return is_mean if self.metrics == "means" else metric in self.metrics
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -29,24 +29,45 @@ class SitePrivacy:
     run: str
     plan: Plan
     policy: Policy
+    experiment: str = ""  # the fingerprint of everything that the coordinator announced
+    charged: set[str] = field(default_factory=set)  # clients whose examples the present call was charged for
 
     @property
     def is_on(self) -> bool:
         """Whether clients here protect what they send by themselves."""
         return self.plan.privacy.example_dp is not None or self.plan.privacy.has_local_noise
 
-    def of_client(self, client: str, cell: str) -> ClientPrivacy | None:
-        """Return what a client does by itself in one cell, or None if the run asks for nothing of the kind."""
+    def of_client(self, client: str, cell: str, data: str = "") -> ClientPrivacy | None:
+        """Return what a client does by itself in one cell, or None if the run asks for nothing of the kind.
+
+        `data` is the fingerprint of the site's data. Another experiment or other data is another question: its answer
+        has other noise, and is charged again.
+        """
         table, examples, local = self.plan.privacy, None, None
+        cell = f"{cell}, experiment {self.experiment}, data {data}"
+        self.charged.discard(client)
         if table.example_dp is not None:
             spending = self._ledger(client, "examples", table.example_dp.delta)
             charge = partial(self._charge, spending, client, table.example_dp.epsilon, cell)
-            examples = ExamplePrivacy(table.example_dp, _planned(spending), _secret(spending, cell), charge)
+
+            def charge_examples(name: str, mechanism: Mechanism, count: int) -> None:
+                charge(name, mechanism, count)
+                self.charged.add(client)
+
+            examples = ExamplePrivacy(table.example_dp, _planned(spending), _secret(spending, cell), charge_examples)
         if table.has_local_noise and table.dp is not None:
             spending = self._ledger(client, "local", table.dp.delta)
             charge = partial(self._charge, spending, client, table.dp.epsilon, cell)
             local = LocalNoise(table.dp, _planned(spending), _secret(spending, cell), charge)
         return ClientPrivacy(examples, local) if examples or local else None
+
+    def check_charged(self, client: str) -> None:
+        """Raise `Refused` if an answer was made without the noise that the run promises."""
+        if self.plan.privacy.example_dp is not None and client not in self.charged:
+            raise Refused(
+                f"the run announced differential privacy of examples, and this answer of '{client}' has no noise: its "
+                "algorithm does not train"
+            )
 
     def _ledger(self, client: str, kind: str, delta: float) -> Ledger:
         name = hashlib.sha256(client.encode()).hexdigest()[:16]  # a client's name may not be a name of a folder
@@ -78,12 +99,12 @@ class SitePrivacy:
         ledger.charge(release, mechanism, count)
 
     def total(self, client: str, ledger: Ledger, more: dict[Mechanism, int]) -> float:
-        """Return the ε of one kind that a client spent in all runs, with some more."""
+        """Return the ε that a client spent in all runs, with some more. Both kinds of noise hide single examples."""
         assert ledger.folder is not None
         spent: Counter[Mechanism] = Counter(more)
-        for file in sorted(self.folder.glob(f"*/{ledger.folder.parent.name}/{ledger.folder.name}/{LEDGER}")):
+        for file in sorted(self.folder.glob(f"*/{ledger.folder.parent.name}/*/{LEDGER}")):
             spent += Ledger(file.parent, ledger.delta, dict).spent
-        return accounting.epsilon(spent, ledger.delta).value
+        return accounting.epsilon(spent, self.policy.max_delta).value
 
 
 def _planned(ledger: Ledger) -> int:

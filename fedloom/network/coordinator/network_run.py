@@ -31,6 +31,7 @@ from fedloom.network.protocol.code_fingerprint import code_hashes
 from fedloom.network.protocol.expected_update import synthetic_place
 from fedloom.network.protocol.messages import DataFormat, Hello
 from fedloom.network.protocol.tensors import PROTOCOL, Parcel
+from fedloom.privacy.protection import check_plan
 from fedloom.record import seconds
 from fedloom.results.result import Result
 from fedloom.task import Task
@@ -47,6 +48,7 @@ class NetworkRun:
             tell(note)
         self.folder, self.tell = folder, tell
         self.plan = Plan.of(self.experiment)
+        check_plan(self.plan.privacy, self.plan.cohort, self.plan.algorithms.values())
         self.network = folder / "network"
         self._held = ExitStack()
         self.ledger = open_ledger(self.network, self._held)

@@ -103,7 +103,8 @@ class ExampleTrainer:
                 leaf.copy_(job.optimizer[slot][position])
         for number in range(steps.count):
             data.go_on()
-            generators.seed(data.key(position, "draws", number), data.setup.device)
+            # the seed and the client's number, which a server chooses, must not change an answer under the same noise
+            generators.seed(int.from_bytes(noise.derive(key, "draws", number)[:8], "big"), data.setup.device)
             drawn = torch.from_numpy(noise.uniform(noise.derive(key, "batch", number), len(rows)))
             total = self._clipped_sum(job, module, leaves, rows[drawn < steps.mechanism.q])
             deviation = steps.mechanism.noise_multiplier * self.privacy.table.max_grad_norm

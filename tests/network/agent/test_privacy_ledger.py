@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from fedloom.errors import InputError
+import fedloom as fl
+from fedloom import tree
+from fedloom.errors import InputError, TrainingError
 from fedloom.experiment.progress import Silent
 from fedloom.experiment.store import Store
 from fedloom.network.agent.policy import Policy, Refused
 from fedloom.network.agent.privacy_ledger import SitePrivacy
+from fedloom.network.coordinator import network_run
 from fedloom.privacy.dp.accounting import Mechanism, epsilon
 from fedloom.privacy.dp.ledger import LEDGER
 from fedloom.privacy.table import DpTable, ExampleTable, PrivacyTable
@@ -46,6 +52,32 @@ def test_noise_is_planned_for_all_cells_and_cells_share_no_noise(tmp_path: Path)
     assert site(tmp_path, PrivacyTable()).of_client("kerry", "a-1") is None
 
 
+def test_another_experiment_or_other_data_gets_other_noise_and_is_charged_again(tmp_path: Path) -> None:
+    """Otherwise a coordinator could ask two questions about the same noise, and subtract it."""
+    secrets = set()
+    for experiment, data in (("e", "d"), ("other", "d"), ("e", "other"), ("e", "d")):
+        found = replace(site(tmp_path), experiment=experiment).of_client("kerry", "a-1", data)
+        assert found is not None
+        assert found.examples is not None
+        assert found.examples.charge is not None
+        secrets.add(found.examples.secret)
+        found.examples.charge("round 1", Z, 1)
+    assert len(secrets) == 3
+    (ledger,) = tmp_path.glob(f"run1/*/examples/{LEDGER}")
+    assert len(ledger.read_text().splitlines()) == 1 + 3
+
+
+def test_an_answer_that_was_not_charged_stays_at_the_site(tmp_path: Path) -> None:
+    privacy = site(tmp_path)
+    for name in ("round 1", "round 1"):  # the second time, it was paid for before
+        charge(privacy, name)
+        privacy.check_charged("kerry")
+    privacy.of_client("kerry", "a-1")
+    with pytest.raises(Refused, match=r"this answer of 'kerry' has no noise"):
+        privacy.check_charged("kerry")
+    site(tmp_path, LOCAL).check_charged("kerry")
+
+
 def test_an_answer_is_charged_once_even_after_a_restart(tmp_path: Path) -> None:
     charge(site(tmp_path), "round 1")
     charge(site(tmp_path), "round 1")
@@ -69,6 +101,17 @@ def test_all_runs_together_are_limited_for_each_client(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"in all runs, and the policy's max_total_epsilon"):
         charge(site(tmp_path, run="run3", max_total_epsilon=most), "round 1")
     charge(site(tmp_path, run="run3", max_total_epsilon=most), "round 1", client="cork")
+
+
+def test_all_runs_count_at_the_delta_of_the_policy_whatever_noise_they_have(tmp_path: Path) -> None:
+    most = epsilon({Mechanism(4.0): 2}, 1e-5).value
+    tables = [PrivacyTable(example_dp=ExampleTable(delta=0.9)), PrivacyTable(dp=LOCAL.dp)]
+    for number, table in enumerate(tables * 2):
+        found = site(tmp_path, table, run=f"run{number}", max_total_epsilon=most).of_client("kerry", "a-1")
+        assert found is not None
+        protection: Any = found.examples or found.local
+        with contextlib.nullcontext() if number < 2 else pytest.raises(Refused, match="in all runs"):
+            protection.charge("round 1", Mechanism(4.0), 1)
 
 
 EXPERIMENT: dict[str, Any] = {
@@ -112,8 +155,39 @@ def test_a_run_that_agents_protect_satisfies_their_policies_and_no_metrics_leave
 def test_a_site_refuses_a_run_that_it_cannot_protect_itself(
     tmp_path: Path, privacy: dict[str, Any], words: str
 ) -> None:
-    run = InProcessRun(tmp_path / "run", {**EXPERIMENT, "privacy": privacy}, {"max_epsilon": 2.0}, {})
-    with pytest.raises(InputError, match=words):
+    for number, limit in enumerate(("max_epsilon", "max_total_epsilon")):
+        run = InProcessRun(tmp_path / f"{number}", {**EXPERIMENT, "privacy": privacy}, {limit: 2.0}, {})
+        with pytest.raises(InputError, match=words):
+            run.run(Silent())
+
+
+@pytest.mark.parametrize("algorithm", [{"openai_es": {}}, {"fedsgd": {}}, {"fedavg": {"patience": 2}}])
+def test_an_algorithm_that_adds_no_noise_does_not_count_as_privacy_of_examples(
+    tmp_path: Path, algorithm: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {**EXPERIMENT, "algorithm": algorithm, "privacy": {"example_dp": {"epsilon": 1.0}}}
+    with pytest.raises(InputError, match=r"example_dp (adds noise to the steps|cannot be used with patience)"):
+        InProcessRun(tmp_path / "honest", values, {"max_epsilon": 1.0}, {})
+    monkeypatch.setattr(network_run, "check_plan", lambda *_: None)
+    run = InProcessRun(tmp_path / "lying", values, {"max_epsilon": 1.0}, {})
+    with pytest.raises(InputError, match=r"This site does not take part: .*example_dp"):
+        run.run(Silent())
+
+
+class Leaks(fl.FedAvg):
+    """Claims to train, and sends what it has seen."""
+
+    def client(self, task: fl.Task, shared: Any, own: Any, data: fl.Clients) -> tuple[fl.Update, Any]:
+        model = {name: leaf + data.federation.x.float().mean() for name, leaf in shared["model"].items()}
+        return fl.Update({"model": tree.expand(model, len(data))}, weight=torch.ones(len(data))), own
+
+
+def test_an_algorithm_that_claims_to_train_and_does_not_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fl.FedAvg, "client", Leaks.client)
+    run = InProcessRun(tmp_path / "run", {**EXPERIMENT, "privacy": {"example_dp": {"epsilon": 8.0}}}, {}, {})
+    with pytest.raises(TrainingError, match="has no noise: its algorithm does not train"):
         run.run(Silent())
 
 

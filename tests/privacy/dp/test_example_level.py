@@ -13,6 +13,7 @@ from torch import nn
 import fedloom as fl
 from fedloom import tree
 from fedloom.errors import InputError, PrivacySpent
+from fedloom.network.agent.loaded_experiment import HostedClients
 from fedloom.privacy.dp import noise
 from fedloom.privacy.dp.accounting import Mechanism, epsilon, noise_multiplier
 from fedloom.privacy.dp.example_level import (
@@ -103,6 +104,21 @@ def test_other_settings_get_other_noise() -> None:
         steps.append((found["hidden.weight"][0] - start) / lr / table.max_grad_norm)
     assert not torch.allclose(steps[0], steps[1], atol=1e-3)
     assert not torch.allclose(steps[0], steps[2], atol=1e-3)
+
+
+def test_a_client_under_another_number_or_seed_answers_the_same_with_dropout() -> None:
+    """Otherwise a server that numbers clients twice could compare two answers with the same noise."""
+    features, classes = some_clients((20,)).x[0].numel(), 10
+    task = fl.Task(nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(features, classes)))
+    found = set()
+    for client, seed in ((0, 1), (1, 1), (0, 2)):
+        federation = some_clients((20,), split=ALL_TRAIN)
+        hosted = HostedClients.of(federation, {client: 0}, 2)
+        privacy = ExamplePrivacy(TABLE, 1, b"a")
+        data = Clients(hosted, (client,), seed=seed, round=1, setup=MEAN, example_privacy=privacy)
+        model = train(task, data, tree.expand(task.initial(), 1), Training(batch_size="full")).model
+        found.add(tree.sha256(model))
+    assert len(found) == 1
 
 
 def test_a_correction_sees_the_noisy_gradient_and_no_second_one() -> None:
