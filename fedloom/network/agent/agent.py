@@ -220,7 +220,8 @@ class Agent:
         elif assignment.kind != "train":
             self._attempt(assignment, assignment.clients, partial(runner.evaluate, assignment))
         elif not all(train(one) for one in assignment.clients):
-            self.tell(f"Round {assignment.round} of {assignment.label} ended before all clients here had answered.")
+            label = plain(assignment.label)
+            self.tell(f"Round {assignment.round} of {label} ended before all clients here had answered.")
         self.doing, self._asked = "idle", ""
 
     def _go_on(self) -> None:

@@ -28,6 +28,7 @@ from fedloom.network.protocol.messages import AssignedClient, DataFormat, Hello
 from fedloom.network.protocol.tensors import PROTOCOL
 from fedloom.privacy.protection import check_plan
 from fedloom.privacy.table import PrivacyTable
+from fedloom.results.safe_text import plain
 from fedloom.task import Task
 from fedloom.training.probe import probe
 from fedloom.tree import Groups
@@ -91,7 +92,7 @@ class LoadedExperiment:
     def algorithm(self, label: str) -> Algorithm:
         found = self.plan.algorithms.get(label)
         if found is None:
-            raise InputError(f"There is no algorithm '{label}' in the plan.")
+            raise InputError(f"There is no algorithm '{plain(label)}' in the plan.")
         return found
 
     def initial_own(self, label: str, seed: int, task: Task) -> Groups:
@@ -149,7 +150,7 @@ def load_experiment(
         raise Refused(f"the coordinator speaks protocol {run_plan.get('protocol')}, and this agent speaks {PROTOCOL}")
     experiment = admitted(run_plan["experiment"], site)
     check_code(code_hashes(experiment), run_plan["sources"])
-    there, here = run_plan["versions"].get("torch"), machine.facts()["torch"]
+    there, here = plain(str(run_plan["versions"].get("torch"))), machine.facts()["torch"]
     if there != here:
         tell(f"Note: the coordinator has torch {there}, this machine {here}. Results may differ in the last bits.")
     plan, seed = Plan.of(experiment), experiment.seeds[0]

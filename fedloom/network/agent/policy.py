@@ -19,6 +19,7 @@ from fedloom.network.protocol.code_fingerprint import code_files
 from fedloom.network.protocol.messages import SECURE_KINDS, VERBS, ClientAnswer, Verb
 from fedloom.privacy.table import PrivacyTable
 from fedloom.record import Count, Positive, Record, Share, Whole
+from fedloom.results.safe_text import plain
 from fedloom.training.evaluation import Measured
 from fedloom.user_code import is_code
 
@@ -42,7 +43,10 @@ def trust(privacy: PrivacyTable, policy: Policy) -> str:
 
 
 class Refused(Exception):
-    """The site's policy does not allow something. Both sides see the message."""
+    """The site's policy does not allow something. Both sides see the message, which may quote the coordinator."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(plain(message))
 
 
 class SiteTable(Record):

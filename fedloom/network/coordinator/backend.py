@@ -400,7 +400,7 @@ class NetworkBackend(Backend):
                 f"Round {work.round}: all agents are gone, and none came back within {self.sampling.deadline}. Nothing "
                 "is lost: start the agents again, and serve the same file to continue."
             )
-        advice = f". `fedloom agents revoke` leaves out agents that cannot take part. {reasons}" if reasons else ""
+        advice = f". {reasons}" if reasons else ""
         self.pool.log(
             "abandoned",
             f"{self.cell.label}: round {work.round} is abandoned, because {answered} of {len(work.ids)} clients "

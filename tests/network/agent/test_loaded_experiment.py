@@ -97,7 +97,8 @@ def test_data_of_another_form_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(Refused, match=r"the data does not fit the run's. features: \[63\] there, \[64\] here"):
         load(plan)
-    loaded = load(run.pool.run_plan)
+    loaded = load({**run.pool.run_plan, "versions": {"torch": "9\x1b[2J\nEnrolled."}})
+    assert said[0].startswith("Note: the coordinator has torch 9\\x1b[2J\n  | Enrolled., this machine ")
     assert (len(loaded.hello.clients), loaded.hello.data_mark) == (4, "mark")
     with pytest.raises(InputError, match="There is no algorithm 'other' in the plan"):
         loaded.algorithm("other")

@@ -122,3 +122,7 @@ def test_a_stage_of_a_secure_sum_is_a_reduce() -> None:
         Policy().check_assignment("unmask", "map", 3, ())
     with pytest.raises(Refused, match="at least 4 clients in a round"):
         Policy(min_cohort=4).check_assignment("share", "reduce", 3, ())
+
+
+def test_what_a_refusal_quotes_cannot_pass_for_a_line_of_its_own() -> None:
+    assert str(Refused("round 1 of a\x1b[2J\nEnrolled. is over")) == "round 1 of a\\x1b[2J\n  | Enrolled. is over"

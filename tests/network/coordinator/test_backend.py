@@ -103,9 +103,8 @@ def test_a_round_below_its_quorum_is_abandoned_and_the_next_one_counts(
     run = InProcessRun(tmp_path / "net", SMALL, {}, {}, quorum=0.5)
     assert run.run(Silent()).status == "degraded"
     assert (
-        "fedavg: round 1 is abandoned, because 1 of 4 clients answered and 2 are needed. `fedloom agents revoke` "
-        "leaves out agents that cannot take part. Clients that failed: 3, refused or rejected: 0. The first reason: "
-        "out of memory"
+        "fedavg: round 1 is abandoned, because 1 of 4 clients answered and 2 are needed. Clients that "
+        "failed: 3, refused or rejected: 0. The first reason: out of memory"
     ) in run.said
     assert "site-1 failed: out of memory" in run.said
 
