@@ -38,6 +38,7 @@ class AssignmentRunner:
 
     def evaluate(self, assignment: Assignment) -> list[ClientAnswer]:
         """Evaluate for all clients of an assignment, or fingerprint their models."""
+        self._check_unprotected(assignment)
         shared, answers = self.parcels.groups(assignment, "shared"), []
         place, algorithm = self._place(assignment, shared), self.experiment.algorithm(assignment.label)
         for one in assignment.clients:
@@ -104,17 +105,29 @@ class AssignmentRunner:
                         f"{where}: the {group} that it keeps is not finite. A smaller lr or a clip may help."
                     )
             write(lambda: self.states.save(cell, one.client, ticket, kept))
-        if guard is not None and outcome.stack:
+        if guard is not None:  # nothing leaves beside a masked update
             masked = self.sessions.mask(assignment, one, guard, outcome, shared)
-            return [ClientAnswer(one.client, masked, ticket)]  # nothing else leaves beside it
+            return [ClientAnswer(one.client, masked, ticket)]
         update = Update(outcome.stack, outcome.weights, outcome.public)
         answer = ClientAnswer(one.client, update, ticket, report.history, report.post_fit)
         return [self._withhold(answer, place.task)]
 
+    def _check_unprotected(self, assignment: Assignment) -> None:
+        """Raise `Refused` if an answer that no mask and no noise covers must not leave."""
+        what = "fingerprints of models" if assignment.kind == "fingerprint" else "metrics"
+        if self.experiment.plan.privacy.secure_aggregation is not None:
+            raise Refused(f"the run announced secure aggregation, so no {what} of single clients leave this site")
+        if assignment.kind == "fingerprint" and self._has_noise:
+            raise Refused(f"the run announced differential privacy, and no noise covers {what}")
+
+    @property
+    def _has_noise(self) -> bool:
+        """Whether noise protects what leaves."""
+        return self.privacy is not None and self.privacy.is_on
+
     def _withhold(self, answer: ClientAnswer, task: Task) -> ClientAnswer:
         """Return an answer without the metrics that may not leave: none, if noise protects the rest of what leaves."""
-        private = self.privacy is not None and self.privacy.is_on
-        policy = self.policy.replace(metrics=()) if private else self.policy
+        policy = self.policy.replace(metrics=()) if self._has_noise else self.policy
         return policy.withhold(answer, _is_mean(task))
 
     def secure(self, assignment: Assignment) -> list[ClientAnswer]:

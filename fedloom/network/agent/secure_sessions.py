@@ -88,12 +88,25 @@ class SecureSessions:
     pins: PinnedKeys
     open: dict[int, OpenSession] = field(default_factory=dict)  # by client
     unmasked: set[Unmasked] = field(default_factory=set)  # sums that this agent helped to unmask
+    numbers: dict[int, int] = field(default_factory=dict)  # local number → number in the run, as first seen
 
     def recall(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Learn from the audit log which sums were unmasked."""
+        """Learn from the audit log which sums were unmasked, and which numbers clients have in the run."""
         for line in lines:
             if line.get("event") == "answered" and line.get("run") == self.run:
                 self.unmasked.update((*one[:5], str(one[5])) for one in line.get("unmasked", ()))
+                for local, number in zip(line.get("local", ()), line.get("clients", ()), strict=True):
+                    self.numbers.setdefault(local, number)
+
+    def check_numbers(self, clients: Iterable[AssignedClient]) -> None:
+        """Raise `Refused` if a client here has another number than before: with several, a sum could be its own."""
+        known = dict(self.numbers)
+        for one in clients:
+            if known.setdefault(one.local, one.client) != one.client:
+                raise Refused(f"client {one.client} of the run is a client of this site that has another number in it")
+        if len({*known.values()}) < len(known):
+            raise Refused("two clients of this site have one number in the run")
+        self.numbers = known
 
     # --- the stages
 
@@ -104,6 +117,7 @@ class SecureSessions:
         self.policy.check_assignment(assignment.kind, assignment.verb, assignment.cohort, ())
         if not 1 <= assignment.round <= self.plan.rounds or assignment.seed not in self.plan.seeds:
             raise Refused(f"the run announced {self.plan.rounds} rounds and the seeds {list(self.plan.seeds)}")
+        self.check_numbers(assignment.clients)
         stage = getattr(self, f"_{assignment.kind}")
         if assignment.kind == "share":
             own = self.signer.public  # it may have changed since an earlier run
@@ -143,6 +157,7 @@ class SecureSessions:
         privacy, clip = self.plan.privacy, assignment.secure.clip if assignment.secure is not None else None
         if privacy.secure_aggregation is None:
             return None
+        self.check_numbers(assignment.clients)
         guard = ClientGuard(privacy, assignment.cohort, self._weight_bound(algorithm))
         if not self._must_clip:
             return guard
@@ -180,11 +195,13 @@ class SecureSessions:
     def mask(
         self, assignment: Assignment, one: AssignedClient, guard: ClientGuard, outcome: Outcome, shared: Groups
     ) -> Update:
-        """Return a trained and guarded client's update as a masked vector."""
-        if assignment.secure is None:
-            raise Refused("the run announced secure aggregation, and the coordinator asks for an update without a mask")
+        """Return a trained and guarded client's update as a masked vector, or an empty one if it has no groups."""
         if outcome.public:
             raise Refused("the algorithm makes numbers of single clients public, beside a masked update")
+        if not outcome.stack:  # a method that sends nothing
+            return Update({}, {})
+        if assignment.secure is None:
+            raise Refused("the run announced secure aggregation, and the coordinator asks for an update without a mask")
         if {part.role for part in assignment.parts} != {"shared"}:
             raise Refused("a client gets other tensors than the rest, so its part in the sum could be found")
         (model,) = (part.sha256 for part in assignment.parts)

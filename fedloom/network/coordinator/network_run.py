@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import lru_cache
@@ -267,7 +267,25 @@ def federated(experiment: Experiment) -> tuple[Experiment, list[str]]:
         )
         evaluate = experiment.evaluate.model_copy(update={"splits": (), "epochs": False})
         experiment = experiment.model_copy(update={"evaluate": evaluate})
+    held = _held_by_server(experiment)
+    at_clients = [split for split in experiment.evaluate.server or () if split not in held]
+    if experiment.privacy.secure_aggregation is not None and at_clients:
+        notes.append(
+            f"evaluate.server: {', '.join(at_clients)} left out on a network with secure aggregation, because the "
+            "server does not hold it, and each client's numbers would leave."
+        )
+        kept = tuple(split for split in experiment.evaluate.server or () if split in held)
+        evaluate = experiment.evaluate.model_copy(update={"server": kept})
+        experiment = experiment.model_copy(update={"evaluate": evaluate})
     return experiment, notes
+
+
+def _held_by_server(experiment: Experiment) -> Collection[str]:
+    """Return the splits of which the server holds examples itself."""
+    server = experiment.data.server
+    if isinstance(server, Mapping):
+        return server.keys()
+    return () if server == "none" else ("test",)
 
 
 class WideSampling(Sampling):

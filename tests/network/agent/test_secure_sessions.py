@@ -11,7 +11,7 @@ import fedloom as fl
 from fedloom.errors import StoreError
 from fedloom.network.agent.policy import Policy, Refused
 from fedloom.network.agent.secure_sessions import PinnedKeys, SecureSessions, fingerprint
-from fedloom.network.protocol.messages import Assignment, SecurePeer, SecureResult, SecureStage
+from fedloom.network.protocol.messages import AssignedClient, Assignment, SecurePeer, SecureResult, SecureStage
 from fedloom.privacy.table import PrivacyTable, SecureTable
 
 
@@ -75,3 +75,14 @@ def test_what_was_unmasked_is_recalled_from_the_audit_log(tmp_path: Path) -> Non
         ]
     )
     assert sessions.unmasked == {("fedavg", 1, 3, 0, 2, "model")}
+
+
+def test_a_client_of_a_site_has_one_number_in_a_run() -> None:
+    """Under several numbers, the sum of "three clients" would be three times the update of one."""
+    sessions = SecureSessions.__new__(SecureSessions)
+    sessions.numbers = {}
+    sessions.check_numbers([AssignedClient(client=4, local=0), AssignedClient(client=5, local=1)])
+    with pytest.raises(Refused, match="client 6 of the run is a client of this site that has another number"):
+        sessions.check_numbers([AssignedClient(client=6, local=0)])
+    with pytest.raises(Refused, match="two clients of this site have one number"):
+        sessions.check_numbers([AssignedClient(client=4, local=2)])
