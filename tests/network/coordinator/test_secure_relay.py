@@ -276,7 +276,7 @@ def test_the_key_of_a_known_agent_may_not_change(tmp_path: Path) -> None:
     sites(tmp_path / "net").run(Silent())
     pins = tmp_path / "state-0" / "peers.json"
     known = json.loads(pins.read_text())
-    assert len(known) == 4
+    assert len(known) == 4  # those of the others
     changed = sorted(known)[1]
     pins.write_text(json.dumps({**known, changed: "ab" * 32}))
     again = sites(tmp_path / "net", rounds=3)
