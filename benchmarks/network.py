@@ -63,7 +63,7 @@ def seconds_a_round(folder: Path) -> list[float]:
     from fedloom.experiment.store import Store
 
     with Store(folder, read_only=True) as store:
-        return [row["seconds"] for row in store.rounds(1)]
+        return [row["seconds"] for row in store.rows("rounds", 1)]
 
 
 def memory(process: int, what: str = "VmRSS") -> float:

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fedloom.errors import InputError
 from fedloom.privacy.dp import client_level, example_level
 from fedloom.privacy.dp.client_level import ClientLevel
 from fedloom.privacy.secure import aggregation
 from fedloom.privacy.secure.aggregation import SecureCall, SecureSum, simulate
-from fedloom.privacy.secure.ring import dtypes_of
+from fedloom.privacy.secure.ring import Ring, dtypes_of
 from fedloom.privacy.table import PrivacyTable
-from fedloom.tree import Groups, Tree, select
+from fedloom.tree import Groups, Tree, row, select
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm, Update
@@ -52,8 +53,22 @@ class ClientGuard:
         """Return what clients may send instead of an update. Everything is stacked over clients."""
         if self.table.dp is not None and self.clip is not None:
             adaptive = self.table.dp.clip == "adaptive"
-            update = client_level.bounded(update, shared, task, self.clip, self.full_weight, adaptive)
+            clip = self.clip - self._rounding(update)
+            update = client_level.bounded(update, shared, task, clip, self.full_weight, adaptive)
         return update
+
+    def _rounding(self, update: Update) -> float:
+        """Return how much longer rounding to the numbers of the ring can make a change: it counts towards the clip."""
+        if self.table.secure_aggregation is None or not any(update.groups.values()):
+            return 0.0
+        config = aggregation.ring_config(self.table, self.cohort, self.weight_bound)
+        longer = Ring(config, {group: row(leaves, 0) for group, leaves in update.groups.items()}).rounding
+        if self.clip is not None and longer >= self.clip:
+            raise InputError(
+                f"[privacy] secure_aggregation rounds changes by up to {longer:.2g}, and dp clips them to "
+                f"{self.clip:.2g}: use bits = 64 or a smaller range."
+            )
+        return longer
 
 
 def check_plan(table: PrivacyTable, sampling: Sampling, algorithms: Iterable[Algorithm]) -> None:
@@ -146,7 +161,7 @@ class Protection:
         """Simulate the masked sum of guarded updates."""
         table = self.table.secure_aggregation
         assert table is not None
-        call = SecureCall.of(table, "simulation", where.round, where.call, len(where.ids), guard.weight_bound)
+        call = SecureCall.of(self.table, "simulation", where.round, where.call, len(where.ids), guard.weight_bound)
         bases = guard.bases(outcome.positions or {}, outcome.stack, shared)
         found = simulate(table, call, where.ids, outcome.stack, outcome.weights, bases, where.seed)
         dtypes = dtypes_of(outcome.stack)
@@ -156,8 +171,7 @@ class Protection:
         self, where: RoundOfClients, total: Groups, positions: Mapping[str, str], shared: Groups, task: Task
     ) -> tuple[Groups, dict[str, Tensor]]:
         """Return what the algorithm sees of a sum of guarded updates: means of the groups and sums of their weights."""
-        if self.dp is None:
-            raise NotImplementedError
+        assert self.dp is not None, "only noisy sums are released"
         if not any(total.values()):  # clients sent nothing
             return total, {}
         groups = self.dp.release(where.round, where.call, total, positions, shared, task)

@@ -63,6 +63,8 @@ class DpTable(Record):
             raise InputError('[privacy] dp noise = "distributed" does not exist yet. Use "server" or "local".')
         if self.correlated and (self.noise != "server" or self.clip == "adaptive"):
             raise InputError('[privacy] dp correlated = true needs noise = "server" and a number as clip.')
+        if self.correlated and self.epsilon is not None and self.noise_multiplier is not None:
+            raise InputError("[privacy] dp correlated = true takes an epsilon or a noise_multiplier, not both.")
         if self.noise == "local" and self.clip == "adaptive":
             raise InputError('[privacy] dp noise = "local" needs a number as clip: nobody sees how long changes are.')
         return self

@@ -99,12 +99,18 @@ def test_agents_choose_by_the_data_of_their_site() -> None:
     from fedloom.federation.work import Place
     from fedloom.network.agent.assignment_runner import AssignmentRunner
     from fedloom.network.protocol.messages import NEW, AssignedClient, Assignment
+    from fedloom.privacy.table import PrivacyTable
     from fedloom.training.clients import Setup
 
     task, data, algorithm = Task(Dense, dtype="float64"), two_kinds(), IFCA(**STEPS)
     *_, record = fit(data, task, algorithm, 3, sampling=ONLY_ONE, evaluation=Evaluation(splits=()))
     place, initial = Place(data, task, Setup()), algorithm.init_own(task, task.initial())
-    loaded = SimpleNamespace(place=lambda *_: place, algorithm=lambda _: algorithm, initial_own=lambda *_: initial)
+    loaded = SimpleNamespace(
+        plan=SimpleNamespace(privacy=PrivacyTable()),
+        place=lambda *_: place,
+        algorithm=lambda _: algorithm,
+        initial_own=lambda *_: initial,
+    )
     runner = AssignmentRunner(
         experiment=loaded,  # type: ignore[arg-type]
         policy=SimpleNamespace(check_assignment=lambda *_: None, withhold=lambda answer, _: answer),  # type: ignore[arg-type]

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import fedloom as fl
+from fedloom.algorithm import Update
 from fedloom.errors import InputError
 from fedloom.federation.engine import fit
-from fedloom.privacy.protection import Protection, check_plan
-from fedloom.privacy.table import PrivacyTable, SecureTable
+from fedloom.privacy.protection import ClientGuard, Protection, check_plan
+from fedloom.privacy.secure.aggregation import ring_config
+from fedloom.privacy.secure.ring import Ring
+from fedloom.privacy.table import DpTable, PrivacyTable, SecureTable
 from fedloom.task import Task
 from tests.conftest import Dense
 from tests.conftest import federation as some_clients
@@ -40,3 +46,34 @@ def test_differential_privacy_that_does_not_fit_is_refused_before_anything_is_lo
     check_plan(PrivacyTable(), fl.Sampling(**cohort), [algorithm])
     local = PrivacyTable(dp={"epsilon": 1.0, "clip": 1.0, "noise": "local"})
     check_plan(local, fl.Sampling(**cohort), [algorithm])
+
+
+class Weights(nn.Module):
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(count))
+
+
+@pytest.mark.parametrize(("bits", "clip"), [(32, 1e-3), (32, 1e-2), ("auto", 1e-6)])
+def test_what_a_client_masks_is_no_longer_than_the_clip(bits: int | str, clip: float) -> None:
+    """Rounding to the numbers of the ring makes a change longer, and noise is made for changes as long as the clip."""
+    table = PrivacyTable(secure_aggregation=SecureTable(bits=bits), dp=DpTable(noise_multiplier=1.0, clip=clip))
+    guard = ClientGuard(table, 100, 1, clip)
+    draw = torch.Generator().manual_seed(1)
+    start = torch.zeros(20_000)
+    moved = start + 5 * torch.rand((1, 20_000), generator=draw)
+    update = Update({"model": {"w": moved}}, torch.ones(1), positions={"model": "model"})
+    task = Task(lambda: Weights(20_000))
+    sent = guard.apply(update, {"model": {"w": start}}, task).groups["model"]["w"][0]
+    ring = Ring(ring_config(table, 100, 1), {"model": {"w": start}})
+    vector = ring.encode({"model": {"w": sent}}, {"model": 1.0}, {})[1:]
+    length = np.linalg.norm(vector.view(f"<i{ring.bits // 8}").astype(np.float64)) / ring.scales["model"]
+    assert 0.9 * (clip - ring.rounding) < length <= clip
+
+
+def test_a_ring_that_is_coarser_than_the_clip_is_refused() -> None:
+    table = PrivacyTable(secure_aggregation=SecureTable(bits=32), dp=DpTable(noise_multiplier=1.0, clip=1e-6))
+    update = Update({"model": {"w": torch.ones(1, 20_000)}}, torch.ones(1), positions={"model": "model"})
+    guard, task = ClientGuard(table, 100, 1, 1e-6), Task(lambda: Weights(20_000))
+    with pytest.raises(InputError, match=r"rounds changes by up to .* use bits = 64 or a smaller range"):
+        guard.apply(update, {"model": {"w": torch.zeros(20_000)}}, task)

@@ -31,6 +31,10 @@ def test_a_protection_is_part_of_the_identity(table: dict[str, Any]) -> None:
         ({"dp": {"clip": 1.0}}, "needs an epsilon"),
         ({"dp": {"epsilon": 1.0, "noise": "distributed"}}, "does not exist yet"),
         ({"dp": {"clip": "some"}}, "clip"),
+        (
+            {"dp": {"correlated": True, "clip": 1.0, "epsilon": 1.0, "noise_multiplier": 1.0}},
+            "takes an epsilon or a noise_multiplier, not both",
+        ),
     ],
 )
 def test_a_wrong_key_or_value_is_named(table: dict[str, Any], words: str) -> None:

@@ -100,8 +100,10 @@ class Policy(Record):
     """The SHA-256 of every file with your own code that may run here, by its path from the site's file."""
     require_secure_aggregation: bool = False
     """Refuse runs in which the coordinator could read a client's update."""
-    min_threshold: Share = 0.5
-    """The share of a round's clients that must be needed to unmask a sum. It is always more than half of them."""
+    min_threshold: Share = 0.67
+    """The share of a round's clients that must be needed to unmask a sum. Two thirds protect against a coordinator that
+    lies about who is left. It is always more than half of them.
+    """
     peers: tuple[str, ...] = ()
     """The fingerprints of the agents whose clients may be in a secure sum with ours. By default, any agent that the
     coordinator names, as long as its key does not change.

@@ -133,8 +133,11 @@ class SecureSessions:
         assert table is not None
         bound = self._weight_bound(algorithm)
         run = f"{self.run}/{assignment.label}/{assignment.seed}"
-        call = SecureCall.of(table, run, assignment.round, assignment.call, cohort, bound, assignment.attempt)
-        floors = Floors(max(table.min_clients, self.policy.min_cohort), max(table.threshold, self.policy.min_threshold))
+        call = SecureCall.of(
+            self.plan.privacy, run, assignment.round, assignment.call, cohort, bound, assignment.attempt
+        )
+        fewest = max(Floors().clients, table.min_clients, self.policy.min_cohort)
+        floors = Floors(fewest, max(table.threshold, self.policy.min_threshold))
         roster: dict[int, bytes] = {}
         if before := self.open.pop(one.client, None):
             before.client.erase()

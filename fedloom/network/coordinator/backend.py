@@ -210,7 +210,7 @@ class NetworkBackend(Backend):
         hosts = {client: self.roster.hosts[client][0] for client in work.ids}
         relay = SecureRelay(
             SecureCall.of(
-                table,
+                guard.table,
                 f"{self.pool.run_plan['run']}/{cell.label}/{cell.seed}",
                 work.round,
                 work.call,

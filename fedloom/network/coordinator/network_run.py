@@ -260,19 +260,19 @@ def federated(experiment: Experiment) -> tuple[Experiment, list[str]]:
         notes.append("evaluate.universal: left out on a network, because no machine holds all test data.")
         evaluate = experiment.evaluate.model_copy(update={"universal": False})
         experiment = experiment.model_copy(update={"evaluate": evaluate})
-    if experiment.privacy.secure_aggregation is not None and (experiment.evaluate.splits or experiment.evaluate.epochs):
+    if experiment.privacy.on and (experiment.evaluate.splits or experiment.evaluate.epochs):
         notes.append(
-            "evaluate.splits: left out on a network with secure aggregation, because each client's numbers would leave "
-            "beside its masked update. The server evaluates on its own data, if it has some."
+            "evaluate.splits: left out on a network with [privacy], because each client's numbers would leave without "
+            "mask and noise. The server evaluates on its own data, if it has some."
         )
         evaluate = experiment.evaluate.model_copy(update={"splits": (), "epochs": False})
         experiment = experiment.model_copy(update={"evaluate": evaluate})
     held = _held_by_server(experiment)
     at_clients = [split for split in experiment.evaluate.server or () if split not in held]
-    if experiment.privacy.secure_aggregation is not None and at_clients:
+    if experiment.privacy.on and at_clients:
         notes.append(
-            f"evaluate.server: {', '.join(at_clients)} left out on a network with secure aggregation, because the "
-            "server does not hold it, and each client's numbers would leave."
+            f"evaluate.server: {', '.join(at_clients)} left out on a network with [privacy], because the server does "
+            "not hold it, and each client's numbers would leave."
         )
         kept = tuple(split for split in experiment.evaluate.server or () if split in held)
         evaluate = experiment.evaluate.model_copy(update={"server": kept})

@@ -20,6 +20,7 @@ from fedloom import tree
 from fedloom.errors import InputError, PrivacySpent, StoreError
 from fedloom.privacy.dp import accounting, clipping, noise, tree_noise
 from fedloom.privacy.dp.accounting import Mechanism
+from fedloom.privacy.dp.clipping import COUNT
 from fedloom.privacy.dp.ledger import Ledger
 from fedloom.tree import Groups, Tree
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from fedloom.federation.sampling import Sampling
     from fedloom.privacy.table import DpTable
     from fedloom.task import Task
-
-COUNT = "within"  # the group of b_i − ½, where b_i says whether a change was short enough
 
 
 def bounded(update: Update, shared: Groups, task: Task, clip: float, weight_bound: float, count: bool) -> Update:
@@ -160,6 +159,8 @@ class ClientLevel:
         deviation = of_changes * self.clip
         digest = tree.sha256_of_groups(total)
         name = f"round {round}, call {call}, sum {digest}, deviation {deviation!r}"
+        if self.q < 1 or self.table.correlated:
+            self._check_one_sum(round, name)
         self._charge_tree(round, name) if self.table.correlated else self.charge(name)
         key = noise.derive(self.ledger.secret, "noise", name)
         counted = total.get(COUNT)
@@ -202,16 +203,18 @@ class ClientLevel:
             )
         self.ledger.charge(name, self.mechanism)
 
+    def _check_one_sum(self, round: int, name: str) -> None:
+        """Raise `PrivacySpent` for a second sum of a round: it has the same clients, or takes back the same noise."""
+        if any(known.startswith(f"round {round}, ") and known != name for known in self.ledger.charged):
+            raise PrivacySpent(
+                f"Round {round} was released with another sum before, and no ε covers two sums of the same drawn "
+                "clients. Start again with --fresh."
+            )
+
     def _charge_tree(self, round: int, name: str) -> None:
-        """Charge a tree as a whole in its first round. Each round has one sum: another one would undo its noise."""
+        """Charge a tree as a whole in its first round."""
         if round > self.planned:
             raise PrivacySpent(f"The tree of [privacy] dp correlated = true is for {self.planned} rounds, and no more.")
-        first = f"round {round}, "
-        if any(known.startswith(first) and known != name for known in self.ledger.charged):
-            raise PrivacySpent(
-                f"Round {round} was released with another sum, and correlated noise cannot protect two. Start again "
-                "with --fresh."
-            )
         self.ledger.charge("tree", self.mechanism)
         self.ledger.charge(name, self.mechanism, 0)
 

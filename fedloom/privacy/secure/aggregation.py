@@ -16,7 +16,7 @@ from fedloom.privacy.secure.masks import Vector
 from fedloom.privacy.secure.ring import Ring, RingConfig
 from fedloom.privacy.secure.session import Floors, Refusal, Session
 from fedloom.privacy.secure.simulation import secure_sum
-from fedloom.privacy.table import SecureTable
+from fedloom.privacy.table import PrivacyTable, SecureTable
 from fedloom.tree import Groups, row
 
 if TYPE_CHECKING:
@@ -74,6 +74,14 @@ def weight_bound(algorithm: Algorithm, sampling: Sampling) -> int:
     return int(bound)
 
 
+def ring_config(privacy: PrivacyTable, clients: int, weight_bound: int) -> RingConfig:
+    """Return the ring for a call. Where noise is added to the sum, rounding costs privacy: then it has 64 bits."""
+    table = privacy.secure_aggregation
+    assert table is not None
+    noisy = privacy.dp is not None and not privacy.has_local_noise
+    return RingConfig(table.range, clients, weight_bound, 64 if noisy and table.bits == "auto" else table.bits)
+
+
 @dataclass(frozen=True)
 class SecureCall:
     """One call of one round: the session of its clients, and the ring of their updates."""
@@ -83,9 +91,11 @@ class SecureCall:
 
     @staticmethod
     def of(
-        table: SecureTable, run: str, round: int, call: int, clients: int, weight_bound: int, attempt: int = 0
+        privacy: PrivacyTable, run: str, round: int, call: int, clients: int, weight_bound: int, attempt: int = 0
     ) -> SecureCall:
-        config = RingConfig(table.range, clients, weight_bound, table.bits)
+        table = privacy.secure_aggregation
+        assert table is not None
+        config = ring_config(privacy, clients, weight_bound)
         text = json.dumps(asdict(config), sort_keys=True)
         return SecureCall(Session(run, round, call, attempt, clients, table.needed(clients), text), config)
 
@@ -122,7 +132,7 @@ def simulate(
         try:
             return ring.encode(mine, {group: float(w[position[client]]) for group, w in weights.items()}, bases)
         except Refusal as why:
-            refused[client] = str(why)
+            refused[client] = f"{why} ({why.value})" if why.value else str(why)
             raise
 
     def lost(stage: str) -> list[int]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedloom.errors import InputError, RoundAbandoned, nearest
+from fedloom.privacy.dp.clipping import COUNT
 from fedloom.privacy.secure.masks import Vector
 from fedloom.privacy.secure.session import Refusal
 from fedloom.tree import Groups, Tree, change, is_whole
@@ -38,6 +39,8 @@ class RingConfig:
     bits: Bits = "auto"
 
     def range_of(self, group: str) -> float:
+        if group == COUNT:
+            return 0.5
         if not isinstance(self.range, dict):
             return self.range
         if group not in self.range:
@@ -102,6 +105,12 @@ class Ring:
         scale, range = self.scales[group], self.config.range_of(group)
         return scale, range, math.ceil(range * scale)
 
+    @property
+    def rounding(self) -> float:
+        """How far rounding can move an update, as a Euclidean length."""
+        scaled = ((sum(leaf.numel() for leaf in tree.values()), self.scales[g]) for g, tree in self.like.items())
+        return 0.5 * math.sqrt(sum(count / scale**2 for count, scale in scaled))
+
     # --- at a client
 
     def encode(self, groups: Groups, weights: Mapping[str, float], bases: Groups) -> Vector:
@@ -120,8 +129,9 @@ class Ring:
         bound = self.config.weight_bound
         if not (weight.is_integer() and 1 <= weight <= bound):
             raise Refusal(
-                f"the weight of '{group}' must be a whole number from 1 to {bound}, and it is {weight:g}: a client "
-                "without weight would make the sum that of fewer clients, and a larger one could overflow"
+                f"the weight of '{group}' must be a whole number from 1 to {bound}: a client without weight would make "
+                "the sum that of fewer clients, and a larger one could overflow",
+                f"it is {weight:g}",
             )
         return int(weight)
 
@@ -132,8 +142,9 @@ class Ring:
         worst = float(np.abs(values).max(initial=0.0))
         if not worst <= range:
             raise Refusal(
-                f"a number of '{group}' ({name}) is {worst:g}, and the range is {range:g}: nothing was sent. "
-                f"A smaller lr, a clip or a larger range in {KEY} may help"
+                f"a number of '{group}' ({name}) is out of the range {range:g}: nothing was sent. A smaller lr, a clip "
+                f"or a larger range in {KEY} may help",
+                f"it is {worst:g}",
             )
         return np.rint(values * scale).astype(np.int64)
 

@@ -15,7 +15,14 @@ from fedloom.errors import FedloomError
 
 
 class Refusal(FedloomError):
-    """A client leaves a session, because going on could expose its update. It says why."""
+    """A client leaves a session, because going on could expose its update. It says why.
+
+    `value` is for those who see the client's data anyway: it must not be sent.
+    """
+
+    def __init__(self, why: str, value: str = "") -> None:
+        super().__init__(why)
+        self.value = value
 
 
 @dataclass(frozen=True)

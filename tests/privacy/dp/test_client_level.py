@@ -158,7 +158,7 @@ def test_the_same_sum_gets_the_same_noise_and_costs_once(tmp_path: Path) -> None
 
 
 def test_another_sum_round_or_clip_gets_other_noise_and_costs_again(tmp_path: Path) -> None:
-    dp = level(tmp_path)
+    dp = ClientLevel(DpTable(noise_multiplier=1.0, clip=1.0), fl.Sampling(), 5, 5, tmp_path)
     first = released(dp)
     noises = [first - torch.tensor([1.2, 1.4]), released(dp, round=2) - torch.tensor([1.2, 1.4])]
     noises.append(released(dp, sums=(1.0, 2.5)) - torch.tensor([1.2, 1.5]))
@@ -367,6 +367,21 @@ def test_a_rolled_back_release_stays_spent(tmp_path: Path) -> None:
     roll_back(tmp_path, 2)
     run(tmp_path, rounds=3, dp={"noise_multiplier": 1.0, "clip": 0.5})  # another sum was released before: both count
     assert spent(tmp_path)[-1] == epsilon({Mechanism(1.0, 0.5): 4}, 1e-5).value > before[-1]
+
+
+def test_a_second_sum_of_the_same_drawn_clients_is_not_released(tmp_path: Path) -> None:
+    """Its cohort is not drawn anew, so no amplification by sampling covers both."""
+    run(tmp_path, rounds=3, dp={"noise_multiplier": 1.0, "clip": 0.5})
+    ledger = tmp_path / "cells" / "fedavg-1" / LEDGER
+    lines = ledger.read_text().splitlines()
+    entry = json.loads(lines[-1])
+    other = {**entry, "release": entry["release"].replace("sum ", "sum 0")}
+    ledger.write_text("\n".join([*lines[:-1], json.dumps(other)]) + "\n")
+    roll_back(tmp_path, 2)
+    before = ledger.read_text()
+    with pytest.raises(PrivacySpent, match=r"Round 3 was released with another sum before.*Start again with --fresh"):
+        run(tmp_path, rounds=3, dp={"noise_multiplier": 1.0, "clip": 0.5})
+    assert ledger.read_text() == before
 
 
 def test_a_run_stops_before_the_round_that_would_overspend(tmp_path: Path) -> None:

@@ -146,7 +146,10 @@ def test_equal_weights_need_no_bound() -> None:
 
 
 def test_everybody_must_agree_on_the_ring() -> None:
-    calls = [SecureCall.of(SecureTable(range=r), "run", 1, 0, 5, w) for r, w in ((4.0, 1), (4.0, 2), (5.0, 1))]
+    calls = [
+        SecureCall.of(PrivacyTable(secure_aggregation=SecureTable(range=r)), "run", 1, 0, 5, w)
+        for r, w in ((4.0, 1), (4.0, 2), (5.0, 1))
+    ]
     assert len({call.session.config for call in calls}) == 3
     assert calls[0].session.threshold == 4
 
