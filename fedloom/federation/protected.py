@@ -45,6 +45,11 @@ def protected_means(
     if protection.dp is not None:
         total = sums_of(outcome)[0] if outcome.total is None else outcome.total
         groups, weights = protection.release(where, total, outcome.positions or {}, shared, cohort.task)
+        if outcome.total is not None:  # sums under masks are in double precision
+            groups = {
+                group: {name: leaf.to(outcome.dtypes[group][name]) for name, leaf in leaves.items()}
+                for group, leaves in groups.items()
+            }
     elif outcome.total is not None:
         bases = guard.bases(outcome.positions or {}, outcome.total, shared)
         groups, weights = means_of_sums(outcome.total, outcome.weights, bases, outcome.dtypes), outcome.weights

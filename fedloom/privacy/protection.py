@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 
 from fedloom.errors import InputError
-from fedloom.privacy.dp import client_level, example_level
+from fedloom.privacy.dp import client_level, distributed, example_level
 from fedloom.privacy.dp.client_level import ClientLevel
+from fedloom.privacy.dp.distributed import NoiseShare
+from fedloom.privacy.dp.noise import derive
 from fedloom.privacy.secure import aggregation
 from fedloom.privacy.secure.aggregation import SecureCall, SecureSum, simulate
-from fedloom.privacy.secure.ring import dtypes_of
+from fedloom.privacy.secure.ring import Ring, dtypes_of
 from fedloom.privacy.table import PrivacyTable
-from fedloom.tree import Groups, Tree, select
+from fedloom.tree import Groups, Tree, select, sha256_of_groups
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm, Update
@@ -42,6 +44,7 @@ class ClientGuard:
     weight_bound: int  # the largest weight of a client
     clip: float | None = None  # the largest norm of a change, with differential privacy of clients
     full_weight: float = 1.0  # the weight with which a change counts in full there
+    noise: NoiseShare | None = None  # what clients add to their sum together
 
     def bases(self, positions: Mapping[str, str], groups: Groups, shared: Groups) -> Groups:
         """Return where the groups of a guarded update start: with differential privacy they are changes already."""
@@ -62,6 +65,8 @@ def check_plan(table: PrivacyTable, sampling: Sampling, algorithms: Iterable[Alg
     with_noisy_sums = table.dp is not None and not table.has_local_noise
     if with_noisy_sums:
         client_level.check_sampling(sampling)
+    if table.has_distributed_noise:
+        distributed.check_sampling(sampling)
     for algorithm in algorithms:
         if with_noisy_sums:
             client_level.weight_bound(algorithm, sampling)
@@ -99,8 +104,8 @@ class Protection:
             sampled = not self.remote and self.table.secure_aggregation is None
             self.dp = ClientLevel(dp, self.sampling, self.population, self.rounds, self.folder, sampled=sampled)
 
-    def check(self, algorithm: Algorithm) -> None:
-        """Raise `InputError` if an algorithm cannot keep what the table promises."""
+    def check(self, algorithm: Algorithm, initial: Tree | None = None) -> None:
+        """Raise `InputError` if an algorithm cannot keep what the table promises; `initial` is a task's model."""
         if not algorithm.linear:
             raise InputError(
                 f"[privacy] needs an algorithm whose server sees only sums of the clients' updates, and "
@@ -110,6 +115,10 @@ class Protection:
             aggregation.check(self.table.secure_aggregation, algorithm, self.sampling, self.population)
         if self.dp is not None:
             client_level.weight_bound(algorithm, self.sampling)
+        cohort = self.sampling.size(self.population)
+        if (noise := self._noise_share(cohort)) and self.table.secure_aggregation is not None and initial is not None:
+            config = SecureCall.of(self.table.secure_aggregation, "plan", 1, 0, cohort, 1, noise=noise).config
+            _ = Ring(config, {"model": initial}).scales  # refuses a ring that is too small for the noise
 
     def draw(self, round: int, seed: int) -> tuple[int, ...]:
         """Draw the clients of a round."""
@@ -143,7 +152,13 @@ class Protection:
         bound = aggregation.weight_bound(algorithm, self.sampling) if secure and self.dp is None else 1
         if self.dp is None:
             return ClientGuard(self.table, cohort, bound)
-        return ClientGuard(self.table, cohort, bound, self.dp.clip, client_level.weight_bound(algorithm, self.sampling))
+        full_weight = client_level.weight_bound(algorithm, self.sampling)
+        return ClientGuard(self.table, cohort, bound, self.dp.clip, full_weight, self._noise_share(cohort))
+
+    def _noise_share(self, cohort: int) -> NoiseShare | None:
+        if self.dp is None or not self.table.has_distributed_noise:
+            return None
+        return NoiseShare.of(self.table, self.dp.noise_multiplier, cohort)
 
     def secure_sum(
         self, where: RoundOfClients, outcome: Outcome, shared: Groups, guard: ClientGuard
@@ -151,9 +166,16 @@ class Protection:
         """Simulate the masked sum of guarded updates."""
         table = self.table.secure_aggregation
         assert table is not None
-        call = SecureCall.of(table, "simulation", where.round, where.call, len(where.ids), guard.weight_bound)
+        clients = len(where.ids)
+        call = SecureCall.of(
+            table, "simulation", where.round, where.call, clients, guard.weight_bound, noise=guard.noise
+        )
+        secret = b""
+        if self.dp is not None and guard.noise is not None:  # other changes or clients never share noise
+            about = (where.round, where.call, repr(where.ids), repr(guard.clip), sha256_of_groups(outcome.stack))
+            secret = derive(self.dp.ledger.secret, "clients", *about)
         bases = guard.bases(outcome.positions or {}, outcome.stack, shared)
-        found = simulate(table, call, where.ids, outcome.stack, outcome.weights, bases, where.seed)
+        found = simulate(table, call, where.ids, outcome.stack, outcome.weights, bases, where.seed, guard.clip, secret)
         dtypes = dtypes_of(outcome.stack)
         return replace(outcome, total=found.sums, weights=found.weights, dtypes=dtypes), found
 
@@ -174,4 +196,14 @@ class Protection:
 
     def lines(self) -> list[str]:
         """Say what holds in this cell, before its first round."""
-        return [] if self.dp is None else self.dp.lines()
+        if self.dp is None:
+            return []
+        cohort = self.sampling.size(self.population)
+        share = self._noise_share(cohort)
+        if share is None:
+            return self.dp.lines()
+        return [
+            *self.dp.lines(),
+            f"The noise of {share.honest} honest clients is enough. If all {cohort} stay, its deviation is "
+            f"{share.excess:.3g} times as large.",
+        ]

@@ -65,6 +65,11 @@ class AssignmentRunner:
         own = self._own(assignment, one, place.task)
         peers, graph = self.parcels.peers(assignment, one)
         guard = self.sessions.guard(assignment, algorithm)
+        if self.privacy is not None and guard is not None and guard.noise is not None:
+            model = ", ".join(part.sha256 for part in assignment.parts)
+            question = f"round {assignment.round}, call {assignment.call}, clip {guard.clip!r}, model {model}"
+            name = place.federation.name(one.client)
+            self.privacy.charge_share(name, cell, guard.noise, question, assignment.attempt)
         work = ClientWork(
             algorithm=algorithm,
             method=_method(algorithm, assignment.method),

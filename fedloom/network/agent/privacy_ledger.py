@@ -17,6 +17,7 @@ from fedloom.network.agent.policy import Policy, Refused
 from fedloom.privacy.dp import accounting, noise
 from fedloom.privacy.dp.accounting import Mechanism
 from fedloom.privacy.dp.at_client import ClientPrivacy, LocalNoise
+from fedloom.privacy.dp.distributed import NoiseShare
 from fedloom.privacy.dp.example_level import ExamplePrivacy
 from fedloom.privacy.dp.ledger import LEDGER, Ledger
 
@@ -33,7 +34,8 @@ class SitePrivacy:
     @property
     def is_on(self) -> bool:
         """Whether clients here protect what they send by themselves."""
-        return self.plan.privacy.example_dp is not None or self.plan.privacy.has_local_noise
+        privacy = self.plan.privacy
+        return privacy.example_dp is not None or privacy.has_local_noise or privacy.has_distributed_noise
 
     def of_client(self, client: str, cell: str) -> ClientPrivacy | None:
         """Return what a client does by itself in one cell, or None if the run asks for nothing of the kind."""
@@ -47,6 +49,22 @@ class SitePrivacy:
             charge = partial(self._charge, spending, client, table.dp.epsilon, cell)
             local = LocalNoise(table.dp, _planned(spending), _secret(spending, cell), charge)
         return ClientPrivacy(examples, local) if examples or local else None
+
+    def charge_share(self, client: str, cell: str, share: NoiseShare, question: str, attempt: int) -> None:
+        """Charge a masked answer to a question before it leaves: from then on, others can unmask its sum.
+
+        Attempts at one question are charged once if honest agents are in every two sets of clients that could unmask a
+        sum, because they do so once. Otherwise, each attempt is charged.
+        """
+        table, secure = self.plan.privacy.dp, self.plan.privacy.secure_aggregation
+        assert table is not None
+        assert secure is not None
+        threshold = secure.needed(share.clients)
+        once = 2 * threshold - share.clients > threshold - share.honest
+        name = question if once else f"{question}, attempt {attempt}"
+        ledger = self._ledger(client, "distributed", table.delta)
+        mechanism = Mechanism(share.noise_multiplier, discrete=True)
+        self._charge(ledger, client, None, cell, name, mechanism, 1)  # the announced ε is that of one cell
 
     def _ledger(self, client: str, kind: str, delta: float) -> Ledger:
         name = hashlib.sha256(client.encode()).hexdigest()[:16]  # a client's name may not be a name of a folder

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +23,8 @@ from fedloom.network.agent.policy import Policy, Refused
 from fedloom.network.protocol.messages import AssignedClient, Assignment, ClientAnswer, SecurePeer, SecureResult
 from fedloom.network.protocol.secure import advertisement, from_hex, masked_update, question, to_hex
 from fedloom.network.protocol.signatures import Signer
-from fedloom.privacy.dp import client_level
+from fedloom.privacy.dp import client_level, distributed
+from fedloom.privacy.dp.distributed import NoiseShare
 from fedloom.privacy.protection import ClientGuard
 from fedloom.privacy.secure.aggregation import SecureCall, weight_bound
 from fedloom.privacy.secure.client import SecureClient
@@ -118,7 +120,9 @@ class SecureSessions:
         assert table is not None
         bound = self._weight_bound(algorithm)
         run = f"{self.run}/{assignment.label}/{assignment.seed}"
-        call = SecureCall.of(table, run, assignment.round, assignment.call, cohort, bound, assignment.attempt)
+        call = SecureCall.of(
+            table, run, assignment.round, assignment.call, cohort, bound, assignment.attempt, self._noise_share(cohort)
+        )
         floors = Floors(max(table.min_clients, self.policy.min_cohort), max(table.threshold, self.policy.min_threshold))
         roster: dict[int, bytes] = {}
         if before := self.open.pop(one.client, None):
@@ -134,8 +138,15 @@ class SecureSessions:
 
     @property
     def _must_clip(self) -> bool:
-        """Whether the server adds noise to the sum, so that clients must bound their changes."""
+        """Whether the sum gets noise, so that clients must bound their changes."""
         return self.plan.privacy.dp is not None and not self.plan.privacy.has_local_noise
+
+    def _noise_share(self, cohort: int) -> NoiseShare | None:
+        """Return the noise that each client adds, by what the run announced: the coordinator has no say in it."""
+        privacy = self.plan.privacy
+        if privacy.dp is None or not privacy.has_distributed_noise:
+            return None
+        return NoiseShare.of(privacy, distributed.multiplier(privacy.dp, self.plan.rounds), cohort)
 
     def guard(self, assignment: Assignment, algorithm: Algorithm) -> ClientGuard | None:
         """Return what a client does to its answer before it is masked."""
@@ -150,7 +161,7 @@ class SecureSessions:
                 "the run announced differential privacy, and the coordinator asks for a change without a clip"
             )
         full_weight = client_level.weight_bound(algorithm, self.plan.cohort)
-        return replace(guard, clip=clip, full_weight=full_weight)
+        return replace(guard, clip=clip, full_weight=full_weight, noise=self._noise_share(assignment.cohort))
 
     def _sign(self, text: bytes) -> bytes:
         return bytes.fromhex(self.signer.sign(text))
@@ -198,7 +209,8 @@ class SecureSessions:
             groups = {group: row(stacked, 0) for group, stacked in outcome.stack.items()}
             ring = Ring(session.call.config, groups)
             weights = {group: float(weight[0]) for group, weight in outcome.weights.items()}
-            vector = ring.encode(groups, weights, guard.bases(outcome.positions or {}, groups, shared))
+            bases = guard.bases(outcome.positions or {}, groups, shared)
+            vector = ring.encode(groups, weights, bases, guard.clip, secrets.token_bytes(32))
             ciphertexts = from_hex(assignment.secure.ciphertexts.get(str(one.client), {}))
             about = question(assignment.method, model, guard.clip)
             return masked_update(session.client.mask(vector, assignment.secure.clients, ciphertexts, about))

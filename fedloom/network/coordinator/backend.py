@@ -217,6 +217,7 @@ class NetworkBackend(Backend):
                 len(work.ids),
                 int(guard.weight_bound),
                 self.attempt,
+                guard.noise,
             ),
             expected,
             question(work.method, shared.sha256, guard.clip),
@@ -230,7 +231,7 @@ class NetworkBackend(Backend):
         faults.point("coordinator.ask")
         try:
             found = LearntSum.of(*open_parcel(ledger.updates / known[0].file)) if known else relay.run(work.ids)
-            sums, weights = relay.ring.sums(found.total.copy(), len(found.clients))
+            sums, weights = relay.ring.sums(found.total.copy(), len(found.clients), guard.clip)
         except RoundAbandoned as error:
             self._abandon_secure(work, relay, error)
         self._abandoned_in_a_row = 0

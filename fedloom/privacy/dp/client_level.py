@@ -18,8 +18,9 @@ from torch import Tensor
 
 from fedloom import tree
 from fedloom.errors import InputError, PrivacySpent, StoreError
-from fedloom.privacy.dp import accounting, clipping, noise, tree_noise
+from fedloom.privacy.dp import accounting, clipping, distributed, noise, tree_noise
 from fedloom.privacy.dp.accounting import Mechanism
+from fedloom.privacy.dp.clipping import COUNT
 from fedloom.privacy.dp.ledger import Ledger
 from fedloom.tree import Groups, Tree
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from fedloom.federation.sampling import Sampling
     from fedloom.privacy.table import DpTable
     from fedloom.task import Task
-
-COUNT = "within"  # the group of b_i − ½, where b_i says whether a change was short enough
 
 
 def bounded(update: Update, shared: Groups, task: Task, clip: float, weight_bound: float, count: bool) -> Update:
@@ -92,6 +91,9 @@ class ClientLevel:
         """Open the cell's ledger. `sampled`: whether nobody sees who takes part, which agents on a network do."""
         check_sampling(sampling)
         self.table, self.population = table, population
+        self.distributed = table.noise == "distributed"
+        if self.distributed:
+            distributed.check_sampling(sampling)
         self.size = None if sampling.sampling == "poisson" else sampling.size(population)
         drawn = sampling.fraction if self.size is None else self.size / population
         self.q = drawn if sampled else 1.0
@@ -107,7 +109,7 @@ class ClientLevel:
         self.turns = -(-population // self.size) if self.size is not None else 1
 
         def begin() -> dict[str, float]:
-            z = table.noise_multiplier
+            z = distributed.multiplier(table, rounds) if self.distributed else table.noise_multiplier
             if z is None and table.epsilon is not None:
                 releases = 1 if table.correlated else rounds  # all correlated rounds are one release of a tree
                 z = accounting.noise_multiplier(table.epsilon, table.delta, releases, self.q, of)
@@ -118,7 +120,8 @@ class ClientLevel:
         z = float(self.ledger.header["noise_multiplier"])
         self.planned = int(self.ledger.header["planned_rounds"])
         self.noise_multiplier = z
-        self.mechanism = Mechanism(z / self._tree_sensitivity(self.planned) if table.correlated else z, self.q, of)
+        of_release = z / self._tree_sensitivity(self.planned) if table.correlated else z
+        self.mechanism = Mechanism(of_release, self.q, of, self.distributed)
         self.adaptive = table.clip == "adaptive"
         self.clip = clipping.START if table.clip == "adaptive" else float(table.clip)
         if self.adaptive and self.expected <= 10 * z:
@@ -154,7 +157,10 @@ class ClientLevel:
     def release(
         self, round: int, call: int, total: Groups, positions: Mapping[str, str], shared: Groups, task: Task
     ) -> Groups:
-        """Charge a sum of bounded changes, add noise, and return the means; an adaptive clip moves on."""
+        """Charge a sum of bounded changes, add noise, and return the means; an adaptive clip moves on.
+
+        A sum with the noise of its clients gets no more.
+        """
         z = self.noise_multiplier
         of_changes = clipping.change_multiplier(z, self.expected) if self.adaptive else z
         deviation = of_changes * self.clip
@@ -166,6 +172,8 @@ class ClientLevel:
         sums = {group: leaves for group, leaves in total.items() if group != COUNT}
         if self.table.correlated:
             drawn = tree_noise.increment(self.ledger.secret, sums, round, deviation)
+        elif self.distributed:
+            drawn = {group: tree.zeros_like(leaves) for group, leaves in sums.items()}
         else:
             drawn = noise.noise_like(sums, deviation, key)
         found = {}
@@ -180,7 +188,7 @@ class ClientLevel:
                 for leaf_name, leaf in leaves.items()
             }
         if counted is not None:
-            of_count = clipping.indicator_deviation(self.expected)
+            of_count = 0.0 if self.distributed else clipping.indicator_deviation(self.expected)
             noisy = float(counted[COUNT]) + of_count * float(noise.gaussian(noise.derive(key, COUNT), 1)[0])
             self.clip = clipping.next_clip(self.clip, noisy, self.expected)
         return found
@@ -258,6 +266,7 @@ class ClientLevel:
         """Return numbers for the record of the round."""
         spent = self.ledger.epsilon()
         kind = "replace_epsilon" if self.mechanism.fixed else "epsilon"
+        kind = "distributed_epsilon" if self.distributed else kind
         return {kind: spent.value, f"{kind}_rdp": spent.rdp, "clip": self.clip}
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedloom.tree import Groups, is_whole, scale
 
+COUNT = "within"  # the group of b_i − ½, where b_i says whether a change was short enough
 QUANTILE = 0.5  # γ: the share of clients whose change should be shorter than C
 RATE = 0.2  # η of C's geometric steps
 START = 0.1  # an adaptive C before the first round

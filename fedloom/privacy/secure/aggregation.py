@@ -11,6 +11,8 @@ from torch import Tensor
 
 from fedloom import keys
 from fedloom.errors import InputError, RoundAbandoned, TrainingError
+from fedloom.privacy.dp.distributed import NoiseShare
+from fedloom.privacy.dp.noise import derive
 from fedloom.privacy.secure.client import STAGES
 from fedloom.privacy.secure.masks import Vector
 from fedloom.privacy.secure.ring import Ring, RingConfig
@@ -70,10 +72,18 @@ class SecureCall:
 
     @staticmethod
     def of(
-        table: SecureTable, run: str, round: int, call: int, clients: int, weight_bound: int, attempt: int = 0
+        table: SecureTable,
+        run: str,
+        round: int,
+        call: int,
+        clients: int,
+        weight_bound: int,
+        attempt: int = 0,
+        noise: NoiseShare | None = None,
     ) -> SecureCall:
-        config = RingConfig(table.range, clients, weight_bound, table.bits)
-        text = json.dumps(asdict(config), sort_keys=True)
+        config = RingConfig(table.range, clients, weight_bound, table.bits, noise)
+        agreed = {name: value for name, value in asdict(config).items() if value is not None}
+        text = json.dumps(agreed, sort_keys=True)
         return SecureCall(Session(run, round, call, attempt, clients, table.needed(clients), text), config)
 
 
@@ -95,8 +105,13 @@ def simulate(
     weights: Mapping[str, Tensor],
     bases: Groups,
     seed: int,
+    clip: float | None = None,
+    secret: bytes = b"",
 ) -> SecureSum:
-    """Run the protocol between all clients of a call in this process, some of which vanish."""
+    """Run the protocol between all clients of a call in this process, some of which vanish.
+
+    With noise that clients add together, `secret` gives theirs: it must be another one for every stack.
+    """
     if not stack:  # clients send nothing, so there is nothing to protect
         return SecureSum({}, {}, ids, {})
     refused: dict[int, str] = {}
@@ -107,7 +122,8 @@ def simulate(
     def value(client: int) -> Vector:
         mine = {group: row(stacked, position[client]) for group, stacked in stack.items()}
         try:
-            return ring.encode(mine, {group: float(w[position[client]]) for group, w in weights.items()}, bases)
+            own = {group: float(w[position[client]]) for group, w in weights.items()}
+            return ring.encode(mine, own, bases, clip, derive(secret, client))
         except Refusal as why:
             refused[client] = str(why)
             raise
@@ -128,5 +144,5 @@ def simulate(
             ) from None
         raise
     clients = tuple(client for client in ids if client in survivors)
-    sums, summed = ring.sums(total, len(clients))
+    sums, summed = ring.sums(total, len(clients), clip)
     return SecureSum(sums, summed, clients, refused)

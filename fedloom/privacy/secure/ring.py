@@ -2,14 +2,17 @@
 
 A group with weight w and values Δ becomes w and w · round(scale · Δ). Sums wrap around and are exact, so they do not
 depend on any order. The scale is the largest power of two with which the sum of all clients cannot overflow.
+
+With noise that clients add together, changes count in units of the clip, so that each has a length of at most 1, and
+every floating-point number gets noise. The ring then has room for the noise, too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedloom.errors import InputError, RoundAbandoned, nearest
+from fedloom.privacy.dp.clipping import COUNT
+from fedloom.privacy.dp.distributed import FEWEST_STEPS, MARGIN, NoiseShare, discrete_gaussian, longest
+from fedloom.privacy.dp.noise import derive
 from fedloom.privacy.secure.masks import Vector
 from fedloom.privacy.secure.session import Refusal
 from fedloom.tree import Groups, Tree, change, is_whole
@@ -36,8 +42,11 @@ class RingConfig:
     clients: int
     weight_bound: int
     bits: Bits = "auto"
+    noise: NoiseShare | None = None  # what clients add to the sum together
 
     def range_of(self, group: str) -> float:
+        if self.noise is not None:
+            return 0.5 if group == COUNT else 1.0
         if not isinstance(self.range, dict):
             return self.range
         if group not in self.range:
@@ -47,14 +56,17 @@ class RingConfig:
             )
         return self.range[group]
 
-    def scale(self, group: str, bits: int) -> float:
-        """Return the largest power of two for which clients · weight_bound · ⌈range · scale⌉ < 2^(bits − 1).
+    def scale(self, group: str, bits: int, tail: Callable[[float], int] = lambda scale: 0) -> float:
+        """Return the largest power of two for which clients · weight_bound · ⌈range · scale⌉ + tail < 2^(bits − 1).
+
+        `tail` returns the room that noise needs at a scale.
 
         >>> RingConfig(1.0, clients=100, weight_bound=1).scale("model", 32) == 2**24
         True
         """
         most, scale = self.clients * self.weight_bound, 2.0**FINEST
-        while most * math.ceil(self.range_of(group) * scale) >= 2 ** (bits - 1) and scale > 2.0**-FINEST:
+        range, room = self.range_of(group), 2 ** (bits - 1)
+        while most * math.ceil(range * scale) + tail(scale) >= room and scale > 2.0**-FINEST:
             scale /= 2
         return scale
 
@@ -70,20 +82,49 @@ class Ring:
     def bits(self) -> int:
         if self.config.bits != "auto":
             return self.config.bits
-        scales = [self.config.scale(group, 32) for group in self.like]
+        scales = [self._scale(group, 32) for group in self.like]
         return 32 if min(scales, default=1.0) >= 2.0**FINE else 64
 
     @cached_property
     def scales(self) -> dict[str, float]:
-        scales = {group: self.config.scale(group, self.bits) for group in self.like}
+        scales = {group: self._scale(group, self.bits) for group in self.like}
         for group, scale in scales.items():
-            if scale < 1:
+            if self.config.noise is not None:
+                self._check_noise(self.config.noise, group, scale)
+            elif scale < 1:
                 raise InputError(
                     f"{KEY} bits = {self.bits} is too few for {self.config.clients} clients with weights up to "
                     f"{self.config.weight_bound} and the range {self.config.range_of(group):g} of '{group}': use "
                     "bits = 64, or a smaller range."
                 )
         return scales
+
+    def _scale(self, group: str, bits: int) -> float:
+        return self.config.scale(group, bits, partial(self._tail, group))
+
+    def _tail(self, group: str, scale: float) -> int:
+        noise = self.config.noise
+        return 0 if noise is None else noise.tail(group, scale, self.noised)
+
+    def _check_noise(self, noise: NoiseShare, group: str, scale: float) -> None:
+        """Raise `InputError` if steps are so coarse that rounding doubles a change, or noise is not Gaussian."""
+        if scale < max(2.0, longest(0.0, self.noised)) or noise.deviation(group, scale, self.noised) < FEWEST_STEPS:
+            raise InputError(
+                f"{KEY} bits = {self.bits} is too few for the sum of {self.config.clients} clients with {self.noised} "
+                f"numbers and noise of {noise.change_multiplier:.3g} times the clip: use bits = 64, fewer clients, or "
+                "less noise."
+            )
+
+    @cached_property
+    def noised(self) -> int:
+        """How many numbers a change has that get noise: all floating-point ones."""
+        changes = [tree for group, tree in self.like.items() if group != COUNT]
+        return sum(leaf.numel() for tree in changes for leaf in tree.values() if not is_whole(leaf))
+
+    @cached_property
+    def _longest(self) -> float:
+        """The largest length of a rounded change. With noise, all groups of changes have the same scale."""
+        return longest(max(scale for group, scale in self.scales.items() if group != COUNT), self.noised)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -104,16 +145,35 @@ class Ring:
 
     # --- at a client
 
-    def encode(self, groups: Groups, weights: Mapping[str, float], bases: Groups) -> Vector:
-        """Return one client's update as a vector. Groups with a base are positions, and what changed is sent."""
+    def encode(
+        self,
+        groups: Groups,
+        weights: Mapping[str, float],
+        bases: Groups,
+        clip: float | None = None,
+        secret: bytes | None = None,
+    ) -> Vector:
+        """Return one client's update as a vector. Groups with a base are positions, and what changed is sent.
+
+        With noise, `clip` bounds the change, and `secret` is 32 random bytes that the client uses once.
+        """
+        if self.config.noise is not None and (secret is None or clip is None or not 0 < clip < math.inf):
+            raise Refusal(f"a client adds noise to a change that is bounded by a positive clip, and the clip is {clip}")
         if {g: [*tree] for g, tree in groups.items()} != {g: [*tree] for g, tree in self.like.items()}:
             raise Refusal("the update has other groups or leaves than were agreed")
-        parts = []
+        parts, squares = [], 0.0
         for group, tree in groups.items():
             weight = self._weight(group, float(weights[group]))
             parts.append(np.array([weight], dtype=np.int64))
             for name, leaf in _changes(tree, bases.get(group)).items():
-                parts.append(self._whole(group, name, leaf) * weight)
+                whole = self._whole(group, name, leaf, self._unit(group, clip)) * weight
+                if self.config.noise is not None and secret is not None and not is_whole(leaf):
+                    squares += float(np.square(whole.astype(np.float64)).sum()) if group != COUNT else 0.0
+                    deviation = self.config.noise.deviation(group, self.scales[group], self.noised)
+                    whole = whole + discrete_gaussian(derive(secret, group, name), deviation, len(whole))
+                parts.append(whole)
+        if squares and math.sqrt(squares) > self._longest:
+            raise Refusal("the change is longer than its clip, so its noise would not hide it")
         return np.concatenate(parts or [np.zeros(0, np.int64)]).astype(self.dtype)
 
     def _weight(self, group: str, weight: float) -> int:
@@ -125,10 +185,14 @@ class Ring:
             )
         return int(weight)
 
-    def _whole(self, group: str, name: str, leaf: Tensor) -> NDArray[np.int64]:
+    def _unit(self, group: str, clip: float | None) -> float:
+        """Return what the number 1 stands for: with noise, a bit more than the clip, to which nothing is rounded up."""
+        return clip * MARGIN if self.config.noise is not None and group != COUNT and clip is not None else 1.0
+
+    def _whole(self, group: str, name: str, leaf: Tensor, unit: float) -> NDArray[np.int64]:
         """Return a leaf's numbers times the scale, rounded, if they are finite and in range."""
         scale, range, _ = self._limits(group, leaf)
-        values = _real(leaf).to(torch.float64).numpy().reshape(-1)
+        values = _real(leaf).to(torch.float64).numpy().reshape(-1) / unit
         worst = float(np.abs(values).max(initial=0.0))
         if not worst <= range:
             raise Refusal(
@@ -139,8 +203,11 @@ class Ring:
 
     # --- at the server
 
-    def sums(self, total: Vector, clients: int) -> tuple[Groups, dict[str, Tensor]]:
-        """Return the weighted sums of all changes in double precision, and the sums of weights."""
+    def sums(self, total: Vector, clients: int, clip: float | None = None) -> tuple[Groups, dict[str, Tensor]]:
+        """Return the weighted sums of all changes in double precision, and the sums of weights.
+
+        With noise, `clip` is that of the clients.
+        """
         signed = total.astype(self.dtype, copy=False).view(f"<i{self.bits // 8}")
         sums: Groups = {}
         weights: dict[str, Tensor] = {}
@@ -155,9 +222,10 @@ class Ring:
                 count = leaf.numel() * (2 if leaf.is_complex() else 1)
                 values, begin = signed[begin : begin + count].astype(np.float64), begin + count
                 scale, _, largest = self._limits(group, leaf)
-                if np.abs(values).max(initial=0) > largest * weight:
+                tail = 0 if is_whole(leaf) else self._tail(group, scale)
+                if np.abs(values).max(initial=0) > largest * weight + tail:
                     raise RoundAbandoned(f"The sum of '{group}' ({name}) is larger than its clients' range: {WRONG}")
-                found = torch.from_numpy(values / scale)
+                found = torch.from_numpy(values / scale * self._unit(group, clip))
                 sums[group][name] = (
                     torch.view_as_complex(found.reshape(*leaf.shape, 2))
                     if leaf.is_complex()
