@@ -30,6 +30,8 @@ def protected_means(
         raise InputError(
             f"[privacy] dp plans one release a round, and {type(cohort.algorithm).__name__} asks clients more often."
         )
+    if guard.noise is not None and protection.dp is not None:
+        protection.dp.charge_question(cohort.round, cohort.calls, shared)
     if cohort.ids or protection.dp is None or keep == "secure":
         outcome = cohort._ask(fn, shared, keep, each=each, guard=guard)
     else:  # an empty cohort releases noise: a client that is not in it shows the form of a sum

@@ -58,7 +58,7 @@ def has(table: PrivacyTable, cohort: int | None = None, whole_or_poisson: bool =
             most, needed = dp.most_colluders(cohort), secure.needed(cohort)
             yield (
                 f"Of {cohort} clients in a round, up to {most or 'none'} may work with the server: the noise of "
-                f"{needed - most} honest ones is enough. ε does not hold if more do."
+                f"{max(needed - most, 0)} honest ones is enough. ε does not hold if more do."
             )
     if example is not None:
         yield (

@@ -166,7 +166,12 @@ class ClientLevel:
         deviation = of_changes * self.clip
         digest = tree.sha256_of_groups(total)
         name = f"round {round}, call {call}, sum {digest}, deviation {deviation!r}"
-        self._charge_tree(round, name) if self.table.correlated else self.charge(name)
+        if self.table.correlated:
+            self._charge_tree(round, name)
+        elif self.distributed:
+            self._charge_sum(self._question(round, call, shared), digest)
+        else:
+            self.charge(name)
         key = noise.derive(self.ledger.secret, "noise", name)
         counted = total.get(COUNT)
         sums = {group: leaves for group, leaves in total.items() if group != COUNT}
@@ -209,6 +214,21 @@ class ClientLevel:
                 "back stay spent."
             )
         self.ledger.charge(name, self.mechanism)
+
+    def charge_question(self, round: int, call: int, shared: Groups) -> None:
+        """Charge a sum with the noise of its clients before they are asked: the server sees it before `release`."""
+        self.charge(self._question(round, call, shared))
+
+    def _question(self, round: int, call: int, shared: Groups) -> str:
+        return f"round {round}, call {call}, shared {tree.sha256_of_groups(shared)}, clip {self.clip!r}"
+
+    def _charge_sum(self, question: str, digest: str) -> None:
+        """Note the answer to a question, which was charged. Another answer to it, after a rollback, is charged too."""
+        name, start = f"{question}, sum {digest}", f"{question}, sum "
+        if name in self.ledger.charged or not any(known.startswith(start) for known in self.ledger.charged):
+            self.ledger.charge(name, self.mechanism, 0)
+        else:
+            self.charge(name)
 
     def _charge_tree(self, round: int, name: str) -> None:
         """Charge a tree as a whole in its first round. Each round has one sum: another one would undo its noise."""

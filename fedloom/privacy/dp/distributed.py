@@ -53,8 +53,8 @@ class NoiseShare:
         if needed <= colluders:
             raise InputError(
                 f'[privacy] dp noise = "distributed": {needed} of {clients} clients must stay, and {colluders} may '
-                "work with the server, so nobody may be left to add noise. Use a smaller dp colluders, more clients, or "
-                "a larger threshold in secure_aggregation."
+                "work with the server, so nobody may be left to add noise. Use a smaller dp colluders, more clients, "
+                "or a larger threshold in secure_aggregation."
             )
         share = NoiseShare(noise_multiplier, clients, needed - colluders, dp.clip == "adaptive")
         if math.isinf(share.change_multiplier):

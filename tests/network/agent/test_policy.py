@@ -110,6 +110,25 @@ def test_a_site_can_require_secure_aggregation_and_a_threshold() -> None:
         Policy(min_threshold=0.67).check_privacy(secure)
 
 
+def together(**dp: Any) -> PrivacyTable:
+    settings = {"epsilon": 2.0, "clip": 1.0, "noise": "distributed", **dp}
+    return PrivacyTable(secure_aggregation=SecureTable(), dp=DpTable(**settings))
+
+
+def test_noise_that_clients_add_together_counts_if_the_site_says_how_many_may_collude() -> None:
+    Policy(max_epsilon=2.0, assumed_colluders=0.1).check_privacy(together())
+    Policy(max_epsilon=2.0, assumed_colluders=0.25).check_privacy(together(colluders=0.3))
+    with pytest.raises(Refused, match="counts if the policy has assumed_colluders"):
+        Policy(max_epsilon=2.0).check_privacy(together())
+    with pytest.raises(Refused, match="and the run's dp colluders are at least as many"):
+        Policy(max_epsilon=2.0, assumed_colluders=0.25).check_privacy(together())
+    with pytest.raises(Refused, match="the run offers ε = 2 at δ = 1e-05"):
+        Policy(max_epsilon=1.0, assumed_colluders=0.1).check_privacy(together())
+    with pytest.raises(Refused, match="cannot be verified here"):
+        server = PrivacyTable(secure_aggregation=SecureTable(), dp=DpTable(epsilon=1.0, clip=1.0))
+        Policy(max_epsilon=2.0, assumed_colluders=0.0).check_privacy(server)
+
+
 def test_a_site_is_told_what_it_must_trust_the_coordinator_in() -> None:
     assert "It can read each client's update" in trust(PrivacyTable(), Policy())
     secure = PrivacyTable(secure_aggregation=SecureTable())

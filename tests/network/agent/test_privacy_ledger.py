@@ -14,8 +14,9 @@ from fedloom.experiment.store import Store
 from fedloom.network.agent.policy import Policy, Refused
 from fedloom.network.agent.privacy_ledger import SitePrivacy
 from fedloom.privacy.dp.accounting import Mechanism, epsilon
+from fedloom.privacy.dp.distributed import NoiseShare
 from fedloom.privacy.dp.ledger import LEDGER
-from fedloom.privacy.table import DpTable, ExampleTable, PrivacyTable
+from fedloom.privacy.table import DpTable, ExampleTable, PrivacyTable, SecureTable
 from tests.network.conftest import InProcessRun
 
 EXAMPLES = PrivacyTable(example_dp=ExampleTable(epsilon=8.0))
@@ -52,6 +53,29 @@ def test_an_answer_is_charged_once_even_after_a_restart(tmp_path: Path) -> None:
     charge(site(tmp_path), "round 2")
     (ledger,) = tmp_path.glob(f"run1/*/examples/{LEDGER}")
     assert len(ledger.read_text().splitlines()) == 1 + 2
+
+
+def share(folder: Path, question: str, attempt: int, secure: SecureTable, **policy: Any) -> None:
+    """Five clients, of which one may work with the coordinator."""
+    dp = DpTable(noise_multiplier=1.0, clip=1.0, noise="distributed")
+    table = PrivacyTable(secure_aggregation=secure, dp=dp)
+    found = NoiseShare.of(table, 1.0, 5)
+    site(folder, table, **policy).charge_share("kerry", "a-1", found, question, attempt)
+
+
+def test_a_share_of_noise_is_charged_once_for_a_question_if_nobody_unmasks_two_sums(tmp_path: Path) -> None:
+    always, rarely = SecureTable(threshold=0.8), SecureTable(threshold=0.6)  # 2 · 4 − 5 > 1, but 2 · 3 − 5 is not
+    for folder, secure, charged in ((tmp_path / "a", always, 2), (tmp_path / "b", rarely, 3)):
+        for question, attempt in (("round 1", 1), ("round 1", 2), ("round 2", 2)):
+            share(folder, question, attempt, secure)
+        (ledger,) = folder.glob(f"run1/*/distributed/{LEDGER}")
+        assert len(ledger.read_text().splitlines()) == 1 + charged
+
+
+def test_a_site_ends_where_its_share_of_noise_no_longer_suffices(tmp_path: Path) -> None:
+    share(tmp_path, "round 1", 1, SecureTable(), max_epsilon=5.0)  # one release costs 4.73
+    with pytest.raises(Refused, match=r"another answer of 'kerry' would cost ε = 7\.\d+ in this run.*max_epsilon is 5"):
+        share(tmp_path, "round 2", 1, SecureTable(), max_epsilon=5.0)
 
 
 def test_a_coordinator_cannot_have_more_than_the_run_announced_or_the_policy_allows(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedloom.errors import QuorumError, TrainingError
 from fedloom.experiment import checkpoint
@@ -15,6 +16,8 @@ from fedloom.experiment.progress import Silent
 from fedloom.network.agent.agent import Agent
 from fedloom.network.coordinator.ledger import Ledger
 from fedloom.network.protocol.messages import Assignment
+from fedloom.privacy.dp import distributed
+from fedloom.privacy.table import DpTable
 from fedloom.results.result import Result
 from tests.network.conftest import EXPERIMENT, InProcessRun, serial_weights, weights
 
@@ -58,6 +61,24 @@ def test_with_differential_privacy_clients_clip_what_they_mask(tmp_path: Path) -
     initial, model = run.plan.task(1).initial(), found.snapshot.state["model"]
     moved = max(float((model[name] - initial[name]).abs().max()) for name in initial)
     assert 0 < moved < 1e-5
+
+
+def test_clients_add_noise_together_and_charge_themselves(tmp_path: Path) -> None:
+    dp = {"epsilon": 50.0, "clip": 1e-3, "noise": "distributed"}
+    run = sites(tmp_path / "net", *({"max_epsilon": 50.0, "assumed_colluders": 0.1},) * 5, privacy={**SECURE, "dp": dp})
+    assert run.run(Silent()).status == "done"
+    found = checkpoint.load(checkpoint.of_cell(tmp_path / "net", "fedavg", 1))
+    assert found is not None
+    z = distributed.multiplier(DpTable(**dp), 2)
+    initial, model = run.plan.task(1).initial(), found.snapshot.state["model"]
+    moved = torch.cat([(model[name] - initial[name]).flatten() for name in initial])
+    # 60 % of five clients are three, of which one may collude: two are enough, and five add noise, in two rounds
+    expected = z * 1e-3 / 5 * (5 / 2) ** 0.5 * 2**0.5
+    assert float(moved.double().std()) == pytest.approx(expected, rel=0.1)
+    assert cohorts(tmp_path / "net") == {1: 5, 2: 5}
+    ledgers = [path.read_text().splitlines() for path in tmp_path.glob("**/privacy/*/*/distributed/privacy.jsonl")]
+    assert [len(lines) for lines in ledgers] == [1 + 2] * 5
+    assert all(json.loads(line)["noise_multiplier"] == z for lines in ledgers for line in lines[1:])
 
 
 def cohorts(folder: Path) -> dict[int, int]:
