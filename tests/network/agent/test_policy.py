@@ -14,7 +14,7 @@ from fedloom.errors import InputError
 from fedloom.experiment.experiment_file import TaskTable
 from fedloom.network.agent.policy import Policy, Refused, load_site, trust
 from fedloom.network.protocol.messages import ClientAnswer
-from fedloom.privacy.table import PrivacyTable, SecureTable
+from fedloom.privacy.table import DpTable, PrivacyTable, SecureTable
 from fedloom.training.evaluation import Measured
 
 
@@ -124,8 +124,8 @@ def test_noise_that_clients_add_together_counts_if_the_site_says_how_many_may_co
         Policy(max_epsilon=2.0, assumed_colluders=0.25).check_privacy(together())
     with pytest.raises(Refused, match="the run offers ε = 2 at δ = 1e-05"):
         Policy(max_epsilon=1.0, assumed_colluders=0.1).check_privacy(together())
+    server = PrivacyTable(secure_aggregation=SecureTable(), dp=DpTable(epsilon=1.0, clip=1.0))
     with pytest.raises(Refused, match="cannot be verified here"):
-        server = PrivacyTable(secure_aggregation=SecureTable(), dp=DpTable(epsilon=1.0, clip=1.0))
         Policy(max_epsilon=2.0, assumed_colluders=0.0).check_privacy(server)
 
 
