@@ -15,14 +15,14 @@ from fedloom.audits.membership import membership
 from fedloom.audits.poisoning import poison
 from fedloom.audits.reconstruction import reconstruct
 from fedloom.errors import InputError, StoreError, nearest
-from fedloom.experiment.experiment_file import Experiment, differences
+from fedloom.experiment.experiment_file import Experiment, differences, identity
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
 from fedloom.files import write_atomically
 from fedloom.privacy.dp.client_level import ClientLevel
 from fedloom.results.result import Result, open_store
+from fedloom.results.run_data import ABOUT, AUDIT, read_findings
 
-FILE = "audit.json"
 Tell = Callable[[int, int], object]  # steps that are done, and how many there are
 
 
@@ -39,9 +39,10 @@ def audit(
     for name in only:
         if name not in known:
             raise InputError(f"There is no audit '{name}'. Known: {', '.join(known)}.{nearest(name, known)}")
-    path, plan = folder / FILE, Plan.of(experiment)
+    path, plan = folder / AUDIT, Plan.of(experiment)
     _check_same_experiment(folder, plan)
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    about = {"identity": identity(plan.description())}
+    found = read_findings(folder, about["identity"]) | {ABOUT: about}
     wanted = [name for name in known if name in only or not only]
     progress.expect(1, 1)  # each audit has a bar of its own
     for name in wanted:

@@ -49,6 +49,8 @@ def reconstruct(
     """Attack the updates of some clients; `tell` is called with the pictures that are done, and how many there are."""
     x, y = prepare(federation.x, federation.y, federation.scale, task)
     side, classes = math.isqrt(x[0].numel()), len(federation.classes)
+    if task.loss != "cross_entropy":  # labels are read from the gradient of its last layer
+        raise InputError(f"Only updates of the loss cross_entropy can be attacked here. Got {task.loss!r}.")
     if side**2 != x[0].numel() or not x.is_floating_point() or not classes:
         raise InputError(
             "Only square pictures with one colour and a label can be reconstructed here. An example has the shape "
@@ -56,7 +58,9 @@ def reconstruct(
         )
     module, draw = task.build().eval(), torch.Generator().manual_seed(keys.key(federation.seed, "reconstruct") >> 1)
     learnt = [leaf for leaf in module.parameters() if leaf.requires_grad]
-    last = max(place for place, leaf in enumerate(learnt) if len(leaf) == classes)
+    last = max((place for place, leaf in enumerate(learnt) if leaf.shape[:1] == (classes,)), default=None)
+    if last is None:
+        raise InputError(f"No parameter has a row for each of the {classes} classes, as the last layer should.")
     low, high = float(x.min()), float(x.max())
 
     def gradients(examples: Tensor, labels: Tensor) -> list[Tensor]:

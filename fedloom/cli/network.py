@@ -158,10 +158,12 @@ def status(url: Url, token_file: Path | None = None, as_json: AsJson = False) ->
     token_file: The operator's token, whose path `serve` prints: shows names, not only numbers.
     """
     need_network()
-    from fedloom.network.agent.unsigned_requests import fetch_status
+    from fedloom.network.agent.unsigned_requests import expecting_a_coordinator, fetch_status
 
     found = fetch_status(_checked(url), _token(token_file))
-    print_result(as_json, found, _status_lines(found, named=token_file is not None))
+    with expecting_a_coordinator(url):
+        lines = list(_status_lines(found, named=token_file is not None))
+    print_result(as_json, found, lines)
 
 
 def _status_lines(found: dict[str, Any], named: bool) -> Iterator[str]:
@@ -196,12 +198,15 @@ def _token(file: Path | None, text: str | None = None) -> Token | None:
 
     if file is not None and text is not None:
         raise InputError("--token and --token-file both give a token: use one of them.")
-    if file == Path("-"):
-        text = sys.stdin.readline()
-    elif file is not None:
-        if not file.is_file():
-            raise InputError(f"There is no token file {file}.")
-        text = file.read_text(encoding="utf-8")
+    try:
+        if file == Path("-"):
+            text = sys.stdin.readline()
+        elif file is not None:
+            if not file.is_file():
+                raise InputError(f"There is no token file {file}.")
+            text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"The token file {file} cannot be read: {error}.") from None
     return None if text is None else Token.parse(text)
 
 

@@ -16,6 +16,7 @@ from fedloom.data.federation import Federation
 from fedloom.errors import InputError, ParameterError
 from fedloom.experiment.experiment_file import EvaluateTable, Experiment, RunTable
 from fedloom.federation.sampling import Sampling
+from fedloom.privacy.secure import aggregation
 from fedloom.privacy.table import PrivacyTable
 from fedloom.task import Task
 
@@ -36,6 +37,11 @@ class Plan:
     name: str | None
     description: Callable[[], Mapping[str, Any]]  # what decides the result; reads your code files
     resolved: Mapping[str, Any] | None = None  # the experiment file with all its defaults, if there is a file
+
+    def __post_init__(self) -> None:
+        if self.privacy.secure_aggregation is not None:
+            for algorithm in self.algorithms.values():
+                aggregation.check(self.privacy.secure_aggregation, algorithm, self.cohort)
 
     @staticmethod
     def of(experiment: Experiment) -> Plan:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedloom.errors import InputError
 from fedloom.privacy.dp import client_level, distributed, example_level
 from fedloom.privacy.dp.client_level import ClientLevel
 from fedloom.privacy.dp.distributed import NoiseShare
@@ -106,11 +105,7 @@ class Protection:
 
     def check(self, algorithm: Algorithm, initial: Tree | None = None) -> None:
         """Raise `InputError` if an algorithm cannot keep what the table promises; `initial` is a task's model."""
-        if not algorithm.linear:
-            raise InputError(
-                f"[privacy] needs an algorithm whose server sees only sums of the clients' updates, and "
-                f"{type(algorithm).__name__} shows the server each of them."
-            )
+        aggregation.check_sums(algorithm)
         if self.table.secure_aggregation is not None:
             aggregation.check(self.table.secure_aggregation, algorithm, self.sampling, self.population)
         if self.dp is not None:

@@ -19,7 +19,7 @@ def what_left(run: RunData) -> list[str]:
         table = PrivacyTable(**(run.description.get("privacy") or {}))
     except FedloomError as error:  # of a later version
         return [f"This version cannot read the run's [privacy]: {error}"]
-    return [*_seen(run, table), *_bytes(run), *has(table), *_spent(run, table), *lacks(table)]
+    return [*_seen(run, table), *_bytes(run), *_has(run, table), *_spent(run, table), *lacks(table)]
 
 
 def _seen(run: RunData, table: PrivacyTable) -> Iterator[str]:
@@ -29,10 +29,19 @@ def _seen(run: RunData, table: PrivacyTable) -> Iterator[str]:
     if table.secure_aggregation is None:
         yield "The server saw the update of each client in each round it took part in."
     measured = run.description.get("evaluate", {}).get("splits")
-    if measured and not real and table.on:
+    if measured and not real and any(has(table)):
         yield "Measurements at clients are for simulation only: they are not protected."
-    elif measured:
+    elif measured and table.example_dp is None and not table.has_local_noise:
         yield "The server saw how well models do at each client: loss and metrics, and on how many examples."
+
+
+def _has(run: RunData, table: PrivacyTable) -> Iterator[str]:
+    """The protections, with the neighbours of the run's cohorts; those of an unknown cohort are not claimed."""
+    if run.sampling is None:
+        return has(table)
+    clients = len(run.clients)
+    cohort = run.sampling.size(clients)
+    return has(table, cohort, run.sampling.sampling == "poisson" or cohort == clients)
 
 
 def _bytes(run: RunData) -> Iterator[str]:

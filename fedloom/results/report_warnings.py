@@ -169,7 +169,7 @@ def _small_tests(run: RunData) -> Iterator[str]:
 
 
 def _network(run: RunData) -> Iterator[str]:
-    if run.facts.get("network"):
+    if run.facts.get("network") and "secure_aggregation" not in (run.description.get("privacy") or {}):
         yield say("caution", "network")
 
 

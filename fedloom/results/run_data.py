@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.errors import InputError, StoreError
+from fedloom.experiment.experiment_file import identity
 from fedloom.experiment.store import Store
 from fedloom.federation.sampling import Sampling
 from fedloom.results.result import Result, open_store
@@ -24,6 +25,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Cell = tuple[str, int]  # the label of an algorithm, and a seed
 Curve = tuple[Ints, Floats]  # rounds, and a value for each
+AUDIT = "audit.json"
+ABOUT = "experiment"  # beside the findings of audits: the identity of the experiment that they are about
 EVERYONE = "everyone"  # the name of the client that owns all data: the pooled baseline trains on it
 
 
@@ -189,11 +192,7 @@ class RunData:
     @cached_property
     def audit(self) -> dict[str, Any]:
         """What the audits of this run found, by the audit's name; empty if there were none."""
-        path = self.folder / "audit.json"
-        try:
-            return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
-        except ValueError as error:
-            raise StoreError(f"{path} is damaged ({error}). Delete it, and audit the run again.") from error
+        return read_findings(self.folder, identity(self.description))
 
     @property
     def data_fingerprints(self) -> dict[str, str]:
@@ -370,3 +369,13 @@ class RunData:
 
 def _column(rows: Sequence[Mapping[str, Any]], name: str, kind: Any) -> Any:
     return np.array([row[name] for row in rows], dtype=kind)
+
+
+def read_findings(folder: Path, about: str) -> dict[str, Any]:
+    """Return what audits of an experiment found; findings about another one are left out."""
+    path = folder / AUDIT
+    try:
+        found = dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    except ValueError as error:
+        raise StoreError(f"{path} is damaged ({error}). Delete it, and audit the run again.") from error
+    return found if found.get(ABOUT) == {"identity": about} else {}

@@ -110,7 +110,7 @@ def difference(
         return Difference(first, second, found, wins, effect if found.count > 1 else math.nan, pairs=pairs)
     effect = found.mean / found.std
     p = 2 * float(t.sf(abs(effect) * math.sqrt(found.count), found.count - 1))
-    decides = found.count >= seeds_for_a_rank_test(pairs)
+    decides = np.count_nonzero(gaps) >= seeds_for_a_rank_test(pairs)  # the test leaves out seeds without a difference
     rank_p = min(1.0, pairs * signed_rank(gaps)) if decides else None
     return Difference(first, second, found, wins, effect, min(1.0, pairs * p), rank_p, pairs)
 

@@ -83,7 +83,16 @@ def _paired_differences(name: str, comparison: Comparison) -> Table:
         pair, over_seeds = f"{each.first} − {each.second}", each.spread
         interval, wins = (over_seeds.low, over_seeds.high), f"{each.wins} of {over_seeds.count}"
         rows.append((pair, over_seeds.mean, *interval, each.effect, wins, each.p, each.rank_p))
-    columns = ("pair", "difference", "95 % low", "95 % high", "effect size", "seeds higher", "p", "rank test's p")
+    columns = (
+        "pair",
+        "difference",
+        "95 % low",
+        "95 % high",
+        "effect size",
+        "seeds higher",
+        "corrected p",
+        "rank test's p",
+    )
     kind = "points" if comparison.metric.percent else "difference"
     kinds = ("text", kind, kind, kind, "short", "text", "p", "p")
     ranked, tested = (any(getattr(each, name) is not None for each in found) for name in ("rank_p", "p"))

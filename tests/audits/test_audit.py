@@ -78,12 +78,22 @@ def test_without_a_choice_audits_that_do_not_apply_are_left_out_and_earlier_ones
 ) -> None:
     monkeypatch.setattr(auditing, "_poisoning", lambda *given: {"accuracy": {}})
     monkeypatch.setattr(auditing, "_reconstruction", lambda *given: {"labels": {}})
-    (tmp_path / "audit.json").write_text('{"poisoning": 1, "another": 2}')
-    found = audit(experiment_file.parse(SETTINGS), tmp_path, [], Progress())
-    assert list(found) == ["poisoning", "another", "epsilon", "membership", "reconstruction"]
+    experiment = experiment_file.parse(SETTINGS)
+    about = {"identity": experiment_file.identity(experiment.description())}
+    (tmp_path / "audit.json").write_text(json.dumps({"poisoning": 1, "another": 2, "experiment": about}))
+    found = audit(experiment, tmp_path, [], Progress())
+    assert list(found) == ["poisoning", "another", "experiment", "epsilon", "membership", "reconstruction"]
     assert found["poisoning"] == {"accuracy": {}}
     assert "claims no ε for clients" in found["epsilon"]["left_out"]
     assert "is not a run folder" in found["membership"]["left_out"]
+
+
+def test_findings_about_another_experiment_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditing, "_poisoning", lambda *given: {"accuracy": {}})
+    monkeypatch.setattr(auditing, "_membership", lambda *given: {"fedavg": {}})
+    audit(experiment_file.parse({**SETTINGS, "train": {"lr": 0.7}}), tmp_path, ["poisoning"], Progress())
+    found = audit(experiment_file.parse(SETTINGS), tmp_path, ["membership"], Progress())
+    assert list(found) == ["experiment", "membership"]
 
 
 def test_an_audit_that_fails_ends_the_others_and_what_was_found_before_is_kept(
@@ -96,7 +106,7 @@ def test_an_audit_that_fails_ends_the_others_and_what_was_found_before_is_kept(
     monkeypatch.setattr(auditing, "_reconstruction", fails)
     with pytest.raises(TrainingError):
         audit(experiment_file.parse(SETTINGS), tmp_path, [], Progress())
-    assert list(json.loads((tmp_path / "audit.json").read_text())) == ["epsilon", "membership"]
+    assert list(json.loads((tmp_path / "audit.json").read_text())) == ["experiment", "epsilon", "membership"]
 
 
 def test_the_cohort_and_the_noise_of_the_experiment_are_those_of_the_reconstruction(tmp_path: Path) -> None:

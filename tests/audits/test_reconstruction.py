@@ -74,3 +74,18 @@ def test_a_label_is_read_from_the_last_layer_with_or_without_a_bias() -> None:
 def test_what_is_no_picture_with_a_label_is_refused(data: Federation, shape: str) -> None:
     with pytest.raises(InputError, match=f"Only square pictures .* has the shape {shape}"):
         reconstruct(fl.Task("mlp", args={"features": 5, "classes": 2}), data, 2, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (fl.Task(lambda: nn.Linear(16, 1), loss="bce"), "Only updates of the loss cross_entropy"),
+        (
+            fl.Task(lambda: nn.Sequential(nn.Linear(16, 6), nn.Unflatten(1, (3, 2)), nn.Flatten())),
+            "No parameter has a row",
+        ),
+    ],
+)
+def test_a_model_whose_last_layer_shows_no_label_is_refused(task: fl.Task, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        reconstruct(task, pictures(), 10, 4.0)

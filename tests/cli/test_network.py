@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.cli.network import _address
+from fedloom.cli.network import _address, _token, status
 from fedloom.errors import InputError
 from fedloom.network.agent import unsigned_requests
 from fedloom.network.agent.audit_log import AuditLog
@@ -73,6 +73,24 @@ def test_anybody_sees_numbers_and_how_to_see_more(
     assert json.loads("".join(shown(found, "--json", monkeypatch=monkeypatch, capsys=capsys))) == found
     found = {**STATUS, "awaited_clients": 0, "seconds_left": None, "agents": {"ready": 0}}
     assert shown(found, monkeypatch=monkeypatch, capsys=capsys)[0] == "agents: none; 0 client(s) awaited"
+
+
+@pytest.mark.parametrize(
+    "found", [{}, {**STATUS, "agents": []}, {**STATUS, "agents": {}, "seconds_left": "soon"}, {**STATUS, "agents": 3}]
+)
+def test_a_reply_that_no_coordinator_gives_is_named(
+    found: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(unsigned_requests, "fetch_status", lambda url, token: found)
+    with pytest.raises(InputError, match="https://host:8443 did not respond as a fedloom coordinator"):
+        status("https://host:8443")
+    assert capsys.readouterr().out == ""
+
+
+def test_a_token_file_that_is_not_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.token").write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match=r"The token file .*a\.token cannot be read: 'utf-8' codec"):
+        _token(tmp_path / "a.token")
 
 
 def test_the_operator_sees_names_and_stages(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fedloom.errors import StoreError
+from fedloom.experiment.experiment_file import identity
 from fedloom.results import audit_findings, report
 from fedloom.results.run_data import RunData
 
@@ -83,7 +84,9 @@ def test_the_heat_map_has_a_number_for_every_rule_and_attack() -> None:
 def test_the_report_has_a_chapter_about_the_audit_of_its_run(comparison: Path, run: RunData) -> None:
     assert "Audit" not in report.html(run, [], [])
     path = comparison / "audit.json"
-    path.write_text(json.dumps(FOUND))
+    path.write_text(json.dumps({**FOUND, "experiment": {"identity": "of another experiment"}}))
+    assert RunData.read(comparison).audit == {}
+    path.write_text(json.dumps({**FOUND, "experiment": {"identity": identity(run.description)}}))
     try:
         page = report.write(comparison, files=False).read_text()
     finally:

@@ -42,3 +42,17 @@ def test_a_coordinators_run_was_no_simulation(run: RunData, tmp_path: Path) -> N
 def test_a_table_of_a_later_version_is_no_traceback(run: RunData, table: dict[str, Any]) -> None:
     (sentence,) = what_left(with_privacy(run, **table))
     assert sentence.startswith("This version cannot read the run's [privacy]")
+
+
+def test_a_fixed_cohort_is_about_replacing_a_client(run: RunData) -> None:
+    fixed = with_privacy(run, dp={"epsilon": 2.0, "clip": 1.0})
+    fixed = replace(fixed, facts={**fixed.facts, "description": {**fixed.description, "cohort": {"count": 2}}})
+    assert "replaced by another one" in " ".join(what_left(fixed))
+
+
+def test_agents_that_add_noise_themselves_send_no_metrics(run: RunData, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(run.folder, tmp_path / "served"))
+    (folder / "network").mkdir()
+    served = with_privacy(RunData.read(folder), example_dp={"epsilon": 2.0})
+    assert "loss and metrics" not in " ".join(what_left(served))
+    assert "loss and metrics" in " ".join(what_left(RunData.read(folder)))

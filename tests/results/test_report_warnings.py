@@ -127,3 +127,10 @@ def test_the_pooled_model_does_not_overfit_at_clients(comparison: Path, tmp_path
     run = RunData.read(folder)
     assert run.is_pooled("pooled")
     assert not any("pooled overfits at its clients" in text for text in cautions(run))
+
+
+def test_a_served_run_is_called_unprotected_only_if_it_is(run: RunData) -> None:
+    served = replace(run, facts={**run.facts, "network": True})
+    assert any("without secure aggregation" in text for text in cautions(served))
+    secure = with_description(served, privacy={"secure_aggregation": {}})
+    assert not any("without secure aggregation" in text for text in cautions(secure))

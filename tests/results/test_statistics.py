@@ -117,6 +117,11 @@ def test_more_seeds_with_the_same_mean_and_spread_never_weaken_a_verdict(count: 
     assert more.spread.low >= fewer.spread.low - 1e-9
 
 
+def test_a_rank_test_cannot_count_seeds_without_a_difference() -> None:
+    gaps = dict(enumerate([0.0, 0.0, 0.0, 0.1, 0.2, 0.3, 0.4]))
+    assert difference("a", "b", gaps, dict.fromkeys(gaps, 0.0)).rank_p is None
+
+
 def test_equal_differences_in_all_seeds_are_no_evidence() -> None:
     same = difference("a", "b", dict.fromkeys(range(8), 0.6), dict.fromkeys(range(8), 0.5))
     assert not same.clear

@@ -60,7 +60,7 @@ def test_the_comparison_is_over_seeds_and_pairs_share_them(run: RunData) -> None
     assert row[6] == 2
     pairs = named(run, "differences")
     assert [row[0] for row in pairs.rows] == ["fedavg − pooled"]  # what has no global model is not on the server
-    assert pairs.columns[-1] == "p"  # two seeds: no rank test
+    assert pairs.columns[-1] == "corrected p"  # two seeds: no rank test
     assert "interval" in pairs.note
 
 

@@ -27,6 +27,8 @@ def change_key(state: Path, connection: Connection | None = None) -> None:
     try:
         connection.post("/v1/key", NewKey(public_key=new.public, proof=new.sign(new_key_text(known["agent"]))))
     except Rejected as error:
+        if error.code == "begun":  # the coordinator knows the old key, so the agent can go on with it
+            next_key(state).unlink()
         if error.code != "signature":
             raise
         connection.signer = new  # a process may have been killed after the coordinator accepted it

@@ -58,8 +58,8 @@ class PinnedKeys:
         for agent, key in found.items():
             if self.known.get(agent, key) != key:
                 raise Refused(
-                    f"the key of agent {agent} is not the one that was seen first. If its site was replaced, remove "
-                    f"its line from {self.path.name} in the state folder"
+                    f"the key of agent {agent} is not the one that was seen first. If its site was replaced or has a "
+                    f"new key, remove its line from {self.path.name} in the state folder, and start this agent again"
                 )
             if self.allowed and fingerprint(key) not in self.allowed:
                 raise Refused(f"the policy does not list the fingerprint of agent {agent} in peers: {fingerprint(key)}")
@@ -108,7 +108,8 @@ class SecureSessions:
             raise Refused(f"the run announced {self.plan.rounds} rounds and the seeds {list(self.plan.seeds)}")
         stage = getattr(self, f"_{assignment.kind}")
         if assignment.kind == "share":
-            self.pins.check(assignment.secure.peers)
+            own = self.signer.public  # it may have changed since an earlier run
+            self.pins.check(peer for peer in assignment.secure.peers if peer.agent_key != own)
         faults.point("secure.answer")
         try:
             return [ClientAnswer(one.client, secure=stage(assignment, one, algorithm)) for one in assignment.clients]

@@ -69,14 +69,16 @@ def expecting_a_coordinator(url: str) -> Iterator[None]:
             yield
     except InputError:
         raise
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise InputError(f"{url} did not respond as a fedloom coordinator.") from None
 
 
 @contextmanager
 def reaching(url: str) -> Iterator[None]:
-    """Raise `Unreachable` if the connection fails."""
+    """Raise `Unreachable` if the connection fails, and `InputError` if the address cannot be one."""
     try:
         yield
+    except httpx.InvalidURL as error:
+        raise InputError(f"{url} is not an address: {error}") from None
     except (httpx.HTTPError, httpx.StreamError, OSError) as error:
         raise Unreachable(f"The coordinator at {url} cannot be reached: {error or type(error).__name__}") from error

@@ -185,7 +185,7 @@ class NetworkBackend(Backend):
         counting = [report for report in judged if report.client not in left_out]
         # without over-selection, the cohort checks whether outliers leave enough clients
         enough = len(counting if self.sampling.over_select else answered) >= needed
-        status = "accepted" if enough and counting else "abandoned"
+        status = "accepted" if len(counting) >= needed else "abandoned"
         self.pool.ledger.end(cell.name, work.round, self.attempt, len(counting), status)
         if not enough:
             self._abandon(work, call, len(counting), needed)

@@ -110,6 +110,13 @@ def make_app(
     ) -> JSONResponse:
         if not signed_by(message.public_key, new_key_text(agent.agent), message.proof):
             raise Rejected("malformed", "The new key did not sign the agent's number.")
+        if pool.run_plan.get("privacy", {}).get("secure_aggregation") and pool.ledger.clients():
+            raise Rejected(
+                "begun",
+                "This run has secure aggregation and has begun: other agents remember this agent's key, and refuse "
+                "sums with another one. Change the key before the next run begins, and ask the other sites to remove "
+                f"the line of agent {agent.agent} from peers.json in their state folders.",
+            )
         await run_in_threadpool(pool.ledger.set_key, agent.agent, message.public_key)
         pool.log("agent", f"{agent.name} has a new key", agent.agent)
         return JSONResponse({})

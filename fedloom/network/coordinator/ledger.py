@@ -193,6 +193,9 @@ class Ledger:
             user, expires, replaces = found
             known = database.execute("SELECT agent FROM agents WHERE key = ?", (key,)).fetchone()
             agent = str(known[0]) if known else hashlib.sha256(bytes.fromhex(key)).hexdigest()[:16]
+            is_former = not known and database.execute("SELECT 1 FROM agents WHERE agent = ?", (agent,)).fetchone()
+            if is_former and (replaces is None or user is not None):
+                raise InputError("this key was replaced: use `fedloom agents replace`")
             if user is not None:
                 if user == agent:
                     return agent
@@ -285,9 +288,10 @@ class Ledger:
             ORDER BY rowid DESC LIMIT 2"""
         now, *before = self._rows(query, cell, round)
         (smaller,) = self._rows("SELECT max(clients) AS clients FROM rosters WHERE cell = ? AND round < ?", cell, round)
-        known = json.loads(before[0]["replaced"] if before else now["replaced"])
+        previous = before[0] if before else now  # of the cell before, if this is the first round
+        known = json.loads(previous["replaced"])
         news = {agent for agent, when in json.loads(now["replaced"]) if [agent, when] not in known}
-        return now["clients"], smaller["clients"] or now["clients"], news
+        return now["clients"], smaller["clients"] or previous["clients"], news
 
     # --- rounds
 

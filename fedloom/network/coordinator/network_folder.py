@@ -147,10 +147,17 @@ def announced(network: Path, certificate: bytes) -> str:
 
 def prepare_successor(ledger: Ledger, certificate: Path | None = None) -> None:
     """Make the certificate that will follow the present one, or take yours. Agents hear of it with a heartbeat."""
+    folder = ledger.folder / SUCCESSOR
     if certificate is not None:
-        write_private(ledger.folder / SUCCESSOR / "ca.pem", first_certificate(certificate))
+        yours = first_certificate(certificate)
+        shutil.rmtree(folder, ignore_errors=True)  # it may hold one that the coordinator made
+        write_private(folder / "ca.pem", yours)
     elif (ledger.folder / "ca.pem").is_file():
-        local_authority(ledger.folder / SUCCESSOR)
+        try:
+            local_authority(folder)
+        except InputError:  # what is there cannot be used
+            shutil.rmtree(folder)
+            local_authority(folder)
     else:
         raise InputError(f"{ledger.folder} has no certificate of its own: give your next one with --certificate.")
 
@@ -172,6 +179,7 @@ def change_certificate(ledger: Ledger, tell: Callable[[str], None]) -> None:
     if names := unaware(ledger):
         tell(f"The next certificate is not used yet, because these agents do not know it: {', '.join(names)}.")
         return
+    local_authority(folder)  # raises if its files do not belong together
     withdraw(ledger, "all")  # unused tokens name the present certificate
     for name in reversed(CERTIFICATE):  # a start after a crash repeats this
         write_private(ledger.folder / name, (folder / name).read_bytes())

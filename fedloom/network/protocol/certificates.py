@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -80,8 +81,15 @@ def local_authority(folder: Path, names: tuple[str, ...] = (), known: str | None
     try:
         made.fingerprint  # noqa: B018 (raises if it is damaged)
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(made.certificate, made.key)
+        served = x509.load_pem_x509_certificate(made.certificate.read_bytes())
     except (ValueError, OSError) as error:
         raise InputError(f"The coordinator's certificate or key in {folder} is damaged: {error}. {RENEW}") from None
+    try:
+        served.verify_directly_issued_by(x509.load_pem_x509_certificate(made.authority))
+    except (ValueError, TypeError, InvalidSignature):
+        raise InputError(
+            f"ca.pem and server.pem in {folder} do not belong together: ca.pem did not sign server.pem. {RENEW}"
+        ) from None
     return _in_time(made)
 
 

@@ -21,6 +21,7 @@ STATUS = {
     "clock": 401,  # signed at another time: correct the clock, sign again and repeat
     "token": 401,
     "mismatch": 409,  # the agent's data does not fit the run
+    "begun": 409,  # a new key must wait until the run, which has secure aggregation, is over
     "twice": 409,  # another process uses the agent's key
     "hello": 409,  # the coordinator restarted: say hello first
     "slow": 408,  # the body is sent too slowly

@@ -28,8 +28,21 @@ if TYPE_CHECKING:
 UNBOUNDED = 2**40  # more examples than any client has
 
 
-def check(table: SecureTable, algorithm: Algorithm, sampling: Sampling, population: int) -> None:
-    """Raise `InputError` if secure aggregation cannot protect the clients of an experiment."""
+def check_sums(algorithm: Algorithm) -> None:
+    """Raise `InputError` if the server sees more of an algorithm's clients than sums."""
+    if not algorithm.linear:
+        raise InputError(
+            f"[privacy] needs an algorithm whose server sees only sums of the clients' updates, and "
+            f"{type(algorithm).__name__} shows the server each of them."
+        )
+
+
+def check(table: SecureTable, algorithm: Algorithm, sampling: Sampling, population: int | None = None) -> None:
+    """Raise `InputError` if secure aggregation cannot protect the clients of an experiment.
+
+    `population` is the number of clients, if it is known already.
+    """
+    check_sums(algorithm)
     name, start = type(algorithm).__name__, "[privacy] secure_aggregation"
     if algorithm.pooled:
         raise InputError(f"{start} protects clients, and {name} trains on all examples at one place.")
@@ -41,8 +54,8 @@ def check(table: SecureTable, algorithm: Algorithm, sampling: Sampling, populati
     if sampling.over_select:
         raise InputError(f"{start} cannot leave out clients that answer late: leave out [cohort] over_select.")
     weight_bound(algorithm, sampling)
-    size = sampling.size(population)
-    if size < table.min_clients:
+    size = sampling.count if population is None else sampling.size(population)
+    if size is not None and size < table.min_clients:
         raise InputError(
             f"{start} needs at least min_clients = {table.min_clients} clients in a round, and a round has {size}."
         )

@@ -120,6 +120,21 @@ def test_a_coordinator_that_knows_neither_key_changes_nothing(world: World) -> N
     assert site.key == old
 
 
+def test_a_key_stays_while_other_agents_of_a_run_with_secure_aggregation_remember_it(world: World) -> None:
+    site = Site(world)
+    world.pool.run_plan = {"privacy": {"secure_aggregation": True}}
+    site.change_key()  # the run has not begun
+    key, agent = site.key, site.speaker.signer.agent
+    world.ledger.add_clients([(0, agent, 0, "a")])
+    with pytest.raises(Rejected, match=f"before the next run begins.* the line of agent {agent} from peers.json"):
+        site.change_key()
+    assert (world.ledger.agent(agent) or {})["key"] == site.key == key
+    assert not next_key(site.state).exists()  # the next start does not try again
+    world.pool.run_plan = {"privacy": {"secure_aggregation": False}}
+    site.change_key()
+    assert site.key != key
+
+
 def test_a_key_that_the_agent_does_not_have_is_refused(world: World) -> None:
     agent, other = world.speaker(), Signer(world.folder / "other.key")
     message = NewKey(public_key=other.public, proof=other.sign(b"something else")).model_dump_json().encode()

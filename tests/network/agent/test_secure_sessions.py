@@ -2,13 +2,17 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import fedloom as fl
 from fedloom.errors import StoreError
 from fedloom.network.agent.policy import Policy, Refused
 from fedloom.network.agent.secure_sessions import PinnedKeys, SecureSessions, fingerprint
-from fedloom.network.protocol.messages import SecurePeer
+from fedloom.network.protocol.messages import Assignment, SecurePeer, SecureResult, SecureStage
+from fedloom.privacy.table import PrivacyTable, SecureTable
 
 
 def peer(agent: str, key: str = "ab") -> SecurePeer:
@@ -32,6 +36,25 @@ def test_a_policy_that_lists_peers_accepts_no_others(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=f"agent a2 in peers: {fingerprint('cd' * 32)}"):
         pins.check([peer("a2", "cd")])
     assert set(pins.known) == {"a1"}
+
+
+def test_an_agent_checks_the_keys_of_others_and_not_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan: Any = SimpleNamespace(privacy=PrivacyTable(secure_aggregation=SecureTable()), rounds=1, seeds=(1,))
+    signer: Any = SimpleNamespace(public="ab" * 32)
+    pins = PinnedKeys(tmp_path / "peers.json", (fingerprint("cd" * 32),))
+    pins.known = {"us": "ef" * 32}  # seen before this agent got a new key
+    sessions = SecureSessions("run", plan, Policy(), signer, pins)
+    monkeypatch.setattr(sessions, "_share", lambda *given: SecureResult())
+
+    def share(*peers: SecurePeer) -> None:
+        names: dict[str, Any] = {"id": "1", "kind": "share", "verb": "reduce", "label": "fedavg"}
+        numbers = dict.fromkeys(("seed", "round", "attempt", "cohort", "population"), 1)
+        sessions.answer(Assignment(**names, **numbers, clients=(), secure=SecureStage(peers=peers)), fl.FedAvg())
+
+    share(peer("us"), peer("a1", "cd"))
+    assert set(pins.known) == {"us", "a1"}
+    with pytest.raises(Refused, match="the key of agent us is not the one that was seen first"):
+        share(peer("us", "cd"))
 
 
 def test_a_damaged_file_of_keys_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -25,6 +26,12 @@ def test_another_server_at_the_address_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(httpx.Client, "request", lambda *given, **more: page)
     with pytest.raises(InputError, match="https://host did not respond as a fedloom coordinator"):
         fetch_status("https://host", None)
+
+
+@pytest.mark.parametrize("url", ["https://host:port", "https://[::1"])
+def test_an_address_that_cannot_be_one_is_named(url: str) -> None:
+    with pytest.raises(InputError, match=f"{re.escape(url)} is not an address: "):
+        fetch_status(url, None)
 
 
 def test_an_agent_that_must_wait_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -466,6 +466,20 @@ def test_a_round_in_which_no_update_counts_is_abandoned(tmp_path: Path, monkeypa
     assert (result.status, result.runs[0].abandoned) == ("degraded", 1)
 
 
+@pytest.mark.parametrize("over_select", [0.0, 1.0])
+def test_the_ledger_calls_a_round_abandoned_that_outliers_bring_below_its_quorum(
+    over_select: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def two_at_first(judge: Judge, work: ClientWork, reports: list[Report]) -> list[int]:
+        return [report.client for report in reports[:2] if work.round == 1]
+
+    monkeypatch.setattr(Judge, "outliers", two_at_first)
+    result = InProcessRun(tmp_path / "net", SMALL, {}, {}, quorum=0.75, over_select=over_select).run(Silent())
+    assert (result.status, result.runs[0].abandoned) == ("degraded", 1)
+    with closing(Ledger(tmp_path / "net" / "network")) as ledger:
+        assert ledger.round_counts() == {"accepted": 1, "abandoned": 1, "running": 0}
+
+
 class LateRun(InProcessRun):
     """A run of two sites with two clients each, which a third one joins, while client 0 trains in round 2."""
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from fedloom.errors import InputError
+from fedloom.network.protocol.token import Token
 from tests.network.conftest import World
 
 
@@ -41,3 +45,31 @@ def test_the_clients_of_a_round_are_decided_once_and_again_after_a_return_to_an_
     ledger.forget_after("fedavg-1", 1)
     ledger.forget_after("scaffold-1", 0)
     assert ledger.begin_round("fedavg-1", 2) == (3, 2, {agent})
+
+
+def test_clients_that_join_between_two_cells_are_new_in_the_next_one_only(world: World) -> None:
+    ledger, agent = world.ledger, world.speaker().signer.agent
+    ledger.add_clients([(0, agent, 0, "a")])
+    assert ledger.begin_round("fedavg-1", 1) == (1, 1, set())
+    ledger.add_clients([(1, agent, 1, "b")], late=True)
+    for _ in range(2):
+        assert ledger.begin_round("fedavg-2", 1) == (2, 1, set())
+    assert ledger.begin_round("fedavg-2", 2) == (2, 2, set())
+    assert ledger.begin_round("fedavg-3", 1) == (2, 2, set())
+
+
+def test_a_former_key_does_not_enrol_and_uses_no_token(world: World) -> None:
+    speaker = world.speaker()
+    agent, former = speaker.signer.agent, speaker.signer.public
+    (used,) = (row["digest"] for row in world.ledger._rows("SELECT digest FROM tokens"))
+    world.ledger.set_key(agent, "cd" * 32)
+    token = Token.new("")
+    world.ledger.invite(token.digest)
+    for digest in (token.digest, used):
+        with pytest.raises(InputError, match="this key was replaced: use `fedloom agents replace`"):
+            world.ledger.enrol(digest, "kerry", former)
+    assert [row["digest"] for row in world.ledger.unused_tokens()] == [token.digest]
+    successor = Token.new("")
+    world.ledger.invite(successor.digest, replaces=agent)
+    assert world.ledger.enrol(successor.digest, "kerry", former) == agent  # the operator allows it
+    assert world.ledger.enrol(successor.digest, "kerry", former) == agent

@@ -214,3 +214,32 @@ def test_a_change_of_the_certificate_that_a_crash_interrupted_is_finished_by_the
     assert made.authority == new
     set_certificate(world.ledger, made.authority)
     assert not (network / "successor").exists()
+
+
+def test_a_successor_that_was_prepared_twice_has_the_files_of_the_last_time(world: World) -> None:
+    network, mine = world.ledger.folder, local_authority(world.folder / "mine").certificate
+    present = local_authority(network).authority
+    set_certificate(world.ledger, present)
+    prepare_successor(world.ledger)
+    prepare_successor(world.ledger, mine)
+    assert [path.name for path in (network / "successor").iterdir()] == ["ca.pem"]
+    change_certificate(world.ledger, world.said.append)  # `serve --certificate` will use it
+    assert local_authority(network).authority == present
+    prepare_successor(world.ledger)
+    made = local_authority(network / "successor").authority
+    prepare_successor(world.ledger)
+    assert local_authority(network / "successor").authority == made
+
+
+def test_a_successor_of_files_that_do_not_belong_together_is_not_used(world: World) -> None:
+    network = world.ledger.folder
+    present = local_authority(network).authority
+    set_certificate(world.ledger, present)
+    prepare_successor(world.ledger)
+    (network / "successor" / "ca.pem").write_bytes(local_authority(world.folder / "other").authority)
+    with pytest.raises(InputError, match=r"ca\.pem and server\.pem in .*successor do not belong together"):
+        change_certificate(world.ledger, world.said.append)
+    assert local_authority(network).authority == present
+    prepare_successor(world.ledger)
+    change_certificate(world.ledger, world.said.append)
+    assert local_authority(network).authority != present

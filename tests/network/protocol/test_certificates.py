@@ -14,6 +14,7 @@ from fedloom.network.protocol.certificates import (
     Certificates,
     clock_problem,
     fingerprint,
+    first_certificate,
     local_authority,
     trusting,
     user_certificate,
@@ -42,6 +43,18 @@ def test_agents_trust_only_the_pinned_certificate(tmp_path: Path) -> None:
     _handshake(server, trusting(ours.authority))
     with pytest.raises(ssl.SSLCertVerificationError):
         _handshake(server, trusting(other.authority))
+
+
+@pytest.mark.parametrize("name", ["own", "another"])
+def test_files_that_do_not_belong_together_are_refused(tmp_path: Path, name: str) -> None:
+    other = local_authority(tmp_path / "other")
+    local_authority(tmp_path / "ours")
+    # another authority of the same name, or a certificate of another name
+    (tmp_path / "ours" / "ca.pem").write_bytes(
+        other.authority if name == "own" else first_certificate(other.certificate)
+    )
+    with pytest.raises(InputError, match=r"ca\.pem did not sign server\.pem.* renew-certificate DIR"):
+        local_authority(tmp_path / "ours")
 
 
 def test_agents_pin_a_supplied_certificate_and_not_its_ca(tmp_path: Path) -> None:
