@@ -121,7 +121,7 @@ def canary_run(
     table = plan.privacy.replace(example_dp=None)  # which is about examples, and canaries have none
     watched = Watched(table, cohort, copy.clients, plan.rounds, clients=clients, canaries=canaries)
     dp = watched.dp
-    if dp is None:
+    if dp is None or table.has_distributed_noise:
         raise InputError("Canaries audit noise that the server adds to a sum: [privacy] dp with noise = 'server'.")
     quiet, backend = Evaluation(splits=(), server=()), WithCanaries(place, canaries)
     settings: dict[str, Any] = {"seed": seed, "sampling": cohort, "evaluation": quiet, "backend": backend}

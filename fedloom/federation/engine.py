@@ -104,7 +104,7 @@ def fit(
     """
     sampling.check(federation.clients)
     if protection is not None:
-        protection.check(algorithm)
+        protection.check(algorithm, task.initial() if protection.table.has_distributed_noise else None)
     if at_clients is not None:
         at_clients.check(algorithm)
     if backend is None:

@@ -30,6 +30,8 @@ def protected_means(
         raise InputError(
             f"[privacy] dp plans one release a round, and {type(cohort.algorithm).__name__} asks clients more often."
         )
+    if guard.noise is not None and protection.dp is not None:
+        protection.dp.charge_question(cohort.round, cohort.calls, shared)
     if cohort.ids or protection.dp is None or keep == "secure":
         outcome = cohort._ask(fn, shared, keep, each=each, guard=guard)
     else:  # an empty cohort releases noise: a client that is not in it shows the form of a sum
@@ -45,6 +47,11 @@ def protected_means(
     if protection.dp is not None:
         total = sums_of(outcome)[0] if outcome.total is None else outcome.total
         groups, weights = protection.release(where, total, outcome.positions or {}, shared, cohort.task)
+        if outcome.total is not None:  # sums under masks are in double precision
+            groups = {
+                group: {name: leaf.to(outcome.dtypes[group][name]) for name, leaf in leaves.items()}
+                for group, leaves in groups.items()
+            }
     elif outcome.total is not None:
         bases = guard.bases(outcome.positions or {}, outcome.total, shared)
         groups, weights = means_of_sums(outcome.total, outcome.weights, bases, outcome.dtypes), outcome.weights

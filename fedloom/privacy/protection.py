@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 
 from fedloom.errors import InputError
-from fedloom.privacy.dp import client_level, example_level
+from fedloom.privacy.dp import client_level, distributed, example_level
 from fedloom.privacy.dp.client_level import ClientLevel
+from fedloom.privacy.dp.distributed import NoiseShare
+from fedloom.privacy.dp.noise import derive
 from fedloom.privacy.secure import aggregation
 from fedloom.privacy.secure.aggregation import SecureCall, SecureSum, simulate
-from fedloom.privacy.secure.ring import Ring, dtypes_of
+from fedloom.privacy.secure.ring import Ring, RingConfig, dtypes_of
 from fedloom.privacy.table import PrivacyTable
-from fedloom.tree import Groups, Tree, row, select
+from fedloom.tree import Groups, Tree, row, select, sha256_of_groups
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm, Update
@@ -42,6 +44,7 @@ class ClientGuard:
     weight_bound: int  # the largest weight of a client
     clip: float | None = None  # the largest norm of a change, with differential privacy of clients
     full_weight: float = 1.0  # the weight with which a change counts in full there
+    noise: NoiseShare | None = None  # what clients add to their sum together
 
     def bases(self, positions: Mapping[str, str], groups: Groups, shared: Groups) -> Groups:
         """Return where the groups of a guarded update start: with differential privacy they are changes already."""
@@ -53,20 +56,30 @@ class ClientGuard:
         """Return what clients may send instead of an update. Everything is stacked over clients."""
         if self.table.dp is not None and self.clip is not None:
             adaptive = self.table.dp.clip == "adaptive"
-            clip = self.clip - self._rounding(update)
-            update = client_level.bounded(update, shared, task, clip, self.full_weight, adaptive)
+            clip = self.clip - self.rounding({group: row(leaves, 0) for group, leaves in update.groups.items()})
+            update = client_level.bounded(update, shared, task, clip, self.full_weight, adaptive, self._unit)
         return update
 
-    def _rounding(self, update: Update) -> float:
+    @property
+    def ring(self) -> RingConfig:
+        """How guarded updates become whole numbers under secure aggregation."""
+        return aggregation.ring_config(self.table, self.cohort, self.weight_bound, self.noise)
+
+    @property
+    def _unit(self) -> float:
+        """What a change is divided by."""
+        return 1.0 if self.noise is None or self.clip is None else distributed.unit(self.clip)
+
+    def rounding(self, like: Groups) -> float:
         """Return how much longer rounding to the numbers of the ring can make a change: it counts towards the clip."""
-        if self.table.secure_aggregation is None or not any(update.groups.values()):
+        if self.table.secure_aggregation is None or not any(like.values()):
             return 0.0
-        config = aggregation.ring_config(self.table, self.cohort, self.weight_bound)
-        longer = Ring(config, {group: row(leaves, 0) for group, leaves in update.groups.items()}).rounding
-        if self.clip is not None and longer >= self.clip:
+        longer = Ring(self.ring, like).rounding * self._unit
+        if self.clip is not None and longer >= self.clip / 2:
+            advice = "a smaller range" if self.noise is None else "less noise"
             raise InputError(
                 f"[privacy] secure_aggregation rounds changes by up to {longer:.2g}, and dp clips them to "
-                f"{self.clip:.2g}: use bits = 64 or a smaller range."
+                f"{self.clip:.2g}: use bits = 64 or {advice}."
             )
         return longer
 
@@ -76,6 +89,8 @@ def check_plan(table: PrivacyTable, sampling: Sampling, algorithms: Iterable[Alg
     with_noisy_sums = table.dp is not None and not table.has_local_noise
     if with_noisy_sums:
         client_level.check_sampling(sampling)
+    if table.has_distributed_noise:
+        distributed.check_sampling(sampling)
     for algorithm in algorithms:
         if with_noisy_sums:
             client_level.weight_bound(algorithm, sampling)
@@ -112,14 +127,22 @@ class Protection:
             # agents see in which rounds they take part, and the clients of a secure sum see each other
             sampled = not self.remote and self.table.secure_aggregation is None
             self.dp = ClientLevel(dp, self.sampling, self.population, self.rounds, self.folder, sampled=sampled)
+            at_agents = distributed.multiplier(dp, self.rounds) if self.remote and self.dp.distributed else None
+            if at_agents not in (None, self.dp.noise_multiplier):
+                raise InputError(
+                    f"The noise of this run is for {self.dp.planned} rounds, and agents would add noise for "
+                    f"{self.rounds}. Set rounds = {self.dp.planned}, or start again with --fresh."
+                )
 
-    def check(self, algorithm: Algorithm) -> None:
-        """Raise `InputError` if an algorithm cannot keep what the table promises."""
+    def check(self, algorithm: Algorithm, initial: Tree | None = None) -> None:
+        """Raise `InputError` if an algorithm cannot keep what the table promises; `initial` is its task's model."""
         aggregation.check_sums(algorithm)
         if self.table.secure_aggregation is not None:
             aggregation.check(self.table.secure_aggregation, algorithm, self.sampling, self.population)
         if self.dp is not None:
             client_level.weight_bound(algorithm, self.sampling)
+            if initial is not None:
+                self.guard(algorithm, self.sampling.size(self.population)).rounding({"model": initial})
 
     def draw(self, round: int, seed: int) -> tuple[int, ...]:
         """Draw the clients of a round."""
@@ -153,7 +176,13 @@ class Protection:
         bound = aggregation.weight_bound(algorithm, self.sampling) if secure and self.dp is None else 1
         if self.dp is None:
             return ClientGuard(self.table, cohort, bound)
-        return ClientGuard(self.table, cohort, bound, self.dp.clip, client_level.weight_bound(algorithm, self.sampling))
+        full_weight = client_level.weight_bound(algorithm, self.sampling)
+        return ClientGuard(self.table, cohort, bound, self.dp.clip, full_weight, self._noise_share(cohort))
+
+    def _noise_share(self, cohort: int) -> NoiseShare | None:
+        if self.dp is None or not self.table.has_distributed_noise:
+            return None
+        return NoiseShare.of(self.table, self.dp.noise_multiplier, cohort)
 
     def secure_sum(
         self, where: RoundOfClients, outcome: Outcome, shared: Groups, guard: ClientGuard
@@ -161,9 +190,13 @@ class Protection:
         """Simulate the masked sum of guarded updates."""
         table = self.table.secure_aggregation
         assert table is not None
-        call = SecureCall.of(self.table, "simulation", where.round, where.call, len(where.ids), guard.weight_bound)
+        call = SecureCall.of(table, guard.ring, "simulation", where.round, where.call)
+        secret = b""
+        if self.dp is not None and guard.noise is not None:  # other changes or clients never share noise
+            about = (where.round, where.call, repr(where.ids), repr(guard.clip), sha256_of_groups(outcome.stack))
+            secret = derive(self.dp.ledger.secret, "clients", *about)
         bases = guard.bases(outcome.positions or {}, outcome.stack, shared)
-        found = simulate(table, call, where.ids, outcome.stack, outcome.weights, bases, where.seed)
+        found = simulate(table, call, where.ids, outcome.stack, outcome.weights, bases, where.seed, secret)
         dtypes = dtypes_of(outcome.stack)
         return replace(outcome, total=found.sums, weights=found.weights, dtypes=dtypes), found
 
@@ -183,4 +216,14 @@ class Protection:
 
     def lines(self) -> list[str]:
         """Say what holds in this cell, before its first round."""
-        return [] if self.dp is None else self.dp.lines()
+        if self.dp is None:
+            return []
+        cohort = self.sampling.size(self.population)
+        share = self._noise_share(cohort)
+        if share is None:
+            return self.dp.lines()
+        return [
+            *self.dp.lines(),
+            f"The noise of {share.honest} honest clients is enough. If all {cohort} stay, its deviation is "
+            f"{share.excess:.3g} times as large.",
+        ]

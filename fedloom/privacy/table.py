@@ -5,12 +5,13 @@ from __future__ import annotations
 from math import ceil
 from typing import Annotated, Literal
 
-from annotated_types import Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Strict, model_validator
 
 from fedloom.errors import InputError
 from fedloom.record import Positive, Record, Share
 
+COLLUDERS = 0.1  # the share of clients that secure sums of more than 100 of them assume, too
 Probability = Annotated[float, Strict(), Gt(0), Le(1)]
 
 
@@ -52,6 +53,10 @@ class DpTable(Record):
     """Who adds the noise: the server, all clients together under secure aggregation, or each client for itself."""
     correlated: bool = False
     """Add noise that later rounds partly take back (DP-FTRL), for cohorts that are no secret. Clients take turns."""
+    colluders: Annotated[float, Strict(), Ge(0), Lt(1)] | None = None
+    """With distributed noise, the share of a round's clients, rounded up, that may work with the server: they add no
+    noise, or tell the server theirs. The others add more. By default, 0.1.
+    """
     noise_multiplier: Positive | None = None
     """The noise's standard deviation as a multiple of the clip. With `epsilon` too, the run stops when it is spent."""
 
@@ -59,8 +64,8 @@ class DpTable(Record):
     def _says_how_much(self) -> DpTable:
         if self.epsilon is None and self.noise_multiplier is None:
             raise InputError("[privacy] dp needs an epsilon, such as 8.0, or a noise_multiplier.")
-        if self.noise == "distributed":
-            raise InputError('[privacy] dp noise = "distributed" does not exist yet. Use "server" or "local".')
+        if self.colluders is not None and self.noise != "distributed":
+            raise InputError('[privacy] dp colluders is about noise = "distributed". Leave it out.')
         if self.correlated and (self.noise != "server" or self.clip == "adaptive"):
             raise InputError('[privacy] dp correlated = true needs noise = "server" and a number as clip.')
         if self.correlated and self.epsilon is not None and self.noise_multiplier is not None:
@@ -68,6 +73,19 @@ class DpTable(Record):
         if self.noise == "local" and self.clip == "adaptive":
             raise InputError('[privacy] dp noise = "local" needs a number as clip: nobody sees how long changes are.')
         return self
+
+    def most_colluders(self, clients: int) -> int:
+        """Return how many of a round's clients may work with the server.
+
+        >>> [DpTable(epsilon=1.0).most_colluders(clients) for clients in (3, 10, 100)]
+        [1, 1, 10]
+        """
+        return ceil(round(self.colluder_share * clients, 9))
+
+    @property
+    def colluder_share(self) -> float:
+        """The share of a round's clients that may work with the server."""
+        return COLLUDERS if self.colluders is None else self.colluders
 
 
 class ExampleTable(Record):
@@ -91,6 +109,14 @@ class PrivacyTable(Record):
     example_dp: ExampleTable | None = None
     """Hide whether a client has some example."""
 
+    @model_validator(mode="after")
+    def _masks_shares_of_noise(self) -> PrivacyTable:
+        if self.has_distributed_noise and self.secure_aggregation is None:
+            raise InputError(
+                '[privacy] dp noise = "distributed" needs secure_aggregation: a single client\'s noise protects little.'
+            )
+        return self
+
     @property
     def on(self) -> bool:
         """Whether the answers of clients pass through a protection."""
@@ -100,3 +126,8 @@ class PrivacyTable(Record):
     def has_local_noise(self) -> bool:
         """Whether each client adds noise to its own answer."""
         return self.dp is not None and self.dp.noise == "local"
+
+    @property
+    def has_distributed_noise(self) -> bool:
+        """Whether the clients of a secure sum add noise together."""
+        return self.dp is not None and self.dp.noise == "distributed"

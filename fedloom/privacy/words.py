@@ -9,17 +9,23 @@ from fedloom.privacy.table import PrivacyTable
 ADJACENCY = "two runs that differ in one client, added or removed"
 REPLACED = "two runs that differ in one client, replaced by another one"
 LOCAL = "two runs in which one client has other data, even for somebody who sees its updates"
+TOGETHER = (
+    "two runs, in one of which zeros replace what one client sends, even for the server and its colluders. That the "
+    "client took part is no secret"
+)
 EXAMPLE = "two data sets that differ in one of a client's examples, even for somebody who sees its updates"
 # the numbers of a round's record that are an ε, and what each is about
 EPSILONS = {
     "epsilon": ADJACENCY,
     "replace_epsilon": REPLACED,
+    "distributed_epsilon": TOGETHER,
     "local_epsilon": LOCAL,
     "example_epsilon": EXAMPLE,
 }
 IN_A_WORD = {
     "epsilon": "ε (± 1 client)",
     "replace_epsilon": "ε (1 other client)",
+    "distributed_epsilon": "ε (1 client's change or zero)",
     "local_epsilon": "ε (a client's data)",
     "example_epsilon": "ε (± 1 example)",
 }
@@ -45,8 +51,15 @@ def has(table: PrivacyTable, cohort: int | None = None, whole_or_poisson: bool =
     if dp is not None:
         spent = f"ε = {dp.epsilon:g}" if dp.epsilon is not None else f"noise multiplier {dp.noise_multiplier or 0:g}"
         who = {"server": "the server", "distributed": "all clients together", "local": "each client"}[dp.noise]
-        about = LOCAL if table.has_local_noise else ADJACENCY if whole_or_poisson else REPLACED
+        about = ADJACENCY if whole_or_poisson else REPLACED
+        about = {"server": about, "distributed": TOGETHER, "local": LOCAL}[dp.noise]
         yield f"Differential privacy of clients: {spent}, δ = {dp.delta:g}, for {about}. Noise is added by {who}."
+        if secure is not None and dp.noise == "distributed" and cohort is not None:
+            most, needed = dp.most_colluders(cohort), secure.needed(cohort)
+            yield (
+                f"Of {cohort} clients in a round, up to {most or 'none'} may work with the server: the noise of "
+                f"{max(needed - most, 0)} honest ones is enough. ε does not hold if more do."
+            )
     if example is not None:
         yield (
             f"Differential privacy of examples: each client spends ε = {example.epsilon:g}, δ = {example.delta:g}, for "

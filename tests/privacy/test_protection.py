@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from fedloom.algorithm import Update
 from fedloom.errors import InputError
 from fedloom.federation.engine import fit
 from fedloom.privacy.protection import ClientGuard, Protection, check_plan
-from fedloom.privacy.secure.aggregation import ring_config
 from fedloom.privacy.secure.ring import Ring
 from fedloom.privacy.table import DpTable, PrivacyTable, SecureTable
 from fedloom.task import Task
@@ -65,7 +65,7 @@ def test_what_a_client_masks_is_no_longer_than_the_clip(bits: int | str, clip: f
     update = Update({"model": {"w": moved}}, torch.ones(1), positions={"model": "model"})
     task = Task(lambda: Weights(20_000))
     sent = guard.apply(update, {"model": {"w": start}}, task).groups["model"]["w"][0]
-    ring = Ring(ring_config(table, 100, 1), {"model": {"w": start}})
+    ring = Ring(guard.ring, {"model": {"w": start}})
     vector = ring.encode({"model": {"w": sent}}, {"model": 1.0}, {})[1:]
     length = np.linalg.norm(vector.view(f"<i{ring.bits // 8}").astype(np.float64)) / ring.scales["model"]
     assert 0.9 * (clip - ring.rounding) < length <= clip
@@ -77,3 +77,13 @@ def test_a_ring_that_is_coarser_than_the_clip_is_refused() -> None:
     guard, task = ClientGuard(table, 100, 1, 1e-6), Task(lambda: Weights(20_000))
     with pytest.raises(InputError, match=r"rounds changes by up to .* use bits = 64 or a smaller range"):
         guard.apply(update, {"model": {"w": torch.zeros(20_000)}}, task)
+
+
+def test_agents_add_noise_for_as_many_rounds_as_the_coordinator_accounts_for(tmp_path: Path) -> None:
+    dp = DpTable(epsilon=4.0, clip=1.0, noise="distributed")
+    table = PrivacyTable(secure_aggregation=SecureTable(), dp=dp)
+    for rounds in (10, 10):
+        Protection(table, fl.Sampling(), 5, rounds, tmp_path, remote=True)
+    with pytest.raises(InputError, match=r"is for 10 rounds, and agents would add noise for 20\. Set rounds = 10"):
+        Protection(table, fl.Sampling(), 5, 20, tmp_path, remote=True)
+    Protection(table, fl.Sampling(), 5, 20, tmp_path)  # a simulation goes on until ε is spent

@@ -29,7 +29,13 @@ def test_a_protection_is_part_of_the_identity(table: dict[str, Any]) -> None:
         ({"secure_aggregation": {"min_clients": 1}}, "min_clients"),
         ({"dp": {"epsilon": 0}}, "epsilon"),
         ({"dp": {"clip": 1.0}}, "needs an epsilon"),
-        ({"dp": {"epsilon": 1.0, "noise": "distributed"}}, "does not exist yet"),
+        ({"dp": {"epsilon": 1.0, "noise": "distributed"}}, "needs secure_aggregation"),
+        (
+            {"secure_aggregation": {}, "dp": {"epsilon": 1.0, "clip": 1.0, "noise": "distributed", "correlated": True}},
+            'correlated = true needs noise = "server"',
+        ),
+        ({"dp": {"epsilon": 1.0, "colluders": 0.2}}, 'colluders is about noise = "distributed"'),
+        ({"secure_aggregation": {}, "dp": {"epsilon": 1.0, "noise": "distributed", "colluders": 1.0}}, "colluders"),
         ({"dp": {"clip": "some"}}, "clip"),
         (
             {"dp": {"correlated": True, "clip": 1.0, "epsilon": 1.0, "noise_multiplier": 1.0}},

@@ -37,3 +37,10 @@ def test_the_neighbours_follow_from_cohorts_and_noise() -> None:
     assert "one client, added or removed" in " ".join(has(table, 5))
     local = PrivacyTable(dp=DpTable(epsilon=2.0, clip=1.0, noise="local"))
     assert "in which one client has other data, even for somebody who sees its updates" in " ".join(has(local, 5))
+    together = PrivacyTable(
+        secure_aggregation=SecureTable(), dp=DpTable(epsilon=2.0, clip=1.0, noise="distributed", colluders=0.2)
+    )
+    said = " ".join(has(together, 10))
+    assert "in one of which zeros replace what one client sends, even for the server and its colluders" in said
+    assert "up to 2 may work with the server: the noise of 5 honest ones is enough" in said
+    assert not any("trust" in sentence for sentence in lacks(together))

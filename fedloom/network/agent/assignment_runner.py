@@ -68,6 +68,8 @@ class AssignmentRunner:
         guard = self.sessions.guard(assignment, algorithm)
         name, data = place.federation.name(one.client), self.experiment.prepared(assignment.seed).federation.fingerprint
         client_privacy = self.privacy.of_client(name, cell, data) if self.privacy else None
+        if self.privacy is not None and guard is not None and guard.noise is not None:
+            self.privacy.charge_share(name, cell, guard.noise, self.sessions.session_id(assignment, one))
         work = ClientWork(
             algorithm=algorithm,
             method=_method(algorithm, assignment.method),

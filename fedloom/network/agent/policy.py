@@ -110,8 +110,12 @@ class Policy(Record):
     """
     max_epsilon: Positive | None = None
     """Require differential privacy that this agent applies itself, with at most this ε in a run: [privacy] example_dp,
-    or dp with noise = "local". Noise that the server adds is refused, because nobody here can verify it. No metrics
-    leave.
+    or dp with noise = "local", or "distributed" if `assumed_colluders` allows it. Noise that the server adds is
+    refused, because nobody here can verify it. No metrics leave.
+    """
+    assumed_colluders: Share | None = None
+    """The share of a round's clients that may work with the coordinator, as far as this site believes. Noise that
+    clients add together satisfies `max_epsilon` if it allows for at least as many. By default, it never does.
     """
     max_total_epsilon: Positive | None = None
     """The most ε of a client here in all runs together, by this agent's own ledger. It requires what `max_epsilon`
@@ -150,18 +154,25 @@ class Policy(Record):
         if not limits:
             return
         most = min(limits)
-        offers = [privacy.example_dp, privacy.dp if privacy.has_local_noise else None]
+        offers = [privacy.example_dp, privacy.dp if self._accepts_noise(privacy) else None]
         here = [(offer.epsilon, offer.delta) for offer in offers if offer is not None and offer.epsilon is not None]
         need = f"the policy requires differential privacy with ε at most {most:g}"
         if not here:
             raise Refused(
                 f"{need} that this agent applies itself: [privacy] example_dp, or dp with an epsilon and noise = "
-                '"local". Noise that the server adds cannot be verified here'
+                '"local". Noise that the server adds cannot be verified here, and noise = "distributed" counts if the '
+                "policy has assumed_colluders, and the run's dp colluders are at least as many"
             )
         if any(epsilon <= most and delta <= self.max_delta for epsilon, delta in here):
             return
         offered = ", ".join(f"ε = {epsilon:g} at δ = {delta:g}" for epsilon, delta in here)
         raise Refused(f"{need} at δ at most {self.max_delta:g}, and the run offers {offered}")
+
+    def _accepts_noise(self, privacy: PrivacyTable) -> bool:
+        """Whether the noise of a run's clients satisfies `max_epsilon`: their own, or that of the honest ones."""
+        if privacy.dp is not None and privacy.has_distributed_noise:
+            return self.assumed_colluders is not None and privacy.dp.colluder_share >= self.assumed_colluders
+        return privacy.has_local_noise
 
     def check_assignment(self, kind: str, verb: str, cohort: int, roles: Collection[str]) -> None:
         """Raise `Refused` unless our clients may do this; `roles` are those of its tensors."""

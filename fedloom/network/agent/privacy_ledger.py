@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from fedloom.network.agent.policy import Policy, Refused
 from fedloom.privacy.dp import accounting, noise
 from fedloom.privacy.dp.accounting import Mechanism
 from fedloom.privacy.dp.at_client import ClientPrivacy, LocalNoise
+from fedloom.privacy.dp.distributed import NoiseShare
 from fedloom.privacy.dp.example_level import ExamplePrivacy
 from fedloom.privacy.dp.ledger import LEDGER, Ledger
 
@@ -35,7 +36,8 @@ class SitePrivacy:
     @property
     def is_on(self) -> bool:
         """Whether clients here protect what they send by themselves."""
-        return self.plan.privacy.example_dp is not None or self.plan.privacy.has_local_noise
+        privacy = self.plan.privacy
+        return privacy.example_dp is not None or privacy.has_local_noise or privacy.has_distributed_noise
 
     def of_client(self, client: str, cell: str, data: str = "") -> ClientPrivacy | None:
         """Return what a client does by itself in one cell, or None if the run asks for nothing of the kind.
@@ -69,6 +71,18 @@ class SitePrivacy:
                 "algorithm does not train"
             )
 
+    def charge_share(self, client: str, cell: str, share: NoiseShare, session: str) -> None:
+        """Charge a masked answer before it is made: once it has left, others can unmask its sum.
+
+        Each session is charged. A coordinator that repeats one with other clients gets another noisy sum, and this
+        agent does not see which of the two were unmasked.
+        """
+        table = self.plan.privacy.dp
+        assert table is not None
+        ledger = self._ledger(client, "distributed", table.delta)
+        # the ε that a run announces is that of one cell, without repetitions
+        self._charge(ledger, client, None, cell, f"session {session}", share.mechanism, 1)
+
     def _ledger(self, client: str, kind: str, delta: float) -> Ledger:
         name = hashlib.sha256(client.encode()).hexdigest()[:16]  # a client's name may not be a name of a folder
         # every cell of the run uses the same examples
@@ -99,12 +113,19 @@ class SitePrivacy:
         ledger.charge(release, mechanism, count)
 
     def total(self, client: str, ledger: Ledger, more: dict[Mechanism, int]) -> float:
-        """Return the ε that a client spent in all runs, with some more. Both kinds of noise hide single examples."""
+        """Return the ε that a client spent in all runs, with some more. All kinds of noise hide single examples.
+
+        Another example can turn a change around. So noise for changes that zeros replace counts as half as large.
+        """
         assert ledger.folder is not None
         spent: Counter[Mechanism] = Counter(more)
         for file in sorted(self.folder.glob(f"*/{ledger.folder.parent.name}/*/{LEDGER}")):
             spent += Ledger(file.parent, ledger.delta, dict).spent
-        return accounting.epsilon(spent, self.policy.max_delta).value
+        of_examples: Counter[Mechanism] = Counter()
+        for kind, count in spent.items():
+            z = kind.noise_multiplier / 2 if kind.discrete else kind.noise_multiplier
+            of_examples[replace(kind, noise_multiplier=z)] += count
+        return accounting.epsilon(of_examples, self.policy.max_delta).value
 
 
 def _planned(ledger: Ledger) -> int:

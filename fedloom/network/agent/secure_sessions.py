@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +24,8 @@ from fedloom.network.agent.policy import Policy, Refused
 from fedloom.network.protocol.messages import AssignedClient, Assignment, ClientAnswer, SecurePeer, SecureResult
 from fedloom.network.protocol.secure import advertisement, from_hex, masked_update, question, to_hex
 from fedloom.network.protocol.signatures import Signer
-from fedloom.privacy.dp import client_level
+from fedloom.privacy.dp import client_level, distributed
+from fedloom.privacy.dp.distributed import NoiseShare
 from fedloom.privacy.protection import ClientGuard
 from fedloom.privacy.secure.aggregation import SecureCall, weight_bound
 from fedloom.privacy.secure.client import SecureClient
@@ -70,7 +73,7 @@ class PinnedKeys:
 class OpenSession:
     """The newest secure sum of one client."""
 
-    key: tuple[Any, ...]  # label, seed, round, call and attempt
+    key: tuple[Any, ...]  # label, seed, round, call, attempt and cohort
     call: SecureCall
     client: SecureClient
     roster: dict[int, bytes]  # filled when the others' keys arrive
@@ -129,13 +132,11 @@ class SecureSessions:
             raise Refused(f"secure aggregation: {why}") from None
 
     def _advertise(self, assignment: Assignment, one: AssignedClient, algorithm: Algorithm) -> SecureResult:
-        table, cohort = self.plan.privacy.secure_aggregation, assignment.cohort
+        table = self.plan.privacy.secure_aggregation
         assert table is not None
-        bound = self._weight_bound(algorithm)
+        ring = self._guard(assignment, algorithm).ring
         run = f"{self.run}/{assignment.label}/{assignment.seed}"
-        call = SecureCall.of(
-            self.plan.privacy, run, assignment.round, assignment.call, cohort, bound, assignment.attempt
-        )
+        call = SecureCall.of(table, ring, run, assignment.round, assignment.call, assignment.attempt)
         fewest = max(Floors().clients, table.min_clients, self.policy.min_cohort)
         floors = Floors(fewest, max(table.threshold, self.policy.min_threshold))
         roster: dict[int, bytes] = {}
@@ -147,29 +148,35 @@ class SecureSessions:
         keys = {"mask_key": mine.mask_key.hex(), "channel_key": mine.channel_key.hex()}
         return SecureResult(**keys, signature=mine.signature.hex())
 
-    def _weight_bound(self, algorithm: Algorithm) -> int:
-        return 1 if self._must_clip else weight_bound(algorithm, self.plan.cohort)
+    def guard(self, assignment: Assignment, algorithm: Algorithm) -> ClientGuard | None:
+        """Return what a client does to its answer before it is masked."""
+        if self.plan.privacy.secure_aggregation is None:
+            return None
+        self.check_numbers(assignment.clients)
+        guard = self._guard(assignment, algorithm)
+        if not self._must_clip:
+            return guard
+        clip = assignment.secure.clip if assignment.secure is not None else None
+        if clip is None or not 0 < clip < math.inf:
+            raise Refused(
+                "the run announced differential privacy, and the coordinator asks for a change with the clip "
+                f"{clip}: it must be a positive number"
+            )
+        return replace(guard, clip=clip, full_weight=client_level.weight_bound(algorithm, self.plan.cohort))
+
+    def _guard(self, assignment: Assignment, algorithm: Algorithm) -> ClientGuard:
+        """Return what decides the ring. Noise follows from what the run announced: the coordinator has no say in it."""
+        privacy, noise = self.plan.privacy, None
+        if privacy.dp is not None and privacy.has_distributed_noise:
+            z = distributed.multiplier(privacy.dp, self.plan.rounds)
+            noise = NoiseShare.of(privacy, z, assignment.cohort)
+        bound = 1 if self._must_clip else weight_bound(algorithm, self.plan.cohort)
+        return ClientGuard(privacy, assignment.cohort, bound, noise=noise)
 
     @property
     def _must_clip(self) -> bool:
-        """Whether the server adds noise to the sum, so that clients must bound their changes."""
+        """Whether the sum gets noise, so that clients must bound their changes."""
         return self.plan.privacy.dp is not None and not self.plan.privacy.has_local_noise
-
-    def guard(self, assignment: Assignment, algorithm: Algorithm) -> ClientGuard | None:
-        """Return what a client does to its answer before it is masked."""
-        privacy, clip = self.plan.privacy, assignment.secure.clip if assignment.secure is not None else None
-        if privacy.secure_aggregation is None:
-            return None
-        self.check_numbers(assignment.clients)
-        guard = ClientGuard(privacy, assignment.cohort, self._weight_bound(algorithm))
-        if not self._must_clip:
-            return guard
-        if clip is None:
-            raise Refused(
-                "the run announced differential privacy, and the coordinator asks for a change without a clip"
-            )
-        full_weight = client_level.weight_bound(algorithm, self.plan.cohort)
-        return replace(guard, clip=clip, full_weight=full_weight)
 
     def _sign(self, text: bytes) -> bytes:
         return bytes.fromhex(self.signer.sign(text))
@@ -219,10 +226,18 @@ class SecureSessions:
             groups = {group: row(stacked, 0) for group, stacked in outcome.stack.items()}
             ring = Ring(session.call.config, groups)
             weights = {group: float(weight[0]) for group, weight in outcome.weights.items()}
-            vector = ring.encode(groups, weights, guard.bases(outcome.positions or {}, groups, shared))
+            bases = guard.bases(outcome.positions or {}, groups, shared)
+            vector = ring.encode(groups, weights, bases, secrets.token_bytes(32))
             ciphertexts = from_hex(assignment.secure.ciphertexts.get(str(one.client), {}))
             about = question(assignment.method, model, guard.clip)
             return masked_update(session.client.mask(vector, assignment.secure.clients, ciphertexts, about))
+        except Refusal as why:
+            raise Refused(f"secure aggregation: {why}") from None
+
+    def session_id(self, assignment: Assignment, one: AssignedClient) -> str:
+        """Return the number of a client's session, in which it masks one answer."""
+        try:
+            return self._session(assignment, one).client.sid.hex()
         except Refusal as why:
             raise Refused(f"secure aggregation: {why}") from None
 
@@ -244,4 +259,5 @@ class SecureSessions:
 
 
 def _key(assignment: Assignment) -> tuple[Any, ...]:
-    return assignment.label, assignment.seed, assignment.round, assignment.call, assignment.attempt
+    # `cohort` decides the ring and the noise, which must not change after the others agreed on it
+    return assignment.label, assignment.seed, assignment.round, assignment.call, assignment.attempt, assignment.cohort

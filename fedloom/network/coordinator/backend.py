@@ -210,12 +210,11 @@ class NetworkBackend(Backend):
         hosts = {client: self.roster.hosts[client][0] for client in work.ids}
         relay = SecureRelay(
             SecureCall.of(
-                guard.table,
+                table,
+                guard.ring,
                 f"{self.pool.run_plan['run']}/{cell.label}/{cell.seed}",
                 work.round,
                 work.call,
-                len(work.ids),
-                int(guard.weight_bound),
                 self.attempt,
             ),
             expected,

@@ -1,7 +1,7 @@
 """What releases cost: ε at a given δ, by Google's `dp-accounting`.
 
 The reported ε is that of privacy loss distributions (PLD), which is tight. Rényi accounting (RDP) is a second, looser
-bound, and the only one for cohorts of a fixed size.
+bound, and the only one for cohorts of a fixed size and for noise of whole numbers.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Mechanism:
     noise_multiplier: float  # standard deviation / the most that one who joins or leaves changes the sum by
     q: float = 1.0  # the probability of being drawn; 1 means that everybody takes part
     of: int | None = None  # cohorts have exactly q · of members; None if everybody is drawn independently
+    discrete: bool = False  # whether the noise is a sum of discrete Gaussians, for which only RDP is known
 
     @property
     def fixed(self) -> bool:
@@ -41,8 +42,15 @@ class Mechanism:
         return self.of is not None and self.q < 1
 
     @property
+    def has_pld(self) -> bool:
+        """Whether its privacy loss distribution is known."""
+        return not self.fixed and not self.discrete
+
+    @property
     def adjacency(self) -> str:
         """What two neighbouring data sets differ in."""
+        if self.discrete:  # a client that leaves would take its noise along
+            return "replace by zero what is sent by one"
         return "replace one" if self.fixed else "add or remove one"
 
     def event(self) -> Any:
@@ -58,7 +66,7 @@ class Mechanism:
 
 @dataclass(frozen=True)
 class Epsilon:
-    """ε by both accountants; PLD cannot account for cohorts of a fixed size, and is left out for huge ε."""
+    """ε by both accountants; PLD is left out for huge ε, and where it is not known."""
 
     rdp: float
     pld: float | None
@@ -83,7 +91,7 @@ def _epsilon(spent: frozenset[tuple[Mechanism, int]], delta: float) -> Epsilon:
     used = dict(spent)
     if not used:
         return Epsilon(0.0, 0.0)
-    if len({mechanism.adjacency for mechanism in used}) > 1:
+    if len({mechanism.fixed for mechanism in used}) > 1:
         raise InputError("Cohorts of a fixed size and other cohorts have different neighbours: no ε covers both.")
     bound = _rdp(used, delta)
     return Epsilon(bound, _pld(used, delta) if bound < MEANINGLESS else None)
@@ -100,7 +108,7 @@ def _rdp(used: Mapping[Mechanism, int], delta: float) -> float:
 
 
 def _pld(used: Mapping[Mechanism, int], delta: float) -> float | None:
-    if any(mechanism.fixed for mechanism in used):
+    if not all(mechanism.has_pld for mechanism in used):
         return None
     step = min(_step(mechanism) for mechanism in used)
     total: Any = None
@@ -128,7 +136,9 @@ def _loss_distribution(mechanism: Mechanism, step: float) -> Any:
 
 
 @lru_cache(maxsize=64)
-def noise_multiplier(target: float, delta: float, count: int, q: float = 1.0, of: int | None = None) -> float:
+def noise_multiplier(
+    target: float, delta: float, count: int, q: float = 1.0, of: int | None = None, discrete: bool = False
+) -> float:
     """Return the smallest noise multiplier (to 1e-4) with which `count` releases cost at most ε = `target`.
 
     >>> round(noise_multiplier(4.377178, 1e-5, count=1), 3)
@@ -137,7 +147,7 @@ def noise_multiplier(target: float, delta: float, count: int, q: float = 1.0, of
     from scipy.optimize import brentq
 
     def excess(z: float, account: Callable[[Mapping[Mechanism, int], float], float | None]) -> float:
-        return (account({Mechanism(z, q, of): count}, delta) or 0.0) - target
+        return (account({Mechanism(z, q, of, discrete): count}, delta) or 0.0) - target
 
     most = 1.0
     while excess(most, _rdp) > 0:
@@ -151,11 +161,11 @@ def noise_multiplier(target: float, delta: float, count: int, q: float = 1.0, of
     while excess(least, _rdp) <= 0:
         least /= 2
     found = brentq(excess, least, most, args=(_rdp,), xtol=1e-4)
-    if not Mechanism(found, q, of).fixed:  # RDP overstates ε, so PLD needs less noise
+    if Mechanism(found, q, of, discrete).has_pld:  # RDP overstates ε, so PLD needs less noise
         most, least = found + 1e-3, 0.8 * found
         while excess(least, _pld) <= 0:
             least *= 0.8
         found = brentq(excess, least, most, args=(_pld,), xtol=2e-5)
-    while epsilon({Mechanism(found, q, of): count}, delta).value > target:
+    while epsilon({Mechanism(found, q, of, discrete): count}, delta).value > target:
         found += 1e-5
     return float(found)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedloom import tree
 from fedloom.errors import InputError, PrivacySpent, StoreError
-from fedloom.privacy.dp import accounting, clipping, noise, tree_noise
+from fedloom.privacy.dp import accounting, clipping, distributed, noise, tree_noise
 from fedloom.privacy.dp.accounting import Mechanism
 from fedloom.privacy.dp.clipping import COUNT
 from fedloom.privacy.dp.ledger import Ledger
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from fedloom.task import Task
 
 
-def bounded(update: Update, shared: Groups, task: Task, clip: float, weight_bound: float, count: bool) -> Update:
-    """Return what clients contribute to the sum: clipped changes, scaled by weight / `weight_bound`.
+def bounded(
+    update: Update, shared: Groups, task: Task, clip: float, weight_bound: float, count: bool, unit: float = 1.0
+) -> Update:
+    """Return what clients contribute to the sum: clipped changes / `unit`, scaled by weight / `weight_bound`.
 
     Leaves that nobody trains keep their base: their change is zero. `count` adds whether each change was short enough.
     `positions` still says where a group's changes started.
@@ -49,7 +51,7 @@ def bounded(update: Update, shared: Groups, task: Task, clip: float, weight_boun
         kept = {**tree.zeros_like(moved), **tree.select(moved, noised)}
         changes[group] = tree.scale(kept, (shares[group] > 0).double())
     clipped, within = clipping.clip_jointly(changes, clip)
-    sent = {group: tree.scale(leaves, shares[group]) for group, leaves in clipped.items()}
+    sent = {group: tree.scale(leaves, shares[group] / unit) for group, leaves in clipped.items()}
     if count:
         sent[COUNT] = {COUNT: within.to(torch.float64) - 0.5}
     return replace(update, groups=sent, weight=torch.ones(len(within), dtype=torch.float64))
@@ -91,6 +93,9 @@ class ClientLevel:
         """Open the cell's ledger. `sampled`: whether nobody sees who takes part, which agents on a network do."""
         check_sampling(sampling)
         self.table, self.population = table, population
+        self.distributed = table.noise == "distributed"
+        if self.distributed:
+            distributed.check_sampling(sampling)
         self.size = None if sampling.sampling == "poisson" else sampling.size(population)
         drawn = sampling.fraction if self.size is None else self.size / population
         self.q = drawn if sampled else 1.0
@@ -106,7 +111,7 @@ class ClientLevel:
         self.turns = -(-population // self.size) if self.size is not None else 1
 
         def begin() -> dict[str, float]:
-            z = table.noise_multiplier
+            z = distributed.multiplier(table, rounds) if self.distributed else table.noise_multiplier
             if z is None and table.epsilon is not None:
                 releases = 1 if table.correlated else rounds  # all correlated rounds are one release of a tree
                 z = accounting.noise_multiplier(table.epsilon, table.delta, releases, self.q, of)
@@ -117,7 +122,8 @@ class ClientLevel:
         z = float(self.ledger.header["noise_multiplier"])
         self.planned = int(self.ledger.header["planned_rounds"])
         self.noise_multiplier = z
-        self.mechanism = Mechanism(z / self._tree_sensitivity(self.planned) if table.correlated else z, self.q, of)
+        of_release = z / self._tree_sensitivity(self.planned) if table.correlated else z
+        self.mechanism = Mechanism(of_release, self.q, of, self.distributed)
         self.adaptive = table.clip == "adaptive"
         self.clip = clipping.START if table.clip == "adaptive" else float(table.clip)
         if self.adaptive and self.expected <= 10 * z:
@@ -153,7 +159,10 @@ class ClientLevel:
     def release(
         self, round: int, call: int, total: Groups, positions: Mapping[str, str], shared: Groups, task: Task
     ) -> Groups:
-        """Charge a sum of bounded changes, add noise, and return the means; an adaptive clip moves on."""
+        """Charge a sum of bounded changes, add noise, and return the means; an adaptive clip moves on.
+
+        A sum with the noise of its clients gets no more.
+        """
         z = self.noise_multiplier
         of_changes = clipping.change_multiplier(z, self.expected) if self.adaptive else z
         deviation = of_changes * self.clip
@@ -161,12 +170,19 @@ class ClientLevel:
         name = f"round {round}, call {call}, sum {digest}, deviation {deviation!r}"
         if self.q < 1 or self.table.correlated:
             self._check_one_sum(round, name)
-        self._charge_tree(round, name) if self.table.correlated else self.charge(name)
+        if self.table.correlated:
+            self._charge_tree(round, name)
+        elif self.distributed:
+            self._charge_sum(self._question(round, call, shared), digest)
+        else:
+            self.charge(name)
         key = noise.derive(self.ledger.secret, "noise", name)
         counted = total.get(COUNT)
         sums = {group: leaves for group, leaves in total.items() if group != COUNT}
         if self.table.correlated:
             drawn = tree_noise.increment(self.ledger.secret, sums, round, deviation)
+        elif self.distributed:
+            drawn = {group: tree.zeros_like(leaves) for group, leaves in sums.items()}
         else:
             drawn = noise.noise_like(sums, deviation, key)
         found = {}
@@ -181,7 +197,7 @@ class ClientLevel:
                 for leaf_name, leaf in leaves.items()
             }
         if counted is not None:
-            of_count = clipping.indicator_deviation(self.expected)
+            of_count = 0.0 if self.distributed else clipping.indicator_deviation(self.expected)
             noisy = float(counted[COUNT]) + of_count * float(noise.gaussian(noise.derive(key, COUNT), 1)[0])
             self.clip = clipping.next_clip(self.clip, noisy, self.expected)
         return found
@@ -190,7 +206,8 @@ class ClientLevel:
         """Return base + (sum + noise) / expected clients; a leaf without noise keeps its base."""
         if drawn is None:
             return total if base is None else base
-        moved = (total.to(torch.float64) + drawn) / self.expected
+        unit = distributed.unit(self.clip) if self.distributed else 1.0
+        moved = (total.to(torch.float64) * unit + drawn) / self.expected
         return moved.to(total.dtype) if base is None else (base.to(torch.float64) + moved).to(base.dtype)
 
     def charge(self, name: str) -> None:
@@ -202,6 +219,22 @@ class ClientLevel:
                 "back stay spent."
             )
         self.ledger.charge(name, self.mechanism)
+
+    def charge_question(self, round: int, call: int, shared: Groups) -> None:
+        """Charge a sum with the noise of its clients before they are asked: the server sees it before `release`."""
+        self.charge(self._question(round, call, shared))
+
+    def _question(self, round: int, call: int, shared: Groups) -> str:
+        return f"round {round}, call {call}, shared {tree.sha256_of_groups(shared)}, clip {self.clip!r}"
+
+    def _charge_sum(self, question: str, digest: str) -> None:
+        """Charge the answer to a question once. Another answer to it, after a rollback, is charged too."""
+        self.charge(question)
+        name, start = f"{question}, sum {digest}", f"{question}, sum "
+        if name in self.ledger.charged or not any(known.startswith(start) for known in self.ledger.charged):
+            self.ledger.charge(name, self.mechanism, 0)
+        else:
+            self.charge(name)
 
     def _check_one_sum(self, round: int, name: str) -> None:
         """Raise `PrivacySpent` for a second sum of a round: it has the same clients, or takes back the same noise."""
@@ -261,6 +294,7 @@ class ClientLevel:
         """Return numbers for the record of the round."""
         spent = self.ledger.epsilon()
         kind = "replace_epsilon" if self.mechanism.fixed else "epsilon"
+        kind = "distributed_epsilon" if self.distributed else kind
         return {kind: spent.value, f"{kind}_rdp": spent.rdp, "clip": self.clip}
 
 

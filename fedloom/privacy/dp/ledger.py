@@ -50,7 +50,8 @@ class Ledger:
         self.header = {key: value for key, value in first.items() if key != "format"}
         for entry in entries:
             self.charged.add(entry["release"])
-            self.spent[Mechanism(entry["noise_multiplier"], entry["q"], entry["of"])] += entry.get("count", 1)
+            kind = Mechanism(entry["noise_multiplier"], entry["q"], entry["of"], entry.get("discrete", False))
+            self.spent[kind] += entry.get("count", 1)
 
     @property
     def releases(self) -> int:
@@ -66,7 +67,8 @@ class Ledger:
         if release in self.charged:
             return False
         entry = {"release": release, "noise_multiplier": mechanism.noise_multiplier}
-        self._append({**entry, "q": mechanism.q, "of": mechanism.of, "count": count})
+        discrete = {"discrete": True} if mechanism.discrete else {}
+        self._append({**entry, "q": mechanism.q, "of": mechanism.of, "count": count, **discrete})
         self.charged.add(release)
         self.spent[mechanism] += count
         faults.point("privacy.charged")

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from fedloom import keys
 from fedloom.errors import InputError, RoundAbandoned, TrainingError
+from fedloom.privacy.dp.distributed import NoiseShare
+from fedloom.privacy.dp.noise import derive
 from fedloom.privacy.secure.client import STAGES
 from fedloom.privacy.secure.masks import Vector
 from fedloom.privacy.secure.ring import Ring, RingConfig
@@ -74,12 +76,15 @@ def weight_bound(algorithm: Algorithm, sampling: Sampling) -> int:
     return int(bound)
 
 
-def ring_config(privacy: PrivacyTable, clients: int, weight_bound: int) -> RingConfig:
-    """Return the ring for a call. Where noise is added to the sum, rounding costs privacy: then it has 64 bits."""
+def ring_config(privacy: PrivacyTable, clients: int, weight_bound: int, noise: NoiseShare | None = None) -> RingConfig:
+    """Return the ring for a call. Rounding leaves less of the clip: if the server adds noise, the ring has 64 bits.
+
+    With noise of clients, the ring counts in units of the clip, so that 32 bits can suffice.
+    """
     table = privacy.secure_aggregation
     assert table is not None
-    noisy = privacy.dp is not None and not privacy.has_local_noise
-    return RingConfig(table.range, clients, weight_bound, 64 if noisy and table.bits == "auto" else table.bits)
+    fine = privacy.dp is not None and privacy.dp.noise == "server" and table.bits == "auto"
+    return RingConfig(table.range, clients, weight_bound, 64 if fine else table.bits, noise)
 
 
 @dataclass(frozen=True)
@@ -90,14 +95,11 @@ class SecureCall:
     config: RingConfig
 
     @staticmethod
-    def of(
-        privacy: PrivacyTable, run: str, round: int, call: int, clients: int, weight_bound: int, attempt: int = 0
-    ) -> SecureCall:
-        table = privacy.secure_aggregation
-        assert table is not None
-        config = ring_config(privacy, clients, weight_bound)
-        text = json.dumps(asdict(config), sort_keys=True)
-        return SecureCall(Session(run, round, call, attempt, clients, table.needed(clients), text), config)
+    def of(table: SecureTable, config: RingConfig, run: str, round: int, call: int, attempt: int = 0) -> SecureCall:
+        agreed = {name: value for name, value in asdict(config).items() if value is not None}
+        text = json.dumps(agreed, sort_keys=True)
+        threshold = table.needed(config.clients)
+        return SecureCall(Session(run, round, call, attempt, config.clients, threshold, text), config)
 
 
 @dataclass(frozen=True)
@@ -118,8 +120,12 @@ def simulate(
     weights: Mapping[str, Tensor],
     bases: Groups,
     seed: int,
+    secret: bytes = b"",
 ) -> SecureSum:
-    """Run the protocol between all clients of a call in this process, some of which vanish."""
+    """Run the protocol between all clients of a call in this process, some of which vanish.
+
+    With noise that clients add together, `secret` gives theirs: it must be another one for every stack.
+    """
     if not stack:  # clients send nothing, so there is nothing to protect
         return SecureSum({}, {}, ids, {})
     refused: dict[int, str] = {}
@@ -130,7 +136,8 @@ def simulate(
     def value(client: int) -> Vector:
         mine = {group: row(stacked, position[client]) for group, stacked in stack.items()}
         try:
-            return ring.encode(mine, {group: float(w[position[client]]) for group, w in weights.items()}, bases)
+            own = {group: float(w[position[client]]) for group, w in weights.items()}
+            return ring.encode(mine, own, bases, derive(secret, client))
         except Refusal as why:
             refused[client] = f"{why} ({why.value})" if why.value else str(why)
             raise

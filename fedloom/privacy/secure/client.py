@@ -46,7 +46,7 @@ class SecureClient:
         floors.check(session)
         self.session, self.client, self.floors = session, client, floors
         self._sign, self._roster, self._masks = sign, roster, masks or PairMasks()
-        self._next = STAGES[0]
+        self._next, self.sid = STAGES[0], b""
         self._mask_private: X25519PrivateKey | None = X25519PrivateKey.generate()
         self._channel_private: X25519PrivateKey | None = X25519PrivateKey.generate()
         self._seed = secrets.token_bytes(shamir.SECRET_BYTES)

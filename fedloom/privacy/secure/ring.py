@@ -2,14 +2,17 @@
 
 A group with weight w and values Δ becomes w and w · round(scale · Δ). Sums wrap around and are exact, so they do not
 depend on any order. The scale is the largest power of two with which the sum of all clients cannot overflow.
+
+With noise that clients add together, a change has a length of at most 1 after rounding, too, and every floating-point
+number gets noise. The ring then has room for the noise.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +22,8 @@ from torch import Tensor
 
 from fedloom.errors import InputError, RoundAbandoned, nearest
 from fedloom.privacy.dp.clipping import COUNT
+from fedloom.privacy.dp.distributed import FEWEST_STEPS, NoiseShare, discrete_gaussian
+from fedloom.privacy.dp.noise import derive
 from fedloom.privacy.secure.masks import Vector
 from fedloom.privacy.secure.session import Refusal
 from fedloom.tree import Groups, Tree, change, is_whole
@@ -37,10 +42,13 @@ class RingConfig:
     clients: int
     weight_bound: int
     bits: Bits = "auto"
+    noise: NoiseShare | None = None  # what clients add to the sum together
 
     def range_of(self, group: str) -> float:
         if group == COUNT:
             return 0.5
+        if self.noise is not None:
+            return 1.0
         if not isinstance(self.range, dict):
             return self.range
         if group not in self.range:
@@ -50,14 +58,17 @@ class RingConfig:
             )
         return self.range[group]
 
-    def scale(self, group: str, bits: int) -> float:
-        """Return the largest power of two for which clients · weight_bound · ⌈range · scale⌉ < 2^(bits − 1).
+    def scale(self, group: str, bits: int, tail: Callable[[float], int] = lambda scale: 0) -> float:
+        """Return the largest power of two for which clients · weight_bound · ⌈range · scale⌉ + tail < 2^(bits − 1).
+
+        `tail` returns the room that noise needs at a scale.
 
         >>> RingConfig(1.0, clients=100, weight_bound=1).scale("model", 32) == 2**24
         True
         """
         most, scale = self.clients * self.weight_bound, 2.0**FINEST
-        while most * math.ceil(self.range_of(group) * scale) >= 2 ** (bits - 1) and scale > 2.0**-FINEST:
+        range, room = self.range_of(group), 2 ** (bits - 1)
+        while most * math.ceil(range * scale) + tail(scale) >= room and scale > 2.0**-FINEST:
             scale /= 2
         return scale
 
@@ -73,20 +84,44 @@ class Ring:
     def bits(self) -> int:
         if self.config.bits != "auto":
             return self.config.bits
-        scales = [self.config.scale(group, 32) for group in self.like]
+        scales = [self._scale(group, 32) for group in self.like]
         return 32 if min(scales, default=1.0) >= 2.0**FINE else 64
 
     @cached_property
     def scales(self) -> dict[str, float]:
-        scales = {group: self.config.scale(group, self.bits) for group in self.like}
+        scales = {group: self._scale(group, self.bits) for group in self.like}
         for group, scale in scales.items():
-            if scale < 1:
+            if self.config.noise is not None:
+                self._check_noise(self.config.noise, group, scale)
+            elif scale < 1:
                 raise InputError(
                     f"{KEY} bits = {self.bits} is too few for {self.config.clients} clients with weights up to "
                     f"{self.config.weight_bound} and the range {self.config.range_of(group):g} of '{group}': use "
                     "bits = 64, or a smaller range."
                 )
         return scales
+
+    def _scale(self, group: str, bits: int) -> float:
+        return self.config.scale(group, bits, partial(self._tail, group))
+
+    def _tail(self, group: str, scale: float) -> int:
+        noise = self.config.noise
+        return 0 if noise is None else noise.tail(group, scale, self.noised)
+
+    def _check_noise(self, noise: NoiseShare, group: str, scale: float) -> None:
+        """Raise `InputError` if steps are so coarse that ½ is not a whole number of them, or noise is not Gaussian."""
+        if scale < 2 or noise.deviation(group, scale) < FEWEST_STEPS:
+            raise InputError(
+                f"{KEY} bits = {self.bits} is too few for the sum of {self.config.clients} clients with {self.noised} "
+                f"numbers and noise of {noise.change_multiplier:.3g} times the clip: use bits = 64, fewer clients, or "
+                "less noise."
+            )
+
+    @cached_property
+    def noised(self) -> int:
+        """How many numbers a change has that get noise: all floating-point ones."""
+        changes = [tree for group, tree in self.like.items() if group != COUNT]
+        return sum(leaf.numel() for tree in changes for leaf in tree.values() if not is_whole(leaf))
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -113,16 +148,30 @@ class Ring:
 
     # --- at a client
 
-    def encode(self, groups: Groups, weights: Mapping[str, float], bases: Groups) -> Vector:
-        """Return one client's update as a vector. Groups with a base are positions, and what changed is sent."""
+    def encode(
+        self, groups: Groups, weights: Mapping[str, float], bases: Groups, secret: bytes | None = None
+    ) -> Vector:
+        """Return one client's update as a vector. Groups with a base are positions, and what changed is sent.
+
+        With noise, `secret` is 32 random bytes that the client uses once.
+        """
         if {g: [*tree] for g, tree in groups.items()} != {g: [*tree] for g, tree in self.like.items()}:
             raise Refusal("the update has other groups or leaves than were agreed")
-        parts = []
+        parts, length = [], 0.0
         for group, tree in groups.items():
             weight = self._weight(group, float(weights[group]))
             parts.append(np.array([weight], dtype=np.int64))
             for name, leaf in _changes(tree, bases.get(group)).items():
-                parts.append(self._whole(group, name, leaf) * weight)
+                whole = self._whole(group, name, leaf) * weight
+                if self.config.noise is not None and not is_whole(leaf):
+                    assert secret is not None
+                    deviation = self.config.noise.deviation(group, self.scales[group])
+                    if group != COUNT:
+                        length = math.hypot(length, float(np.linalg.norm(whole / self.scales[group])))
+                    whole = whole + discrete_gaussian(derive(secret, group, name), deviation, len(whole))
+                parts.append(whole)
+        if self.config.noise is not None and length > 1:
+            raise Refusal("the change is longer than its clip, so its noise would not hide it")
         return np.concatenate(parts or [np.zeros(0, np.int64)]).astype(self.dtype)
 
     def _weight(self, group: str, weight: float) -> int:
@@ -166,7 +215,8 @@ class Ring:
                 count = leaf.numel() * (2 if leaf.is_complex() else 1)
                 values, begin = signed[begin : begin + count].astype(np.float64), begin + count
                 scale, _, largest = self._limits(group, leaf)
-                if np.abs(values).max(initial=0) > largest * weight:
+                tail = 0 if is_whole(leaf) else self._tail(group, scale)
+                if np.abs(values).max(initial=0) > largest * weight + tail:
                     raise RoundAbandoned(f"The sum of '{group}' ({name}) is larger than its clients' range: {WRONG}")
                 found = torch.from_numpy(values / scale)
                 sums[group][name] = (

@@ -14,7 +14,7 @@ from fedloom.errors import InputError
 from fedloom.experiment.experiment_file import TaskTable
 from fedloom.network.agent.policy import Policy, Refused, load_site, trust
 from fedloom.network.protocol.messages import ClientAnswer
-from fedloom.privacy.table import PrivacyTable, SecureTable
+from fedloom.privacy.table import DpTable, PrivacyTable, SecureTable
 from fedloom.training.evaluation import Measured
 
 
@@ -108,6 +108,25 @@ def test_a_site_can_require_secure_aggregation_and_a_threshold() -> None:
         Policy(require_secure_aggregation=True).check_privacy(plain)
     with pytest.raises(Refused, match=r"threshold of at least 0.67 in secure aggregation, and the run has 0.6"):
         Policy().check_privacy(secure)
+
+
+def together(**dp: Any) -> PrivacyTable:
+    settings = {"epsilon": 2.0, "clip": 1.0, "noise": "distributed", **dp}
+    return PrivacyTable(secure_aggregation=SecureTable(), dp=DpTable(**settings))
+
+
+def test_noise_that_clients_add_together_counts_if_the_site_says_how_many_may_collude() -> None:
+    Policy(max_epsilon=2.0, assumed_colluders=0.1).check_privacy(together())
+    Policy(max_epsilon=2.0, assumed_colluders=0.25).check_privacy(together(colluders=0.3))
+    with pytest.raises(Refused, match="counts if the policy has assumed_colluders"):
+        Policy(max_epsilon=2.0).check_privacy(together())
+    with pytest.raises(Refused, match="and the run's dp colluders are at least as many"):
+        Policy(max_epsilon=2.0, assumed_colluders=0.25).check_privacy(together())
+    with pytest.raises(Refused, match="the run offers ε = 2 at δ = 1e-05"):
+        Policy(max_epsilon=1.0, assumed_colluders=0.1).check_privacy(together())
+    server = PrivacyTable(secure_aggregation=SecureTable(), dp=DpTable(epsilon=1.0, clip=1.0))
+    with pytest.raises(Refused, match="cannot be verified here"):
+        Policy(max_epsilon=2.0, assumed_colluders=0.0).check_privacy(server)
 
 
 def test_a_site_is_told_what_it_must_trust_the_coordinator_in() -> None:

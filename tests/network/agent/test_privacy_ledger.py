@@ -20,8 +20,9 @@ from fedloom.network.agent.policy import Policy, Refused
 from fedloom.network.agent.privacy_ledger import SitePrivacy
 from fedloom.network.coordinator import network_run
 from fedloom.privacy.dp.accounting import Mechanism, epsilon
+from fedloom.privacy.dp.distributed import NoiseShare
 from fedloom.privacy.dp.ledger import LEDGER
-from fedloom.privacy.table import DpTable, ExampleTable, PrivacyTable
+from fedloom.privacy.table import DpTable, ExampleTable, PrivacyTable, SecureTable
 from tests.network.conftest import InProcessRun
 
 EXAMPLES = PrivacyTable(example_dp=ExampleTable(epsilon=8.0))
@@ -84,6 +85,35 @@ def test_an_answer_is_charged_once_even_after_a_restart(tmp_path: Path) -> None:
     charge(site(tmp_path), "round 2")
     (ledger,) = tmp_path.glob(f"run1/*/examples/{LEDGER}")
     assert len(ledger.read_text().splitlines()) == 1 + 2
+
+
+def share(folder: Path, session: str, run: str = "run1", z: float = 1.0, **policy: Any) -> None:
+    """Five clients, of which one may work with the coordinator."""
+    dp = DpTable(noise_multiplier=z, clip=1.0, noise="distributed")
+    table = PrivacyTable(secure_aggregation=SecureTable(), dp=dp)
+    site(folder, table, run, **policy).charge_share("kerry", "a-1", NoiseShare.of(table, z, 5), session)
+
+
+def test_a_share_of_noise_is_charged_for_every_session(tmp_path: Path) -> None:
+    for session in ("aa", "bb", "aa"):
+        share(tmp_path, session)
+    (ledger,) = tmp_path.glob(f"run1/*/distributed/{LEDGER}")
+    assert len(ledger.read_text().splitlines()) == 1 + 2
+
+
+def test_a_site_ends_where_its_share_of_noise_no_longer_suffices(tmp_path: Path) -> None:
+    share(tmp_path, "aa", max_epsilon=5.0)  # one release costs 4.73
+    with pytest.raises(Refused, match=r"another answer of 'kerry' would cost ε = 7\.\d+ in this run.*max_epsilon is 5"):
+        share(tmp_path, "bb", max_epsilon=5.0)
+
+
+def test_noise_of_all_clients_counts_as_half_as_large_beside_noise_for_examples(tmp_path: Path) -> None:
+    """Its ε is about zeros in the place of a change. Another example can change it by twice as much."""
+    both = epsilon({Z: 10, Mechanism(2.0, discrete=True): 1}, 1e-5).value
+    charge(site(tmp_path), "round 1")
+    with pytest.raises(Refused, match=rf"would cost ε = {both:.4g} in all runs"):
+        share(tmp_path, "aa", run="run2", z=4.0, max_total_epsilon=both - 0.01)
+    share(tmp_path, "aa", run="run2", z=4.0, max_total_epsilon=both + 0.01)
 
 
 def test_a_coordinator_cannot_have_more_than_the_run_announced_or_the_policy_allows(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedloom.errors import QuorumError, TrainingError
 from fedloom.experiment import checkpoint
@@ -15,6 +16,8 @@ from fedloom.experiment.progress import Silent
 from fedloom.network.agent.agent import Agent
 from fedloom.network.coordinator.ledger import Ledger
 from fedloom.network.protocol.messages import Assignment
+from fedloom.privacy.dp import distributed
+from fedloom.privacy.table import DpTable
 from fedloom.results.result import Result
 from tests.network.conftest import EXPERIMENT, InProcessRun, serial_weights, weights
 
@@ -59,6 +62,62 @@ def test_with_differential_privacy_clients_clip_what_they_mask(tmp_path: Path) -
     initial, model = run.plan.task(1).initial(), found.snapshot.state["model"]
     moved = max(float((model[name] - initial[name]).abs().max()) for name in initial)
     assert 0 < moved < 1e-5
+
+
+def test_clients_add_noise_together_and_charge_themselves(tmp_path: Path) -> None:
+    dp = {"epsilon": 50.0, "clip": 1e-3, "noise": "distributed"}
+    run = sites(tmp_path / "net", *({"max_epsilon": 50.0, "assumed_colluders": 0.1},) * 5, privacy={**SECURE, "dp": dp})
+    assert run.run(Silent()).status == "done"
+    found = checkpoint.load(checkpoint.of_cell(tmp_path / "net", "fedavg", 1))
+    assert found is not None
+    z = distributed.multiplier(DpTable(**dp), 2)
+    initial, model = run.plan.task(1).initial(), found.snapshot.state["model"]
+    moved = torch.cat([(model[name] - initial[name]).flatten() for name in initial])
+    # 60 % of five clients are three, of which one may collude: two are enough, and five add noise, in two rounds
+    expected = z * 1e-3 / 5 * (5 / 2) ** 0.5 * 2**0.5
+    assert float(moved.double().std()) == pytest.approx(expected, rel=0.1)
+    assert cohorts(tmp_path / "net") == {1: 5, 2: 5}
+    ledgers = [path.read_text().splitlines() for path in tmp_path.glob("**/privacy/*/*/distributed/privacy.jsonl")]
+    assert [len(lines) for lines in ledgers] == [1 + 2] * 5
+    assert all(json.loads(line)["noise_multiplier"] == z for lines in ledgers for line in lines[1:])
+
+
+TOGETHER = {**SECURE, "dp": {"epsilon": 50.0, "clip": 1e-3, "noise": "distributed"}}
+
+
+def test_a_masked_change_is_charged_even_if_the_coordinator_says_that_its_sum_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator could have unmasked it without asking this site."""
+    heal = crash_at(monkeypatch, "secure.confirm")
+    with pytest.raises(Crash):
+        sites(tmp_path / "net", privacy=TOGETHER).run(Silent())
+    heal()
+    assert sites(tmp_path / "net", privacy=TOGETHER).run(Silent()).status == "done"
+    ledgers = [path.read_text().splitlines() for path in tmp_path.glob("**/privacy/*/*/distributed/privacy.jsonl")]
+    assert [len(lines) for lines in ledgers] == [1 + 3] * 5
+
+
+@pytest.mark.parametrize("clip", [None, 0.0, -1.0, float("inf"), float("nan")])
+def test_a_change_without_a_positive_clip_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clip: float | None
+) -> None:
+    def without(site: str, one: Assignment) -> Assignment:
+        secure = one.secure.model_copy(update={"clip": clip}) if one.secure is not None else None
+        return one.model_copy(update={"secure": secure}) if one.kind == "train" else one
+
+    lie(monkeypatch, without)
+    with pytest.raises(TrainingError, match=f"a change with the clip {clip}: it must be a positive number"):
+        sites(tmp_path / "net", privacy=TOGETHER).run(Silent())
+
+
+def test_a_cohort_that_changes_after_clients_agreed_on_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It decides how much of the clip rounding takes, and how much noise a client adds."""
+    lie(monkeypatch, lambda site, one: one.model_copy(update={"cohort": 50}) if one.kind == "train" else one)
+    with pytest.raises(TrainingError, match="another session began"):
+        sites(tmp_path / "net", privacy=TOGETHER).run(Silent())
 
 
 def cohorts(folder: Path) -> dict[int, int]:

@@ -24,7 +24,8 @@ from fedloom.experiment.store import Store
 from fedloom.federation.engine import fit
 from fedloom.privacy.dp import client_level, noise
 from fedloom.privacy.dp.accounting import Mechanism, epsilon
-from fedloom.privacy.dp.client_level import COUNT, ClientLevel, bounded
+from fedloom.privacy.dp.client_level import ClientLevel, bounded
+from fedloom.privacy.dp.clipping import COUNT
 from fedloom.privacy.dp.ledger import KEY, LEDGER
 from fedloom.privacy.protection import Protection
 from fedloom.privacy.table import DpTable, PrivacyTable

@@ -11,9 +11,11 @@ from fedloom import tree
 from fedloom.algorithms import ALGORITHMS
 from fedloom.errors import InputError, TrainingError
 from fedloom.federation.engine import RoundRecord, fit
+from fedloom.privacy.dp.distributed import NoiseShare
 from fedloom.privacy.protection import Protection
 from fedloom.privacy.secure import aggregation
 from fedloom.privacy.secure.aggregation import SecureCall, weight_bound
+from fedloom.privacy.secure.ring import RingConfig
 from fedloom.privacy.table import PrivacyTable, SecureTable
 from fedloom.task import Task
 from tests.conftest import Dense, Logit, Normed, federation, two_classes
@@ -146,11 +148,10 @@ def test_equal_weights_need_no_bound() -> None:
 
 
 def test_everybody_must_agree_on_the_ring() -> None:
-    calls = [
-        SecureCall.of(PrivacyTable(secure_aggregation=SecureTable(range=r)), "run", 1, 0, 5, w)
-        for r, w in ((4.0, 1), (4.0, 2), (5.0, 1))
-    ]
-    assert len({call.session.config for call in calls}) == 3
+    rings = [RingConfig(4.0, 5, 1), RingConfig(4.0, 5, 2), RingConfig(5.0, 5, 1)]
+    rings += [RingConfig(4.0, 5, 1, noise=NoiseShare(z, 5, 3, adaptive=False)) for z in (1.0, 2.0)]
+    calls = [SecureCall.of(SecureTable(), ring, "run", 1, 0) for ring in rings]
+    assert len({call.session.config for call in calls}) == 5
     assert calls[0].session.threshold == 4
 
 
