@@ -1,4 +1,4 @@
-"""The commands after a run: show, list, compare, remove, report, export."""
+"""The commands after a run: show, list, compare, report, export, remove."""
 
 from __future__ import annotations
 
@@ -110,45 +110,6 @@ def compare(
 
 
 @command(app)
-def remove(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR")],
-    yes: Annotated[bool, typer.Option("-y", "--yes")] = False,
-) -> None:
-    """Delete runs: their results, checkpoints and reports.
-
-    folders: The folders of the runs.
-    yes: Do not ask.
-    """
-    from fedloom import files
-    from fedloom.experiment import run_folder
-    from fedloom.results.run_data import RunData
-
-    runs = [RunData.read(folder) for folder in folders]  # refuses what is not a run, before anything is deleted
-    for folder in folders:
-        if folder.is_symlink():
-            raise InputError(f"{folder} is a link. Remove {folder.resolve()}, and then the link.")
-        if Path.cwd().is_relative_to(folder.resolve()):
-            raise InputError(f"You are in {folder.resolve()}: change to another folder, and remove it from there.")
-        if any(files.is_locked(path) for path in (folder, folder / "network")):
-            raise InputError(f"A process is running in {folder}. Stop it first.")
-    if not yes and not sys.stdin.isatty():
-        raise InputError("Nobody can be asked here whether to delete: say so with --yes.")
-    for run in runs:
-        what = f"{run.folder} ({run.result.status}, {_megabytes(run.folder)})"
-        lost = "".join(f", with its {name}" for name, there in run_folder.irreplaceable(run.folder).items() if there)
-        if yes or typer.confirm(f"Delete {what}{lost}?"):
-            kept = run_folder.remove(run.folder)
-            print(f"Deleted {what}.")
-            if kept:
-                names = ", ".join(path.name for path in kept[:5]) + (" …" if len(kept) > 5 else "")
-                say(f"Kept what fedloom did not write: {names} in {run.folder}.")
-
-
-def _megabytes(folder: Path) -> str:
-    return f"{sum(path.lstat().st_size for path in folder.rglob('*')) / 1e6:,.1f} MB"
-
-
-@command(app)
 def report(folder: Folder, fill: Literal["min-max", "std"] = "min-max") -> None:
     """Write a run's report: one HTML file, with tables and figures in files beside it.
 
@@ -221,3 +182,42 @@ def _say_what_is_missing(result: Any) -> None:
             f"For {', '.join(personal)}, only the server's model was written. Clients use another one: each has its "
             "own part. `--client NAME` writes the whole model of one client."
         )
+
+
+@command(app)
+def remove(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR")],
+    yes: Annotated[bool, typer.Option("-y", "--yes")] = False,
+) -> None:
+    """Delete runs: their results, checkpoints and reports.
+
+    folders: The folders of the runs.
+    yes: Do not ask.
+    """
+    from fedloom import files
+    from fedloom.experiment import run_folder
+    from fedloom.results.run_data import RunData
+
+    runs = [RunData.read(folder) for folder in folders]  # refuses what is not a run, before anything is deleted
+    for folder in folders:
+        if folder.is_symlink():
+            raise InputError(f"{folder} is a link. Remove {folder.resolve()}, and then the link.")
+        if Path.cwd().is_relative_to(folder.resolve()):
+            raise InputError(f"You are in {folder.resolve()}: change to another folder, and remove it from there.")
+        if any(files.is_locked(path) for path in (folder, folder / "network")):
+            raise InputError(f"A process is running in {folder}. Stop it first.")
+    if not yes and not sys.stdin.isatty():
+        raise InputError("Nobody can be asked here whether to delete: say so with --yes.")
+    for run in runs:
+        what = f"{run.folder} ({run.result.status}, {_megabytes(run.folder)})"
+        lost = "".join(f", with its {name}" for name, there in run_folder.irreplaceable(run.folder).items() if there)
+        if yes or typer.confirm(f"Delete {what}{lost}?"):
+            kept = run_folder.remove(run.folder)
+            print(f"Deleted {what}.")
+            if kept:
+                names = ", ".join(path.name for path in kept[:5]) + (" …" if len(kept) > 5 else "")
+                say(f"Kept what fedloom did not write: {names} in {run.folder}.")
+
+
+def _megabytes(folder: Path) -> str:
+    return f"{sum(path.lstat().st_size for path in folder.rglob('*')) / 1e6:,.1f} MB"
