@@ -78,6 +78,17 @@ def locked(folder: Path, busy: str, seconds: float = 0.0) -> Iterator[None]:
         yield
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether a process holds a folder. Where that cannot be found out, because nothing can be written, assume so."""
+    if not (folder / ".lock").is_file():
+        return False
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            return False
+    except (Timeout, OSError):
+        return True
+
+
 def sha256(file: Path | BinaryIO | GzipFile) -> str:
     """Return the SHA-256 of a file, or of what is left in an open one, which may be larger than memory."""
     digest = hashlib.sha256()

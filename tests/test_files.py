@@ -78,3 +78,11 @@ def test_a_private_file_is_private_even_if_a_crash_left_a_readable_one_behind(tm
     files.write_private(tmp_path / "key", b"secret")
     assert (tmp_path / "key").read_bytes() == b"secret"
     assert (tmp_path / "key").stat().st_mode & 0o077 == 0
+
+
+def test_a_look_says_whether_a_process_holds_a_folder_and_creates_nothing(tmp_path: Path) -> None:
+    assert not files.is_locked(tmp_path)
+    assert os.listdir(tmp_path) == []
+    with files.locked(tmp_path, "busy"):
+        assert files.is_locked(tmp_path)
+    assert not files.is_locked(tmp_path)

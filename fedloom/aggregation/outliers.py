@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MANY = 5  # with fewer updates, the median says little
 RUINOUS = 1e6  # among few updates, the factor that no honest client reaches
-SMALL = 0.05  # shorter changes, as a share of the model's own length, count as this long
+SMALL = 0.05  # a change shorter than this share of the model's own length counts as this long
 
 
 def lengths(stacked: Tree, base: Tree) -> Tensor:

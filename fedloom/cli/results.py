@@ -1,47 +1,112 @@
-"""The commands after a run: show, list, report, export."""
+"""The commands after a run: show, list, compare, report, export, remove."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from fedloom.cli.shared import AsJson, Folder, command, print_result, print_summary, say
+from fedloom.cli.shared import AsJson, Folder, command, console, print_json, print_rows, print_summary, say
 from fedloom.errors import FedloomError, InputError
+from fedloom.results.safe_text import visible, visible_lines
 
 app = typer.Typer()
+CONTINUES = " Its process ended before it was done; the command that started it continues it."
+
+
+Metric = Annotated[str | None, typer.Option(metavar="NAME", help="The metric to show (default: the first).")]
 
 
 @command(app)
-def show(folder: Folder, as_json: AsJson = False) -> None:
+def show(folder: Folder, metric: Metric = None, as_json: AsJson = False) -> None:
     """Show the results in a run's folder."""
     from fedloom.results.result import Result
 
-    print_summary(Result.read(folder), as_json)
+    result = Result.read(folder)
+    write = print_summary(result, as_json, metric)
+    if not result.finished:
+        write(f"The run is {result.status}." + (CONTINUES if result.status == "interrupted" else ""))
 
 
 @command(app, "list")
 def list_runs(folder: Annotated[Path, typer.Argument(metavar="DIR")] = Path("runs"), as_json: AsJson = False) -> None:
-    """List the runs in a folder.
+    """List the runs in a folder: when they ended or began, their status and their best result.
 
     folder: The folder with the runs.
     """
-    from fedloom.results.result import Result
+    from rich import box
+    from rich.table import Table
 
-    found, lines = [], []
+    from fedloom.results.run_data import RunData
+    from fedloom.results.summary import in_short
+
+    if not folder.is_dir():
+        raise InputError(f"There is no folder {folder}. `fedloom run FILE` makes runs/NAME; --out chooses another.")
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("run", "status", "date", "cells", "rounds", "best"):
+        made.add_column(column, justify="right" if column in ("cells", "rounds") else "left", overflow="fold")
+    found = []
     for path in sorted(folder.glob("*/run.db")):
         try:
-            found.append(Result.read(path.parent))
+            run = RunData.read(path.parent)
+            result, best = run.result, in_short(run)
         except FedloomError as error:
             say(f"{path.parent}: {error}")
-    for result in found:
-        rounds = max((run.rounds for run in result.runs), default=0)
-        cells = f"{len(result.runs):>3} cells  {rounds:>5} rounds"
-        lines.append(f"{result.name:<30} {result.status:<8} {cells}  {result.folder}")
-    print_result(as_json, [result.json() for result in found], lines or [f"No runs in {folder}."])
+            continue
+        found.append({**result.json(), "started": run.started_at, "finished": run.finished_at, "best": best})
+        moment = run.finished_at if result.finished else run.started_at
+        date = datetime.fromisoformat(moment).astimezone().strftime("%Y-%m-%d %H:%M") if moment else "–"
+        rounds = max((cell.rounds for cell in result.runs), default=0)
+        made.add_row(visible(result.name), result.status, date, str(len(result.runs)), str(rounds), best or "–")
+    if as_json:
+        print_json(found)
+    elif found:
+        console(100, highlight=False, markup=False).print(made)
+    else:
+        print(f"No runs in {folder}.")
+
+
+@command(app)
+def compare(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR")],
+    metric: Metric = None,
+    out: Path | None = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the algorithms of several runs on the same data: tables, curves and differences.
+
+    folders: Two folders of runs, or more.
+    out: The folder for tables and figures (default: runs/compare-NAME-NAME…).
+    """
+    from fedloom.results import compared_runs, figures, tables
+    from fedloom.results.report import result_in_words
+    from fedloom.results.table import write as write_tables
+
+    run = compared_runs.combine(folders)
+    if metric is not None:
+        run = run.only(metric)
+    made = [*tables.overview(run), *tables.comparison(run), *tables.paired_differences(run)]
+    differs = compared_runs.what_differs(run)
+    to = out or Path("runs") / "-".join(["compare", *(folder.resolve().name for folder in folders)])[:120]
+    write_tables(made, to)
+    written = figures.write(figures.draw_comparison(run), to)
+    if as_json:
+        content = [{"name": one.name, "columns": one.columns, "rows": one.rows, "note": one.note} for one in made]
+        write = print_json({"folder": str(to), "runs": list(map(str, folders)), "differ": differs, "tables": content})
+    else:
+        for line in [*result_in_words(run), *differs]:
+            print(visible_lines(line))
+        write = print
+        for one in [*made[:1], *(one for one in made if one.name == "differences")]:
+            print_rows(one)
+    write(f"Tables: {to}")
+    for path in (path for path in written if path.suffix == ".png"):
+        write(f"Picture: {path}")
 
 
 @command(app)
@@ -117,3 +182,42 @@ def _say_what_is_missing(result: Any) -> None:
             f"For {', '.join(personal)}, only the server's model was written. Clients use another one: each has its "
             "own part. `--client NAME` writes the whole model of one client."
         )
+
+
+@command(app)
+def remove(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR")],
+    yes: Annotated[bool, typer.Option("-y", "--yes")] = False,
+) -> None:
+    """Delete runs: their results, checkpoints and reports.
+
+    folders: The folders of the runs.
+    yes: Do not ask.
+    """
+    from fedloom import files
+    from fedloom.experiment import run_folder
+    from fedloom.results.run_data import RunData
+
+    runs = [RunData.read(folder) for folder in folders]  # refuses what is not a run, before anything is deleted
+    for folder in folders:
+        if folder.is_symlink():
+            raise InputError(f"{folder} is a link. Remove {folder.resolve()}, and then the link.")
+        if Path.cwd().is_relative_to(folder.resolve()):
+            raise InputError(f"You are in {folder.resolve()}: change to another folder, and remove it from there.")
+        if any(files.is_locked(path) for path in (folder, folder / "network")):
+            raise InputError(f"A process is running in {folder}. Stop it first.")
+    if not yes and not sys.stdin.isatty():
+        raise InputError("Nobody can be asked here whether to delete: say so with --yes.")
+    for run in runs:
+        what = f"{run.folder} ({run.result.status}, {_megabytes(run.folder)})"
+        lost = "".join(f", with its {name}" for name, there in run_folder.irreplaceable(run.folder).items() if there)
+        if yes or typer.confirm(f"Delete {what}{lost}?"):
+            kept = run_folder.remove(run.folder)
+            print(f"Deleted {what}.")
+            if kept:
+                names = ", ".join(path.name for path in kept[:5]) + (" …" if len(kept) > 5 else "")
+                say(f"Kept what fedloom did not write: {names} in {run.folder}.")
+
+
+def _megabytes(folder: Path) -> str:
+    return f"{sum(path.lstat().st_size for path in folder.rglob('*')) / 1e6:,.1f} MB"

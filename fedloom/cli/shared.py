@@ -181,13 +181,14 @@ def print_rows(table: Any, most: int = 30) -> Callable[[str], None]:
     return print
 
 
-def print_summary(result: Any, as_json: bool) -> Callable[[str], None]:
+def print_summary(result: Any, as_json: bool, metric: str | None = None) -> Callable[[str], None]:
     """Print a run's numbers; return how to print what follows them."""
     from fedloom.results.summary import table
 
+    made = table(result, metric)
     if as_json:
         return print_json(result.json())
-    console(100).print(table(result))
+    console(100).print(made)
     return print
 
 

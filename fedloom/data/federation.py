@@ -66,16 +66,20 @@ class Federation:
 
     def sizes(self, split: SplitName) -> NDArray[np.int64]:
         """Return the number of examples of every client in one split."""
-        return self.split.sizes(np.diff(self.offsets))[SPLITS.index(split)]
+        return np.array(self._sizes[SPLITS.index(split)])
 
     def counts(self, clients: Sequence[int], split: SplitName) -> NDArray[np.int64]:
         """Return the number of examples of some clients (or `everyone`) in one split."""
         ids = np.asarray(clients, dtype=np.int64)
-        real = np.minimum(ids, self.clients - 1)
-        sizes = self.split.sizes(self.offsets[real + 1] - self.offsets[real])[SPLITS.index(split)]
+        known = self._sizes[SPLITS.index(split)]
+        sizes = known[np.minimum(ids, self.clients - 1)]
         if (ids == self.everyone).any():
-            sizes = np.where(ids == self.everyone, self.sizes(split).sum(), sizes)
+            sizes = np.where(ids == self.everyone, known.sum(), sizes)
         return sizes
+
+    @cached_property
+    def _sizes(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        return self.split.sizes(np.diff(self.offsets))
 
     def indices(self, client: int, split: SplitName) -> Tensor:
         """Return the rows of `x` and `y` that belong to one split of a client (or of `everyone`)."""

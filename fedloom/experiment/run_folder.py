@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,15 @@ from fedloom.experiment.experiment_file import differences
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.store import Store
 from fedloom.former_keys import FORMER_KEYS
+from fedloom.privacy.dp.ledger import LEDGER
+
+GLANCE = 0.5  # seconds to wait for a lock: another process may hold it just to see whether the run goes on
+# What fedloom writes into a run's folder beside pictures. The database goes last, so that a removal that was cut short
+# can be repeated.
+WRITTEN = (
+    *("cells", "network", "tables", "figures", "export", "experiment.toml", "report.html", "audit.json"),
+    *("run.db-wal", "run.db-shm", "run.db"),
+)
 
 
 @contextlib.contextmanager
@@ -41,8 +51,34 @@ def claimed(folder: Path, fresh: bool) -> Iterator[None]:
 def locked(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Hold a folder for this process alone."""
     return files.locked(
-        folder, f"Another process is running in {folder}. Wait for it, or choose another folder with --out."
+        folder, f"Another process is running in {folder}. Wait for it, or choose another folder with --out.", GLANCE
     )
+
+
+def remove(folder: Path) -> list[Path]:
+    """Delete what fedloom wrote into a run's folder, and the folder if nothing else is in it; return what was kept."""
+    if (folder / "network").is_dir():
+        with locked(folder / "network"):  # no coordinator may be using it
+            pass
+    with locked(folder):
+        with Store(folder, read_only=True) as store:
+            pictures = [f"{row['metric']}.png" for row in store.rows("metrics")]
+        for path in (folder / name for name in ("generations.png", *pictures, *WRITTEN)):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    (folder / ".lock").unlink(missing_ok=True)  # now, because some systems do not delete a file that is open
+    kept = sorted(folder.iterdir())
+    if not kept:
+        folder.rmdir()
+    return kept
+
+
+def irreplaceable(folder: Path) -> dict[str, bool]:
+    """What a run cannot be run again without → whether the folder has it."""
+    spent = any((folder / "cells").rglob(LEDGER))
+    return {"record of the ε that was spent": spent, "network's keys and agents": (folder / "network").is_dir()}
 
 
 def same_experiment(store: Store, folder: Path, plan: Plan) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fedloom.results import headline
 from fedloom.results.run_data import MetricInfo, RunData
+from fedloom.results.statistics import spread
 
 # the first of these that has values is the main comparison
 TITLES = {
@@ -78,6 +79,13 @@ def at_clients(run: RunData, label: str, seed: int, key: str, metric: str, rule:
 def main_comparison(run: RunData) -> Comparison | None:
     """The comparison that a report starts with: the global model on test data, else clients after local training."""
     return next((found[0] for metric in run.metrics if (found := comparisons(run, metric))), None)
+
+
+def best_first(run: RunData, comparison: Comparison) -> list[str]:
+    """The algorithms by their mean, the best first; those that move the data to one place come last."""
+    sign = -1 if comparison.metric.higher_is_better else 1
+    means = {label: sign * spread(list(values.values())).mean for label, values in comparison.values.items()}
+    return sorted(means, key=lambda label: (run.is_pooled(label), means[label]))
 
 
 def universal_comparison(run: RunData, metric: str) -> Comparison | None:

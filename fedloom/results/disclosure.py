@@ -61,6 +61,6 @@ def _spent(run: RunData, table: PrivacyTable) -> Iterator[str]:
         if len(spent) > 1 and part is not None:
             delta = len(spent) * part.delta
             yield (
-                f"These {len(spent)} trained on the same data: whoever sees all of them learns as much as ε = "
+                f"These {len(spent)} trained on the same data: a person who sees all of them learns as much as ε = "
                 f"{sum(spent.values()):.3g} at δ = {delta:.3g} allows."
             )

@@ -61,6 +61,15 @@ def draw_all(
     return found
 
 
+def draw_comparison(run: RunData) -> list[CaptionedFigure]:
+    """The figures that compare algorithms: those that also compare the algorithms of several runs."""
+    main = main_comparison(run)
+    metric = run.main_metric if main is None else main.metric.name
+    with style.styled():
+        drawn = [at_a_glance(run), *(make(run, metric) for make in (comparison, global_model, against_bytes))]
+        return [style.lay_out(figure) for figure in drawn if figure is not None]
+
+
 def write(drawn: Sequence[CaptionedFigure], folder: Path) -> list[Path]:
     """Write figures as PNG and SVG files, and return the paths."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 from fedloom import __version__
 from fedloom.files import write_atomically
 from fedloom.results import figures, tables
-from fedloom.results.comparisons import Comparison, main_comparison, universal_comparison
+from fedloom.results.comparisons import Comparison, best_first, main_comparison, universal_comparison
 from fedloom.results.disclosure import what_left
 from fedloom.results.figure_style import CaptionedFigure, line_styles
 from fedloom.results.report_warnings import cautions
@@ -123,11 +123,9 @@ def result_in_words(run: RunData) -> Iterator[str]:
 def _best_in_words(run: RunData, comparison: Comparison) -> Iterator[str]:
     """The best federated algorithm, how it compares with the others, and the pooled model beside it."""
     over_seeds = {label: spread(list(values.values())) for label, values in comparison.values.items()}
-    sign = -1 if comparison.metric.higher_is_better else 1
-    order = sorted(over_seeds, key=lambda label: sign * over_seeds[label].mean)
+    order = best_first(run, comparison)
     federated = [label for label in order if not run.is_pooled(label)]
-    kind = comparison.metric.number_format
-    best = (federated or order)[0]
+    kind, best = comparison.metric.number_format, order[0]
     title = comparison.title[:1].upper() + comparison.title[1:]
     several = f" has the best mean of the {len(federated)} algorithms that leave the data where it is"
     yield f"{title}: {_with_interval(best, over_seeds[best], kind)}{several if len(federated) > 1 else ''}."

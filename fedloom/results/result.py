@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fedloom import files
 from fedloom.errors import InputError, StoreError, nearest
 from fedloom.experiment.store import Store
 from fedloom.results import headline
@@ -39,6 +40,17 @@ def open_store(folder: Path) -> Store:
     if not (folder / "run.db").is_file():
         raise StoreError(f"{folder} is not a run folder: there is no run.db in it.")
     return Store(folder, read_only=True)
+
+
+def read_cells(store: Store, folder: Path) -> list[dict[str, Any]]:
+    """Return a run's cells. Where the run's process ended without a word, cells are `interrupted`."""
+    cells = store.cells()
+    statuses = {cell["status"] for cell in cells}
+    # between two cells none is running: then those that wait show that there was no end
+    unfinished = "running" if statuses & {"running", "stopped", "failed"} else "waiting"
+    if unfinished in statuses and not files.is_locked(folder):
+        cells = [{**cell, "status": cell["status"].replace(unfinished, "interrupted")} for cell in cells]
+    return cells
 
 
 @dataclass(frozen=True)
@@ -88,7 +100,7 @@ class Result:
                     cell["error"],
                     store.abandoned(cell["id"]),
                 )
-                for cell in store.cells()
+                for cell in read_cells(store, folder)
             )
         return Result(folder, folder.resolve().name, _overall(runs), runs, rule, tuple(metrics), plan)
 
@@ -283,4 +295,5 @@ def _overall(runs: Sequence[CellResult]) -> str:
     """The status of the whole run: the worst of its cells', or `degraded` if some rounds of it did not count."""
     statuses = {run.status for run in runs} or {"waiting"}
     done = "degraded" if any(run.abandoned for run in runs) else "done"
-    return next((status for status in ("failed", "running", "stopped", "waiting") if status in statuses), done)
+    worst_first = ("failed", "running", "interrupted", "stopped", "waiting")
+    return next((status for status in worst_first if status in statuses), done)

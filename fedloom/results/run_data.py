@@ -17,7 +17,7 @@ from fedloom.errors import InputError, StoreError
 from fedloom.experiment.experiment_file import identity
 from fedloom.experiment.store import Store
 from fedloom.federation.sampling import Sampling
-from fedloom.results.result import Result, open_store
+from fedloom.results.result import Result, open_store, read_cells
 from fedloom.results.safe_text import distinct_names
 from fedloom.results.table import STATISTICS
 
@@ -147,7 +147,7 @@ class RunData:
     def read(folder: Path) -> RunData:
         """Read a run folder, finished or not."""
         with open_store(folder) as store:
-            cells = {(cell["label"], cell["seed"]): cell for cell in store.cells()}
+            cells = {(cell["label"], cell["seed"]): cell for cell in read_cells(store, folder)}
             rows, clients, facts = store.rows("metrics"), store.rows("clients"), store.facts()
         description = facts.get("description") or {}
         wanted = list(description.get("metrics") or (description.get("task") or {}).get("metrics") or ())
@@ -204,6 +204,11 @@ class RunData:
     def done(self) -> bool:
         """Whether every cell is finished."""
         return bool(self.cells) and all(cell["status"] == "done" for cell in self.cells.values())
+
+    @property
+    def started_at(self) -> str | None:
+        """When the first cell began, in ISO format; None if no cell has begun."""
+        return min((cell["started"] for cell in self.cells.values() if cell["started"]), default=None)
 
     @property
     def finished_at(self) -> str | None:

@@ -149,7 +149,7 @@ def in_words(
     low, high = found.low * scale, found.high * scale
     values["span"] = f"95 % interval{together} {low:+.3g} to {high:+.3g}{unit}, {found.count} seeds"
     if difference.p is None:
-        return say("difference", "no_spread", **values)
+        return say("difference", "no_spread" if found.mean else "same", count=found.count, **values)
     values["test"] = f"corrected p = {difference.p:.3g}, effect size {difference.effect:.2g}"
     if difference.clear:
         better = "better" if (found.mean > 0) == higher_is_better else "worse"

@@ -6,7 +6,8 @@ import statistics
 
 from rich.table import Table
 
-from fedloom.results.comparisons import PHASES, at_clients
+from fedloom.errors import InputError, nearest
+from fedloom.results.comparisons import PHASES, at_clients, best_first, main_comparison
 from fedloom.results.result import CellResult, Result
 from fedloom.results.run_data import MetricInfo, RunData
 from fedloom.results.table import show
@@ -21,11 +22,27 @@ COLUMNS = {
 }
 
 
-def table(result: Result) -> Table:
-    """One row per algorithm, one column per way of measuring: means over seeds."""
+def in_short(run: RunData) -> str:
+    """The best algorithm that leaves the data where it is, with its number; empty if no cell is done."""
+    main = main_comparison(run)
+    if main is None:
+        return ""
+    best = best_first(run, main)[0]
+    mean = statistics.fmean(main.values[best].values())
+    return f"{best}: {show(mean, main.metric.number_format)} {main.metric.name}"
+
+
+def table(result: Result, metric: str | None = None) -> Table:
+    """One row per algorithm, one column per way of measuring a metric: means over seeds.
+
+    Without a name, the metric is the first that has numbers to show.
+    """
     known = {name for cell in result.runs for name in cell.headline}
-    metrics = (*result.metrics, "loss")  # the first that has numbers to show
-    metric = next((name for name in metrics if any(f"{key}_{name}" in known for key in COLUMNS)), "loss")
+    measured = [name for name in (*result.metrics, "loss") if any(f"{key}_{name}" in known for key in COLUMNS)]
+    if metric is not None and metric not in measured:
+        shown = ", ".join(measured) or "nothing yet"
+        raise InputError(f"{result.folder} has no metric '{metric}'. Measured: {shown}.{nearest(metric, measured)}")
+    metric = metric or next(iter(measured), "loss")
     columns = {key: title for key, title in COLUMNS.items() if f"{key}_{metric}" in known}
     if "test" in columns:
         columns.pop("pooled_test", None)  # only for metrics that have no mean over clients

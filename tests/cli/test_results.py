@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
+from fedloom.experiment.run_folder import locked
+from fedloom.experiment.store import Store
 from tests.cli.commands import fedloom, in_this_process
 
 
@@ -76,6 +82,113 @@ def test_the_model_of_one_client_can_be_exported(
     (folder / "net.py").unlink()
     in_this_process("export", "runs/small", "--model", "--client", "3", monkeypatch=monkeypatch, code=2)
     assert "change to the folder of the file that was run" in capsys.readouterr().err
+
+
+@pytest.fixture
+def runs(comparison: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder `runs` with two equal runs, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("one", "two"):
+        shutil.copytree(comparison, tmp_path / "runs" / name)
+    return tmp_path / "runs"
+
+
+def command(*arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
+    """Run a command in this process, and return all that it printed."""
+    in_this_process(*arguments, monkeypatch=monkeypatch, code=code)
+    told = capsys.readouterr()
+    return told.out + told.err
+
+
+def test_the_list_has_status_date_and_the_best_result(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Store(runs / "two") as store:
+        store.set_status(store.cells()[0]["id"], "running")
+    one, two = (
+        line
+        for line in command("list", monkeypatch=monkeypatch, capsys=capsys).splitlines()
+        if line.strip().startswith(("one", "two"))
+    )
+    assert re.search(r"one +done +\d{4}-\d\d-\d\d \d\d:\d\d +6 +5 +(fedavg|local): \d\d\.\d\d % accuracy", one)
+    assert re.search(r"two +interrupted +\d{4}-", two)
+    listed = json.loads(command("list", "--json", monkeypatch=monkeypatch, capsys=capsys))
+    assert [run["status"] for run in listed] == ["done", "interrupted"]
+    assert listed[0]["started"] <= listed[0]["finished"]
+    shown = command("show", "runs/two", monkeypatch=monkeypatch, capsys=capsys)
+    assert "The run is interrupted. Its process ended before it was done" in shown
+
+
+def test_a_missing_folder_is_an_error_and_an_empty_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "no folder runs" in command("list", monkeypatch=monkeypatch, capsys=capsys, code=2)
+    (tmp_path / "runs").mkdir()
+    assert command("list", monkeypatch=monkeypatch, capsys=capsys) == "No runs in runs.\n"
+
+
+def test_a_metric_can_be_shown(runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "one: loss" in command("show", "runs/one", "--metric", "loss", monkeypatch=monkeypatch, capsys=capsys)
+    told = command("show", "runs/one", "--metric", "los", monkeypatch=monkeypatch, capsys=capsys, code=2)
+    assert "no metric 'los'. Measured: accuracy, loss. Did you mean 'loss'?" in told
+
+
+def test_runs_are_compared_in_tables_and_pictures(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = command("compare", "runs/one", "runs/two", monkeypatch=monkeypatch, capsys=capsys)
+    assert "fedavg (two)" in told
+    assert "Paired differences over the same seeds" in told
+    folder = runs / "compare-one-two"
+    assert {"differences.csv", "overview_accuracy.tex", "comparison.png", "headline.svg"} <= {
+        path.name for path in folder.iterdir()
+    }
+    asked = ("compare", "runs/one", "runs/two", "--metric", "loss", "--out", "beside", "--json")
+    in_this_process(*asked, monkeypatch=monkeypatch)
+    found = json.loads(capsys.readouterr().out)
+    assert found["tables"][0]["name"] == "overview_loss"
+    assert (runs.parent / "beside" / "differences.csv").is_file()
+    assert "two runs or more" in command("compare", "runs/one", monkeypatch=monkeypatch, capsys=capsys, code=2)
+
+
+def test_a_run_is_removed_only_with_a_yes(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    told = command("remove", "runs/one", monkeypatch=monkeypatch, capsys=capsys, code=2)
+    assert "say so with --yes" in told
+    answers = io.StringIO("n\ny\n")
+    answers.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stdin", answers)
+    told = command("remove", "runs/one", "runs/two", monkeypatch=monkeypatch, capsys=capsys)
+    assert "Delete runs/one (done, " in told
+    assert [path.name for path in runs.iterdir()] == ["one"]
+    (runs / "one" / "notes.txt").touch()
+    told = command("remove", "runs/one", "--yes", monkeypatch=monkeypatch, capsys=capsys)
+    assert "Kept what fedloom did not write: notes.txt" in told
+
+
+def test_what_is_not_a_finished_run_elsewhere_is_not_removed(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(folder: str) -> str:
+        return command("remove", "runs/two", folder, "-y", monkeypatch=monkeypatch, capsys=capsys, code=code)
+
+    code = 1
+    assert "not a run folder" in refused("runs")
+    code = 2
+    with locked(runs / "one"):
+        assert "A process is running in runs/one" in refused("runs/one")
+    (runs / "link").symlink_to(runs / "one")
+    assert "is a link" in refused("runs/link")
+    (runs / "one" / "within").mkdir()
+    monkeypatch.chdir(runs / "one" / "within")
+    assert "change to another folder" in command(
+        "remove", "..", "-y", monkeypatch=monkeypatch, capsys=capsys, code=code
+    )
+    assert (runs / "two" / "run.db").is_file()  # nothing is deleted if something is refused
 
 
 def test_a_folder_that_is_not_a_run_is_an_error(folder: Path) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 import fedloom as fl
 from fedloom.errors import InputError, StoreError
+from fedloom.experiment.run_folder import irreplaceable, locked, remove
 from fedloom.experiment.store import Store
+from fedloom.privacy.dp.ledger import LEDGER
+from fedloom.results.result import Result
 from tests.experiment.small_run import run
 
 
@@ -80,3 +84,35 @@ def test_starting_again_does_not_take_the_folder_from_a_running_process(
 
     assert run(federation, task, tmp_path / "r", should_stop=nested).status == "stopped"
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_only_what_fedloom_wrote_is_removed(comparison: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(comparison, tmp_path / "run")
+    result = Result.read(folder)
+    result.plot("loss")
+    result.report()
+    assert remove(folder) == []
+    assert not folder.exists()
+    folder = shutil.copytree(comparison, tmp_path / "run")
+    (folder / "notes.txt").write_text("mine")
+    assert remove(folder) == [folder / "notes.txt"]
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+
+
+def test_a_run_that_a_process_holds_is_not_removed(comparison: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(comparison, tmp_path / "run")
+    before = sorted(folder.rglob("*"))
+    with locked(folder), pytest.raises(StoreError, match="Another process is running"):
+        remove(folder)
+    (folder / "network").mkdir()
+    with locked(folder / "network"), pytest.raises(StoreError, match="Another process is running"):
+        remove(folder)
+    assert {*before} <= {*folder.rglob("*")}
+
+
+def test_what_cannot_be_made_again_is_named(tmp_path: Path) -> None:
+    assert not any(irreplaceable(tmp_path).values())
+    (tmp_path / "network").mkdir()
+    (tmp_path / "cells" / "fedavg-1").mkdir(parents=True)
+    (tmp_path / "cells" / "fedavg-1" / LEDGER).touch()
+    assert all(irreplaceable(tmp_path).values())

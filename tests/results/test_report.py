@@ -11,7 +11,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import fedloom as fl
 from fedloom.errors import TrainingError
@@ -203,3 +206,29 @@ def test_accuracies_are_never_said_to_differ_by_more_than_100_points() -> None:
         "a", ["b"], Comparison("test", MetricInfo("loss", is_mean=True, higher_is_better=False), losses)
     )
     assert "differences of up to 7800 remain possible" in sentence  # 200 + 12.706 · 848.5 / √2, in two digits
+
+
+@given(st.integers(2, 12), st.floats(0.01, 5.0), st.floats(0.01, 5.0), st.booleans())
+def test_the_first_sentences_never_get_weaker_with_more_seeds(
+    seeds: int, first: float, second: float, higher_is_better: bool
+) -> None:
+    """At equal means and spreads of differences, more seeds tell apart as many algorithms or more."""
+
+    def told(seeds: int) -> tuple[set[str], float]:
+        noise = np.arange(seeds) - (seeds - 1) / 2
+        noise = 0.01 * noise / noise.std(ddof=1)
+        ahead = 1 if higher_is_better else -1
+        values = {
+            "best": dict.fromkeys(range(seeds), 0.5),
+            "second": dict(enumerate(0.5 - ahead * 0.01 * first + noise)),
+            "third": dict(enumerate(0.5 - ahead * 0.01 * (first + second) - noise)),
+        }
+        comparison = Comparison("server_test", MetricInfo("accuracy", True, higher_is_better), values)
+        sentences = list(report._against_others("best", ["second", "third"], comparison))
+        close = next((text for text in sentences if text.startswith("These seeds do not tell")), "")
+        widest = float(re.findall(r"up to ([\d.]+) points", close)[0]) if close else 0.0
+        return {name for name in ("second", "third") if name in close}, widest
+
+    (before, wide), (after, narrow) = told(seeds), told(seeds + 1)
+    assert after <= before
+    assert narrow <= wide

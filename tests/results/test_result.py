@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ import fedloom as fl
 from fedloom import tree
 from fedloom.errors import InputError, StoreError
 from fedloom.experiment.experiment_file import EvaluateTable
+from fedloom.experiment.run_folder import locked
+from fedloom.experiment.store import Store
 from fedloom.results.result import CellResult, Result, _overall
+from fedloom.results.run_data import RunData
 from tests.experiment.small_run import ALGORITHMS, run
 
 
@@ -149,3 +153,23 @@ def test_json_names_the_headline_only_if_it_differs_from_the_end() -> None:
 def test_a_folder_without_a_database_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"is not a run folder: there is no run\.db in it"):
         Result.read(tmp_path)
+
+
+def test_a_run_whose_process_is_gone_is_interrupted(comparison: Path, tmp_path: Path) -> None:
+    """While a process holds the folder, the run goes on; once nobody does, it was interrupted."""
+    folder = shutil.copytree(comparison, tmp_path / "run")
+    with Store(folder) as store:
+        first, *_, last = store.cells()
+        store.set_status(first["id"], "running")
+        store.set_status(last["id"], "waiting")
+    with locked(folder):
+        assert Result.read(folder).status == "running"
+    found = Result.read(folder)
+    assert found.status == RunData.read(folder).result.status == "interrupted"
+    assert [found.runs[0].status, found.runs[-1].status] == ["interrupted", "waiting"]
+    with Store(folder) as store:
+        store.set_status(first["id"], "done")  # killed between two cells
+    assert Result.read(folder).status == "interrupted"
+    with Store(folder) as store:
+        store.set_status(first["id"], "stopped")  # Ctrl-C: the rest waits
+    assert Result.read(folder).status == "stopped"

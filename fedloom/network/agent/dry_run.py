@@ -22,10 +22,11 @@ from fedloom.federation.work import ClientWork, Place, Work
 from fedloom.machine import computing
 from fedloom.network.agent.disclosure import hello_message
 from fedloom.network.agent.loaded_experiment import admitted
-from fedloom.network.agent.policy import Refused, Site, trust
+from fedloom.network.agent.policy import Policy, Refused, Site, trust
 from fedloom.network.agent.questions import Questions, check_limit
 from fedloom.network.protocol.expected_update import ExpectedUpdate, expected_update, harmless, tried
 from fedloom.network.protocol.messages import DataFormat, verb_of
+from fedloom.privacy.table import PrivacyTable
 from fedloom.task import Task
 from fedloom.training.probe import probe
 
@@ -48,16 +49,14 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
     yield "At the start, the coordinator learns:"
     yield f"  the shape {list(federation.x.shape[1:])} and dtype of the features, the names of the classes"
     sizes = {split: federation.sizes(split) for split in ("train", "validation", "test")}
+    is_secure = parsed.privacy.secure_aggregation is not None
     for number in range(min(federation.clients, 20)) if site.table.hosts is None else site.table.hosts[:20]:
         counts = ", ".join(f"{policy.shown_size(int(sizes[split][number]))} {split}" for split in sizes)
-        yield f"  client {federation.name(number)}: {counts}"
+        yield f"  client {federation.name(number)}" + (" (not its number of examples)" if is_secure else f": {counts}")
     yield "  versions of fedloom, torch and Python, and a mark that shows whether the data changed, but not what it is"
     verbs, fewest = ", ".join(policy.verbs), policy.min_cohort
     yield f"Allowed verbs: {verbs}, in rounds of at least {fewest} client(s), as the coordinator counts them."
-    metrics = (
-        "means over examples, such as loss and accuracy" if policy.metrics == "means" else ", ".join(policy.metrics)
-    )
-    yield f"Metrics that may leave: {metrics or 'none'}. {NOT_BOUND}"
+    yield _metrics_line(parsed.privacy, policy)
     yield trust(parsed.privacy, policy)
     if experiment is None:
         yield "What an update holds depends on the experiment: add --experiment FILE to see it."
@@ -68,8 +67,9 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
     except Refused as why:
         yield f"This site would refuse to take part: {why}."
         return
-    most = Questions("", plan, policy.max_evaluations).most
-    yield f"Each client is measured at most {most} times in the run, on one split each."
+    if not is_secure:
+        most = Questions("", plan, policy.max_evaluations).most
+        yield f"Each client is measured at most {most} times in the run, on one split each."
     task = plan.task(parsed.seeds[0])
     setup = probe(federation, task).setup(group=1)
     hello_message(site, federation, setup, "")  # raises if the site's table does not fit its data
@@ -81,6 +81,16 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
                 allowed = "" if verb in policy.verbs else "  (REFUSED by the policy)"
                 yield f"{label}: {verb} {method}{allowed}"
                 yield from _lines(update)
+
+
+def _metrics_line(privacy: PrivacyTable, policy: Policy) -> str:
+    if privacy.secure_aggregation is not None:
+        return "Metrics that may leave: none, because the run has secure aggregation."
+    if policy.limits_epsilon or privacy.example_dp is not None or privacy.has_local_noise:
+        return f"Metrics that may leave: none, because no noise covers them. {NOT_BOUND}"
+    means = "means over examples, such as loss and accuracy"
+    allowed = means if policy.metrics == "means" else ", ".join(policy.metrics)
+    return f"Metrics that may leave: {allowed or 'none'}. {NOT_BOUND}"
 
 
 def _lines(update: ExpectedUpdate) -> Iterator[str]:

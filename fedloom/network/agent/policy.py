@@ -215,9 +215,14 @@ class Policy(Record):
         history = tuple({key: value for key, value in epoch.items() if not stays(key)} for epoch in answer.history)
         return replace(answer, measured=measured, history=history)
 
+    @property
+    def limits_epsilon(self) -> bool:
+        """Whether only what noise covers may leave."""
+        return self.max_epsilon is not None or self.max_total_epsilon is not None
+
     def may_leave(self, metric: str, is_mean: bool) -> bool:
         """Return whether a metric's values may leave. They have no noise, so no ε covers them."""
-        if self.max_epsilon is not None or self.max_total_epsilon is not None:
+        if self.limits_epsilon:
             return False
         return is_mean if self.metrics == "means" else metric in self.metrics
 

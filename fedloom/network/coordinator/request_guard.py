@@ -40,7 +40,7 @@ HELLO_LIMIT = 16 << 20  # bytes of the message that lists an agent's clients
 JSON_LIMIT = 2 << 20  # of any other signed message
 UNSIGNED_LIMIT = 16 << 10
 BODIES = 4  # messages of one agent that are received at the same time: it sends two
-SILENCE, GRACE, RATE = 30.0, 10.0, 1000.0  # a body may pause so long, and must have so many bytes/s after so long
+SILENCE, GRACE, RATE = 30.0, 10.0, 1000.0  # how long a body may pause; after GRACE seconds it must average RATE bytes/s
 GUESSES, ALL_GUESSES, GUESS_WINDOW = 10, 200, 60.0  # wrong tokens from one address, and in all, within these seconds
 SMALL = 1 << 20  # bytes: up to this, a body stays in memory
 Kind = TypeVar("Kind", bound=BaseModel)

@@ -20,6 +20,7 @@ from tests.conftest import federation as some_clients
 from tests.network.conftest import EXPERIMENT, write_toml
 
 DATA = {"source": "digits", "partition": {"name": "iid", "clients": 2}}
+SECURE = {"secure_aggregation": {}}
 
 
 def lines(tmp_path: Path, experiment: dict[str, Any] | None = None, **policy: Any) -> list[str]:
@@ -42,6 +43,27 @@ def test_it_shows_what_leaves_under_the_policy(tmp_path: Path) -> None:
     shown = lines(tmp_path, EXPERIMENT, min_examples=400, max_evaluations=70)
     assert "  client 0: 539 train, 0 validation, 0 test" in shown
     assert "Each client is measured at most 70 times in the run, on one split each." in shown
+
+
+@pytest.mark.parametrize(
+    ("privacy", "policy", "why"),
+    [
+        (SECURE, {}, "the run has secure aggregation"),
+        ({"dp": {"noise": "local", "epsilon": 2.0, "clip": 1.0}}, {}, "no noise covers them"),
+        ({"dp": {"noise": "local", "epsilon": 2.0, "clip": 1.0}}, {"max_epsilon": 2.0}, "no noise covers them"),
+    ],
+)
+def test_no_metric_leaves_beside_what_is_protected(
+    tmp_path: Path, privacy: dict[str, Any], policy: dict[str, Any], why: str
+) -> None:
+    shown = lines(tmp_path, {**EXPERIMENT, "cohort": {"max_examples": 600}, "privacy": privacy}, **policy)
+    assert any(line.startswith(f"Metrics that may leave: none, because {why}.") for line in shown)
+
+
+def test_sizes_do_not_leave_under_secure_aggregation(tmp_path: Path) -> None:
+    shown = lines(tmp_path, {**EXPERIMENT, "cohort": {"max_examples": 600}, "privacy": SECURE})
+    assert "  client 0 (not its number of examples)" in shown
+    assert not any("539 train" in line or "is measured at most" in line for line in shown)
 
 
 def test_an_experiment_that_the_policy_refuses_is_not_loaded(tmp_path: Path) -> None:

@@ -471,7 +471,9 @@ def test_the_report_says_what_each_cell_spent_and_what_they_spend_together(tmp_p
     text = " ".join(what_left(RunData.read(tmp_path)))
     one = epsilon({Mechanism(4.0, 0.5): 1}, 1e-5).value
     assert f"fedavg (seed 2) has spent ε = {one:.3g}, for two runs that differ in one client, added or removed." in text
-    assert f"These 2 trained on the same data: whoever sees all of them learns as much as ε = {2 * one:.3g}" in text
+    assert (
+        f"These 2 trained on the same data: a person who sees all of them learns as much as ε = {2 * one:.3g}" in text
+    )
 
 
 def test_clients_that_send_nothing_cost_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,127 @@
+"""Several runs as one: their numbers, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedloom.errors import InputError, StoreError
+from fedloom.experiment.store import Store
+from fedloom.results import figures, tables
+from fedloom.results.compared_runs import ComparedRuns, combine, what_differs
+from fedloom.results.run_data import RunData
+
+Change = Callable[[Store], None]
+
+
+@pytest.fixture
+def other(comparison: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(comparison, tmp_path / "other"))
+
+
+def change(folder: Path, fact: str, **values: Any) -> None:
+    with Store(folder) as store:
+        store.set_fact(fact, {**store.fact(fact), **values})
+
+
+def test_every_algorithm_keeps_the_numbers_of_its_run(comparison: Path, other: Path) -> None:
+    alone, both = RunData.read(comparison), combine([comparison, other])
+    assert both.labels == tuple(f"{label} ({run})" for run in ("small", "other") for label in alone.labels)
+    assert both.name == "small and other"
+    (wanted, *_), (found, *_) = tables.comparison(alone), tables.comparison(both)
+    for row in wanted.rows:
+        for run in ("small", "other"):
+            (same,) = [each for each in found.rows if each[:2] == (row[0], f"{row[1]} ({run})")]
+            assert same[2:] == row[2:]
+    assert both.is_pooled("pooled (other)")
+    assert both.costs("local (small)", 2).rounds.tolist() == alone.costs("local", 2).rounds.tolist()
+    (differences,) = [table for table in tables.paired_differences(both) if table.name == "differences"]
+    same = dict(zip(differences.columns, differences.rows[1], strict=False))
+    assert (same["pair"], same["difference"]) == ("fedavg (small) − fedavg (other)", 0.0)
+    assert "fedavg (small) and fedavg (other) have the same accuracy in each of 2 seeds" in differences.note
+    assert {figure.name for figure in figures.draw_comparison(both)} == {
+        *("headline", "comparison", "global_model", "bytes")
+    }
+
+
+def test_an_algorithm_that_only_one_run_has_keeps_its_name(comparison: Path, other: Path) -> None:
+    with Store(other) as store:
+        store._database.execute("UPDATE cells SET label = 'scaffold' WHERE label = 'local'")
+    found = combine([comparison, other]).labels
+    assert found == ("fedavg (small)", "local", "pooled (small)", "fedavg (other)", "scaffold", "pooled (other)")
+
+
+def test_runs_with_the_same_name_are_told_apart_by_their_folders(comparison: Path, tmp_path: Path) -> None:
+    folders = [Path(shutil.copytree(comparison, tmp_path / place / "small")) for place in ("monday", "tuesday")]
+    assert combine(folders).labels[::3] == ("fedavg (monday/small)", "fedavg (tuesday/small)")
+
+
+def data_of(seed: int) -> Change:
+    return lambda store: store.set_fact(f"data of seed {seed}", "other data")
+
+
+def without_end(store: Store) -> None:
+    for cell in store.cells():
+        store.set_status(cell["id"], "stopped")
+
+
+def sql(statement: str) -> Change:
+    return lambda store: store._database.execute(statement) and None
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        (data_of(2), "examples, partitions or splits differ"),
+        (without_end, "other has no finished cell: it is stopped"),
+        (sql("UPDATE cells SET seed = seed + 10"), "no seed in common: 1, 2 and 11, 12"),
+        (sql("UPDATE metrics SET metric = metric || '2'"), "no metric in common: accuracy, loss and accuracy2, loss2"),
+    ],
+)
+def test_what_is_not_comparable_is_refused_with_the_reason(
+    comparison: Path, other: Path, changed: Change, reason: str
+) -> None:
+    with Store(other) as store:
+        changed(store)
+    with pytest.raises(InputError, match=reason):
+        combine([comparison, other])
+
+
+@pytest.mark.parametrize(("key", "value"), [("headline", "best"), ("clients", "cohort")])
+def test_numbers_about_other_rounds_or_clients_are_not_compared(
+    comparison: Path, other: Path, key: str, value: str
+) -> None:
+    with Store(other) as store:
+        described = store.fact("description")
+        store.set_fact("description", {**described, "evaluate": {**described["evaluate"], key: value}})
+    with pytest.raises(InputError, match=rf"evaluate.{key} is \w+ and {value}"):
+        combine([comparison, other])
+
+
+def test_a_comparison_needs_two_runs(comparison: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="two runs or more"):
+        combine([comparison])
+    with pytest.raises(InputError, match="named twice"):
+        combine([comparison, comparison.parent / "." / comparison.name])
+    with pytest.raises(StoreError, match="not a run folder"):
+        combine([comparison, tmp_path])
+
+
+def test_what_differs_is_listed(comparison: Path, other: Path) -> None:
+    assert what_differs(combine([comparison, other])) == []
+    change(other, "description", cohort={"count": 4})
+    found = what_differs(combine([comparison, other]))
+    assert any("cohort.count: 3 → 4" in line for line in found)
+    assert "after local training are about the clients that each run drew" in found[-1]
+
+
+def test_one_metric_can_be_chosen(comparison: Path, other: Path) -> None:
+    both = combine([comparison, other])
+    assert list(both.only("loss").metrics) == ["loss"]
+    assert isinstance(both.only("loss"), ComparedRuns)
+    with pytest.raises(InputError, match="Did you mean 'accuracy'"):
+        both.only("acuracy")
