@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -123,10 +124,12 @@ def sweep(
     write = shared.print_json(found.json()) if as_json else shared.print_rows(found.table())
     bests = [found.best(label) for label in dict.fromkeys(trial.label for trial in found.trials)]
     for best in (one for one in bests if one is not None):
-        chosen = " ".join(f"--set {key}={json.dumps(value)}" for key, value in best.setting.items())
+        chosen = [f"{key}={json.dumps(value)}" for key, value in best.setting.items()]
+        repeated = [word for change in [*(changes or []), *chosen] for word in ("--set", change)]
+        again = ["fedloom", "run", str(file), *repeated, "--out", str(found.folder / f"best-{best.label}")]
         setting = f"{search_space.name(best.setting)} ({best.label})"
         write(f"Best on validation data: {setting}. Measure it on test data, once:")
-        write(f"  fedloom run {file} {chosen} --out {found.folder / f'best-{best.label}'}")
+        write(f"  {shlex.join(again)}")
     write(f"Table: {found.folder / 'sweep.csv'}")
     if (found.folder / "sweep.png").is_file():
         write(f"Picture: {found.folder / 'sweep.png'}")

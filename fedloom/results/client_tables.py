@@ -60,7 +60,7 @@ def universal_test(run: RunData, metric: str) -> Iterator[Table]:
         rows.append((name, *values))
     if found:
         title, kinds = f"Universal test: {metric}", ("text", *[run.metric(metric).number_format] * len(found))
-        note = say("note", "universal_test", seeds=_seeds_in_words(run))
+        note = run.about_clients(say("note", "universal_test", seeds=_seeds_in_words(run)))
         yield Table(f"universal_test_{metric}", title, ("user", *found), tuple(rows), kinds, note)
 
 
@@ -76,16 +76,17 @@ def clients(run: RunData, metric: str) -> Iterator[Table]:
     if means:
         columns, kind = ("client", *SPLITS, *means), run.metric(metric).number_format
         kinds = ("text", *["whole"] * len(SPLITS), *[kind] * len(means))
-        title, note = f"Every client: {metric}", say("note", "clients")
+        title, note = f"Every client: {metric}", run.about_clients(say("note", "clients"))
         yield Table(f"clients_{metric}", title, columns, tuple(rows), kinds, note)
 
 
 def long_table(run: RunData, metric: str, axis: str, name_of: Callable[[int], Value]) -> Iterator[Table]:
     """Statistics over clients for every round, or over rounds for every client: one row per algorithm and phase too."""
     rows: list[tuple[Value, ...]] = []
+    seeds = run.seeds if axis == "round" else run.seeds_of_clients
     for label in run.labels:
         for phase in PHASES:
-            values = run.client_values_by_seed(label, phase, metric).values()
+            values = run.client_values_by_seed(label, phase, metric, seeds).values()
             stats = average([one.by_round() if axis == "round" else one.by_client() for one in values])
             if stats is not None:
                 parts = zip(*(getattr(stats, part).tolist() for part in STATISTICS.values()), strict=True)
@@ -96,7 +97,8 @@ def long_table(run: RunData, metric: str, axis: str, name_of: Callable[[int], Va
         columns = ("algorithm", "phase", axis, *STATISTICS)
         kinds = ("text", "text", "whole" if axis == "round" else "text", shown, deviation, shown, shown)
         title = f"{metric.capitalize()} on each client's test split, over {'clients' if axis == 'round' else 'rounds'}"
-        yield Table(f"{axis}_stats_{metric}", title, columns, tuple(rows), kinds, _seeds_in_words(run))
+        note = _seeds_in_words(run) if len(seeds) == len(run.seeds) else run.about_clients("")
+        yield Table(f"{axis}_stats_{metric}", title, columns, tuple(rows), kinds, note)
 
 
 def average(found: Sequence[Stats]) -> Stats | None:

@@ -156,7 +156,8 @@ def before_and_after(run: RunData, metric: str, against: str, fill: str) -> Capt
     panels: dict[str, dict[str, Stats]] = {}
     for label in run.labels:
         for phase in ("pre_fit", "post_fit"):
-            found = list(run.client_values_by_seed(label, phase, metric).values())
+            seeds = run.seeds if against == "rounds" else run.seeds_of_clients
+            found = list(run.client_values_by_seed(label, phase, metric, seeds).values())
             if against == "clients" and phase == "pre_fit":
                 found = [one.keep(one.rounds > 1) for one in found]
             stats = average([one.by_round() if against == "rounds" else one.by_client() for one in found if len(one)])
@@ -183,8 +184,10 @@ def before_and_after(run: RunData, metric: str, against: str, fill: str) -> Capt
     figure.supxlabel("Round" if against == "rounds" else "Client", size=8.5, color=INK)
     over = "clients" if against == "rounds" else "rounds"
     shade = f"lowest to highest over {over}" if fill == "min-max" else f"± one standard deviation over {over}"
-    caption = f"Lines: mean over {over}. Fill: {shade}" + (", averaged over seeds." if len(run.seeds) > 1 else ".")
+    averaged = len(run.seeds) > 1 and (against == "rounds" or run.same_clients)
+    caption = f"Lines: mean over {over}. Fill: {shade}" + (", averaged over seeds." if averaged else ".")
     if against == "clients":
+        caption = run.about_clients(caption)
         caption += " Measurements before the first round, of the untrained model, are left out."
     if len(panels) > MOST_PANELS:
         caption += f" The first {MOST_PANELS} algorithms."
@@ -293,7 +296,7 @@ def heat_map(run: RunData, metric: str) -> CaptionedFigure | None:
     figure.supxlabel("Round", size=8.5, color=INK)
     panels[0].set_ylabel("Client")
     caption = "After local training, on each client's own test split; a white cell was not measured."
-    caption += _seeds_in_words(run)
+    caption = run.about_clients(caption + (_seeds_in_words(run) if run.same_clients else ""))
     if len(run.clients) > MOST_ROWS:
         caption += f" {MOST_ROWS} of {len(run.clients):,} clients."
     return CaptionedFigure("clients", "Every client in every round", caption, figure)
@@ -301,7 +304,7 @@ def heat_map(run: RunData, metric: str) -> CaptionedFigure | None:
 
 def _mean_grid(run: RunData, label: str, metric: str) -> tuple[Any, Any, Any] | None:
     """Clients, rounds, and the mean over seeds for each pair of them (NaN if it was not measured)."""
-    found = list(run.client_values_by_seed(label, "post_fit", metric).values())
+    found = list(run.client_values_by_seed(label, "post_fit", metric, run.seeds_of_clients).values())
     if not found:
         return None
     clients, rounds, values = (

@@ -122,8 +122,9 @@ def _left_behind(run: RunData) -> Iterator[str]:
             names = [f"{run.client_name(client)} ({show(means[client], metric.number_format)})" for client in behind]
             labels.setdefault(_first_three(names), []).append(label)
     side = "below" if metric.higher_is_better else "above"
+    seed = "" if run.same_clients else f" in seed {run.seeds[0]}"
     for clients, found in labels.items():
-        yield say("caution", "left_behind", labels=", ".join(found), side=side, clients=clients)
+        yield say("caution", "left_behind", labels=", ".join(found), seed=seed, side=side, clients=clients)
 
 
 def _imitations(run: RunData) -> Iterator[str]:

@@ -19,6 +19,7 @@ from fedloom.experiment.store import Store
 from fedloom.federation.sampling import Sampling
 from fedloom.results.result import Result, open_store, read_cells
 from fedloom.results.safe_text import distinct_names
+from fedloom.results.sentences import say
 from fedloom.results.table import STATISTICS
 
 Floats = NDArray[np.float64]
@@ -266,9 +267,33 @@ class RunData:
             drawn |= (found.rounds == round) & np.isin(found.clients, cohort)
         return found.keep(drawn)
 
-    def client_values_by_seed(self, label: str, phase: str, metric: str) -> dict[int, ClientValues]:
+    @cached_property
+    def same_clients(self) -> bool:
+        """Whether a client is the same one in every seed. If every seed draws a partition, it is not."""
+        if len(set(self.data_fingerprints.values())) <= 1:
+            return True
+        data = self.description.get("data")
+        if not isinstance(data, Mapping):  # a Python program made the data
+            return False
+        partition = data.get("partition")
+        name = partition.get("name") if isinstance(partition, Mapping) else partition
+        whole = data.get("clients") is None and data.get("server", "none") == "none"  # nobody is left out
+        return name in (None, "natural") and whole
+
+    @property
+    def seeds_of_clients(self) -> tuple[int, ...]:
+        """The seeds whose numbers of one client may be averaged: only the first, if every seed has its own clients."""
+        return self.seeds if self.same_clients else self.seeds[:1]
+
+    def about_clients(self, text: str) -> str:
+        """A note about single clients, which says if they are those of the first seed."""
+        return text if self.same_clients else f"{text} {say('note', 'own_clients', seed=self.seeds[0])}".strip()
+
+    def client_values_by_seed(
+        self, label: str, phase: str, metric: str, seeds: Sequence[int] | None = None
+    ) -> dict[int, ClientValues]:
         """Seed → the values of one algorithm at its clients, for the seeds that have some."""
-        found = {seed: self.client_values(label, seed, phase, metric) for seed in self.seeds}
+        found = {seed: self.client_values(label, seed, phase, metric) for seed in seeds or self.seeds}
         return {seed: values for seed, values in found.items() if len(values)}
 
     def last_round(self, label: str, phase: str, metric: str) -> dict[int, ClientValues]:
@@ -277,8 +302,12 @@ class RunData:
         return {seed: values.last_round() for seed, values in found.items()}
 
     def last_means(self, label: str, phase: str, metric: str) -> dict[int, float]:
-        """Client → its value in the last measured round, averaged over the seeds that measured it then."""
-        runs = self.last_round(label, phase, metric).values()
+        """Client → its value in the last measured round, averaged over the seeds that measured it then.
+
+        If every seed has its own clients, these are the values of the first seed.
+        """
+        found = self.client_values_by_seed(label, phase, metric, self.seeds_of_clients)
+        runs = [values.last_round() for values in found.values()]
         if not runs:
             return {}
         means = grouped(np.concatenate([one.clients for one in runs]), np.concatenate([one.values for one in runs]))

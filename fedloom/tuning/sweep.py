@@ -39,7 +39,7 @@ from fedloom.tuning.search_space import Choices, Setting, name, settings, short
 class Trial:
     """One setting with one algorithm: what was measured on validation data, for each seed."""
 
-    setting: Setting
+    setting: Setting  # of the keys that change this algorithm
     label: str
     values: dict[int, float] = field(default_factory=dict)  # by seed
     error: str = ""
@@ -50,6 +50,10 @@ class Trial:
     def spread(self) -> Spread:
         """Mean and interval over seeds."""
         return spread(list(self.values.values()))
+
+    def value(self, key: str) -> str | None:
+        """The value of a key as you would type it; None if the key does not change this algorithm."""
+        return short(self.setting[key]) if key in self.setting else None
 
     @property
     def place(self) -> str:
@@ -69,6 +73,12 @@ class SweepResult:
     metric: MetricInfo
     measured: str  # on which data, in words
     trials: tuple[Trial, ...]  # the best first
+    unchanged: tuple[str, ...] = ()  # algorithms that no setting changes: they were not run
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys that change an algorithm."""
+        return list(dict.fromkeys(key for trial in self.trials for key in trial.setting))
 
     def best(self, label: str | None = None) -> Trial | None:
         """Return the best setting, of one algorithm or of all."""
@@ -77,12 +87,12 @@ class SweepResult:
 
     def table(self) -> Table:
         """List every setting that was tried, the best first."""
-        keys = list(self.trials[0].setting)
+        keys = self.keys
         shown, deviation = self.metric.number_format, self.metric.deviation_format
         columns: list[tuple[str, str, Callable[[Trial], Value]]] = [  # name, kind, value
             ("rank", "whole", lambda one: self.trials.index(one) + 1 if one.values and not one.pruned else None),
             ("algorithm", "text", lambda one: one.label),
-            *((key, "text", lambda one, key=key: short(one.setting[key])) for key in keys),
+            *((key, "text", lambda one, key=key: one.value(key)) for key in keys),
             ("mean", shown, lambda one: one.spread.mean if one.values else None),
             ("std over seeds", deviation, lambda one: one.spread.std),
             ("95 % low", shown, lambda one: float(style.clip_share(one.spread.low, self.metric.percent))),
@@ -98,12 +108,14 @@ class SweepResult:
         note = say("note", "sweep", tried=len(self.trials), metric=self.metric.name, measured=self.measured)
         if not any(trial.spread.count > 1 for trial in self.trials):
             note += " One seed: neighbours in this ranking may differ by chance alone."
+        if self.unchanged:
+            note += f" Not run, because these settings do not change it: {', '.join(self.unchanged)}."
         names, kinds, _ = zip(*columns, strict=True)
         return Table("sweep", f"Sweep over {', '.join(keys)}", names, rows, kinds, note)
 
     def figure(self) -> CaptionedFigure | None:
         """Draw a heat map over two keys, or a line over one, for each algorithm."""
-        keys = [key for key in self.trials[0].setting if len({short(trial.setting[key]) for trial in self.trials}) > 1]
+        keys = [key for key in self.keys if len(self._axis(key)) > 1]
         if not keys:
             return None
         with style.styled():
@@ -112,7 +124,7 @@ class SweepResult:
     def _heat_map(self, keys: list[str]) -> CaptionedFigure:
         down, across = keys[:2]
         labels = sorted({trial.label for trial in self.trials})
-        rows, columns = (_axis([trial.setting[key] for trial in self.trials]) for key in (down, across))
+        rows, columns = self._axis(down), self._axis(across)
         measured = [trial for trial in self.trials if trial.values]
         means = [trial.spread.mean for trial in measured] or [0.0, 1.0]
         low, high = min(means), max(means)
@@ -122,8 +134,11 @@ class SweepResult:
         for here, label in zip(axes, labels, strict=True):
             grid = np.full((len(rows), len(columns)), np.nan)
             for trial in reversed([trial for trial in measured if trial.label == label]):  # the best one stays
-                setting = trial.setting
-                grid[rows.index(short(setting[down])), columns.index(short(setting[across]))] = trial.spread.mean
+                places = [
+                    ticks.index(value) if (value := trial.value(key)) is not None else slice(None)
+                    for key, ticks in ((down, rows), (across, columns))
+                ]
+                grid[tuple(places)] = trial.spread.mean  # one number for all values of a key that changes nothing
             image = style.draw_grid(here, grid, low, high, light_is_good)
             for (row, column), value in np.ndenumerate(grid):
                 dark = (value - low) / (high - low or 1) < 0.55
@@ -146,9 +161,9 @@ class SweepResult:
         figure = style.new_figure(5.6, 2.7)
         axes = figure.add_subplot()
         labels = sorted({trial.label for trial in self.trials})
-        ticks = _axis([trial.setting[key] for trial in self.trials])
+        ticks = self._axis(key)
         for number, label in enumerate(labels):
-            trials = [trial for trial in self.trials if trial.label == label and trial.values]
+            trials = [trial for trial in self.trials if trial.label == label and trial.values and key in trial.setting]
             found = dict(sorted((ticks.index(short(trial.setting[key])), trial.spread) for trial in trials))
             look, over = style.line_style(number), list(found.values())
             means = [one.mean for one in over]
@@ -166,6 +181,12 @@ class SweepResult:
         metric = self.metric.name.capitalize()
         caption = f"{metric} on {self.measured}: mean and, for several seeds, 95 % t interval."
         return CaptionedFigure("sweep", f"{metric} over {key}", caption, figure)
+
+    def _axis(self, key: str) -> list[str]:
+        """Return the distinct values of a key in order: numbers by size, others as they come."""
+        values = [trial.setting[key] for trial in self.trials if key in trial.setting]
+        numeric = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+        return list(dict.fromkeys(short(value) for value in (sorted(values) if numeric else values)))
 
     def write(self) -> list[Path]:
         """Write the table as CSV, Markdown and LaTeX, the figure as PNG and SVG, and everything as JSON."""
@@ -208,8 +229,14 @@ def sweep(
     first = experiments[0]
     folder = out or Path("runs") / f"{first.name}-sweep"
     progress = progress or Silent()
-    labels = _affected(list(first.algorithm), list(found[0]))
-    todo = [(Trial(setting, label), one) for setting, one in zip(found, experiments, strict=True) for label in labels]
+    keys = _changing(file, changes or {}, found, experiments)
+    labels = list(keys)
+    tried: dict[tuple[str, str], tuple[Trial, Experiment]] = {}
+    for setting, experiment in zip(found, experiments, strict=True):
+        for label in labels:
+            trial = Trial({key: setting[key] for key in setting if key in keys[label]}, label)
+            tried.setdefault((label, name(trial.setting)), (trial, experiment))  # the same algorithm is tried once
+    todo = list(tried.values())
     trials = [trial for trial, _ in todo]
     plans: dict[str, Plan] = {}
 
@@ -249,17 +276,43 @@ def sweep(
                 trial.result = Result.read(folder / "settings" / trial.place)
     if not train(None, fresh):
         return None
-    ranked = _ranked(folder, first, trials)
+    unchanged = tuple(label for label in first.algorithm if label not in labels)
+    ranked = replace(_ranked(folder, first, trials), unchanged=unchanged)
     ranked.write()
     return ranked
 
 
-def _affected(labels: list[str], keys: Sequence[str]) -> list[str]:
-    """Return the algorithms that the keys change: an algorithm's own settings change nothing in the others."""
-    if not all(key.startswith("algorithm.") for key in keys):
-        return labels
-    named = {key.split(".")[1] for key in keys}
-    return [label for label in labels if label in named] or labels
+def _changing(
+    file: Path, changes: Mapping[str, Any], found: Sequence[Setting], experiments: Sequence[Experiment]
+) -> dict[str, list[str]]:
+    """Return the algorithms that some setting changes, each with the keys that change it.
+
+    A key changes an algorithm if without it, some setting would be another experiment for this algorithm. If no key
+    changes anything, all algorithms are tried with all settings.
+    """
+    labels, keys = list(experiments[0].algorithm), list(found[0])
+    changing: dict[str, list[str]] = {}
+    for key in keys:
+        left = set(labels)  # the algorithms that are not known to be changed
+        for setting, experiment in zip(found, experiments, strict=True):
+            try:
+                rest = {other: value for other, value in setting.items() if other != key}
+                without = _on_validation(experiment_file.load(file, {**changes, **rest}))
+            except InputError:  # the others need it
+                left = set()
+            left = {label for label in left if _decides(experiment, label) == _decides(without, label)}
+            if not left:
+                break
+        for label in (label for label in labels if label not in left):
+            changing.setdefault(label, []).append(key)
+    return {label: changing[label] for label in labels if label in changing} or dict.fromkeys(labels, keys)
+
+
+def _decides(experiment: Experiment, label: str) -> str:
+    """Return what decides the result of one algorithm."""
+    tables = {key: value for key, value in experiment.resolved().items() if key not in ("name", "train", "run")}
+    algorithm = experiment.algorithm[label].model_dump(mode="json")
+    return experiment_file.identity({**tables, "algorithm": [experiment.names[label], algorithm]})
 
 
 def _rounds_done(folder: Path) -> int:
@@ -279,12 +332,6 @@ def _behind(experiment: Experiment, trials: Sequence[Trial]) -> list[str]:
     for trial in trials:
         trial.values.clear()
     return sorted(found)
-
-
-def _axis(values: Sequence[Any]) -> list[str]:
-    """Return the distinct values in order: numbers by size, others as they come."""
-    numeric = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
-    return list(dict.fromkeys(short(value) for value in (sorted(values) if numeric else values)))
 
 
 def _on_validation(experiment: Experiment) -> Experiment:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedloom import cli
-from tests.cli.commands import EXPERIMENT, fedloom, shas, wait_for
+from tests.cli.commands import EXPERIMENT, fedloom, in_this_process, shas, wait_for
 
 
 def test_the_same_bits_with_other_workers_and_after_kill_9(folder: Path) -> None:
@@ -138,3 +139,17 @@ def test_bad_input_is_one_message_and_exit_code_2(
     assert words in said.err
     assert "Traceback" not in said.err
     assert said.out == ""
+
+
+def test_what_a_sweep_suggests_repeats_its_changes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    changes = ["rounds=1", "run.backend=serial", "algorithm={fedavg={}}", "data.partition={name='iid', clients=6}"]
+    given = [word for change in changes for word in ("--set", change)]
+    in_this_process("sweep", "small.toml", "-q", "--over", "train.lr=0.1,0.3", *given, monkeypatch=monkeypatch)
+    (suggested,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("  fedloom run "))
+    _, *command = shlex.split(suggested)
+    assert [word for word in command if "=" in word][:-1] == changes
+    in_this_process(*command, "-q", "--no-report", monkeypatch=monkeypatch)
+    assert (folder / "runs/small-sweep/best-fedavg/run.db").is_file()

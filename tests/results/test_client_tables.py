@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fedloom.experiment.store import Store
 from fedloom.results.client_tables import average
+from fedloom.results.figures import draw_all
 from fedloom.results.result import Result
 from fedloom.results.run_data import RunData, grouped
 from fedloom.results.table import STATISTICS
@@ -72,3 +76,48 @@ def test_every_client_has_a_row_with_what_it_holds_and_how_it_fares(run: RunData
     ]
     finals = [run.client_values("pooled", seed, "final", "accuracy").values[2] for seed in (1, 2)]
     assert table.rows[2][6] == pytest.approx(statistics.fmean(finals))
+
+
+def with_data_of_every_seed(comparison: Path, folder: Path, data: object) -> RunData:
+    """The small comparison, as if its second seed had other data; `data` describes where it came from."""
+    with Store(shutil.copytree(comparison, folder)) as store:
+        store.set_fact("data of seed 2", "other data")
+        store.set_fact("description", {**store.fact("description"), "data": data})
+    return RunData.read(folder)
+
+
+def test_clients_that_differ_between_seeds_are_not_averaged(comparison: Path, tmp_path: Path) -> None:
+    run = with_data_of_every_seed(comparison, tmp_path / "run", {"partition": {"name": "iid"}, "clients": 4})
+    assert not run.same_clients
+    first = run.client_values("local", 1, "post_fit", "accuracy").last_round()
+    alone = {run.client_name(int(client)): value for client, value in zip(first.clients, first.values, strict=True)}
+    table = named(run, "clients_accuracy")
+    place = table.columns.index("local")
+    assert {row[0]: row[place] for row in table.rows if row[place] is not None} == pytest.approx(alone)
+    per_client = run.client_values("local", 1, "post_fit", "accuracy").by_client().mean
+    rows = [row for row in named(run, "user_stats_accuracy").rows if row[:2] == ("local", "post_fit")]
+    assert [row[3] for row in rows] == pytest.approx(per_client)
+    for name in ("clients_accuracy", "user_stats_accuracy", "universal_test_accuracy"):
+        assert "single clients are those of seed 1" in named(run, name).note
+    drawn = {figure.name: figure.caption for figure in draw_all(run)}
+    for name in ("sausage_users", "clients"):
+        assert "single clients are those of seed 1" in drawn[name]
+        assert ", averaged over seeds" not in drawn[name]
+    assert ", averaged over seeds" in drawn["sausage_rounds"]
+    assert "single clients" not in named(run, "summary_accuracy_post_fit").note
+
+
+@pytest.mark.parametrize(
+    ("data", "same"),
+    [
+        ({"partition": "natural"}, True),
+        ({}, True),
+        ({"clients": 4}, False),
+        ({"partition": {"name": "natural"}, "server": 0.1}, False),
+        ("a fingerprint", False),
+    ],
+)
+def test_clients_that_the_data_names_are_the_same_in_every_seed(
+    comparison: Path, tmp_path: Path, data: object, same: bool
+) -> None:
+    assert with_data_of_every_seed(comparison, tmp_path / "run", data).same_clients == same

@@ -120,3 +120,45 @@ def test_the_heat_map_has_a_cell_for_every_pair() -> None:
     axes = drawn.figure.axes[:2]
     assert [one.get_title(loc="left") for one in axes] == ["a", "b"]
     assert [text.get_text() for text in axes[0].texts] == ["14.00", "15.00", "24.00", "25.00", "34.00", "35.00"]
+
+
+def test_an_algorithm_is_tried_only_with_the_keys_that_change_it(file: Path, tmp_path: Path) -> None:
+    file.write_text(EXPERIMENT.replace("local = {}", "fedprox = {}\nlocal = { lr = 0.1 }").replace("[1, 2]", "[1]"))
+    over = parse_over(["train.lr=0.1,0.3", "algorithm.fedprox.mu=0.0,0.1"])
+    found = sweep(file, over, out=tmp_path / "s")
+    assert found is not None
+    assert found.unchanged == ("local",)
+    tried = sorted((trial.label, str(trial.setting)) for trial in found.trials)
+    assert tried == [
+        ("fedavg", "{'train.lr': 0.1}"),
+        ("fedavg", "{'train.lr': 0.3}"),
+        *(
+            ("fedprox", str({"train.lr": lr, "algorithm.fedprox.mu": mu}))
+            for lr, mu in ((0.1, 0.0), (0.1, 0.1), (0.3, 0.0), (0.3, 0.1))
+        ),
+    ]
+    table = found.table()
+    places = [table.columns.index(name) for name in ("rank", "algorithm", "algorithm.fedprox.mu")]
+    assert sorted(row[places[0]] for row in table.rows) == [1, 2, 3, 4, 5, 6]  # type: ignore[type-var]
+    assert {row[places[2]] for row in table.rows if row[places[1]] == "fedavg"} == {None}
+    assert "do not change it: local" in table.note
+    drawn = found.figure()
+    assert drawn is not None
+    left, right = ([text.get_text() for text in axes.texts] for axes in drawn.figure.axes[:2])
+    assert left[0] == left[1] != left[2] == left[3]  # FedAvg has one number for both values of mu
+    assert len(right) == 4
+
+
+def test_keys_that_matter_only_together_are_kept(file: Path, tmp_path: Path) -> None:
+    """beta1 alone is refused with sgd, so it must stay where the optimiser is adam."""
+    file.write_text(EXPERIMENT.replace("local = {}\n", "").replace("[1, 2]", "[1]"))
+    found = sweep(file, parse_over(["train.optimizer=adam", "train.beta1=0.8,0.9"]), out=tmp_path / "s")
+    assert found is not None
+    assert [sorted(trial.setting) for trial in found.trials] == [["train.beta1", "train.optimizer"]] * 2
+
+
+def test_settings_that_change_nothing_are_all_tried(file: Path, tmp_path: Path) -> None:
+    file.write_text(EXPERIMENT.replace("local = {}\n", "").replace("[1, 2]", "[1]"))
+    found = sweep(file, parse_over(["run.workers=1,2"]), out=tmp_path / "s")
+    assert found is not None
+    assert len(found.trials) == 2
