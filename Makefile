@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test slow docs crosscheck flower benchmarks lint lock lint-deploy install clean
+.PHONY: demo test slow docs summary crosscheck flower benchmarks lint lock lint-deploy install clean
 
 demo: install
 	$(BIN)/fedloom demo
@@ -23,6 +23,10 @@ slow: $(VENV)/.tests
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "Open site/index.html"
+
+# the page with every published number beside ours, from docs/reproductions/results
+summary: $(VENV)/.package
+	$(BIN)/python docs/_generate/reproductions.py
 
 # against independent implementations, which are installed only for this; pfl-research has no release for Python 3.13
 CROSSCHECK := .venv-crosscheck/bin/python -m

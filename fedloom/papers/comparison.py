@@ -22,6 +22,8 @@ class Planned:
     seconds: float  # a rough guess
     ours: dict[str, list[float | None]] = field(default_factory=dict)  # measure → a number per seed; None: not reached
     sha256: str | None = None  # of all final weights of its run
+    curves: list[list[list[float]]] = field(default_factory=list)  # of the first measure, for each seed: rounds, values
+    date: str = ""
 
 
 def table(

@@ -61,6 +61,13 @@ class Measure(Record):
             return None
         return 100 * found if self.percent and not self.counts_rounds else found
 
+    def curve(self, view: RunData, label: str, seed: int) -> list[list[float]]:
+        """Return the rounds and values that the number is taken from, rounded to five decimals; empty for `final`."""
+        if self.kind == "final":
+            return [[], []]
+        rounds, values = self._curve(view, label, seed)
+        return [rounds.tolist(), np.round(values, 5).tolist()]
+
     def _value(self, view: RunData, label: str, seed: int) -> float | None:
         if self.kind == "final":
             return next(

@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -113,9 +114,13 @@ class Rerun:
                     write_report(out)
             one.sha256 = result.weights_sha256
             one.ours = {m.name: measured(m, ran[out], one.row.label) for m in self.reproduction.measure}
+            one.curves = [
+                self.reproduction.measure[0].curve(ran[out], *cell) for cell in _cells(ran[out], one.row.label)
+            ]
+            one.date = f"{date.today()}"
             made = table(self.reproduction, shown, quick=self.quick, changed=changed)
             write_tables([made], folder)  # after every row, so that you can watch a long reproduction
-            write_atomically(folder / RECORD, json.dumps(_record(shown, how), indent=1).encode())
+            write_atomically(folder / RECORD, _record(shown, how).encode())
             if self.reproduction.curves is not None:
                 places = {done.row.name: folder / "rows" / done.row.folder for done in shown if done.ours}
                 views = {name: ran.get(place) or RunData.read(place) for name, place in places.items()}
@@ -130,21 +135,36 @@ class Rerun:
         for done in json.loads(path.read_text()) if path.is_file() else []:
             if done["row"] in rows and all(done.get(key) == value for key, value in how.items()):
                 row = rows[done["row"]]
-                found[row.name] = Planned(row, self.experiment(row), 0.0, done["ours"], done["weights_sha256"])
+                kept = (done["ours"], done["weights_sha256"], done.get("curves", []), done.get("date", ""))
+                found[row.name] = Planned(row, self.experiment(row), 0.0, *kept)
         return found
 
 
-def _record(planned: Sequence[Planned], how: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return all results, and how they were run."""
-    return [
-        {"row": one.row.name, "seeds": one.experiment.seeds, "ours": one.ours, "weights_sha256": one.sha256, **how}
+def _record(planned: Sequence[Planned], how: Mapping[str, Any]) -> str:
+    """Return all results, and how they were run, as JSON with one line for each row."""
+    records = [
+        {
+            "row": one.row.name,
+            "date": one.date,
+            "seeds": one.experiment.seeds,
+            **how,
+            "ours": one.ours,
+            "weights_sha256": one.sha256,
+            "curves": one.curves,
+        }
         for one in planned
         if one.ours
     ]
+    return "[\n" + ",\n".join(json.dumps(one, ensure_ascii=False) for one in records) + "\n]\n"
 
 
 def measured(measure: Measure, view: RunData, label: str | None = None) -> list[float | None]:
     """Take the measure of each seed."""
+    return [measure.value(view, *cell) for cell in _cells(view, label)]
+
+
+def _cells(view: RunData, label: str | None) -> list[tuple[str, int]]:
+    """Return the cells of one algorithm, or of all."""
     if label is not None and label not in view.labels:
         raise InputError(f"There is no algorithm '{label}' in {view.folder}. Known: {', '.join(view.labels)}.")
-    return [measure.value(view, *cell) for cell in view.cells if label in (None, cell[0])]
+    return [cell for cell in view.cells if label in (None, cell[0])]

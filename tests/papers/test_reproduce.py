@@ -37,7 +37,9 @@ def test_ours_and_theirs_are_side_by_side(tmp_path: Path) -> None:
     assert slow == ("slow", "> 2", None, 7, None, None, None)
     record = json.loads((tmp_path / "out" / "reproduction.json").read_text())
     assert [one["ours"][""] for one in record] == [first, [None, None]]
-    assert all(len(one["weights_sha256"]) == 64 for one in record)
+    assert all(len(one["weights_sha256"]) == 64 and one["date"].startswith("20") for one in record)
+    kept = [(rounds, pytest.approx(values, abs=1e-5)) for rounds, values in record[0]["curves"]]
+    assert [(list(rounds), list(values)) for rounds, values in curves] == kept
     assert "QUICK" not in table.note
     assert (tmp_path / "out" / "reproduction.md").is_file()
 

@@ -1,0 +1,233 @@
+"""Writes docs/reproductions/summary.md: every published number beside ours, from the stored results.
+
+    python docs/_generate/reproductions.py
+
+`docs/reproductions/results/NAME.json` has the records of `fedloom reproduce NAME` (its reproduction.json), one for each
+row and each way of running it. `docs/reproductions/reasons.toml` says why a number differs or was not run. A number
+without a result and without a reason is an error, so the page cannot leave anything out.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from fedloom.experiment.experiment_file import tomllib
+from fedloom.papers import published
+from fedloom.papers.measurement import Measure
+from fedloom.papers.published import Published, Reproduction, Row
+
+FOLDER = Path(__file__).parents[1] / "reproductions"
+ROUNDS, POINTS, SHARE = 1.25, 0.02, 0.05  # as close as this counts as reproduced: a factor, points, a share
+VERDICTS = ("reproduced", "reproduced in direction", "not reproduced", "not run")
+SOURCES = {
+    "FedAvg on MNIST": "fedavg-mnist.md",
+    "Seven ways to learn": "seven-ways.md",
+    "Neuroevolution on EEG": "neuroevolution-eeg.md",
+    "Next-word prediction": "next-word.md",
+}
+PAGES = {
+    "mcmahan-table1-2nn": "FedAvg on MNIST",
+    "mcmahan-table1-cnn": "FedAvg on MNIST",
+    "mcmahan-table2": "FedAvg on MNIST",
+    "fedavg-validation": "FedAvg on MNIST",
+    "postures": "Seven ways to learn",
+    "images-iid": "Seven ways to learn",
+    "images-skewed": "Seven ways to learn",
+    "crosscheck": "Seven ways to learn",
+    "eeg-baseline": "Neuroevolution on EEG",
+    "eeg-neuroevolution": "Neuroevolution on EEG",
+    "next-word": "Next-word prediction",
+    "next-word-mu": "Next-word prediction",
+    "next-word-dropout": "Next-word prediction",
+    "next-word-scan": "Next-word prediction",
+}
+NOT_COMPARED = {
+    "mcmahan-figure2": "its published numbers are those of Table 2",
+    "postures-hapt": "nothing was published for these people",
+    "next-word-20": "nothing was published for twenty authors",
+}
+
+
+@dataclass(frozen=True)
+class Number:
+    """One published number, our result for it if there is one, and what follows."""
+
+    reproduction: str
+    row: str
+    measure: str
+    source: str
+    told: Published
+    ours: str
+    ratio: str
+    seeds: str
+    how: str
+    verdict: str
+    because: str
+
+
+def numbers(folder: Path = FOLDER) -> Iterator[Number]:
+    """Yield every published number with what the stored results say about it."""
+    reasons = tomllib.loads((folder / "reasons.toml").read_text(encoding="utf-8"))["reason"]
+    for name in published.names():
+        if name in NOT_COMPARED:
+            continue
+        reproduction = published.load(name)
+        path = folder / "results" / f"{name}.json"
+        records = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+        for row in reproduction.row:
+            made = sorted((one for one in records if one["row"] == row.name), key=lambda one: len(_changes(one)))
+            for measure, source, told in _told(row, reproduction.measure):
+                for record in made or [None]:
+                    yield _number(name, row, measure, source, told, record, reasons)
+
+
+def _told(row: Row, measures: Sequence[Measure]) -> Iterator[tuple[Measure, str, Published]]:
+    """Yield what was published; a number that names no measure is about the first one."""
+    for measure in measures:
+        for source, told in row.numbers(measure).items():
+            if measure is measures[0] or isinstance(row.published[source], dict):
+                yield measure, source, told
+
+
+def _number(
+    name: str,
+    row: Row,
+    measure: Measure,
+    source: str,
+    told: Published,
+    record: Mapping[str, Any] | None,
+    reasons: Sequence[Mapping[str, Any]],
+) -> Number:
+    found = None if record is None else record["ours"].get(measure.name)
+    changes = {} if record is None else _changes(record)
+    about = (name, row.name, measure.name, source, bool(changes))
+    if record is None or found is None:
+        return Number(*about[:4], told, "", "", "", "", "not run", _because(reasons, about, ("not run",)))
+    mean, shown = _ours(found, measure)
+    ratio = mean / told if mean is not None and isinstance(told, float) and told else None
+    if changes or not _is_close(mean, told, measure):
+        verdict = _verdict(reasons, about)
+        because = _because(reasons, about, VERDICTS[1:3])
+    else:
+        verdict, because = "reproduced", ""
+    how = ", ".join(f"{key} = {value}" for key, value in changes.items())
+    many = len(record["seeds"])
+    return Number(*about[:4], told, shown, "" if ratio is None else f"{ratio:.2f}", f"{many}", how, verdict, because)
+
+
+def _changes(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return what differs from the published settings; the number of seeds does not."""
+    return {key: value for key, value in record["changes"].items() if key not in ("seeds", "data.path")}
+
+
+def _ours(found: Any, measure: Measure) -> tuple[float | None, str]:
+    """Return our mean over seeds, and how it is shown: with a 95 % t interval if there are several seeds."""
+    if isinstance(found, dict):  # a result that was kept as mean and interval
+        mean, interval = found["mean"], found["interval"]
+    elif None in found:
+        return None, "not reached"
+    else:
+        mean, interval = float(np.mean(found)), None
+        if len(found) > 1:
+            interval = float(stats.t.ppf(0.975, len(found) - 1) * np.std(found, ddof=1) / np.sqrt(len(found)))
+    digits = 0 if measure.counts_rounds and mean >= 100 else 1 if measure.counts_rounds else 2 if abs(mean) > 1 else 4
+    spread = "" if interval is None else f" ± {interval:.{digits}f}"
+    return mean, f"{mean:,.{digits}f}{spread}"
+
+
+def _is_close(ours: float | None, told: Published, measure: Measure) -> bool:
+    """Return whether ours is close enough to count as the same."""
+    if ours is None or isinstance(told, str):
+        return ours is None and told == "-"
+    if measure.counts_rounds:
+        return 1 / ROUNDS <= ours / told <= ROUNDS
+    if measure.metric == "accuracy" or measure.percent:
+        return abs(ours - told) <= POINTS * (100 if measure.percent else 1)
+    return abs(ours - told) <= SHARE * abs(told)
+
+
+def _reason(reasons: Sequence[Mapping[str, Any]], about: tuple[str, str, str, str, bool]) -> Mapping[str, Any]:
+    """Return the first reason that fits a number."""
+    name, row, measure, source, changed = about
+    for reason in reasons:
+        if (
+            name in reason["reproductions"]
+            and any(fnmatchcase(row, pattern) for pattern in reason.get("rows", ["*"]))
+            and any(fnmatchcase(measure, pattern) for pattern in reason.get("measures", ["*"]))
+            and source in reason.get("sources", [source])
+            and reason.get("changed", changed) == changed
+        ):
+            return reason
+    raise SystemExit(f"reasons.toml has no reason for {name}, '{row}', '{measure}', {source} (changed: {changed}).")
+
+
+def _verdict(reasons: Sequence[Mapping[str, Any]], about: tuple[str, str, str, str, bool]) -> str:
+    return str(_reason(reasons, about)["verdict"])
+
+
+def _because(
+    reasons: Sequence[Mapping[str, Any]], about: tuple[str, str, str, str, bool], allowed: Sequence[str]
+) -> str:
+    reason = _reason(reasons, about)
+    if reason["verdict"] not in allowed:
+        raise SystemExit(f"reasons.toml calls {about} '{reason['verdict']}'. Possible: {', '.join(allowed)}.")
+    return str(reason["because"])
+
+
+def page(folder: Path = FOLDER) -> str:
+    """Write the whole page."""
+    found = list(numbers(folder))
+    first = {(one.reproduction, one.row, one.measure, one.source): one for one in reversed(found)}
+    counts = Counter(one.verdict for one in first.values())
+    lines = [
+        "# All published numbers",
+        "",
+        "<!-- written by `make summary`: change the stored results or reasons.toml instead -->",
+        "",
+        f"The source documents have {len(first)} numbers that fedloom can compare with a result of its own: "
+        + ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
+        + ".",
+        "",
+        "A number counts as reproduced if we ran the published settings and rounds differ by at most "
+        f"{100 * (ROUNDS - 1):.0f} %, accuracies by at most {100 * POINTS:.0f} points, and other numbers by at most "
+        f"{100 * SHARE:.0f} %. Otherwise a note below the table gives the reason. ± is a 95 % interval over seeds. "
+        "The pages say more: " + ", ".join(f"[{title}]({target})" for title, target in SOURCES.items()) + ".",
+        "",
+        "Left out: " + "; ".join(f"`{name}`, because {why}" for name, why in NOT_COMPARED.items()) + ".",
+        "",
+    ]
+    for name in PAGES:
+        lines += [*_section(published.load(name), name, [one for one in found if one.reproduction == name]), ""]
+    return "\n".join(lines)
+
+
+def _section(reproduction: Reproduction, name: str, found: Sequence[Number]) -> list[str]:
+    several = len({one.measure for one in found}) > 1
+    lines = [f"## {name}", "", reproduction.title + ".", ""]
+    lines += ["; ".join(f"{short}: {where}" for short, where in reproduction.sources.items()) + ".", ""]
+    lines += ["| row | source | published | ours | ratio | seeds | changed | verdict |"]
+    lines += ["| --- | --- | ---: | ---: | ---: | ---: | --- | --- |"]
+    notes = list(dict.fromkeys(one.because for one in found if one.because))
+    for one in found:
+        row = f"{one.row}: {one.measure}" if several else one.row
+        told = "not reached" if one.told == "-" else f"{one.told:,.10g}" if isinstance(one.told, float) else one.told
+        verdict = f"{one.verdict} ({notes.index(one.because) + 1})" if one.because else one.verdict
+        cells = (row, one.source, told, one.ours or "–", one.ratio, one.seeds, one.how, verdict)
+        lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, "", *(f"{number}. {note[0].upper()}{note[1:]}." for number, note in enumerate(notes, 1))]
+
+
+if __name__ == "__main__":
+    target = FOLDER / "summary.md"
+    target.write_text(page(), encoding="utf-8")
+    sys.stdout.write(f"{target}\n")

@@ -1,0 +1,72 @@
+"""The page of all published numbers: it is what the stored results say, and it leaves nothing out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "docs"))
+
+from _generate import reproductions  # noqa: E402
+
+FOLDER = ROOT / "docs" / "reproductions"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    shutil.copytree(FOLDER / "results", tmp_path / "results")
+    shutil.copy(FOLDER / "reasons.toml", tmp_path)
+    return tmp_path
+
+
+def keep(folder: Path, rounds: list[float | None], changes: dict[str, str] | None = None) -> reproductions.Number:
+    """Store a result of a row for which the paper has 34 rounds, and return its line."""
+    record = {"row": "iid, E 1, B 10", "seeds": [1] * len(rounds), "changes": changes or {}, "ours": {"rounds": rounds}}
+    path = folder / "results" / "mcmahan-table2.json"
+    others = [one for one in json.loads(path.read_text(encoding="utf-8")) if one["row"] != record["row"]]
+    path.write_text(json.dumps([*others, record]), encoding="utf-8")
+    found = [one for one in reproductions.numbers(folder) if one.reproduction == "mcmahan-table2"]
+    return next(one for one in found if (one.row, one.source) == ("iid, E 1, B 10", "paper"))
+
+
+def test_the_page_is_what_the_stored_results_say() -> None:
+    assert (FOLDER / "summary.md").read_text(encoding="utf-8") == reproductions.page()
+
+
+def test_every_stored_result_belongs_to_a_row_and_has_the_hash_of_its_weights() -> None:
+    for path in sorted((FOLDER / "results").glob("*.json")):
+        rows = {row.name for row in reproductions.published.load(path.stem).row}
+        for record in json.loads(path.read_text(encoding="utf-8")):
+            assert record["row"] in rows
+            assert record["weights_sha256"] or record["changes"]["rounds"] == "1051"  # that run was stopped
+
+
+def test_ours_is_shown_with_an_interval_over_seeds_and_the_ratio(folder: Path) -> None:
+    found = keep(folder, [34.0, 35.0, 31.0])
+    # the standard deviation is 2.0817, and t(0.975, 2) is 4.3027: 4.3027 × 2.0817 / √3 = 5.171
+    assert (found.ours, found.ratio, found.seeds, found.verdict) == ("33.3 ± 5.2", "0.98", "3", "reproduced")
+    assert keep(folder, [34.0]).ours == "34.0"
+
+
+def test_only_the_published_settings_can_reproduce_a_number(folder: Path) -> None:
+    assert keep(folder, [34.0], {"seeds": "[1]"}).verdict == "reproduced"
+    changed = keep(folder, [34.0], {"train.clip": "1.0"})
+    assert (changed.verdict, changed.how) == ("reproduced in direction", "train.clip = 1.0")
+
+
+def test_a_number_that_differs_or_is_missing_needs_a_reason(folder: Path) -> None:
+    (folder / "reasons.toml").write_text('[[reason]]\nreproductions = []\nverdict = "not run"\nbecause = ""\n')
+    with pytest.raises(SystemExit, match="no reason for crosscheck, 'equal weights, optimiser kept'"):
+        list(reproductions.numbers(folder))
+
+
+def test_a_number_that_was_run_is_not_called_not_run(folder: Path) -> None:
+    with pytest.raises(SystemExit, match=r"'not run'. Possible: reproduced in direction, not reproduced"):
+        keep(folder, [68.0])
+    with pytest.raises(SystemExit, match=r"'not run'. Possible"):
+        keep(folder, [None])
