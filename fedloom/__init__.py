@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedloom.federation.engine import Evaluation as Evaluation
     from fedloom.federation.engine import fit as fit
     from fedloom.federation.sampling import Sampling as Sampling
+    from fedloom.results.result import load as load
     from fedloom.task import Task as Task
     from fedloom.training.local import Step as Step
     from fedloom.training.local import Training as Training
@@ -39,6 +40,7 @@ _HOME = {  # public name → its module, for everything but algorithms
     "Training": "fedloom.training.local",
     "Update": "fedloom.algorithm",
     "fit": "fedloom.federation.engine",
+    "load": "fedloom.results.result",
     "run": "fedloom.experiment.run",
 }
 

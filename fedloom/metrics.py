@@ -96,6 +96,7 @@ def bce(output: Tensor, target: Tensor) -> Tensor:
 
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {loss.__name__: loss for loss in (cross_entropy, mse, bce, mae)}
+NUMBER_LOSSES = ("mse", "mae")  # for labels that are numbers, never for classes
 METRICS = {
     "accuracy": Metric("accuracy", _accuracy, range=SHARE),
     "mse": Metric("mse", mse, higher_is_better=False, range=NON_NEGATIVE),

@@ -28,6 +28,7 @@ RUNNABLE = {"README.md": None, "how-to/python.md": None, "how-to/from-other-fram
 FETCHED = dict.fromkeys(("four-hospitals.md", "private-hospitals.md"), "heart_disease")
 SLOW = {  # pages whose commands take many seconds
     *(
+        "predict.md",
         "results.md",
         "sweeps.md",
         "ray.md",

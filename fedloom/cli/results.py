@@ -127,6 +127,43 @@ def report(folder: Folder, fill: Literal["min-max", "std"] = "min-max") -> None:
 
 
 @command(app)
+def predict(
+    folder: Folder,
+    file: Annotated[Path, typer.Argument(metavar="FILE")],
+    to: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    algorithm: Annotated[str | None, typer.Option(metavar="LABEL")] = None,
+    seed: int | None = None,
+    client: Annotated[str | None, typer.Option(metavar="NAME")] = None,
+) -> None:
+    """Apply a run's model to the rows of a CSV file, prepared as the training data was.
+
+    file: A CSV file with the columns of the training data. It needs no label.
+    to: The CSV file to write (default: print it).
+    algorithm: The algorithm whose model to use (default: the first).
+    seed: The seed whose model to use (default: the first).
+    client: The client whose model, or whose normalisation, to use.
+    """
+    import csv
+    import sys
+
+    from fedloom.files import replacing
+    from fedloom.results.prediction import predict_file
+    from fedloom.results.result import Result
+
+    result = Result.read(folder)
+    cell = result.cell(algorithm, seed)
+    rows = predict_file(result.predictor(cell.algorithm, cell.seed, client), file)
+    if to is None:
+        csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
+    else:
+        with replacing(to, "file") as temporary, open(temporary, "w", newline="", encoding="utf-8") as out:
+            csv.writer(out).writerows(rows)
+        print(to)
+    of_client = f" of client {client}" if client else ""
+    say(f"Model: {cell.algorithm}, seed {cell.seed}{of_client}, after {cell.rounds} rounds.")
+
+
+@command(app)
 def export(
     folder: Folder,
     csv: bool = False,
@@ -134,17 +171,21 @@ def export(
     tensorboard: bool = False,
     mlflow: bool = False,
     model: bool = False,
+    onnx: bool = False,
+    torch_export: bool = False,
     client: Annotated[str | None, typer.Option(metavar="NAME")] = None,
     to: Path | None = None,
 ) -> None:
-    """Export tables, curves or trained weights from a run's folder for other programs.
+    """Export tables, curves or trained models from a run's folder for other programs.
 
     csv: All tables as CSV files.
     parquet: All tables as Parquet files.
     tensorboard: All curves as TensorBoard event files.
     mlflow: All cells as runs in a local MLflow store.
     model: The trained weights: safetensors and a state_dict.
-    client: With --model: the whole model that this client uses.
+    onnx: Trained models with their preprocessing, for onnxruntime and others.
+    torch_export: Trained models with their preprocessing, for torch.export.load.
+    client: The whole model that this client uses.
     to: The folder to write to (default: DIR/export).
     """
     from fedloom.results import export as exporting
@@ -156,18 +197,25 @@ def export(
         exporting.export_tensorboard: tensorboard,
         exporting.export_mlflow: mlflow,
         partial(exporting.export_models, client=client): model,
+        partial(exporting.export_onnx, client=client): onnx,
+        partial(exporting.export_torch, client=client): torch_export,
     }
     wanted = [exporter for exporter, yes in asked.items() if yes]
     if not wanted:
-        raise InputError("Say what to export: --csv, --parquet, --tensorboard, --mlflow or --model; several are fine.")
-    if client is not None and not model:
-        raise InputError("--client names the client whose model to export: use it with --model.")
+        raise InputError(
+            "Say what to export: --csv, --parquet, --tensorboard, --mlflow, --model, --onnx or --torch-export; several "
+            "are fine."
+        )
+    if client is not None and not (model or onnx or torch_export):
+        raise InputError(
+            "--client names the client whose model to export: use it with --model, --onnx or --torch-export."
+        )
     result = Result.read(folder)
     target = to or folder / "export"
     target.mkdir(parents=True, exist_ok=True)
-    for exporter in wanted:
-        for path in exporter(result, target):
-            print(path)
+    written = dict.fromkeys(path for exporter in wanted for path in exporter(result, target))  # each path once
+    for path in written:
+        print(path)
     if model and client is None:
         _say_what_is_missing(result)
 

@@ -14,8 +14,9 @@ from fedloom import keys
 from fedloom.data import checks
 from fedloom.data import partition as partitions
 from fedloom.data.federation import Dataset, Federation
-from fedloom.data.normalize import normalized
-from fedloom.data.split import Split
+from fedloom.data.normalize import normalized, scaled_target
+from fedloom.data.preprocessing import numbers_first
+from fedloom.data.split import SPLITS, Split
 from fedloom.errors import InputError, nearest
 
 NORMALIZE = ("none", "client", "federated")
@@ -30,6 +31,7 @@ def federate(
     split: Split | Sequence[float] | None = None,
     seed: int = 0,
     normalize: str = "none",
+    scale_target: bool | None = False,
     server: str | float | Mapping[str, Any] | None = None,
 ) -> Federation:
     """Divide a dataset among clients.
@@ -62,7 +64,8 @@ def federate(
     sizes = np.bincount(owner, minlength=count)
     checks.no_client_empty(sizes, names)
     checks.features(dataset, lambda row: _holder(row, kept, owner, names))
-    order = kept[np.argsort(owner, kind="stable")]
+    place = np.zeros(len(kept), np.int64) if dataset.split is None else dataset.split[kept]
+    order = kept[np.lexsort((place, owner))]
     federation = Federation(
         x=_take(dataset.x, order),
         y=_take(y, order),
@@ -77,8 +80,26 @@ def federate(
             for name, rows in on_server.items()
         },
         features=dataset.features,
+        split_sizes=None if dataset.split is None else _split_sizes(owner, place, count, names),
+        preprocessing=dataset.preprocessing.replace(
+            shape=tuple(dataset.x.shape[1:]),
+            scale=dataset.scale,
+            classes=dataset.classes,
+            missing=dataset.missing,
+        ),
     )
+    federation = scaled_target(federation) if scale_target else federation
     return federation if normalize == "none" else normalized(federation, normalize, dataset.missing)
+
+
+def _split_sizes(owner: Rows, place: Rows, count: int, names: Sequence[str] | None) -> Rows:
+    """Return how many examples every client has in each split, where the data says the split of each example."""
+    sizes = np.bincount(owner * len(SPLITS) + place, minlength=count * len(SPLITS)).reshape(count, len(SPLITS))
+    untrained = np.flatnonzero(sizes[:, 0] == 0)
+    if len(untrained):
+        first = untrained[0] if names is None else names[untrained[0]]
+        raise InputError(f"Client {first} has no training examples: its rows are all for validation or test.")
+    return sizes
 
 
 def as_split(split: Split | Sequence[float] | None) -> Split:
@@ -181,19 +202,12 @@ def _natural(client: NDArray[Any] | None, kept: Rows, without_settings: bool) ->
         values = np.char.strip(values)
         blank = values == ""
         found, owner = np.unique(values[kept], return_inverse=True)
-        names = sorted(found.tolist(), key=_numbers_first)
+        names = sorted(found.tolist(), key=numbers_first)
         place = {name: number for number, name in enumerate(names)}
         owner = np.array([place[name] for name in found.tolist()], dtype=np.int64)[owner]
     if blank.any():
         raise InputError(f"Example {int(np.argmax(blank))} has no client: fill in its name, or remove the example.")
     return owner.astype(np.int64), len(names), names
-
-
-def _numbers_first(name: str) -> tuple[bool, float, str]:
-    try:
-        return False, float(name), name
-    except ValueError:
-        return True, 0.0, name
 
 
 def _holder(row: int, kept: Rows, owner: Rows, names: list[str] | None) -> str:

@@ -49,7 +49,7 @@ def describe(federation: Federation) -> Description:
     >>> description.warnings[0]
     '1 of 2 clients has only one label: a.'
     """
-    sizes = np.stack(federation.split.sizes(np.diff(federation.offsets)))
+    sizes = np.stack([federation.sizes(split) for split in SPLITS])
     labels, largest = _labels(federation)
     return Description(
         names=range(federation.clients) if federation.names is None else federation.names,
@@ -138,9 +138,10 @@ def _warnings(federation: Federation, sizes: Numbers, labels: Numbers) -> Iterat
     if len(federation.classes) > 1:
         yield from clients(labels == 1, "only one label")
     yield from clients(train == 1, "only one training example")
-    if federation.split.validation > 0:
+    said = federation.split_sizes is not None  # by the data: a split that nobody has is not meant to be there
+    if validation.any() if said else federation.split.validation > 0:
         yield from clients(validation == 0, "no validation examples")
-    if federation.split.test > 0:
+    if test.any() if said else federation.split.test > 0:
         yield from clients(test == 0, "no test examples")
     if federation.classes:
         counts = np.bincount(federation.y.numpy(), minlength=len(federation.classes))

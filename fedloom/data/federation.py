@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from fedloom import keys
+from fedloom.data.preprocessing import Preprocessing, columns_named
 from fedloom.data.split import SPLITS, Split, SplitName
 from fedloom.errors import InputError
 
@@ -33,6 +34,10 @@ class Dataset:
     scale: float = 1.0  # the model sees integer features multiplied by this
     features: tuple[str, ...] = ()
     missing: bool = False  # whether NaN marks a missing value, which normalisation fills
+    split: NDArray[np.int64] | None = None  # the place in SPLITS of each example, if the data says it
+    preprocessing: Preprocessing = field(
+        default_factory=Preprocessing
+    )  # how the source made examples, so that new ones can be made
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +54,8 @@ class Federation:
     scale: float = 1.0
     server: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # the server's own data by split
     features: tuple[str, ...] = ()
+    split_sizes: NDArray[np.int64] | None = None  # clients × splits, if the data says the splits; rows are in order
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
 
     @property
     def clients(self) -> int:
@@ -78,14 +85,18 @@ class Federation:
         return sizes
 
     @cached_property
-    def _sizes(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        return self.split.sizes(np.diff(self.offsets))
+    def _sizes(self) -> Sequence[NDArray[np.int64]]:
+        given = self.split_sizes
+        return self.split.sizes(np.diff(self.offsets)) if given is None else [*given.T]
 
     def indices(self, client: int, split: SplitName) -> Tensor:
         """Return the rows of `x` and `y` that belong to one split of a client (or of `everyone`)."""
         if client == self.everyone:
             return self._unions[split]
         start, end = int(self.offsets[client]), int(self.offsets[client + 1])
+        if self.split_sizes is not None:
+            sizes = self.split_sizes[client].tolist()
+            return torch.split(torch.arange(start, end), sizes)[SPLITS.index(split)]
         return _split_rows(self.split, self.seed, client, start, end)[split]
 
     @cached_property
@@ -93,6 +104,7 @@ class Federation:
         """A hash of all examples and their clients: two federations with the same hash are the same."""
         digest = hashlib.sha256(repr((self.split, self.seed, self.scale, self.classes)).encode())
         server = [tensor.numpy() for split in sorted(self.server) for tensor in self.server[split]]
+        server += [] if self.split_sizes is None else [self.split_sizes]
         for array in (self.x.numpy(), self.y.numpy(), self.offsets, *server):
             digest.update(f"{array.dtype} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
@@ -109,6 +121,7 @@ class Federation:
         split: Split | Sequence[float] = (0.6, 0.2, 0.2),
         seed: int = 0,
         normalize: str = "none",
+        scale_target: bool = False,
         server: Any = None,
         test: tuple[Any, Any] | None = None,
     ) -> Federation:
@@ -128,6 +141,7 @@ class Federation:
             split=split,
             seed=seed,
             normalize=normalize,
+            scale_target=scale_target,
             server=server,
         )
 
@@ -179,7 +193,10 @@ def as_dataset(
             )
         classes = tuple(str(name) for name in range(int(labels.max()) + 1)) if len(labels) else ()
     official = None if test is None else (_tensor(test[0]), _tensor(test[1]).to(labels.dtype))
-    return Dataset(features, labels, client=owner, test=official, classes=classes)
+    columns = columns_named(getattr(x, "columns", ()))  # of a data frame
+    preprocessing = Preprocessing(columns=columns)
+    names = preprocessing.features
+    return Dataset(features, labels, owner, official, classes, features=names, preprocessing=preprocessing)
 
 
 def _tensor(values: ArrayLike | Tensor) -> Tensor:

@@ -6,12 +6,15 @@ Statistics are per position of the features: for images that is one pixel of one
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from fedloom.data.federation import Federation
+from fedloom.data.preprocessing import MOST_STATISTICS, Numbers
+from fedloom.errors import InputError
 
 ROWS = 512  # examples converted to float64 at a time: this fits the CPU's cache and is ten times as fast as 8192
 
@@ -30,6 +33,18 @@ class Statistics:
         for start in range(0, len(x), ROWS):
             result[start : start + ROWS] = (x[start : start + ROWS].double() * scale - self.mean) / self.std
         return result.nan_to_num_(nan=0.0) if self.missing else result
+
+    def leave(self, places: Sequence[int]) -> Statistics:
+        """Return statistics that leave the features at these places as they are."""
+        if not places:
+            return self
+        here = torch.zeros(self.mean.shape, dtype=torch.bool)
+        here[list(places)] = True
+        return replace(self, mean=self.mean.masked_fill(here, 0.0), std=self.std.masked_fill(here, 1.0))
+
+    def numbers(self) -> tuple[Numbers, Numbers]:
+        """Return mean and standard deviation as plain numbers, for a file."""
+        return tuple(self.mean.flatten().tolist()), tuple(self.std.flatten().tolist())
 
 
 def statistics(x: Tensor, rows: Tensor, scale: float = 1.0, missing: bool = False) -> Statistics:
@@ -73,16 +88,35 @@ def _first(x: Tensor, rows: Tensor, missing: bool) -> Tensor:
 
 def normalized(federation: Federation, by: str, missing: bool = False) -> Federation:
     """Normalise each client by its own statistics (`client`), or clients and server by those of all (`federated`)."""
-    x = federation.x
+    x, untouched = federation.x, federation.preprocessing.untouched
     scale = 1.0 if x.is_floating_point() else federation.scale
     train = [federation.indices(client, "train") for client in range(federation.clients)]
     if by == "federated":
         # a server would learn the same from n, Σx and Σx² of each client
-        everybody = statistics(x, torch.cat(train), scale, missing)
+        everybody = statistics(x, torch.cat(train), scale, missing).leave(untouched)
         server = {name: (everybody.apply(data, scale), y) for name, (data, y) in federation.server.items()}
-        return replace(federation, x=everybody.apply(x, scale), server=server, scale=1.0)
+        mean, std = everybody.numbers()
+        fitted = federation.preprocessing.replace(mean=mean, std=std)
+        return replace(federation, x=everybody.apply(x, scale), server=server, scale=1.0, preprocessing=fitted)
     result = torch.empty(x.shape, dtype=torch.float32)
+    few = 2 * federation.clients * x[0].numel() <= MOST_STATISTICS
+    known: dict[str, tuple[Numbers, Numbers]] = {}
     for client, rows in enumerate(train):
         start, end = int(federation.offsets[client]), int(federation.offsets[client + 1])
-        result[start:end] = statistics(x, rows, scale, missing).apply(x[start:end], scale)
-    return replace(federation, x=result, scale=1.0)
+        own = statistics(x, rows, scale, missing).leave(untouched)
+        result[start:end] = own.apply(x[start:end], scale)
+        if few:
+            known[federation.name(client)] = own.numbers()
+    return replace(federation, x=result, scale=1.0, preprocessing=federation.preprocessing.replace(clients=known))
+
+
+def scaled_target(federation: Federation) -> Federation:
+    """Scale numeric labels to mean 0 and standard deviation 1, by the training splits of all clients together."""
+    if federation.classes or federation.y.dim() > 1:
+        raise InputError("scale_target is for a regression with one number per example. These labels are not that.")
+    rows = torch.cat([federation.indices(client, "train") for client in range(federation.clients)])
+    found = statistics(federation.y[:, None], rows)
+    server = {name: (x, found.apply(y[:, None], 1.0)[:, 0]) for name, (x, y) in federation.server.items()}
+    fitted = federation.preprocessing.replace(target=(found.mean.item(), found.std.item()))
+    y = found.apply(federation.y[:, None], 1.0)[:, 0]
+    return replace(federation, y=y, server=server, preprocessing=fitted)

@@ -51,6 +51,10 @@ class DataTable(Record):
     """
     split: tuple[float, float, float] | Split = (0.6, 0.2, 0.2)
     """The shares of train, validation and test of each client: three numbers, or a table that also has `shuffle`."""
+    scale_target: bool | None = None
+    """Scale the labels of a regression to mean 0 and standard deviation 1, with the statistics of all training splits
+    together. Metrics and predictions are in the labels' own units.
+    """
     server: str | int | float | dict[str, Any] = "none"
     """What the server itself holds: nothing, the official `test` set, a share or number of the examples, or a table of
     splits.

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from fedloom import user_code
 from fedloom.algorithm import Algorithm
 from fedloom.data.build import federate
-from fedloom.data.federation import Federation
+from fedloom.data.federation import Dataset, Federation
 from fedloom.errors import InputError, ParameterError
-from fedloom.experiment.experiment_file import EvaluateTable, Experiment, RunTable
+from fedloom.experiment.experiment_file import DataTable, EvaluateTable, Experiment, RunTable
 from fedloom.federation.sampling import Sampling
+from fedloom.metrics import NUMBER_LOSSES
 from fedloom.privacy.secure import aggregation
 from fedloom.privacy.table import PrivacyTable
 from fedloom.task import Task
@@ -47,7 +48,7 @@ class Plan:
     def of(experiment: Experiment) -> Plan:
         """Make the plan of an experiment file; data and task are loaded when they are first needed."""
         data, task = experiment.data.seed, experiment.task.seed
-        load = lru_cache(maxsize=1)(lambda: experiment.source.load(experiment.base))
+        load = lru_cache(maxsize=1)(lambda: _dataset(experiment))
         federation = lru_cache(maxsize=1)(lambda seed: _federation(experiment, load, seed))
         make_task = lru_cache(maxsize=8)(lambda seed: _task(experiment, seed))
         return Plan(
@@ -66,8 +67,20 @@ class Plan:
         )
 
 
-def _federation(experiment: Experiment, load: Callable[[], Any], seed: int) -> Federation:
-    divided = {key: getattr(experiment.data, key) for key in ("partition", "split", "normalize", "server")}
+def _dataset(experiment: Experiment) -> Dataset:
+    """Load the data. Whole-number labels are numbers if the loss is one for numbers, and otherwise classes."""
+    source = experiment.source
+    if experiment.task.loss in NUMBER_LOSSES and getattr(source, "task", None) == "auto":
+        source = source.model_copy(update={"task": "regression"})
+    dataset = source.load(experiment.base)
+    if dataset.split is not None and experiment.data.split != DataTable.model_fields["split"].default:
+        raise InputError("[data] has both split and split_column: the column says the splits, so leave out split.")
+    return dataset
+
+
+def _federation(experiment: Experiment, load: Callable[[], Dataset], seed: int) -> Federation:
+    keys = ("partition", "split", "normalize", "scale_target", "server")
+    divided = {key: getattr(experiment.data, key) for key in keys}
     try:
         return federate(load(), seed=seed, **divided)
     except ParameterError as error:

@@ -63,7 +63,8 @@ def remove(folder: Path) -> list[Path]:
     with locked(folder):
         with Store(folder, read_only=True) as store:
             pictures = [f"{row['metric']}.png" for row in store.rows("metrics")]
-        for path in (folder / name for name in ("generations.png", *pictures, *WRITTEN)):
+        named = [folder / name for name in ("generations.png", *pictures, *WRITTEN)]
+        for path in (*folder.glob(preprocessing_file(folder, "*").name), *named):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
@@ -79,6 +80,11 @@ def irreplaceable(folder: Path) -> dict[str, bool]:
     """What a run cannot be run again without → whether the folder has it."""
     spent = any((folder / "cells").rglob(LEDGER))
     return {"record of the ε that was spent": spent, "network's keys and agents": (folder / "network").is_dir()}
+
+
+def preprocessing_file(folder: Path, seed: int | str) -> Path:
+    """Return the file with the preprocessing of a seed's data."""
+    return folder / f"preprocessing-{seed}.json"
 
 
 def same_experiment(store: Store, folder: Path, plan: Plan) -> None:

@@ -19,6 +19,7 @@ from fedloom.experiment import parallel
 from fedloom.experiment.experiment_file import RunTable
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
+from fedloom.experiment.run_folder import preprocessing_file
 from fedloom.experiment.store import Store
 from fedloom.task import Task
 from fedloom.training.clients import Setup
@@ -104,6 +105,7 @@ class WorkerGroup:
         facts = probe(federation, task)
         setup = self._setup(facts, federation)
         self._check_same_data(federation, seed)
+        federation.preprocessing.write(preprocessing_file(self.store.path.parent, seed))
         if self.verbose:
             self._note_details(federation, task, setup, facts)
         return backend_on(self.workers, federation, task, setup)

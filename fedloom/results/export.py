@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import logging
 import re
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,11 +16,16 @@ import torch
 from safetensors.torch import save_file
 
 from fedloom.data.split import SPLITS
+from fedloom.data.vocabulary import Vocabulary
 from fedloom.discovery import optional
-from fedloom.errors import StoreError
-from fedloom.results.result import TABLES, Result
+from fedloom.errors import FedloomError, InputError, StoreError
+from fedloom.results.model_card import write_card
+from fedloom.results.prediction import Predictor
+from fedloom.results.result import TABLES, CellResult, Result
 from fedloom.results.run_data import Curve, RunData
 from fedloom.results.safe_text import for_spreadsheet
+
+MODEL_FILES = (".safetensors", ".pt", ".pt2", ".onnx", ".json", ".txt")  # what a model card lists
 
 
 def export_csv(result: Result, folder: Path) -> list[Path]:
@@ -130,19 +138,119 @@ def _flat(tables: Any, above: str = "") -> dict[str, Any]:
 def export_models(result: Result, folder: Path, client: str | None = None) -> list[Path]:
     """Write the trained weights of every cell as `LABEL-SEED.safetensors` and as a torch state_dict (`.pt`).
 
-    With a `client`, write the whole model that this client uses: `LABEL-SEED-CLIENT.safetensors`.
+    With a `client`, write the whole model that this client uses: `LABEL-SEED-CLIENT.safetensors`. Without a global
+    model, there is a file for each client. What prepares examples is beside them, and a model card.
     """
     written = []
-    for cell in result.runs:
-        if cell.rounds == 0:
-            continue
-        for name, weights in result.weights(cell.algorithm, cell.seed, client).items():
-            last = re.sub(r"[^\w.-]", "_", client) if client is not None else name
-            stem = f"{cell.algorithm}-{cell.seed}" + ("" if last == "model" and client is None else f"-{last}")
-            plain = {leaf: tensor.clone().contiguous() for leaf, tensor in weights.items()}
+    for cell in _trained(result):
+        weights = result.weights(cell.algorithm, cell.seed, client)
+        named = list(weights) if client is None else [client]
+        stems = _stems(cell, [] if named == ["model"] and client is None else named)
+        for stem, each in zip(stems, weights.values(), strict=True):
+            plain = {leaf: tensor.clone().contiguous() for leaf, tensor in each.items()}
             save_file(plain, folder / f"{stem}.safetensors")
             torch.save(plain, folder / f"{stem}.pt")
             written += [folder / f"{stem}.safetensors", folder / f"{stem}.pt"]
+    return written + _beside(result, folder)
+
+
+def export_onnx(result: Result, folder: Path, client: str | None = None) -> list[Path]:
+    """Write every global model, or a client's, with its preprocessing as an ONNX file, for onnxruntime and others."""
+    optional("onnxscript", "ONNX files need onnxscript", "onnx")
+    return _export_programs(result, folder, client, ".onnx")
+
+
+def export_torch(result: Result, folder: Path, client: str | None = None) -> list[Path]:
+    """Write every global model, or a client's, with its preprocessing as a `torch.export` program (`.pt2`)."""
+    return _export_programs(result, folder, client, ".pt2")
+
+
+def _export_programs(result: Result, folder: Path, client: str | None, ending: str) -> list[Path]:
+    written = []
+    for cell in _trained(result):
+        if client is None and not result.has_global_model(cell):
+            continue
+        predictor = result.predictor(cell.algorithm, cell.seed, client)
+        path = folder / f"{_stems(cell, [] if client is None else [client])[0]}{ending}"
+        _write_program(predictor, path)
+        written.append(path)
     if not written:
+        raise InputError("No algorithm of this run has a global model: name a client with --client.")
+    return written + _beside(result, folder)
+
+
+def _write_program(predictor: Predictor, path: Path) -> None:
+    """Write a model with its preprocessing. Its input is a batch of any size."""
+    preprocessing = predictor.preprocessing
+    kind = torch.int32 if preprocessing.words is not None else torch.float32
+    if not preprocessing.columns and preprocessing.scale != 1.0:
+        kind = torch.uint8
+    example = (torch.ones((2, *preprocessing.shape), dtype=kind),)
+    shapes = ({0: torch.export.Dim("examples")},)
+    try:
+        with _quiet_torch():
+            program = torch.export.export(predictor, example, dynamic_shapes=shapes)
+            if path.suffix == ".pt2":
+                torch.export.save(program, path)
+                return
+            torch.onnx.export(
+                program,
+                (),
+                str(path),
+                input_names=["features"],
+                output_names=["answers"],
+                verbose=False,
+                external_data=False,
+            )
+    except Exception as error:
+        what = "an ONNX model" if path.suffix == ".onnx" else "a torch.export program"
+        raise InputError(
+            f"The model cannot be written as {what}: {type(error).__name__}: {str(error).splitlines()[0]} Export its "
+            "weights with --model instead."
+        ) from error
+
+
+@contextmanager
+def _quiet_torch() -> Iterator[None]:
+    """Leave out what torch's exporters say about themselves, such as packages that they could also use."""
+    exporters = logging.getLogger("torch.onnx")
+    before = exporters.level
+    exporters.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        exporters.setLevel(before)
+
+
+def _trained(result: Result) -> list[CellResult]:
+    found = [cell for cell in result.runs if cell.rounds]
+    if not found:
         raise StoreError(f"{result.folder} has no trained weights yet.")
-    return written
+    return found
+
+
+def _stems(cell: CellResult, clients: list[str]) -> list[str]:
+    """Return the names of files without their endings: of the global model, or one for each client."""
+    safe = [re.sub(r"[^\w.-]", "_", client) for client in clients]
+    alike = {name for name in safe if safe.count(name) > 1}
+    names = [f"{name}-{place}" if name in alike else name for place, name in enumerate(safe)]
+    return [f"{cell.algorithm}-{cell.seed}-{name}" for name in names] or [f"{cell.algorithm}-{cell.seed}"]
+
+
+def _beside(result: Result, folder: Path) -> list[Path]:
+    """Write what prepares examples for the models, and the model card."""
+    added = []
+    try:
+        for seed in dict.fromkeys(cell.seed for cell in _trained(result)):
+            preprocessing = result.preprocessing(seed)
+            added.append(folder / f"preprocessing-{seed}.json")
+            preprocessing.write(added[-1])
+        if preprocessing.words is not None:
+            added.append(folder / "vocabulary.txt")
+            Vocabulary(preprocessing.classes).write(added[-1])
+    except FedloomError:  # a run whose data is no longer here: the weights are written
+        return added
+    files = [path for path in sorted(folder.iterdir()) if path.suffix in MODEL_FILES]
+    return [*added, write_card(result, folder, files)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedloom.algorithm import Algorithm
+    from fedloom.data.preprocessing import Preprocessing
     from fedloom.experiment.plan import Plan
     from fedloom.federation.engine import Snapshot
+    from fedloom.results.prediction import Predictor
     from fedloom.task import Task
     from fedloom.tree import Groups, Tree
 
@@ -183,20 +186,20 @@ class Result:
         With a `client` (its name or its number), return the whole model that this client uses. It differs from the
         global model if clients keep a part of the model, or a model of their own.
         """
-        cell = self._cell(algorithm, seed)
+        cell = self.cell(algorithm, seed)
         snapshot = self._snapshot(cell)
         if client is None and "model" in snapshot.state:
             return {"model": snapshot.state["model"]}
         if any("ticket" in own for own in snapshot.own.values()):
             raise StoreError(f"The clients of {cell.algorithm} keep their models at their sites, not in the folder.")
         if client is None and all("model" in own for own in snapshot.own.values()):
-            return {f"client-{number}": own["model"] for number, own in sorted(snapshot.own.items())}
+            return {self._file_name(number): own["model"] for number, own in sorted(snapshot.own.items())}
         made, task = self._algorithm_and_task(cell)
         numbers = sorted(snapshot.own) if client is None else [self._client_number(client)]
         initial = made.init_own(task, task.initial())
         kept = {number: snapshot.own.get(number, initial) for number in numbers}
         kept = self._with_choices(cell, made, task, snapshot.state, kept)
-        return {f"client-{number}": made.model(task, snapshot.state, own) for number, own in kept.items()}
+        return {self._file_name(number): made.model(task, snapshot.state, own) for number, own in kept.items()}
 
     def model(
         self, algorithm: str | None = None, seed: int | None = None, client: str | int | None = None
@@ -204,11 +207,55 @@ class Result:
         """Return a trained model, ready to use; by default that of the first algorithm and seed."""
         from fedloom.training.modules import ModuleTensors, load
 
-        cell = self._cell(algorithm, seed)
+        cell = self.cell(algorithm, seed)
         weights = self.weights(cell.algorithm, cell.seed, client)
         module = self._algorithm_and_task(cell)[1].build()
         load(ModuleTensors(module).own, next(iter(weights.values())))
         return module.eval()
+
+    def predictor(
+        self, algorithm: str | None = None, seed: int | None = None, client: str | int | None = None
+    ) -> Predictor:
+        """Return a trained model with its preprocessing; by default that of the first algorithm and seed.
+
+        Without a global model, and where clients normalise by their own statistics, name the client.
+        """
+        from fedloom.results.prediction import Predictor
+
+        cell = self.cell(algorithm, seed)
+        if client is None and not self.has_global_model(cell):
+            raise InputError(
+                f"{cell.algorithm} has no global model: every client has its own. Name a client. Known: "
+                f"{', '.join(list(self._client_names.values())[:10])}."
+            )
+        preprocessing, name = self.preprocessing(cell.seed), None
+        if client is not None:
+            name = self._client_names[self._client_number(client)]
+        _, task = self._algorithm_and_task(cell)
+        return Predictor(self.model(cell.algorithm, cell.seed, client), preprocessing, task.torch_dtype, name)
+
+    def has_global_model(self, cell: CellResult) -> bool:
+        """Return whether a cell has one model for all clients."""
+        return "model" in self._snapshot(cell).state
+
+    def preprocessing(self, seed: int) -> Preprocessing:
+        """Return how examples were prepared for a seed's models."""
+        from fedloom.data.preprocessing import Preprocessing
+        from fedloom.experiment.run_folder import preprocessing_file
+
+        path = preprocessing_file(self.folder, seed)
+        return Preprocessing.read(path) if path.is_file() else self._from_plan(_preprocessing_of(seed))
+
+    def predict(
+        self, rows: Any, algorithm: str | None = None, seed: int | None = None, client: str | int | None = None
+    ) -> Any:
+        """Predict new examples: a data frame gives a data frame, an array of examples a dict of columns.
+
+        For classes, the columns are `prediction` and `probability CLASS`; for a regression, `prediction`.
+        """
+        from fedloom.results.prediction import predict
+
+        return predict(self.predictor(algorithm, seed, client), rows)
 
     def personal(self) -> list[str]:
         """Return the labels of algorithms that have a global model, but whose clients use other models."""
@@ -216,7 +263,7 @@ class Result:
 
         found = []
         for label in dict.fromkeys(cell.algorithm for cell in self.runs if cell.rounds):
-            cell = self._cell(label, None)
+            cell = self.cell(label, None)
             algorithm, _ = self._algorithm_and_task(cell)
             if "model" in self._snapshot(cell).state and type(algorithm).model is not Algorithm.model:
                 found.append(label)
@@ -273,9 +320,18 @@ class Result:
             for number, own in kept.items()
         }
 
-    def _client_number(self, client: str | int) -> int:
+    def _file_name(self, client: int) -> str:
+        """Return a client's name; one that is only its number says that it is a client's."""
+        name = self._client_names[client]
+        return f"client-{client}" if name == str(client) else name
+
+    @cached_property
+    def _client_names(self) -> dict[int, str]:
         with Store(self.folder, read_only=True) as store:
-            names = {row["name"]: int(row["client"]) for row in store.rows("clients")}
+            return {int(row["client"]): row["name"] for row in store.rows("clients")}
+
+    def _client_number(self, client: str | int) -> int:
+        names = {name: number for number, name in self._client_names.items()}
         number = names.get(client) if isinstance(client, str) else client
         if number is None or number not in names.values():
             known = list(names)
@@ -283,12 +339,22 @@ class Result:
             raise InputError(f"There is no client {client!r}. Known: {shown}.{nearest(str(client), known)}")
         return number
 
-    def _cell(self, algorithm: str | None, seed: int | None) -> CellResult:
+    def cell(self, algorithm: str | None = None, seed: int | None = None) -> CellResult:
+        """Return the result of a cell; by default the first one."""
         for cell in self.runs:
             if algorithm in (None, cell.algorithm) and seed in (None, cell.seed):
                 return cell
         known = ", ".join(f"{cell.algorithm} (seed {cell.seed})" for cell in self.runs)
         raise InputError(f"There is no run of {algorithm} with seed {seed}. Known: {known}.")
+
+
+def load(folder: Path | str) -> Result:
+    """Return the result of a run in a folder: its numbers, tables, figures, models and predictions."""
+    return Result.read(folder)
+
+
+def _preprocessing_of(seed: int) -> Callable[[Plan], Preprocessing]:
+    return lambda plan: plan.federation(seed).preprocessing
 
 
 def _overall(runs: Sequence[CellResult]) -> str:

@@ -117,6 +117,7 @@ def a_few(federation: Federation, batch: int) -> Federation:
         offsets=np.cumsum([0, *sizes]),
         names=names,
         server={},
+        split_sizes=None,
     )
 
 

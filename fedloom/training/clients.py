@@ -33,6 +33,7 @@ class Setup:
     loss_is_mean: bool = False  # the loss of a batch is the mean of its examples' losses
     cuts_batches: bool = False  # computing a training batch in parts gives the same results
     rows_apart: bool = False  # in evaluation, the output for an example does not depend on the others
+    target: tuple[float, float] | None = None  # mean and standard deviation by which labels are scaled
 
 
 def always() -> None:

@@ -96,9 +96,10 @@ def measure_each(
         generators.seed(0, setup.device)
         output = outputs(task, weights, x, setup.drops_evaluating)
         named = task.losses(output, y) if isinstance(task.loss, str) else None
-        means = {m.name: m.values(output, y) for m in task.measures if m.values is not None}
+        shown, labels = in_units(output, y, setup.target)
+        means = {m.name: m.values(shown, labels) for m in task.measures if m.values is not None}
         values = {name: each.to(torch.float64).reshape(len(y), -1).mean(1) for name, each in means.items()}
-        scores = {m.name: m.scores(output).to("cpu", copy=True) for m in task.measures if m.scores is not None}
+        scores = {m.name: m.scores(shown).to("cpu", copy=True) for m in task.measures if m.scores is not None}
         found, begin = [], 0
         for count in counts:
             own = slice(begin, begin + count)
@@ -116,8 +117,16 @@ def measure_each(
                     loss = task.batch_loss(tree_map_only(Tensor, itemgetter(own), output), y[own]).item() * count
             sums = {"loss": loss, **{name: each[own].sum().item() for name, each in values.items()}}
             kept = {name: score[own] for name, score in scores.items()}
-            found.append(Measured(count, sums, kept, y[own].cpu() if kept else None))
+            found.append(Measured(count, sums, kept, labels[own].cpu() if kept else None))
     return found
+
+
+def in_units(output: Any, y: Tensor, target: tuple[float, float] | None) -> tuple[Any, Tensor]:
+    """Return outputs and labels in the labels' own units, if labels were scaled by this mean and deviation."""
+    if target is None:
+        return output, y
+    mean, std = target
+    return output * std + mean, y * std + mean
 
 
 def outputs(task: Task, weights: Tree, x: Tensor, keyed: bool = False) -> Any:

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from fedloom.data.federation import Federation
 from fedloom.errors import FedloomError, InputError
+from fedloom.metrics import NUMBER_LOSSES
 from fedloom.task import Task
 from fedloom.training import generators
 from fedloom.training.clients import Setup
@@ -106,6 +107,7 @@ class Probe:
             loss_is_mean=self.loss_is_mean,
             cuts_batches=self.cuts_batches,
             rows_apart=self.rows_apart,
+            target=self.federation.preprocessing.target,
             **settings,
         )
 
@@ -195,6 +197,11 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
                 f"The model gives {output.shape[-1] if output.dim() > 1 else 1} outputs per example, but the labels "
                 f"have {classes} classes. Its last layer needs {classes} outputs."
             )
+    if classes and task.loss in NUMBER_LOSSES:
+        raise InputError(
+            f'loss = "{task.loss}" is for numbers, but the labels are {classes} classes. Use loss = "cross_entropy", '
+            'or for a regression, set task = "regression" in [data], or in Python give floating-point labels.'
+        )
     if task.loss == "bce" and classes > 2:
         raise InputError(f'loss = "bce" is for two classes, but the labels have {classes}. Use "cross_entropy".')
     if task.loss in ("bce", "mse", "mae") and output.numel() != y.numel():

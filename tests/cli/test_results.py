@@ -14,6 +14,7 @@ import pytest
 from fedloom.experiment.run_folder import locked
 from fedloom.experiment.store import Store
 from tests.cli.commands import fedloom, in_this_process
+from tests.results.hospitals import hospitals
 
 
 def test_run_show_list_and_export(folder: Path) -> None:
@@ -207,3 +208,28 @@ def test_a_damaged_run_does_not_hide_the_others(folder: Path) -> None:
 def test_no_colour_when_asked(folder: Path) -> None:
     fedloom("run", "small.toml", "-q", "--set", "run.backend=serial", "--set", "rounds=1", folder=folder)
     assert "\x1b[" not in fedloom("show", "runs/small", folder=folder, NO_COLOR="1", FORCE_COLOR="").stdout
+
+
+def test_predict_answers_for_new_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hospitals(tmp_path)
+    new = "age,ward,crp,id\n70,icu,3.5,a\n33,surgery,,b\n"
+    (tmp_path / "new.csv").write_text(new)
+    in_this_process("predict", "run", "new.csv", monkeypatch=monkeypatch)
+    told = capsys.readouterr()
+    header, *rows = (line.split(",") for line in told.out.splitlines())
+    assert header == ["id", "prediction", "probability alive", "probability dead"]
+    assert [row[0] for row in rows] == ["a", "b"]
+    assert all(float(row[2]) + float(row[3]) == pytest.approx(1, abs=1e-5) for row in rows)
+    assert told.err == "Model: fedavg, seed 1, after 2 rounds.\n"
+    arguments = ["--algorithm", "local", "--client", "oslo", "--to", "out.csv"]
+    in_this_process("predict", "run", "new.csv", *arguments, monkeypatch=monkeypatch)
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("out.csv\n", "Model: local, seed 1 of client oslo, after 2 rounds.\n")
+    assert (tmp_path / "out.csv").read_text().startswith("id,prediction,")
+    (tmp_path / "new.csv").write_text(new + "old,icu,1,c\n")
+    in_this_process("predict", "run", "new.csv", "--to", "out.csv", monkeypatch=monkeypatch, code=2)
+    assert "Line 4 of new.csv has 'old' in column 'age'" in capsys.readouterr().err
+    assert "old" not in (tmp_path / "out.csv").read_text()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from fedloom.data.build import federate
 from fedloom.data.federation import Dataset, Federation
 from fedloom.data.partition import Iid
-from fedloom.data.split import Split
+from fedloom.data.split import SPLITS, Split
 from fedloom.errors import InputError
 from tests.data.examples import numbered
 
@@ -208,3 +209,23 @@ def test_impossible_federations_are_explained(arguments: dict[str, Any], message
 def test_natural_clients_cannot_be_counted_otherwise(arguments: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="takes its clients from the data"):
         federate(numbered(client=np.arange(20)), **arguments)
+
+
+def test_splits_that_the_data_says_hold_for_each_client() -> None:
+    data = numbered(6, client=np.array(list("baabba")), split=np.array([2, 0, 1, 0, 0, 0]))
+    made = federate(data)
+    assert made.x.flatten().tolist() == [1, 5, 2, 3, 4, 0]
+    assert {split: made.sizes(split).tolist() for split in SPLITS} == {
+        "train": [2, 2],
+        "validation": [1, 0],
+        "test": [0, 1],
+    }
+    assert made.counts((made.everyone, 1), "train").tolist() == [4, 2]
+    assert made.indices(made.everyone, "train").tolist() == [0, 1, 3, 4]
+    assert made.fingerprint != federate(replace(data, split=np.zeros(6, int))).fingerprint
+
+
+def test_a_client_without_training_rows_is_refused() -> None:
+    data = numbered(3, client=np.array(list("aab")), split=np.array([0, 1, 2]))
+    with pytest.raises(InputError, match="Client b has no training examples: its rows are all for validation or test"):
+        federate(data)

@@ -141,3 +141,24 @@ def test_missing_values_need_normalisation_and_are_the_only_exception() -> None:
     infinite = replace(holes(), x=torch.tensor(HOLES).index_fill(0, torch.tensor([2]), torch.inf))
     with pytest.raises(InputError, match=r"Feature 0 of example 2 .* is inf"):
         federate(infinite, clients=1, normalize="federated")
+
+
+def test_what_was_fitted_is_kept_for_new_examples() -> None:
+    data = as_dataset(np.array([[1.0], [3.0], [5.0], [9.0]]), np.zeros(4, int), client=["a", "a", "b", "b"])
+    kept = federate(data, split=TRAIN_ONLY, normalize="federated").preprocessing
+    assert (kept.mean, kept.std, kept.shape) == ((4.5,), (pytest.approx(8.75**0.5),), (1,))
+    assert federate(data, split=TRAIN_ONLY, normalize="client").preprocessing.clients == {
+        "a": ((2.0,), (1.0,)),
+        "b": ((7.0,), (2.0,)),
+    }
+    assert federate(data, split=TRAIN_ONLY).preprocessing.mean == ()
+
+
+def test_targets_are_scaled_by_all_training_labels() -> None:
+    data = as_dataset(np.zeros((4, 1)), [1.0, 3.0, 5.0, 7.0], client=["a", "a", "b", "b"], test=([[0.0]], [4.0]))
+    made = federate(data, split=TRAIN_ONLY, scale_target=True, server="test")
+    assert made.y.tolist() == pytest.approx([-3 / 5**0.5, -1 / 5**0.5, 1 / 5**0.5, 3 / 5**0.5])
+    assert made.server["test"][1].tolist() == [0.0]
+    assert made.preprocessing.target == (4.0, pytest.approx(5**0.5))
+    with pytest.raises(InputError, match="scale_target is for a regression"):
+        federate(numbered(), clients=2, scale_target=True)

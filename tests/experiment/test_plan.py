@@ -63,3 +63,22 @@ def test_an_algorithm_that_secure_aggregation_cannot_protect_is_refused_when_it_
     few = {**values, "algorithm": {"fedavg": {"weights": "uniform"}}, "cohort": {"count": 2}}
     with pytest.raises(InputError, match="min_clients = 3 clients in a round, and a round has 2"):
         Plan.of(experiment_file.parse(few))
+
+
+def table(folder: Path, **data: Any) -> dict[str, Any]:
+    (folder / "days.csv").write_text("x,days,set\n1,3,train\n2,7,test\n3,4,train\n")
+    return {"source": "csv", "path": "days.csv", "label": "days", "partition": {"name": "iid", "clients": 1}, **data}
+
+
+def test_whole_numbers_are_a_regression_if_the_loss_is_for_numbers(tmp_path: Path) -> None:
+    data = table(tmp_path, drop=["set"])
+    assert plan(data, {"loss": "mse"}, tmp_path).federation(1).y.sort().values.tolist() == [3.0, 4.0, 7.0]
+    assert plan(data, {}, tmp_path).federation(1).classes == ("3", "4", "7")
+    assert plan({**data, "task": "classification"}, {"loss": "mse"}, tmp_path).federation(1).classes == ("3", "4", "7")
+
+
+def test_a_column_and_shares_cannot_both_say_the_splits(tmp_path: Path) -> None:
+    data = table(tmp_path, split_column="set")
+    assert plan(data, {"loss": "mse"}, tmp_path).federation(1).sizes("test").tolist() == [1]
+    with pytest.raises(InputError, match="both split and split_column"):
+        plan({**data, "split": [1.0, 0.0, 0.0]}, {"loss": "mse"}, tmp_path).federation(1)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
-from fedloom.errors import StoreError
+from fedloom.errors import InputError, StoreError
 from fedloom.results import export
-from fedloom.results.result import TABLES, Result
+from fedloom.results.prediction import Predictor
+from fedloom.results.result import TABLES, CellResult, Result
 from fedloom.results.run_data import RunData
+from tests.results.hospitals import hospitals
 
 
 @pytest.fixture
@@ -71,3 +74,56 @@ def test_csv_holds_what_the_database_holds(result: Result, tmp_path: Path) -> No
             read = list(csv.DictReader(file))
         rows = [{k: "" if v is None else str(v) for k, v in row.items()} for row in result.rows(path.stem)]
         assert read == rows
+
+
+@pytest.fixture(scope="module")
+def patients(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return hospitals(tmp_path_factory.mktemp("hospitals"))
+
+
+def features(patients: Result) -> torch.Tensor:
+    cells = {"age": ["70", "33"], "ward": ["icu", "surgery"], "crp": ["3.5", ""]}
+    return patients.preprocessing(1).encode(cells, str)
+
+
+def test_a_torch_program_has_the_preprocessing_in_it(patients: Result, tmp_path: Path) -> None:
+    written = export.export_torch(patients, tmp_path)
+    assert [path.name for path in written] == ["fedavg-1.pt2", "preprocessing-1.json", "MODEL_CARD.md"]
+    x = features(patients)
+    expected = patients.predictor()(x)
+    program = torch.export.load(tmp_path / "fedavg-1.pt2").module()
+    assert torch.equal(program(x), expected)
+    assert torch.equal(program(x[:1]), expected[:1])
+
+
+def test_an_onnx_file_has_the_preprocessing_in_it(patients: Result, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    assert export.export_onnx(patients, tmp_path, "oslo")[0].name == "fedavg-1-oslo.onnx"
+    x = features(patients)
+    (found,) = runtime.InferenceSession(tmp_path / "local-1-oslo.onnx").run(None, {"features": x.numpy()})
+    expected = patients.predictor("local", client="oslo")(x)
+    torch.testing.assert_close(torch.from_numpy(found), expected.detach(), rtol=1e-5, atol=1e-7)
+
+
+def test_weights_are_named_after_their_clients(patients: Result, tmp_path: Path) -> None:
+    names = [path.name for path in export.export_models(patients, tmp_path)]
+    assert "local-1-berlin.safetensors" in names
+    assert names[-1] == "MODEL_CARD.md"
+    card = (tmp_path / "MODEL_CARD.md").read_text()
+    assert all(f"| {name} | `" in card for name in names[:-1])
+
+
+def test_clients_whose_files_would_have_one_name_keep_apart() -> None:
+    cell = CellResult("local", 1, "done", 1, {}, {}, None)
+    assert export._stems(cell, ["a/b", "a_b", "c"]) == ["local-1-a_b-0", "local-1-a_b-1", "local-1-c"]
+
+
+def test_a_model_that_cannot_be_exported_is_explained(patients: Result, tmp_path: Path) -> None:
+    class Odd(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum().item() > 0 else -x
+
+    predictor = Predictor(Odd(), patients.preprocessing(1), torch.float32)
+    with pytest.raises(InputError, match=r"cannot be written as a torch\.export program: .*--model instead"):
+        export._write_program(predictor, tmp_path / "odd.pt2")

@@ -148,3 +148,9 @@ def test_losses_of_torch_and_of_ones_own_are_welcome() -> None:
 def test_a_metric_that_does_not_fit_the_output_is_named() -> None:
     with pytest.raises(InputError, match="The metric mse does not fit the model's output"):
         probe(federation((20,)), Task(Dense, metrics=["mse"]))
+
+
+@pytest.mark.parametrize("loss", ["mse", "mae"])
+def test_class_numbers_are_never_taken_for_quantities(loss: str) -> None:
+    with pytest.raises(InputError, match=f'^loss = "{loss}" is for numbers, but the labels are 3 classes'):
+        probe(federation([4, 4]), Task(lambda: linear(1), loss=loss, metrics=()))

@@ -1,40 +1,49 @@
-"""A table in a text file: one example per line, one column for the label, optionally one for the client."""
+"""Tables in text files: one example per line, one column for the label, and one for the client or a file for each."""
 
 from __future__ import annotations
 
 import csv
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt
+from torch import Tensor
 
+from fedloom.data.csv_text import CsvText, as_number, numbers
 from fedloom.data.federation import Dataset
-from fedloom.data.sources.archive import NOT_TEXT, open_text
+from fedloom.data.preprocessing import Column, Preprocessing, categories
+from fedloom.data.sources.archive import NOT_TEXT, open_text, visible
 from fedloom.data.sources.base import Source, Task, locate, require, targets
-from fedloom.errors import InputError
+from fedloom.data.split import SPLITS
+from fedloom.errors import InputError, nearest
 
-ROWS = 8192  # lines converted to numbers at a time: their text takes ten times the memory
+SPLIT_NAMES = {  # what the cells of a split column may say
+    **dict.fromkeys(("train", "training"), 0),
+    **dict.fromkeys(("validation", "val", "valid", "dev"), 1),
+    **dict.fromkeys(("test", "testing"), 2),
+}
+Names = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class Csv(Source):
     """A CSV file with a header, or without one if you name its `columns`; .gz, .xz and .bz2 are decompressed.
 
-    Every column other than the label and the client is a feature and must hold numbers. `missing` maps marks in the
-    file to numbers or to nan; `fill` is the value of empty cells. Normalisation fills what is nan or "mean": a mean
-    over all rows would tell clients about each other.
+    Every column other than the label and the client is a feature: a number, or a category if `categorical` names the
+    column. `missing` maps marks in the file to numbers or to nan; `fill` is the value of empty cells. Normalisation
+    fills what is nan or "mean": a mean over all rows would tell clients about each other. In a file whose columns are
+    separated by semicolons, 3,5 is a number.
     """
 
     path: Path
-    """The file."""
-    label: str
-    """The column with the labels."""
+    """The file, or a folder with one file for each client: the file's name is the client's."""
+    label: str | Names
+    """The column with the labels, or several columns of numbers."""
     client: str | None = None
     """The column with the client of each row, for `partition = "natural"`."""
     drop: tuple[str, ...] = ()
@@ -44,124 +53,194 @@ class Csv(Source):
     fill: Literal["error", "zero", "mean"] | float = "error"
     """What empty cells mean: an error, zero, the mean that `normalize` finds, or a number."""
     task: Task = "auto"
-    """Whether labels are classes or numbers. `auto` looks at them."""
+    """Whether labels are classes or numbers. `auto` looks at them, and at the loss."""
     columns: tuple[str, ...] = ()
     """The names of the columns, for a file without a header."""
     skip: NonNegativeInt = 0
     """The number of lines to skip after the header."""
     delimiter: str = Field(default=",", min_length=1, max_length=1)
-    """The character between columns."""
+    """The character between columns. With a comma, a header with semicolons, tabs or | is recognised too."""
+    categorical: Names | dict[str, Names] | None = None
+    """Columns with categories. A table also lists the categories of each column; others are then refused."""
+    embed: Names | None = None
+    """The categorical columns that become one feature, the category's number, for a model that embeds it. The others
+    become one feature of 0 or 1 for each category.
+    """
+    split_column: str | None = None
+    """The column that says which split each row belongs to: train, validation or test."""
 
     def load(self, base: Path) -> Dataset:
-        """Read the file. Labels become classes in order, clients keep the names in their column."""
+        """Read the file or files. Labels become classes in order, clients keep the names in their column or files."""
         path = locate(base, self.path)
-        return self.parse(path, path.name)
+        if not path.is_dir():
+            return self.parse(path, path.name)
+        files = [file for file in sorted(path.iterdir()) if visible(file.name) and ".csv" in file.suffixes]
+        if not files:
+            raise InputError(f"The folder {path} has no CSV files: it needs one for each client.")
+        if self.client is not None:
+            raise InputError(
+                f"{path} is a folder with one file for each client, so leave out client = '{self.client}'."
+            )
+        names = [file.name.partition(".csv")[0] for file in files]
+        parts = [self._read(file, file.name, f"{self.path / file.name}") for file in files]
+        owner = np.repeat(names, [len(part) for part in parts])
+        return self._dataset(_joined(parts), owner)
 
     def parse(self, file: Any, name: str, advice: str = "") -> Dataset:
         """Read the examples of a path or an open binary file called `name`; `path` is used in messages only.
 
         `advice` says what to do about a wrong line, if settings do not help.
         """
+        rows = self._read(file, name, str(self.path), advice)
+        return self._dataset(rows, None if self.client is None else np.array(rows.texts[self.client]))
+
+    def _read(self, file: Any, name: str, shown: str, advice: str = "") -> _Rows:
+        given = None if self.delimiter == "," else self.delimiter
+        settings = {"columns": self.columns, "skip": self.skip, "delimiter": given}
         try:
             with open_text(file, name) as text:
-                return self._parse(text, advice)
+                table = CsvText.open(text, shown, **settings, advice=advice or "Correct it.")  # type: ignore[arg-type]
+                return self._rows(table, advice)
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"The file {shown} cannot be read as CSV: {error}. Save it as UTF-8 (in Excel: CSV UTF-8)."
+            ) from None
         except (*NOT_TEXT, csv.Error) as error:
-            raise InputError(f"The file {self.path} cannot be read as CSV: {error}.") from None
+            raise InputError(f"The file {shown} cannot be read as CSV: {error}.") from None
 
-    def _advice(self, cell: str, column: str) -> str:
-        if not cell.strip():
-            return f'Set fill = "mean", "zero" or a number, or drop the column: drop = ["{column}"].'
-        return (
-            f'If it means "missing", set missing = {{ "{cell}" = 0 }}; if the column is not a feature, set '
-            f'drop = ["{column}"].'
-        )
+    def _rows(self, table: CsvText, advice: str) -> _Rows:
+        features, marks = self._features(table), self._marks()
+        needed = [*self._labels, *(name for name in (self.client, self.split_column) if name is not None)]
+        found = _Rows(table.shown, features, {name: [] for name in (*needed, *self._categorical)})
+        numeric = [name for name in features if name not in self._categorical]
+        for lines, cells in table.blocks():
 
-    def _parse(self, file: TextIO, advice: str) -> Dataset:
-        reader = csv.reader(file, delimiter=self.delimiter)
-        header = [name.strip() for name in (list(self.columns) or next(reader, []))]
-        features = self._features(header)
-        numbers, labels, clients = [], list[str](), list[str]()
-        next(islice(reader, self.skip, self.skip), None)
-        for lines, rows in self._blocks(reader, len(header), advice or "Correct it."):
-            cells = dict(zip(header, zip(*rows, strict=True), strict=True))
-            numbers.append(np.column_stack([self._numbers(cells[name], lines, name, advice) for name in features]))
-            labels += self._texts(cells[self.label], lines, self.label)
-            if self.client is not None:
-                clients += self._texts(cells[self.client], lines, self.client)
-        if not labels:
-            raise InputError(f"The file {self.path} has no examples: add at least one line after the header.")
-        y, classes = targets(labels, self.task)
+            def where(at: int, lines: list[int] = lines) -> str:
+                return f"Line {lines[at]} of {table.shown}"
+
+            each = [
+                numbers(cells[name], name, where, marks, table.comma_is_decimal, advice)[:, None] for name in numeric
+            ]
+            found.numbers.append(np.concatenate([np.empty((len(lines), 0), np.float32), *each], axis=1))
+            found.lines += lines
+            for name, texts in found.texts.items():
+                values = [as_number(cell.strip(), table.comma_is_decimal) for cell in cells[name]]
+                if "" in values and name in needed:
+                    raise InputError(
+                        f"{where(values.index(''))} has an empty cell in column '{name}': "
+                        "every example needs its label and its client."
+                    )
+                texts += values
+        if not found.lines:
+            raise InputError(f"The file {table.shown} has no examples: add at least one line after the header.")
+        return found
+
+    def _dataset(self, rows: _Rows, client: NDArray[Any] | None) -> Dataset:
+        marks = self._marks()
+        columns = tuple(self._column(name, rows, marks) for name in rows.features)
+        plain = iter(np.concatenate(rows.numbers).T)
+        parts = [
+            column.codes(rows.texts[column.name], rows.where, marks) if column.categories else next(plain)[:, None]
+            for column in columns
+        ]
+        y, classes = self._targets(rows)
+        preprocessing = Preprocessing(columns=columns, marks=marks, label=self._labels)
         return Dataset(
-            x=torch.from_numpy(np.concatenate(numbers)),
+            x=torch.from_numpy(np.concatenate(parts, axis=1)),
             y=y,
-            client=None if self.client is None else np.array(clients),
+            client=client,
             classes=classes,
-            features=tuple(features),
-            missing=any(math.isnan(value) for value in self._known().values()),
+            features=preprocessing.features,
+            missing=any(math.isnan(value) for value in marks.values()),
+            split=None if self.split_column is None else self._splits(rows),
+            preprocessing=preprocessing,
         )
 
-    def _known(self) -> dict[str, float]:
+    def _column(self, name: str, rows: _Rows, marks: dict[str, float]) -> Column:
+        if name not in self._categorical:
+            return Column(name=name)
+        listed = self.categorical[name] if isinstance(self.categorical, dict) else categories(rows.texts[name], marks)
+        if not listed:
+            raise InputError(f"The column '{name}' has no categories: all its cells are missing.")
+        return Column(name=name, categories=listed, embedded=name in (self.embed or ()))
+
+    def _targets(self, rows: _Rows) -> tuple[Tensor, tuple[str, ...]]:
+        if isinstance(self.label, str):
+            return targets(rows.texts[self.label], self.task)
+        return targets(np.array([rows.texts[name] for name in self.label]).T, "regression")
+
+    def _splits(self, rows: _Rows) -> NDArray[np.int64]:
+        assert self.split_column is not None
+        cells = rows.texts[self.split_column]
+        for at, cell in enumerate(cells):
+            if cell.lower() not in SPLIT_NAMES:
+                raise InputError(
+                    f"{rows.where(at)} has '{cell}' in column '{self.split_column}', which must say "
+                    f"{', '.join(SPLITS)}.{nearest(cell, SPLIT_NAMES)}"
+                )
+        return np.array([SPLIT_NAMES[cell.lower()] for cell in cells])
+
+    @property
+    def _labels(self) -> tuple[str, ...]:
+        return (self.label,) if isinstance(self.label, str) else self.label
+
+    @property
+    def _categorical(self) -> Sequence[str]:
+        return tuple(self.categorical or ())
+
+    def _marks(self) -> dict[str, float]:
         """Return the texts that stand for a number, or for a missing one (nan)."""
         if self.fill == "error":
             return dict(self.missing)
         named = {"zero": 0.0, "mean": math.nan}
         return {"": named[self.fill] if isinstance(self.fill, str) else self.fill, **self.missing}
 
-    def _features(self, header: Sequence[str]) -> list[str]:
+    def _features(self, table: CsvText) -> list[str]:
         """Return the names of the feature columns."""
-        twice = [name for name, count in Counter(header).items() if count > 1]
-        if twice:
-            raise InputError(f"The file {self.path} has two columns '{twice[0]}': every column needs its own name.")
-        special = [self.label, *self.drop, *([] if self.client is None else [self.client])]
-        for name in special:
-            require(name, header, f"The file {self.path}", "column")
-        features = [name for name in header if name not in special]
+        special = [*self._labels, *self.drop, *(one for one in (self.client, self.split_column) if one is not None)]
+        for name in (*special, *self._categorical):
+            require(name, table.header, f"The file {table.shown}", "column")
+        for name in self._categorical:
+            if name in special:
+                raise InputError(f"The column '{name}' is in 'categorical', and it is not a feature: leave it out.")
+        for name in self.embed or ():
+            require(name, self._categorical, "'categorical'", "column")
+        features = [name for name in table.header if name not in special]
         if not features:
-            raise InputError(f"The file {self.path} has no feature columns besides {', '.join(special)}.")
+            raise InputError(f"The file {table.shown} has no feature columns besides {', '.join(special)}.")
         return features
 
-    def _blocks(self, reader: Any, width: int, advice: str) -> Iterator[tuple[list[int], list[list[str]]]]:
-        """Yield line numbers and lines, many at a time, without blank lines."""
-        while block := [(reader.line_num, row) for row in islice(reader, ROWS)]:
-            block = [(line, row) for line, row in block if row]
-            for line, row in block:
-                if len(row) != width:
-                    raise InputError(
-                        f"Line {line} of {self.path} has {len(row)} cells, but there are {width} columns. {advice}"
-                    )
-            if block:
-                yield [line for line, _ in block], [row for _, row in block]
 
-    def _numbers(self, cells: Sequence[str], lines: Sequence[int], column: str, advice: str) -> NDArray[np.float32]:
-        known = self._known()
-        try:
-            values = np.array([known[cell] if cell in known else float(cell) for cell in cells], dtype=np.float64)
-        except ValueError:
-            values = np.array([_number(cell.strip(), known) for cell in cells])
-        with np.errstate(over="ignore"):  # too large for float32: refused below like any other infinite number
-            numbers = values.astype(np.float32)
-        for at in np.flatnonzero(~np.isfinite(numbers)).tolist():
-            cell = cells[at]
-            if cell.strip() not in known:
-                shown = f"{cell!r} in column '{column}', which is not a finite number"
-                what = shown if cell.strip() else f"an empty cell in column '{column}'"
-                advice = advice or self._advice(cell, column)
-                raise InputError(f"Line {lines[at]} of {self.path} has {what}. {advice}")
-        return numbers
+@dataclass
+class _Rows:
+    """The rows of one file, or of several: numbers of the numeric columns, and the texts of the others by column."""
 
-    def _texts(self, cells: Sequence[str], lines: Sequence[int], column: str) -> list[str]:
-        values = [cell.strip() for cell in cells]
-        if "" in values:
-            raise InputError(
-                f"Line {lines[values.index('')]} of {self.path} has an empty cell in column '{column}': "
-                "every example needs its label and its client."
-            )
-        return values
+    shown: str
+    features: list[str]
+    texts: dict[str, list[str]]
+    numbers: list[NDArray[np.float32]] = field(default_factory=list)  # in blocks
+    lines: list[int] = field(default_factory=list)
+    files: list[tuple[int, str]] = field(default_factory=list)  # where the rows of each file begin, if several
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def where(self, at: int) -> str:
+        shown = next((name for begin, name in reversed(self.files) if begin <= at), self.shown)
+        return f"Line {self.lines[at]} of {shown}"
 
 
-def _number(cell: str, known: dict[str, float]) -> float:
-    """Return the number in a cell, or nan: the caller reports the first wrong cell, so the others must not raise."""
-    try:
-        return known[cell] if cell in known else float(cell)
-    except ValueError:
-        return math.nan
+def _joined(parts: list[_Rows]) -> _Rows:
+    """Put the rows of several files together. Every file has the same feature columns, in the same order."""
+    first, joined = parts[0], _Rows(parts[0].shown, parts[0].features, {name: [] for name in parts[0].texts})
+    for part in parts:
+        if part.features != first.features:
+            differ = sorted({*part.features} ^ {*first.features})
+            what = f"the column '{differ[0]}' is in one of them only" if differ else "their order differs"
+            raise InputError(f"{part.shown} and {first.shown} must have the same columns, but {what}.")
+        joined.files.append((len(joined), part.shown))
+        joined.numbers += part.numbers
+        joined.lines += part.lines
+        for name, texts in joined.texts.items():
+            texts += part.texts[name]
+    return joined

@@ -15,6 +15,7 @@ from annotated_types import Ge
 from pydantic import Strict
 
 from fedloom.data.federation import Dataset
+from fedloom.data.preprocessing import Preprocessing
 from fedloom.data.sources.archive import NOT_TEXT, open_text
 from fedloom.data.sources.base import Source, locate, require
 from fedloom.data.vocabulary import Vocabulary
@@ -80,6 +81,7 @@ class NextWord(Source):
             torch.from_numpy(np.concatenate([y for _, y in examples])),
             client=np.repeat(chosen, sizes),
             classes=vocabulary.words,
+            preprocessing=Preprocessing(words=self.line, symbols=self.symbols),
         )
 
     def _chosen(self, texts: dict[str, list[Text]]) -> list[str]:

@@ -39,7 +39,7 @@ def hello_message(site: Site, federation: Federation, setup: Setup, mark: str) -
         **DataFormat.of(federation).model_dump(),
         clients=tuple(facts(number) for number in (range(federation.clients) if hosts is None else hosts)),
         data_mark=mark,
-        setup=asdict(setup),
+        setup={name: value for name, value in asdict(setup).items() if name != "target"},  # which is about labels
     )
 
 

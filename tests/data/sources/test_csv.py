@@ -141,7 +141,7 @@ def test_wrong_csv_fields_are_explained(fields: dict[str, Any], message: str) ->
 
 def test_a_table_in_another_encoding(tmp_path: Path) -> None:
     (tmp_path / "data.csv").write_bytes("Größe,y\n1,2\n".encode("latin-1"))
-    with pytest.raises(InputError, match=r"cannot be read as CSV: .*utf-8"):
+    with pytest.raises(InputError, match=r"cannot be read as CSV: .*utf-8.*Save it as UTF-8"):
         load("csv", tmp_path, path="data.csv", label="y")
 
 
@@ -168,3 +168,98 @@ def test_real_heart_disease(real: Path) -> None:
     assert np.diff(federation.offsets).tolist() == [303, 294, 123, 200]
     with pytest.raises(InputError, match="has an empty cell in column"):
         load("csv", real, **fields)
+
+
+def test_a_folder_has_a_file_for_each_client(tmp_path: Path) -> None:
+    table(tmp_path, "age;crp;dead\n70;3,5;yes\n50;1;no\n", "berlin.csv")
+    table(tmp_path, "age,crp,dead\n30,2.5,no\n", "oslo.csv")
+    table(tmp_path, "not a table", "notes.txt")
+    data = load("csv", path=tmp_path, label="dead")
+    assert data.client is not None
+    assert (data.client.tolist(), data.classes) == (["berlin", "berlin", "oslo"], ("no", "yes"))
+    assert data.x.tolist() == [[70.0, 3.5], [50.0, 1.0], [30.0, 2.5]]
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "message"),
+    [
+        ("age,dead\n1,0\n", {}, r"b\.csv and .*a\.csv must have the same columns, but the column 'crp' is in one"),
+        ("crp,age,dead\n1,1,0\n", {}, "but their order differs"),
+        ("age,crp,dead\n1,x,0\n", {}, r"Line 2 of .*b\.csv has 'x' in column 'crp'"),
+        ("age,crp,dead\n1,1,0\n", {"client": "age"}, "leave out client = 'age'"),
+        ("age,crp,dead\n2,1,0\n", {"categorical": {"age": ["1"]}}, r"Line 2 of .*b\.csv has '2' in column 'age'"),
+    ],
+)
+def test_files_of_a_folder_that_do_not_fit_are_named(
+    tmp_path: Path, text: str, fields: dict[str, Any], message: str
+) -> None:
+    table(tmp_path, "age,crp,dead\n1,2,1\n", "a.csv")
+    table(tmp_path, text, "b.csv")
+    with pytest.raises(InputError, match=message):
+        load("csv", path=tmp_path, label="dead", **fields)
+
+
+def test_a_folder_without_tables_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has no CSV files: it needs one for each client"):
+        load("csv", path=tmp_path, label="y")
+
+
+WARDS = "ward,age,smoker,y\nicu,1,no,0\nsurgery,2,,1\n"
+
+
+def test_categories_become_features_in_place(tmp_path: Path) -> None:
+    path = table(tmp_path, WARDS)
+    data = load("csv", path=path, label="y", categorical=["ward", "smoker"], fill="zero")
+    assert data.features == ("ward=icu", "ward=surgery", "age", "smoker=no")
+    assert data.x.tolist() == [[1, 0, 1, 1], [0, 1, 2, 0]]
+    embedded = load("csv", path=path, label="y", categorical=["ward", "smoker"], embed=["ward"], fill="mean")
+    assert embedded.features == ("ward", "age", "smoker=no")
+    assert embedded.x[0].tolist() == [0, 1, 1]
+    assert bool(embedded.x[1].isnan()[2])
+
+
+def test_an_embedded_category_is_not_normalised(tmp_path: Path) -> None:
+    data = load("csv", path=table(tmp_path, WARDS), label="y", categorical=["ward"], embed=["ward"], drop=["smoker"])
+    made = federate(data, clients=1, split=(1, 0, 0), normalize="federated")
+    assert made.x.tolist() == [[0, -1], [1, 1]]
+    assert (made.preprocessing.mean, made.preprocessing.std) == ((0.0, 1.5), (1.0, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"categorical": ["wards"]}, "no column 'wards'.*Did you mean 'ward'"),
+        ({"categorical": ["y"]}, "The column 'y' is in 'categorical', and it is not a feature"),
+        ({"categorical": ["ward"], "embed": ["age"]}, "'categorical' has no column 'age'"),
+        ({"categorical": {"ward": ["icu"], "smoker": ["no"]}}, "Line 3 of .* has 'surgery' in column 'ward'"),
+        ({"categorical": ["ward"]}, "an empty cell|'no' in column 'smoker'.*looks like yes or no"),
+        (
+            {"categorical": ["smoker", "ward"], "fill": "error"},
+            r"Line 3 of .* has an empty cell in column 'smoker'\. Set fill",
+        ),
+    ],
+)
+def test_wrong_categories_are_explained(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load("csv", path=table(tmp_path, WARDS), label="y", **fields)
+
+
+def test_a_column_says_the_splits(tmp_path: Path) -> None:
+    path = table(tmp_path, "x,y,set\n1,0,test\n2,1,train\n3,0,Train\n4,1,val\n5,0,train\n")
+    made = federate(load("csv", path=path, label="y", split_column="set"), clients=1)
+    parts = {split: made.x[made.indices(0, split)].flatten().tolist() for split in ("train", "validation", "test")}
+    assert parts == {"train": [2, 3, 5], "validation": [4], "test": [1]}
+    table(tmp_path, "x,y,set\n1,0,tset\n")
+    with pytest.raises(
+        InputError, match=r"Line 2 of .* has 'tset' in column 'set', which must say train, validation, t"
+    ):
+        load("csv", path=path, label="y", split_column="set")
+
+
+def test_several_label_columns_are_numbers(tmp_path: Path) -> None:
+    data = load("csv", path=table(tmp_path, "x,a,b\n1,0,1\n2,1,1\n"), label=["a", "b"])
+    assert (data.y.tolist(), data.classes, data.features) == ([[0, 1], [1, 1]], (), ("x",))
+
+
+def test_labels_with_decimal_commas_are_numbers(tmp_path: Path) -> None:
+    assert load("csv", path=table(tmp_path, "x;y\n1;2,5\n"), label="y").y.tolist() == [2.5]

@@ -1,0 +1,139 @@
+"""Read the text of a CSV file: find the character between columns, check the lines, and turn cells into numbers."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedloom.errors import InputError
+
+ROWS = 8192  # lines converted to numbers at a time: their text takes ten times the memory
+DELIMITERS = (",", ";", "\t", "|")
+DATE = re.compile(r"(\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4})([ T]\d{1,2}:\d{2}.*)?")
+YES_OR_NO = ("true", "false", "yes", "no", "y", "n", "t", "f")
+Where = Callable[[int], str]  # the place of a cell, for messages
+
+
+@dataclass(frozen=True)
+class CsvText:
+    """The header of a CSV file, and its rows, which can be read once."""
+
+    shown: str  # the file's name in messages
+    header: list[str]
+    delimiter: str
+    rows: Any  # a csv.reader
+    advice: str = "Correct it."
+
+    @staticmethod
+    def open(
+        text: TextIO,
+        shown: str,
+        *,
+        columns: Sequence[str] = (),
+        skip: int = 0,
+        delimiter: str | None = None,
+        advice: str = "Correct it.",
+    ) -> CsvText:
+        """Read the header, or take these `columns`. Without a delimiter, the one that gives most columns counts."""
+        first = text.readline()
+        delimiter = delimiter or max(DELIMITERS, key=lambda one: len(next(csv.reader([first], delimiter=one), [])))
+        rows = csv.reader(chain([first], text), delimiter=delimiter)
+        header = [name.strip() for name in (list(columns) or next(rows, []))]
+        twice = [name for name, count in Counter(header).items() if count > 1]
+        if twice:
+            raise InputError(f"The file {shown} has two columns '{twice[0]}': every column needs its own name.")
+        next(islice(rows, skip, skip), None)
+        return CsvText(shown, header, delimiter, rows, advice)
+
+    @property
+    def comma_is_decimal(self) -> bool:
+        """Whether 3,5 may be a number."""
+        return self.delimiter != ","
+
+    def blocks(self) -> Iterator[tuple[list[int], dict[str, tuple[str, ...]]]]:
+        """Yield line numbers and cells by column, many lines at a time, without blank lines."""
+        width = len(self.header)
+        while block := [(self.rows.line_num, row) for row in islice(self.rows, ROWS)]:
+            block = [(line, row) for line, row in block if row]
+            for line, row in block:
+                if len(row) != width:
+                    cells = f"{len(row)} cells, but there are {width} columns"
+                    raise InputError(f"Line {line} of {self.shown} has {cells}. {self.advice}")
+            if block:
+                columns = zip(*(row for _, row in block), strict=True)
+                yield [line for line, _ in block], dict(zip(self.header, columns, strict=True))
+
+
+def numbers(
+    cells: Sequence[str],
+    column: str,
+    where: Where,
+    marks: Mapping[str, float],
+    comma_is_decimal: bool = False,
+    advice: str = "",
+) -> NDArray[np.float32]:
+    """Return the numbers in a column's cells. `marks` are texts that stand for a number, or for a missing one (nan)."""
+    try:
+        values = np.array([marks[cell] if cell in marks else float(cell) for cell in cells], dtype=np.float64)
+    except ValueError:
+        # a column has one kind of decimals: where some cells have a comma, a point is a mistake
+        commas = comma_is_decimal and any("," in cell for cell in cells)
+        values = np.array([_number(cell.strip(), marks, commas) for cell in cells])
+    with np.errstate(over="ignore"):  # too large for float32: refused below like any other infinite number
+        found = values.astype(np.float32)
+    for at in np.flatnonzero(~np.isfinite(found)).tolist():
+        cell = cells[at].strip()
+        if cell not in marks:
+            shown = f"{cells[at]!r} in column '{column}', which is not a finite number"
+            what = shown if cell else f"an empty cell in column '{column}'"
+            raise InputError(f"{where(at)} has {what}. {advice or cell_advice(cell, column)}")
+    return found
+
+
+def as_number(cell: str, comma_is_decimal: bool = False) -> str:
+    """Return a cell with a decimal point if it is a number with a decimal comma, and otherwise as it is.
+
+    >>> as_number("3,5", True), as_number("3,5"), as_number("B-, R+", True)
+    ('3.5', '3,5', 'B-, R+')
+    """
+    return cell.replace(",", ".") if comma_is_decimal and re.fullmatch(r"[+-]?\d*,\d+", cell) else cell
+
+
+def cell_advice(cell: str, column: str) -> str:
+    """Say what to do about a cell that is not a number."""
+    drop = f'drop = ["{column}"]'
+    if not cell:
+        return f'Set fill = "mean", "zero" or a number, or drop the column: {drop}.'
+    if DATE.fullmatch(cell):
+        return (
+            "It looks like a date, and models take numbers. Replace the column by what the date means, such as an age "
+            f"in years or days since admission, or leave it out: {drop}."
+        )
+    categorical = f'categorical = ["{column}"]'
+    if cell.lower() in YES_OR_NO:
+        return f"It looks like yes or no: set {categorical}, or leave the column out: {drop}."
+    return (
+        f'If it means "missing", set missing = {{ "{cell}" = 0 }}; if the column holds categories, set {categorical}; '
+        f"if the column is not a feature, set {drop}."
+    )
+
+
+def _number(cell: str, marks: Mapping[str, float], comma_is_decimal: bool) -> float:
+    """Return the number in a cell, or nan: the caller reports the first wrong cell, so the others must not raise."""
+    if cell in marks:
+        return marks[cell]
+    if comma_is_decimal and "." in cell:
+        return math.nan
+    try:
+        return float(as_number(cell, comma_is_decimal))
+    except ValueError:
+        return math.nan

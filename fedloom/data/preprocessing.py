@@ -1,0 +1,198 @@
+"""Preprocessing: how a row becomes a model's input. It is fitted with the data, kept with the run, and exported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from fedloom.data.csv_text import Where, cell_advice, numbers
+from fedloom.data.vocabulary import Vocabulary
+from fedloom.data.words import clean, words
+from fedloom.errors import InputError, nearest
+from fedloom.record import Record
+
+MOST_STATISTICS = 1_000_000  # numbers that a file holds, where every client has its own statistics
+Numbers = tuple[float, ...]
+
+
+class Column(Record):
+    """A column of a table that is a feature: numbers, or categories in their order."""
+
+    name: str
+    """The column's name."""
+    categories: tuple[str, ...] = ()
+    """The categories; none if the column holds numbers."""
+    embedded: bool = False
+    """One feature with the category's number, for a model that embeds it, instead of one feature for each category."""
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the features that the column becomes."""
+        if not self.categories or self.embedded:
+            return (self.name,)
+        return tuple(f"{self.name}={category}" for category in self.categories)
+
+    def codes(self, cells: Sequence[str], where: Where, marks: Mapping[str, float]) -> NDArray[np.float32]:
+        """Return the features of cells with categories: examples × features."""
+        places = {category: place for place, category in enumerate(self.categories)}
+        table = np.eye(len(places), dtype=np.float32)
+        if self.embedded:
+            table = np.arange(len(places), dtype=np.float32)[:, None]
+        rows = []
+        for at, cell in enumerate(cells):
+            place = places.get(category(cell))
+            if place is None and not cell.strip() and "" not in marks:
+                raise InputError(f"{where(at)} has an empty cell in column '{self.name}'. {cell_advice('', self.name)}")
+            if place is None and cell.strip() not in marks:
+                shown = ", ".join(self.categories[:12]) + (", …" if len(places) > 12 else "")
+                raise InputError(
+                    f"{where(at)} has {cell!r} in column '{self.name}', whose categories are {shown}."
+                    f"{nearest(cell, self.categories)}"
+                )
+            rows.append(table[place] if place is not None else np.full_like(table[0], marks[cell.strip()]))
+        return np.stack(rows)
+
+
+class Preprocessing(Record):
+    """What turns a new example into a model's input, and the model's output into an answer."""
+
+    columns: tuple[Column, ...] = ()
+    """The columns of a table that are features, in order; none if examples are not rows of a table."""
+    marks: dict[str, float] = Field(default_factory=dict)
+    """Cells that stand for a number, or for a missing value (nan)."""
+    missing: bool = False
+    """Whether examples may have missing values (nan), which become the mean."""
+    shape: tuple[int, ...] = ()
+    """The shape of an example."""
+    scale: float = 1.0
+    """What whole-number features are multiplied by."""
+    mean: Numbers = ()
+    """The mean of every feature, which is subtracted; none without normalisation."""
+    std: Numbers = ()
+    """The standard deviation of every feature, which divides it."""
+    clients: dict[str, tuple[Numbers, Numbers]] = Field(default_factory=dict)
+    """The mean and standard deviation of every feature at each client, if clients normalise by their own."""
+    label: tuple[str, ...] = ()
+    """The columns with the label."""
+    classes: tuple[str, ...] = ()
+    """The names of the classes; none if labels are numbers."""
+    target: tuple[float, float] | None = None
+    """The mean and standard deviation by which numeric labels are scaled."""
+    words: int | None = None
+    """The number of words in an example, if examples are texts; the classes are then the vocabulary."""
+    symbols: bool = True
+    """Whether punctuation counts as words."""
+
+    @staticmethod
+    def read(path: Path) -> Preprocessing:
+        """Read what `write` wrote."""
+        try:
+            return Preprocessing(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(f"{path} cannot be read as preprocessing: {error}") from None
+
+    def write(self, path: Path) -> None:
+        """Write a JSON file."""
+        path.write_text(json.dumps(self.model_dump(), indent=1, ensure_ascii=False), encoding="utf-8")
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the features, if examples are rows of a table."""
+        return tuple(feature for column in self.columns for feature in column.features)
+
+    @property
+    def untouched(self) -> list[int]:
+        """The places of features that normalisation leaves alone: they are numbers of categories."""
+        embedded = [column.embedded for column in self.columns for _ in column.features]
+        return [place for place, each in enumerate(embedded) if each]
+
+    def statistics(self, client: str | None = None) -> tuple[Tensor, Tensor] | None:
+        """Return mean and standard deviation of every feature; None if features stay as they are."""
+        if self.clients and client not in self.clients:
+            known = ", ".join(list(self.clients)[:10])
+            raise InputError(
+                'This run has normalize = "client": every client scales features by its own statistics. Say whose to '
+                f"use. Known: {known}.{nearest(str(client), self.clients)}"
+            )
+        mean, std = self.clients[str(client)] if self.clients else (self.mean, self.std)
+        if not mean:
+            return None
+        found = (torch.tensor(values, dtype=torch.float64).reshape(self.shape) for values in (mean, std))
+        return next(found), next(found)
+
+    def encode(self, table: Mapping[str, Sequence[str]], where: Where, comma_is_decimal: bool = False) -> Tensor:
+        """Return the features of a table's rows, before normalisation. Missing values are nan."""
+        if self.words is not None:
+            return self._tokens(table)
+        if not self.columns:
+            raise InputError(
+                f"This model takes examples of shape {list(self.shape)}, not rows of a table with named columns: "
+                "use predict(array) in Python."
+            )
+        missing = [column.name for column in self.columns if column.name not in table]
+        if missing:
+            what = f"columns {', '.join(missing)}" if len(missing) > 1 else f"column {missing[0]}"
+            raise InputError(f"The table lacks the {what}.{nearest(missing[0], table)}")
+        parts = []
+        for column in self.columns:
+            cells = table[column.name]
+            if column.categories:
+                parts.append(column.codes(cells, where, self.marks))
+            else:
+                advice = "This model takes numbers there." if self.marks else "This model takes no missing values."
+                parts.append(numbers(cells, column.name, where, self.marks, comma_is_decimal, advice)[:, None])
+        return torch.from_numpy(np.concatenate(parts, axis=1))
+
+    def _tokens(self, table: Mapping[str, Sequence[str]]) -> Tensor:
+        """Return the numbers of the last words of each text, with padding in front."""
+        assert self.words is not None
+        if "text" not in table:
+            raise InputError("This model continues texts: the table needs a column 'text'.")
+        vocabulary, rows = Vocabulary(self.classes), []
+        for text in table["text"]:
+            known = vocabulary.numbers(words(clean(text), self.symbols))[1 - self.words :]
+            rows.append([*[vocabulary.padding] * (self.words - len(known)), *known])
+        return torch.tensor(rows, dtype=torch.int32)
+
+
+def category(cell: str) -> str:
+    """Return the category in a cell: its text, or its number, so that "1" and "1.0" are one category.
+
+    >>> category(" 1.0"), category("I10")
+    ('1', 'I10')
+    """
+    try:
+        return f"{float(cell):.17g}"
+    except ValueError:
+        return cell.strip()
+
+
+def categories(cells: Iterable[str], marks: Mapping[str, float]) -> tuple[str, ...]:
+    """Return the distinct categories in some cells: first numbers, in numeric order, then texts.
+
+    >>> categories(["b", "10", "9", "", "b"], {"": 0.0})
+    ('9', '10', 'b')
+    """
+    found = {category(cell) for cell in cells if cell.strip() and cell.strip() not in marks}
+    return tuple(sorted(found, key=numbers_first))
+
+
+def numbers_first(name: str) -> tuple[bool, float, str]:
+    """Return a key that sorts names: first numbers, in numeric order, then texts."""
+    try:
+        return False, float(name), name
+    except ValueError:
+        return True, 0.0, name
+
+
+def columns_named(names: Iterable[Any]) -> tuple[Column, ...]:
+    """Return columns of numbers with these names."""
+    return tuple(Column(name=str(name)) for name in names)

@@ -1,0 +1,151 @@
+"""Apply a trained model to new examples: preprocessing before the model, class names and probabilities after it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedloom.data.csv_text import CsvText
+from fedloom.data.preprocessing import Preprocessing
+from fedloom.data.sources.archive import NOT_TEXT, open_text
+from fedloom.errors import InputError
+from fedloom.metrics import is_binary
+from fedloom.results.safe_text import for_spreadsheet
+
+Answers = dict[str, list[Any]]  # column → a value for each example
+BATCH = 1000  # examples in one pass
+MOST_CLASSES = 50  # with more, only the probability of the predicted class is given
+
+
+class Predictor(nn.Module):
+    """A trained model with its preprocessing: features as they are measured in, probabilities or numbers out.
+
+    It is what `fedloom export --onnx` and `--torch-export` write, so it has no Python in its forward pass but torch's.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self, model: nn.Module, preprocessing: Preprocessing, dtype: torch.dtype, client: str | None = None
+    ) -> None:
+        super().__init__()
+        self.model, self.preprocessing, self.dtype = model.eval(), preprocessing, dtype
+        statistics = preprocessing.statistics(client)
+        self.normalizes = statistics is not None
+        mean, std = statistics or (torch.zeros(()), torch.ones(()))
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the probability of each class, or the predicted numbers in the labels' own units."""
+        return self.answers(self.model(self.prepared(x)))
+
+    def prepared(self, x: Tensor) -> Tensor:
+        """Return features as the model was trained on them."""
+        scale = 1.0 if x.is_floating_point() else self.preprocessing.scale
+        if self.normalizes:  # as `data/normalize.py` does it: in double precision, missing values become the mean
+            x = ((x.double() * scale - self.mean) / self.std).float()
+            return torch.nan_to_num(x, nan=0.0).to(self.dtype)
+        if x.is_floating_point():
+            return x.to(self.dtype)
+        return x.to(self.dtype) * scale if scale != 1.0 or x.dtype == torch.uint8 else x
+
+    def answers(self, output: Tensor) -> Tensor:
+        """Return probabilities of classes, or numbers in the labels' own units."""
+        if not isinstance(output, Tensor):
+            raise InputError(f"The model returns a {type(output).__name__}, and predictions need a tensor.")
+        if self.preprocessing.classes:
+            if is_binary(output):
+                positive = torch.sigmoid(output.reshape(-1, 1))
+                return torch.cat([1 - positive, positive], dim=1)
+            return torch.softmax(output, dim=-1)
+        mean, std = self.preprocessing.target or (0.0, 1.0)
+        return output if self.preprocessing.target is None else output * std + mean
+
+    @torch.no_grad()
+    def answer(self, x: Tensor) -> Answers:
+        """Return a prediction for each example; for classes, the class's name and probabilities."""
+        found = torch.cat([self(part) for part in torch.split(x, BATCH)]).double().numpy()
+        classes = np.array(self.preprocessing.classes)
+        if not len(classes):
+            names = self.preprocessing.label if len(self.preprocessing.label) > 1 else ("",)
+            columns = found.reshape(len(found), -1)
+            if columns.shape[1] != len(names):
+                names = tuple(str(place) for place in range(columns.shape[1]))
+            return {
+                f"prediction {name}".strip(): column.tolist() for name, column in zip(names, columns.T, strict=True)
+            }
+        best = found[:, : len(classes)].argmax(1)
+        answers: Answers = {"prediction": classes[best].tolist()}
+        if len(classes) > MOST_CLASSES:
+            return {**answers, "probability": found[np.arange(len(best)), best].tolist()}
+        return answers | {f"probability {name}": found[:, place].tolist() for place, name in enumerate(classes)}
+
+
+def predict(predictor: Predictor, rows: Any) -> Any:
+    """Return predictions for a data frame (as a data frame with the same index), or for an array of examples."""
+    if not hasattr(rows, "columns"):
+        x = torch.as_tensor(np.asarray(rows))
+        x = x.float() if x.dtype in (torch.float64, torch.float16) else x
+        wanted = predictor.preprocessing.shape
+        if tuple(x.shape[1:]) != wanted:
+            raise InputError(
+                f"Examples must be an array of shape {('n', *wanted)}, or a data frame with named columns. Got "
+                f"{tuple(x.shape)}."
+            )
+        if x.is_floating_point() and x.isnan().any() and not predictor.preprocessing.missing:
+            raise InputError("Some examples have missing values (nan), and this model was trained without any.")
+        return predictor.answer(x)
+    import pandas
+
+    cells = {str(name): _cells(rows[name]) for name in rows.columns}
+    x = predictor.preprocessing.encode(cells, lambda at: f"Row {rows.index[at]!r} of the frame")
+    return pandas.DataFrame(predictor.answer(x), index=rows.index)
+
+
+def _cells(column: Any) -> list[str]:
+    missing = column.isna().tolist()
+    return ["" if absent else str(value) for value, absent in zip(column.tolist(), missing, strict=True)]
+
+
+def predict_file(predictor: Predictor, path: Path) -> Iterator[list[Any]]:
+    """Yield a header and a row for every line of a CSV file: its columns that are not features, and the prediction."""
+    if not path.is_file():
+        raise InputError(f"There is no file {path}.")
+    try:
+        with open_text(path, path.name) as text:
+            table, preprocessing = CsvText.open(text, str(path)), predictor.preprocessing
+            features = {column.name for column in preprocessing.columns}
+            kept = [name for name in table.header if name not in features]
+            header: list[str] = []
+            for lines, cells in table.blocks():
+                x = preprocessing.encode(cells, _where(lines, path), table.comma_is_decimal)
+                answers = predictor.answer(x)
+                if not header:
+                    header = [*kept, *answers]
+                    yield header
+                columns = [
+                    *([for_spreadsheet(cell) for cell in cells[name]] for name in kept),
+                    *map(_short, answers.values()),
+                ]
+                yield from (list(row) for row in zip(*columns, strict=True))
+            if not header:
+                raise InputError(f"The file {path} has no examples: add at least one line after the header.")
+    except (*NOT_TEXT, csv.Error) as error:
+        raise InputError(f"The file {path} cannot be read as CSV: {error}.") from None
+
+
+def _short(values: list[Any]) -> list[Any]:
+    """Return numbers with six digits, which say all that a model knows."""
+    return [f"{value:.6g}" if isinstance(value, float) else value for value in values]
+
+
+def _where(lines: Sequence[int], path: Path) -> Callable[[int], str]:
+    return lambda at: f"Line {lines[at]} of {path}"

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import io
+from math import isnan, nan
+
+import pytest
+
+from fedloom.data.csv_text import CsvText, cell_advice, numbers
+from fedloom.errors import InputError
+
+
+def opened(text: str, **settings: object) -> CsvText:
+    return CsvText.open(io.StringIO(text, newline=""), "data.csv", **settings)  # type: ignore[arg-type]
+
+
+def where(at: int) -> str:
+    return f"Row {at}"
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_the_character_between_columns_is_recognised(delimiter: str) -> None:
+    table = opened(f"a{delimiter}b\n1{delimiter}2\n")
+    assert (table.header, table.delimiter, table.comma_is_decimal) == (["a", "b"], delimiter, delimiter != ",")
+    assert list(table.blocks()) == [([2], {"a": ("1",), "b": ("2",)})]
+
+
+def test_a_delimiter_that_is_given_counts() -> None:
+    assert opened("a;b;c,d\n", delimiter=",").header == ["a;b;c", "d"]
+    assert opened("a;b;c,d\n").header == ["a", "b", "c,d"]
+
+
+def test_blank_lines_are_left_out_and_short_ones_refused() -> None:
+    assert list(opened("a,b\n1,2\n\n3,4\n").blocks()) == [([2, 4], {"a": ("1", "3"), "b": ("2", "4")})]
+    with pytest.raises(InputError, match=r"^Line 3 of data\.csv has 1 cells, but there are 2 columns\. Correct it\.$"):
+        list(opened("a,b\n1,2\n3\n").blocks())
+
+
+def test_decimal_commas_are_numbers_where_commas_do_not_separate_columns() -> None:
+    assert numbers(["3,5", "-0,25", "4"], "crp", where, {}, True).tolist() == [3.5, -0.25, 4.0]
+    with pytest.raises(InputError, match=r"Row 0 has '3,5' in column 'crp', which is not a finite number"):
+        numbers(["3,5"], "crp", where, {})
+
+
+@pytest.mark.parametrize("cell", ["1.5", "1.234,5", "1,234,5", "3,"])
+def test_a_column_has_one_kind_of_decimals(cell: str) -> None:
+    with pytest.raises(InputError, match="Row 1 has"):
+        numbers(["3,5", cell], "crp", where, {}, True)
+
+
+def test_marks_stand_for_numbers_or_missing_values() -> None:
+    found = numbers(["?", "", " ? ", "2"], "crp", where, {"?": nan, "": 7.0}).tolist()
+    assert [isnan(value) for value in found] == [True, False, True, False]
+    assert (found[1], found[3]) == (7.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ("2024-03-31", "looks like a date.*age in years or days since admission.*drop = "),
+        ("31.03.2024", "looks like a date"),
+        ("3/31/24 14:05", "looks like a date"),
+        ("yes", r"looks like yes or no: set categorical = \[\"x\"\]"),
+        ("True", "looks like yes or no"),
+        ("icu", r"missing = \{ \"icu\" = 0 \}.*categorical = \[\"x\"\].*drop = \[\"x\"\]"),
+        ("", 'Set fill = "mean", "zero" or a number'),
+    ],
+)
+def test_the_advice_fits_the_cell(cell: str, said: str) -> None:
+    with pytest.raises(InputError, match=f"Row 0 has .*{said}"):
+        numbers([cell], "x", where, {})
+    assert cell_advice(cell, "x")

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from math import inf, nan
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedloom.data.preprocessing import Column, Preprocessing, categories
+from fedloom.errors import InputError
+
+WARD = Column(name="ward", categories=("icu", "surgery"))
+TABLE = Preprocessing(columns=(Column(name="age"), WARD), marks={"": nan}, shape=(3,))
+
+
+def where(at: int) -> str:
+    return f"Row {at}"
+
+
+def test_a_category_becomes_one_feature_for_each_or_its_number() -> None:
+    assert WARD.features == ("ward=icu", "ward=surgery")
+    assert WARD.codes(["surgery", " icu "], where, {}).tolist() == [[0, 1], [1, 0]]
+    embedded = WARD.replace(embedded=True)
+    assert embedded.features == ("ward",)
+    assert embedded.codes(["surgery", "icu"], where, {}).tolist() == [[1], [0]]
+
+
+def test_a_number_is_one_category_however_it_is_written() -> None:
+    assert categories(["2", "1.0", "10", "1"], {}) == ("1", "2", "10")
+    assert Column(name="code", categories=("1", "2")).codes(["1.0"], where, {}).tolist() == [[1, 0]]
+
+
+def test_an_unknown_category_is_named_and_a_missing_one_has_its_mark() -> None:
+    with pytest.raises(InputError, match=r"^Row 1 has 'icv' in column 'ward', whose categories are icu, surgery\. Did"):
+        WARD.codes(["icu", "icv"], where, {})
+    assert np.isnan(WARD.codes([""], where, {"": nan})).all()
+
+
+def test_rows_are_encoded_in_the_order_of_training() -> None:
+    x = TABLE.encode(
+        {"ward": ["icu", "surgery"], "id": ["a", "b"], "age": ["70", "33,5"]}, where, comma_is_decimal=True
+    )
+    assert x.tolist() == [[70, 1, 0], [33.5, 0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"ages": ["1"], "ward": ["icu"]}, r"^The table lacks the column age\. Did you mean 'ages'"),
+        ({"x": ["1"]}, "^The table lacks the columns age, ward"),
+        ({"age": ["old"], "ward": ["icu"]}, "Row 0 has 'old' in column 'age'"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_explained(table: dict[str, list[str]], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        TABLE.encode(table, where)
+
+
+def test_examples_that_are_not_rows_need_an_array() -> None:
+    with pytest.raises(InputError, match=r"takes examples of shape \[28, 28\], not rows"):
+        Preprocessing(shape=(28, 28)).encode({"a": ["1"]}, where)
+
+
+def test_a_text_becomes_its_last_words_with_padding_in_front() -> None:
+    made = Preprocessing(words=3, classes=("<PAD>", "<UNK>", "to", "be"))
+    tokens = made.encode({"text": ["To be, or to be", "To", ""]}, where)
+    assert tokens.tolist() == [[0, 2, 3], [0, 0, 2], [0, 0, 0]]
+    with pytest.raises(InputError, match="needs a column 'text'"):
+        made.encode({"words": ["to"]}, where)
+
+
+def test_the_file_keeps_every_bit(tmp_path: Path) -> None:
+    made = TABLE.replace(
+        mean=(0.1, nan, 1 / 3), std=(1.0, inf, 2.0), clients={"a": ((1.0,), (2.0,))}, target=(1.0, 2.0)
+    )
+    made.write(tmp_path / "p.json")
+    again = Preprocessing.read(tmp_path / "p.json")
+    assert repr(again) == repr(made)
+    (tmp_path / "p.json").write_text('{"columns": 3}')
+    with pytest.raises(InputError, match="columns"):
+        Preprocessing.read(tmp_path / "p.json")
+    (tmp_path / "p.json").write_text("{")
+    with pytest.raises(InputError, match=r"p\.json cannot be read as preprocessing"):
+        Preprocessing.read(tmp_path / "p.json")
+
+
+def test_statistics_are_of_all_clients_or_of_one() -> None:
+    assert TABLE.statistics() is None
+    found = Preprocessing(shape=(2,), mean=(1.0, 2.0), std=(3.0, 4.0)).statistics("anybody")
+    assert found is not None
+    assert torch.stack(found).tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    own = Preprocessing(shape=(1,), clients={"berlin": ((5.0,), (6.0,))})
+    assert [part.item() for part in own.statistics("berlin") or ()] == [5.0, 6.0]
+    with pytest.raises(InputError, match=r"Say whose to use\. Known: berlin\."):
+        own.statistics()

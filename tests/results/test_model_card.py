@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from fedloom.data.preprocessing import Preprocessing
+from fedloom.results.model_card import NAME, write_card
+from fedloom.results.result import Result
+from tests.results.hospitals import EXPERIMENT, hospitals
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return hospitals(
+        tmp_path_factory.mktemp("hospitals"), EXPERIMENT.replace("rounds = 2", "rounds = 2\nseeds = [1, 2]")
+    )
+
+
+def card(result: Result, folder: Path) -> str:
+    (folder / "model.pt2").write_bytes(b"a model")
+    assert write_card(result, folder, [folder / "model.pt2"]) == folder / NAME
+    return (folder / NAME).read_text(encoding="utf-8")
+
+
+def test_the_card_says_what_the_model_is_and_where_it_comes_from(result: Result, tmp_path: Path) -> None:
+    text = card(result, tmp_path)
+    for line in (
+        "It predicts outcome, as probabilities of alive, dead.",
+        "- Inputs: 3 columns (age, ward, crp), as 5 features.",
+        "- ward is a category, as one feature for each: general, icu, surgery.",
+        "- A missing value becomes the mean that scaling uses.",
+        "Federated learning on 2 clients with 48 training examples in all.",
+        "| berlin | 24 | 8 | 8 |",
+        f"| model.pt2 | `{hashlib.sha256(b'a model').hexdigest()}` |",
+        "- No secure aggregation: on a network, the coordinator can read each client's update.",
+    ):
+        assert line in text.splitlines()
+    assert all(f"`{cell.weights_sha256}`" in text for cell in result.runs)
+
+
+def test_metrics_have_intervals_over_seeds_or_the_range_of_clients(result: Result, tmp_path: Path) -> None:
+    assert "| metric | algorithm | measured | value | 95 % interval over seeds |" in card(result, tmp_path)
+    (tmp_path / "one").mkdir()
+    text = card(hospitals(tmp_path / "one"), tmp_path)
+    assert "| metric | algorithm | measured | value | lowest and highest client |" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("| accuracy | fedavg | final model")]
+    assert " % to " in line
+
+
+def test_names_that_others_chose_cannot_change_the_card(tmp_path: Path) -> None:
+    (tmp_path / "sites").mkdir()
+    (tmp_path / "sites" / "a|b<i>.csv").write_text("x,y\n" + "1,0\n2,1\n" * 10)
+    (tmp_path / "e.toml").write_text(
+        '[data]\nsource = "csv"\npath = "sites"\nlabel = "y"\n[task]\nmodel = "logistic"\nargs = { features = 1 }\n'
+        '[run]\nbackend = "serial"\n'
+    )
+    from fedloom.experiment import experiment_file
+    from fedloom.experiment.plan import Plan
+    from fedloom.experiment.run import run_plan
+
+    found = run_plan(Plan.of(experiment_file.load(tmp_path / "e.toml")), tmp_path / "run")
+    assert "| a\\|b&lt;i> | 12 |" in card(found, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("preprocessing", "said"),
+    [
+        (Preprocessing(label=("price",)), "It predicts price: a number, in the units of the data."),
+        (
+            Preprocessing(words=3, classes=("a", "b")),
+            "It predicts the next word of a text, from a vocabulary of 2 words.",
+        ),
+        (Preprocessing(classes=("a", "b")), "It predicts the label, as probabilities of a, b."),
+    ],
+)
+def test_the_card_says_what_is_predicted(preprocessing: Preprocessing, said: str) -> None:
+    from fedloom.results.model_card import _purpose
+
+    assert _purpose(preprocessing) == said

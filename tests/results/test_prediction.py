@@ -1,0 +1,148 @@
+"""A run's model answers for new examples what it answers for the same examples in the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedloom as fl
+from fedloom.data.preprocessing import Column, Preprocessing
+from fedloom.errors import InputError
+from fedloom.results.prediction import Predictor, predict, predict_file
+from fedloom.results.result import Result
+from fedloom.training.clients import Clients
+from fedloom.training.evaluation import batch, outputs
+from tests.results.hospitals import EXPERIMENT, hospitals
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return hospitals(tmp_path_factory.mktemp("hospitals"))
+
+
+def rows(path: Path, predictor: Predictor) -> list[dict[str, Any]]:
+    header, *found = predict_file(predictor, path)
+    return [dict(zip(header, row, strict=True)) for row in found]
+
+
+def test_new_rows_are_prepared_as_the_training_rows_were(result: Result) -> None:
+    assert result.plan is not None
+    federation, task = result.plan.federation(1), result.plan.task(1)
+    data = Clients(federation, (0,))
+    x, _ = batch(data, torch.arange(10), task)
+    with torch.no_grad():
+        expected = torch.softmax(outputs(task, result.weights("fedavg")["model"], x), -1)
+    answered = rows(result.folder.parent / "sites" / "berlin.csv", result.predictor("fedavg"))[:10]
+    assert [row["patient"] for row in answered] == [f"berlin-{place}" for place in range(10)]
+    found = [[float(row[f"probability {name}"]) for name in ("alive", "dead")] for row in answered]
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5)
+    assert [row["prediction"] for row in answered] == [("alive", "dead")[int(row.argmax())] for row in expected]
+
+
+def test_a_frame_gives_a_frame_with_its_index(result: Result) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.read_csv(result.folder.parent / "sites" / "berlin.csv", sep=";", decimal=",").iloc[3:5]
+    found = fl.load(result.folder).predict(frame)
+    assert (list(found.index), list(found.columns)) == ([3, 4], ["prediction", "probability alive", "probability dead"])
+    answered = rows(result.folder.parent / "sites" / "berlin.csv", result.predictor())[3:5]
+    assert found["prediction"].tolist() == [row["prediction"] for row in answered]
+    assert found["probability dead"].tolist() == pytest.approx(
+        [float(row["probability dead"]) for row in answered], 1e-5
+    )
+    with pytest.raises(InputError, match=r"Row 3 of the frame has 'ICU' in column 'ward', whose categories are"):
+        result.predict(frame.assign(ward="ICU"))
+
+
+def test_without_a_global_model_a_client_is_needed(result: Result) -> None:
+    with pytest.raises(InputError, match=r"local has no global model.*Name a client\. Known: berlin, oslo"):
+        result.predictor("local")
+    weights = {name: result.predictor("local", client=name).model.state_dict() for name in ("berlin", "oslo")}
+    assert not torch.equal(weights["berlin"]["out.weight"], weights["oslo"]["out.weight"])
+    assert list(result.weights("local")) == ["berlin", "oslo"]
+
+
+def test_a_clients_own_normalisation_is_used(tmp_path: Path) -> None:
+    found = hospitals(tmp_path, EXPERIMENT.replace('"federated"', '"client"'))
+    with pytest.raises(InputError, match=r'normalize = "client".*Say whose to use\. Known: berlin, oslo'):
+        found.predictor("fedavg")
+    own = found.predictor("fedavg", client="oslo")
+    assert own.mean.tolist() == list(found.preprocessing(1).clients["oslo"][0])
+
+
+def test_an_older_run_without_a_file_is_prepared_from_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = hospitals(tmp_path)
+    before = found.preprocessing(1)
+    (found.folder / "preprocessing-1.json").unlink()
+    monkeypatch.chdir(tmp_path)
+    assert repr(fl.load(found.folder).preprocessing(1)) == repr(before)
+
+
+class Given(nn.Module):
+    """Returns its input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def test_numbers_are_in_the_units_of_the_labels() -> None:
+    made = Predictor(Given(), Preprocessing(shape=(1,), target=(10.0, 2.0)), torch.float32)
+    assert predict(made, [[1.0], [-3.0]]) == {"prediction": [12.0, 4.0]}
+
+
+def test_one_logit_is_the_probability_of_the_second_class() -> None:
+    made = Predictor(Given(), Preprocessing(shape=(1,), classes=("no", "yes")), torch.float32)
+    assert predict(made, [[0.0], [100.0]]) == {
+        "prediction": ["no", "yes"],
+        "probability no": [0.5, 0.0],
+        "probability yes": [0.5, 1.0],
+    }
+
+
+def test_many_classes_have_one_probability_and_several_labels_a_column_each() -> None:
+    many = Predictor(Given(), Preprocessing(shape=(60,), classes=tuple(map(str, range(60)))), torch.float32)
+    assert predict(many, 100.0 * np.eye(60)[[7]]) == {"prediction": ["7"], "probability": [1.0]}
+    two = Predictor(Given(), Preprocessing(shape=(2,), label=("a", "b")), torch.float32)
+    assert predict(two, [[1.0, 2.0]]) == {"prediction a": [1.0], "prediction b": [2.0]}
+
+
+def test_integers_are_scaled_as_in_training() -> None:
+    made = Predictor(Given(), Preprocessing(shape=(2,), scale=0.5), torch.float64)
+    assert made.prepared(torch.tensor([[3, 4]], dtype=torch.uint8)).tolist() == [[1.5, 2.0]]
+    tokens = Predictor(Given(), Preprocessing(shape=(2,)), torch.float32).prepared(torch.tensor([[3, 4]]))
+    assert (tokens.dtype, tokens.tolist()) == (torch.int64, [[3, 4]])
+
+
+def test_arrays_that_do_not_fit_are_refused() -> None:
+    made = Predictor(Given(), Preprocessing(shape=(2,)), torch.float32)
+    with pytest.raises(InputError, match=r"array of shape \('n', 2\).*Got \(1, 3\)"):
+        predict(made, [[1.0, 2.0, 3.0]])
+    with pytest.raises(InputError, match=r"missing values \(nan\), and this model was trained without any"):
+        predict(made, [[1.0, np.nan]])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x\n", "has no examples"),
+        ("z\n1\n", "lacks the column x"),
+        ("x\n1\n?\n", r"Line 3 of .*new\.csv has '\?' in column 'x'.*This model takes no missing values"),
+    ],
+)
+def test_files_that_do_not_fit_are_explained(tmp_path: Path, text: str, said: str) -> None:
+    made = Predictor(Given(), Preprocessing(columns=(Column(name="x"),), shape=(1,)), torch.float32)
+    (tmp_path / "new.csv").write_text(text)
+    with pytest.raises(InputError, match=said):
+        list(predict_file(made, tmp_path / "new.csv"))
+    with pytest.raises(InputError, match="There is no file"):
+        list(predict_file(made, tmp_path / "newer.csv"))
+
+
+def test_what_others_wrote_is_no_formula(tmp_path: Path) -> None:
+    made = Predictor(Given(), Preprocessing(columns=(Column(name="x"),), shape=(1,)), torch.float32)
+    (tmp_path / "new.csv").write_text("id,x\n=1+1,2\n")
+    assert list(predict_file(made, tmp_path / "new.csv")) == [["id", "prediction"], ["'=1+1", "2"]]
