@@ -73,6 +73,10 @@ class StoreError(FedloomError):
     """A run folder cannot be used as requested."""
 
 
+class WorkerTraceback(Exception):
+    """The traceback of an error in another process, as text: the cause of the same error here."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint for a misspelt name, or an empty string.
 

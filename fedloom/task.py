@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedloom import keys, metrics
+from fedloom.data.federation import Federation
 from fedloom.errors import InputError
 from fedloom.metrics import Metric
 from fedloom.training.generators import GENERATOR
 from fedloom.training.modules import ModuleTensors
 from fedloom.training.python_state import PythonState
 from fedloom.tree import Tree
+from fedloom.user_code import said
 
 # _NormBase is the base of all batch and instance normalisation
 NORMALIZATION = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -45,6 +47,7 @@ class Task:
     init: str = "torch"  # torch | glorot | a safetensors file
     dtype: str = "float32"
     seed: int = 0
+    example: Tensor | Callable[[], Tensor] | None = field(default=None, repr=False)  # gives lazy layers their sizes
     measures: tuple[Metric, ...] = field(init=False, repr=False)  # the metrics, resolved
 
     def __post_init__(self) -> None:
@@ -172,19 +175,43 @@ class Task:
                     module = build(self.model, **self.args)
                 else:
                     module = construct(getattr(self.model, "__name__", str(self.model)), self.model, self.args)
-        unbuilt = [name for name, leaf in module.named_parameters() if is_lazy(leaf)]
-        if unbuilt:
-            raise InputError(
-                f"The model does not know the shape of {', '.join(unbuilt)} before it is first used, but all weights "
-                "must be known before training. Give its lazy layers their sizes, or use the model once on an example "
-                "where it is built."
-            )
+            unbuilt = [name for name, leaf in module.named_parameters() if is_lazy(leaf)]
+            if unbuilt:
+                self._give_sizes(module, unbuilt)
+        if next(module.parameters(), None) is None:
+            raise InputError(f"The model {type(module).__name__} has no parameters, so there is nothing to learn.")
         return widened(module, self.torch_dtype)
+
+    def _give_sizes(self, module: nn.Module, unbuilt: Sequence[str]) -> None:
+        """Use a module once, so that its lazy layers take their sizes and draw their weights."""
+        example = self.example() if callable(self.example) else self.example
+        if example is None:
+            raise InputError(
+                f"The model does not know the shape of {', '.join(unbuilt)} before it is first used, and there are no "
+                "examples here to use it on. Give its lazy layers their sizes, or give the task an `example`."
+            )
+        object.__setattr__(self, "example", example)
+        modes = [(part, part.training) for part in module.modules()]
+        try:
+            with torch.no_grad():
+                module.eval()(example.clone())
+        except Exception as error:
+            raise InputError(
+                f"The model failed on the first examples, which give its lazy layers their sizes: {said(error)}"
+            ) from error
+        for part, training in modes:
+            part.training = training
+
+    def see(self, federation: Federation) -> None:
+        """Take an example from the data, in case that the model has lazy layers and you gave no `example`."""
+        if self.example is None and len(federation.x):
+            object.__setattr__(self, "example", federation.example())
 
     def __getstate__(self) -> dict[str, Any]:
         # each worker process builds its own module: nothing that is derived from one travels with the task
         derived = {name for name, value in vars(Task).items() if isinstance(value, cached_property)}
-        return {name: value for name, value in self.__dict__.items() if name not in derived}
+        state = {name: value for name, value in self.__dict__.items() if name not in derived}
+        return {**state, "example": None} if callable(self.example) else state
 
 
 def widened(module: nn.Module, dtype: torch.dtype) -> nn.Module:

@@ -1,11 +1,14 @@
-"""Load code that an experiment file names: `net.py:Net` or `package.module:Net`."""
+"""Your own code: load what an experiment file names (`net.py:Net`, `package.module:Net`), and show where it fails."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
 import inspect
+import linecache
 import sys
+import sysconfig
+import traceback
 import typing
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +17,8 @@ from typing import Any
 from fedloom.errors import InputError, nearest
 
 PREFIX = "fedloom_user_"  # of the names under which user files are loaded
+WIDTH = 78  # the most characters of a line of code in a message
+_LIBRARIES = (sysconfig.get_path("stdlib"), str(Path(__file__).parent), "<frozen ")
 
 
 def is_code(name: str) -> bool:
@@ -91,6 +96,42 @@ def code_fingerprint(thing: Any) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
+def said(error: BaseException) -> str:
+    """Return what an error says and, if it comes from your own code, the file, the line and the lines around it."""
+    return f"{type(error).__name__}: {error}{place_of(error)}"
+
+
+def place_of(error: BaseException) -> str:
+    """Return where in your own code an error was raised, with the lines around it; empty if it was raised elsewhere."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        places = [(error.filename, error.lineno, "")]
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        places = [(frame.filename, frame.lineno or 0, f", in {frame.name}") for frame in frames]
+    own = [place for place in places if _is_own(place[0])]
+    if not own:
+        return ""
+    file, line, function = own[-1]
+    shown = [f"\n  {_short(file)}, line {line}{function}"]
+    for number in range(line - 2, line + 2):
+        text = linecache.getline(file, number).rstrip()
+        if text:
+            row = f"  {'>' if number == line else ' '} {number:4} | {text}"
+            shown.append(row if len(row) <= WIDTH else row[: WIDTH - 1] + "…")
+    return "\n".join(shown)
+
+
+def _is_own(file: str) -> bool:
+    """Whether code belongs to the user: not to fedloom, Python or an installed package."""
+    installed = {"site-packages", "dist-packages"} & {*Path(file).parts}
+    return not installed and not file.startswith(_LIBRARIES)
+
+
+def _short(file: str) -> str:
+    path, here = Path(file), Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else file
+
+
 def _load_file(file: Path) -> ModuleType:
     if not file.is_file():
         raise InputError(f"There is no file {file}.")
@@ -103,7 +144,7 @@ def _load_file(file: Path) -> ModuleType:
         # what runs is the text that people read and hash, not bytecode that lies in __pycache__ beside it
         exec(compile(file.read_bytes(), str(file), "exec", dont_inherit=True), vars(module))
     except Exception as error:
-        raise InputError(f"{file} failed while it was loaded: {type(error).__name__}: {error}") from error
+        raise InputError(f"{file} failed while it was loaded: {said(error)}") from error
     import cloudpickle
 
     cloudpickle.register_pickle_by_value(module)  # worker processes cannot import it by that name
@@ -119,4 +160,4 @@ def _import(module: str, name: str) -> ModuleType:
             "package.module:Name for an installed one."
         ) from error
     except Exception as error:
-        raise InputError(f"'{name}' failed while it was imported: {type(error).__name__}: {error}") from error
+        raise InputError(f"'{name}' failed while it was imported: {said(error)}") from error

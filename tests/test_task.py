@@ -1,5 +1,7 @@
 """Model, loss and metrics."""
 
+import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import cloudpickle
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from fedloom import tree
 from fedloom.errors import InputError
 from fedloom.task import Task, leaves
-from tests.conftest import Dense, Normed, Recurrent
+from tests.conftest import Dense, Normed, Recurrent, federation
 
 
 class Tied(nn.Module):
@@ -144,3 +146,40 @@ def test_a_loss_means_what_torch_means_by_it() -> None:
     found = Task(nn.Linear, args={"in_features": 2, "out_features": 2}, loss=nn.CrossEntropyLoss(weight=weight))
     expected = torch.nn.functional.cross_entropy(output, target, weight=weight)
     assert torch.equal(found.batch_loss(output, target), expected)
+
+
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.norm, self.out = nn.LazyLinear(5), nn.LazyBatchNorm1d(), nn.LazyLinear(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.norm(self.hidden(x)).relu())
+
+
+def test_lazy_layers_take_their_sizes_from_an_example_and_their_weights_from_the_seed() -> None:
+    data = federation((20, 20))
+    task = Task(Lazy, seed=3)
+    with pytest.raises(InputError, match=r"does not know the shape of hidden\.weight, .*give the task an `example`"):
+        task.initial()
+    task.see(data)
+    weights = task.initial()
+    assert weights["hidden.weight"].shape == (5, data.x.shape[1])
+    assert weights["norm.num_batches_tracked"] == 0
+    again = Task(Lazy, seed=3, example=torch.ones(1, data.x.shape[1]))
+    assert tree.sha256(again.initial()) == tree.sha256(weights)
+    assert tree.sha256(Task(Lazy, seed=4, example=data.example()).initial()) != tree.sha256(weights)
+    assert task.build().training
+    assert tree.sha256(pickle.loads(pickle.dumps(again)).initial()) == tree.sha256(weights)
+    wide = replace(again, dtype="float64").initial()
+    assert torch.equal(wide["out.weight"], weights["out.weight"].double())
+
+
+def test_a_model_that_fails_on_the_first_examples_is_named_with_its_line() -> None:
+    with pytest.raises(InputError, match=r"layers their sizes: .*\n.*test_task\.py, line \d+, in forward"):
+        Task(Lazy, example=torch.ones(1, 2, 3, 4)).initial()
+
+
+def test_a_model_without_parameters_is_refused() -> None:
+    with pytest.raises(InputError, match="The model Flatten has no parameters, so there is nothing to learn"):
+        Task(nn.Flatten).initial()

@@ -103,3 +103,37 @@ def test_bytecode_beside_a_file_is_not_run(tmp_path: Path) -> None:
 def test_a_missing_file_has_no_fingerprint(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^There is no file .*net\.py\.$"):
         user_code.fingerprint(tmp_path / "net.py")
+
+
+def test_an_error_in_your_code_shows_the_file_the_line_and_the_lines_around_it(folder: Path) -> None:
+    (folder / "mine.py").write_text("def half(x):\n    y = x / 2\n    return y[0]\n\n\n" + "# " * 80)
+    half = user_code.code("mine.py:half", folder)
+    with pytest.raises(TypeError) as caught:
+        half(3)
+    assert user_code.place_of(caught.value) == (
+        f"\n  {folder / 'mine.py'}, line 3, in half"
+        "\n       1 | def half(x):\n       2 |     y = x / 2\n  >    3 |     return y[0]"
+    )
+
+
+def test_files_below_the_current_folder_have_short_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "mine.py").write_text("x = 1 / 0  " + "# why " * 40)
+    with pytest.raises(InputError, match=r"division by zero\n  mine\.py, line 1, in <module>") as caught:
+        user_code.code("mine.py:x", folder)
+    assert max(map(len, str(caught.value).splitlines()[1:])) == user_code.WIDTH
+
+
+def test_a_syntax_error_shows_its_line(folder: Path) -> None:
+    (folder / "mine.py").write_text("def half(x):\n    return x /\n")
+    with pytest.raises(InputError, match=r"SyntaxError: .*\n.*mine\.py, line 2\n(.*\n)*  >    2 \|     return x /$"):
+        user_code.code("mine.py:half", folder)
+
+
+def test_an_error_in_a_library_has_no_place_in_your_code() -> None:
+    with pytest.raises(OSError, match="No such file") as caught:
+        Path("/nowhere").read_text()
+    assert "test_user_code.py" in user_code.place_of(caught.value)
+    assert caught.value.__traceback__ is not None
+    caught.value.__traceback__ = caught.value.__traceback__.tb_next  # without this test, which is your code
+    assert user_code.place_of(caught.value) == ""

@@ -27,7 +27,7 @@ from fedloom.backends.ray_cluster import Cluster, Node
 from fedloom.backends.shared_memory import for_workers
 from fedloom.backends.vector import shares, without_common
 from fedloom.data.federation import Federation
-from fedloom.errors import FedloomError, InputError, TrainingError
+from fedloom.errors import FedloomError, InputError, TrainingError, WorkerTraceback
 from fedloom.federation.work import ClientWork, Place, Work
 from fedloom.task import Task
 from fedloom.training.clients import Setup
@@ -121,9 +121,11 @@ class Ray(Backend):
             while isinstance(cause, RayTaskError) and isinstance(cause.cause, BaseException):
                 cause = cause.cause
             if isinstance(cause, FedloomError):
-                raise cause from None
+                raise cause from WorkerTraceback(str(error))
             if isinstance(error, RayTaskError) and not isinstance(cause, RayError):
-                raise TrainingError(f"A worker process failed: {type(cause).__name__}: {cause}\n{error}") from None
+                raise TrainingError(f"A worker process failed: {type(cause).__name__}: {cause}") from WorkerTraceback(
+                    str(error)
+                )
             raise TrainingError(
                 f"{what[0].upper()}{what[1:]}: Ray gave up after {self.cluster.retries} retries (a worker that dies "
                 "again and again often has too little memory; fewer workers need less). "

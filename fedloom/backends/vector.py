@@ -15,7 +15,7 @@ from typing import Any
 
 from fedloom.backends.protocol import Backend
 from fedloom.data.federation import Federation
-from fedloom.errors import FedloomError, InputError, TrainingError
+from fedloom.errors import FedloomError, InputError, TrainingError, WorkerTraceback
 from fedloom.federation.work import Place, Work
 from fedloom.task import Task
 from fedloom.training.clients import Setup
@@ -73,9 +73,8 @@ class Workers:
                 raise self._dead(number) from None
         kind, payload = worker_messages.unpack(message)
         if kind == "failed":
-            raise payload
-        if kind == "crashed":
-            raise TrainingError(f"A worker process failed: {payload}")
+            error, text = payload
+            raise error from WorkerTraceback(text)
         return payload
 
     def _dead(self, number: int) -> FedloomError:

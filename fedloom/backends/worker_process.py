@@ -21,15 +21,16 @@ def serve(connection: socket.socket) -> None:
 
     from fedloom.backends import worker_messages
     from fedloom.backends.shared_memory import attach
-    from fedloom.errors import FedloomError
+    from fedloom.errors import FedloomError, TrainingError
     from fedloom.federation.work import Place
     from fedloom.machine import prepare_process
+    from fedloom.user_code import said
 
     prepare_process()
     torch.set_grad_enabled(True)
     place: Place | None = None
     common: dict[str, Any] = {}
-    broken: dict[str, str] = {}  # what could not be loaded, and why
+    broken: dict[str, tuple[str, Any]] = {}  # what could not be loaded, and why
     while True:
         head, *message = worker_messages.receive(connection)
         kind, ticket = head.decode().split()
@@ -45,16 +46,15 @@ def serve(connection: socket.socket) -> None:
             elif kind == "common":
                 common = payload
             else:
-                why = next(iter(broken.values()), "")
-                answer = ("crashed", why) if why else ("done", replace(payload, **common).perform(place))
+                answer = next(iter(broken.values()), None) or ("done", replace(payload, **common).perform(place))
         except FedloomError as error:
-            answer = ("failed", error)
+            answer = ("failed", (error, traceback.format_exc()))
         except BaseException as error:  # the parent shows whatever a user's model raises
-            answer = ("crashed", f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+            answer = ("failed", (TrainingError(f"A worker process failed: {said(error)}"), traceback.format_exc()))
         if kind == "part":
             worker_messages.send(connection, [ticket.encode(), *worker_messages.pack(answer)])
         elif answer is not None:
-            broken[kind] = str(answer[1])  # reported when a part needs it
+            broken[kind] = answer  # reported when a part needs it
 
 
 def main() -> None:

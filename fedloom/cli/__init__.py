@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -38,6 +39,8 @@ def main() -> None:
         code = app(standalone_mode=False)  # an exit code, if a command raised typer.Exit
         sys.exit(code if isinstance(code, int) else 0)
     except FedloomError as error:
+        if error.__cause__ is not None and {"-v", "--verbose"} & {*sys.argv}:
+            say("".join(traceback.format_exception(error)))
         say(f"error: {error}")
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
@@ -75,6 +78,9 @@ def _version(wanted: bool) -> None:
 def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show versions.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="If a command fails, show the whole traceback.")
     ] = False,
 ) -> None:
     """Options of the command itself."""

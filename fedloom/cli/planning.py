@@ -34,7 +34,7 @@ def init(file: Annotated[Path, typer.Argument(metavar="FILE")] = Path("experimen
 
 @command(app)
 def check(file: File, changes: Changes = None, as_json: AsJson = False) -> None:
-    """Show every key of a file with its value, and estimate what it costs; nothing runs."""
+    """Show every key of a file with its value, estimate what it costs, and refuse what a run would refuse."""
     import tomli_w
 
     from fedloom.experiment.plan import Plan
@@ -52,9 +52,7 @@ def check(file: File, changes: Changes = None, as_json: AsJson = False) -> None:
         costs, notes, cohort, clients = None, [note], experiment.cohort.count, None
     else:
         found = estimate(experiment)
-        costs, notes = found.json(), found.lines()
-        clients = Plan.of(experiment).federation(experiment.seeds[0]).clients
-        cohort = experiment.cohort.size(clients)
+        costs, notes, clients, cohort = found.json(), found.lines(), found.clients, found.cohort
     by_chance = experiment.cohort.sampling == "poisson" or cohort is None or cohort == clients
     privacy = {"has": [*has(experiment.privacy, cohort, by_chance)], "lacks": [*lacks(experiment.privacy)]}
     lines = [tomli_w.dumps(values), *(f"# {line}" for line in [*notes, *privacy["has"], *privacy["lacks"]])]

@@ -31,7 +31,7 @@ def run(
     """Run an experiment, or continue where it stopped.
 
     workers: Worker processes (default: one per core).
-    verbose: Also say how clients are computed.
+    verbose: Also say how clients are computed, and show the whole traceback of an error.
     report: Write report.html into the folder.
     """
     if workers is not None:

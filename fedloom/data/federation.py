@@ -71,6 +71,12 @@ class Federation:
             return "everyone"
         return str(client) if self.names is None else str(self.names[client])
 
+    def example(self) -> Tensor:
+        """Return the first two examples as a model takes them, in single precision."""
+        x = self.x[:2].clone()
+        plain = not x.is_floating_point() and x.dtype != torch.uint8 and self.scale == 1.0
+        return x if plain else x.float() * (1.0 if x.is_floating_point() else self.scale)
+
     def sizes(self, split: SplitName) -> NDArray[np.int64]:
         """Return the number of examples of every client in one split."""
         return np.array(self._sizes[SPLITS.index(split)])

@@ -11,8 +11,9 @@ from fedloom import tree
 from fedloom.algorithm import Algorithm
 from fedloom.backends.protocol import Backend
 from fedloom.data.federation import Federation
-from fedloom.errors import FedloomError, InputError, QuorumError
+from fedloom.errors import FedloomError, QuorumError
 from fedloom.experiment import checkpoint
+from fedloom.experiment.checks import check_target
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.store import Store
@@ -176,9 +177,7 @@ class Cell:
         if self.plan.evaluate.stop != "target":
             return None
         (metric, target), *_ = self.plan.evaluate.target.items()
-        known = ["loss", *(measure.name for measure in task.measures)]
-        if metric not in known:
-            raise InputError(f"[evaluate] target must be about one of {', '.join(known)}. Got '{metric}' instead.")
+        check_target(self.plan.evaluate, task)
         lower = metric == "loss" or any(m.name == metric and not m.higher_is_better for m in task.measures)
 
         def reached(record: RoundRecord) -> bool:

@@ -299,7 +299,7 @@ def load(path: Path, changes: Mapping[str, Any] | None = None) -> Experiment:
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the tables of a TOML file."""
     try:
-        return dict(tomllib.loads(path.read_text(encoding="utf-8")))
+        return dict(tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -50,7 +50,9 @@ class Plan:
         data, task = experiment.data.seed, experiment.task.seed
         load = lru_cache(maxsize=1)(lambda: _dataset(experiment))
         federation = lru_cache(maxsize=1)(lambda seed: _federation(experiment, load, seed))
-        make_task = lru_cache(maxsize=8)(lambda seed: _task(experiment, seed))
+        first = experiment.seeds[0] if data == "run" else data
+        example = (lambda: federation(first).example()) if experiment.has_data else None
+        make_task = lru_cache(maxsize=8)(lambda seed: _task(experiment, seed, example))
         return Plan(
             federation=lambda seed: federation(seed if data == "run" else data),
             task=lambda seed: make_task(seed if task == "run" else task),
@@ -87,7 +89,7 @@ def _federation(experiment: Experiment, load: Callable[[], Dataset], seed: int) 
         raise InputError(error.at("data.partition")) from None
 
 
-def _task(experiment: Experiment, seed: int) -> Task:
+def _task(experiment: Experiment, seed: int, example: Callable[[], Tensor] | None) -> Task:
     table, base = experiment.task, experiment.base
     model, loss = table.model, table.loss
     return Task(
@@ -95,5 +97,6 @@ def _task(experiment: Experiment, seed: int) -> Task:
         loss=user_code.code(loss, base, nn.Module, Tensor) if user_code.is_code(loss) else loss,
         init=table.init if table.init in ("torch", "glorot") else str(base / table.init),
         seed=seed,
+        example=example,
         **{key: getattr(table, key) for key in ("metrics", "args", "dtype")},
     )

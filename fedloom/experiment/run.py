@@ -76,9 +76,15 @@ def run(
     check_top({"seeds": list(seed_list), **({"name": name} if name is not None else {})})
     federations = federation if callable(federation) else lambda seed: federation
     tasks = task if callable(task) and not isinstance(task, Task) else lambda seed: task
+
+    def task_of(seed: int) -> Task:
+        made = tasks(seed)
+        made.see(federations(seed))
+        return made
+
     plan = Plan(
         federation=federations,
-        task=tasks,
+        task=task_of,
         algorithms=labelled,
         rounds=rounds,
         seeds=seed_list,

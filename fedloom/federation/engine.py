@@ -12,7 +12,7 @@ from fedloom.algorithm import Algorithm
 from fedloom.backends.protocol import Arrivals, Backend
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
-from fedloom.errors import Diverged, InputError, RoundAbandoned
+from fedloom.errors import Diverged, FedloomError, InputError, RoundAbandoned, TrainingError
 from fedloom.federation.client_state import ClientStates
 from fedloom.federation.cohort import Cohort
 from fedloom.federation.divergence import checked
@@ -26,6 +26,7 @@ from fedloom.record import Count, Record
 from fedloom.task import Task
 from fedloom.training.evaluation import Measured
 from fedloom.tree import Groups
+from fedloom.user_code import place_of, said
 
 Public = tuple[int, str, int, float]  # client, name, about (another client, or the number's place), value
 Phase = Literal["pre_fit", "post_fit", "final"]
@@ -103,6 +104,7 @@ def fit(
     clients do by themselves.
     """
     sampling.check(federation.clients)
+    task.see(federation)
     if protection is not None:
         protection.check(algorithm, task.initial() if protection.table.has_distributed_noise else None)
     if at_clients is not None:
@@ -163,7 +165,7 @@ def fit(
             # Poisson sampling may draw nobody: a round in which nothing changes, unless noise is released
             while complete and (ids or noise_alone):
                 try:
-                    state = checked(algorithm.round(state, cohort), state, cohort, federation)
+                    state = checked(server_half(algorithm, state, cohort), state, cohort, federation)
                     break
                 except RoundAbandoned:
                     complete = False
@@ -199,6 +201,19 @@ def fit(
         yield replace(record, seconds=time.perf_counter() - began, reached=reached)
         if reached:
             return
+
+
+def server_half(algorithm: Algorithm, state: Groups, cohort: Cohort) -> Groups:
+    """Run a round's server half. An error in your own code becomes one that names the round, the file and the line."""
+    try:
+        return algorithm.round(state, cohort)
+    except FedloomError:
+        raise
+    except Exception as error:
+        if not place_of(error):  # a defect of fedloom, which its traceback explains best
+            raise
+        what = f"Round {cohort.round}, the server's half of {type(algorithm).__name__}"
+        raise TrainingError(f"{what}: {said(error)}") from error
 
 
 def _public(cohort: Cohort) -> Iterator[Public]:

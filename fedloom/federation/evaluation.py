@@ -11,6 +11,7 @@ import numpy as np
 from fedloom import tree
 from fedloom.data.federation import Federation
 from fedloom.data.split import SPLITS, SplitName
+from fedloom.errors import FedloomError, TrainingError
 from fedloom.federation.client_state import ClientStates
 from fedloom.federation.work import Place, cut, on_device
 from fedloom.task import Task
@@ -18,6 +19,7 @@ from fedloom.training import evaluation, generators
 from fedloom.training.clients import Clients
 from fedloom.training.evaluation import Measured
 from fedloom.tree import Groups, Tree
+from fedloom.user_code import said
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm
@@ -94,16 +96,22 @@ class ServerEvaluation:
         return replace(self, pieces=self.pieces[begin:end])
 
     def perform(self, place: Place) -> list[Measured]:
+        try:
+            return [self._measure(place, number) for number in self.pieces]
+        except FedloomError:
+            raise
+        except Exception as error:
+            raise TrainingError(
+                f"Evaluation of the global model on the server's {self.split} data: {said(error)}"
+            ) from error
+
+    def _measure(self, place: Place, number: int) -> Measured:
         x, y = place.federation.server[self.split]
-        measured = []
-        for number in self.pieces:
-            rows = slice(number * self.piece, (number + 1) * self.piece)
-            # copies, because a model may change its input
-            part = x[rows].clone(), y[rows].clone()
-            example = evaluation.prepare(*part, place.federation.scale, place.task, place.setup.device)
-            weights = tree.to(self.weights, place.setup.device)
-            measured.append(evaluation.measure(place.task, weights, *example, place.setup))
-        return measured
+        rows = slice(number * self.piece, (number + 1) * self.piece)
+        # copies, because a model may change its input
+        part = x[rows].clone(), y[rows].clone()
+        example = evaluation.prepare(*part, place.federation.scale, place.task, place.setup.device)
+        return evaluation.measure(place.task, tree.to(self.weights, place.setup.device), *example, place.setup)
 
     def merge(self, results: Iterable[list[Measured]]) -> list[Measured]:
         return [measured for part in results for measured in part]

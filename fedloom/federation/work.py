@@ -19,6 +19,7 @@ from fedloom.aggregation.means import Node, PairwiseSum
 from fedloom.aggregation.outliers import update_lengths
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
+from fedloom.errors import FedloomError
 from fedloom.privacy.protection import ClientGuard
 from fedloom.task import Task
 from fedloom.training import evaluation, generators
@@ -156,10 +157,10 @@ class ClientWork:
         together = max(place.setup.group, min(64, 256_000_000 // model))
         pieces = (self.part(begin, begin + together) for begin in range(0, len(self.ids), together))
         with generators.lent():
-            return self.merge([piece._perform(place) for piece in pieces])
+            return self.merge([piece._named(place) for piece in pieces])
 
-    def _perform(self, place: Place) -> Outcome:
-        data = Clients(
+    def _clients(self, place: Place) -> Clients:
+        return Clients(
             place.federation,
             self.ids,
             self.seed,
@@ -170,6 +171,23 @@ class ClientWork:
             self.client_privacy.examples if self.client_privacy is not None else None,
             place.go_on,
         )
+
+    def _named(self, place: Place) -> Outcome:
+        """Perform all clients at once. If that fails, find the client that fails alone, and name it."""
+        try:
+            return self._perform(place)
+        except FedloomError:
+            raise
+        except Exception as error:
+            alone = replace(place, setup=replace(place.setup, group=1))
+            for unit in range(len(self.ids) if len(self.ids) > 1 else 0):
+                self.part(unit, unit + 1)._named(alone)
+            together = f" and {len(self.ids) - 1} others together" if len(self.ids) > 1 else ""
+            phase = f"{type(self.algorithm).__name__}.{self.method}{together}"
+            raise self._clients(place).blame(error, phase, 0) from error
+
+    def _perform(self, place: Place) -> Outcome:
+        data = self._clients(place)
         method = getattr(self.algorithm, self.method)
         device = place.setup.device
         extra: list[Any] = []
@@ -205,11 +223,14 @@ class ClientWork:
         if update.trained is not None:
             model = tree.row(update.trained.model, position)
             history = update.trained.history[position] if update.trained.history else ()
-            for split in self.measure:
-                post_fit[split] = evaluation.evaluate(place.task, model, data, position, split)
-            if self.universal:
-                everyone = place.federation.indices(place.federation.everyone, "test")
-                post_fit["universal"] = evaluation.evaluate_rows(place.task, model, data, everyone)
+            try:
+                for split in self.measure:
+                    post_fit[split] = evaluation.evaluate(place.task, model, data, position, split)
+                if self.universal:
+                    everyone = place.federation.indices(place.federation.everyone, "test")
+                    post_fit["universal"] = evaluation.evaluate_rows(place.task, model, data, everyone)
+            except Exception as error:
+                raise data.blame(error, "evaluation after training", position) from error
         sent = _bytes_of_one({**update.groups, "": update.public}) + 8 * len(update.groups)
         return Report(self.ids[position], sent, self.received(position), history, post_fit, finite)
 

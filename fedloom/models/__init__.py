@@ -52,7 +52,7 @@ def construct(name: str, model: Callable[..., nn.Module], args: Mapping[str, Any
     except FedloomError:
         raise
     except Exception as error:
-        raise InputError(f"The model '{name}' failed while it was built: {type(error).__name__}: {error}") from error
+        raise InputError(f"The model '{name}' failed while it was built: {user_code.said(error)}") from error
     if not isinstance(built, nn.Module):
         raise InputError(f"The model '{name}' must be a torch.nn.Module. Got {type(built).__name__} instead.")
     return built

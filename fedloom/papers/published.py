@@ -128,6 +128,6 @@ def load(name: str) -> Reproduction:
     if not path.is_file():
         raise InputError(f"There is no reproduction '{name}'. Known: {', '.join(names())}.{nearest(name, names())}")
     try:
-        return Reproduction(**tomllib.loads(path.read_text(encoding="utf-8")))
+        return Reproduction(**tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not a valid TOML file: {error}") from error

@@ -83,6 +83,7 @@ def check_task(
     Clients are trained side by side: yes
     ...
     """
+    task.see(federation)
     with closing(Workers(workers)) if workers else nullcontext() as crew:
         few = a_few(federation, BATCH if training.batch_size == "full" else training.batch_size)
         comparison = _runnable(task, few, training, rounds, [crew] if crew else [])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedloom import keys
+from fedloom import keys, user_code
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
 from fedloom.errors import InputError, TrainingError, Unwanted
@@ -82,8 +82,8 @@ class Clients:
         return torch.tensor(keys.words(self.key(position, "dropout", step)), device=self.setup.device)
 
     def blame(self, error: Exception, phase: str, position: int) -> Exception:
-        """Return the error as a TrainingError that names the round, the client and the phase."""
+        """Return the error as a TrainingError that names the round, the client, the phase and the line of your code."""
         if isinstance(error, (InputError, Unwanted)):
             return error
-        what = str(error) if isinstance(error, TrainingError) else f"{type(error).__name__}: {error}"
+        what = str(error) if isinstance(error, TrainingError) else user_code.said(error)
         return TrainingError(f"Round {self.round}, client '{self.name(position)}', {phase}: {what}")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fedloom.errors import FedloomError, TrainingError
+from fedloom.errors import TrainingError
 from fedloom.task import Task
 from fedloom.training import generators, optimizers
 from fedloom.training.clients import Setup
@@ -90,7 +90,7 @@ class LaneTrainer:
         with generators.lent(), self.task.python_state.fresh():
             while any(schedules):
                 self._load_batches(job, schedules)
-                self._take_step(job, schedules)
+                self._take_step(schedules)
                 for lane, schedule in enumerate(schedules):
                     if schedule is not None and self._advance(lane, schedule):
                         results[schedule.position] = schedule.finish(self.weights[lane], self.lanes[lane].optimizer)
@@ -122,27 +122,18 @@ class LaneTrainer:
         self.x.copy_(x.reshape(self.x.shape))
         self.y.copy_(y.reshape(self.y.shape))
 
-    def _take_step(self, job: TrainingJob, schedules: Sequence[ClientSchedule | None]) -> None:
+    def _take_step(self, schedules: Sequence[ClientSchedule | None]) -> None:
         """Take one step in all lanes: replayed if it can be recorded."""
         if self.setup.replay and not self.tried_to_record:
             self.tried_to_record = True
             self.tape = self._record()
-        try:
-            watched = [lane for lane, one in enumerate(schedules) if one and one.steps == self.watched[lane]]
-            if watched:
-                self._watch(watched)
-            if self.tape is not None:
-                self.tape.replay()
-            else:
-                self.step_all(self.tensors, *self.inputs)
-        except FedloomError:
-            raise
-        except Exception as error:
-            names = ", ".join(f"'{job.data.name(schedule.position)}'" for schedule in schedules if schedule)
-            raise TrainingError(
-                f"Round {job.data.round}: a step of the clients {names}, which are trained side by side, failed: "
-                f'{type(error).__name__}: {error}\nUse run.backend = "serial" to see which client and step.'
-            ) from error
+        watched = [lane for lane, one in enumerate(schedules) if one and one.steps == self.watched[lane]]
+        if watched:
+            self._watch(watched)
+        if self.tape is not None:
+            self.tape.replay()
+        else:
+            self.step_all(self.tensors, *self.inputs)
 
     def _advance(self, lane: int, schedule: ClientSchedule) -> bool:
         """Count a step of one lane. Return True when its client is done."""

@@ -25,6 +25,7 @@ from fedloom.training.evaluation import NO_KEY
 from fedloom.training.masking import Masked
 from fedloom.training.trials import ROWS, Trial, differentiable, prepared, some_examples
 from fedloom.tree import Tree, clone, size
+from fedloom.user_code import said
 
 LARGE_MODEL = 64_000_000  # bytes: recording the steps of a larger model takes much memory and gains little
 LABELS = 4096  # the most examples to try a loss on: one of every label
@@ -114,6 +115,7 @@ class Probe:
 
 def probe(federation: Federation, task: Task) -> Probe:
     """Run the model on two examples. Raise if the model, the data, the loss and the metrics do not fit each other."""
+    task.see(federation)
     _check_memory(task)
     x, y = prepared(federation, task, torch.arange(min(2, len(federation.y))).repeat(2)[:2])
     task.module.train()
@@ -132,7 +134,7 @@ def probe(federation: Federation, task: Task) -> Probe:
         except Exception as error:
             raise InputError(
                 f"The model does not take the data: an example has the shape {tuple(x.shape[1:])} and is of {x.dtype}, "
-                f"and the model says {type(error).__name__}: {error}"
+                f"and the model says {said(error)}"
             ) from error
         if set(task.module.state_dict()) - set(task.tensors.persistent):
             raise InputError(
@@ -147,9 +149,7 @@ def probe(federation: Federation, task: Task) -> Probe:
             with torch.no_grad(), task.tensors.replaced(clone({**task.transient, **initial})), evaluating:
                 task.module.eval()(x.clone())
         except Exception as error:
-            raise InputError(
-                f"The model fails in evaluation mode, where gradients are off: {type(error).__name__}: {error}"
-            ) from error
+            raise InputError(f"The model fails in evaluation mode, where gradients are off: {said(error)}") from error
     masked = mode.dropouts > 0 or bool(mode.norms)
     layers = Setup(masked=masked, drops_evaluating=evaluating.dropouts > 0, normalises_features=refuses_one)
     return Probe(task, federation, layers, draws, size(initial))
@@ -222,7 +222,7 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
     except Exception as error:
         raise InputError(
             f"The loss does not take the model's output of shape {shape} with labels of shape {tuple(y.shape)}: "
-            f"{type(error).__name__}: {error}"
+            f"{said(error)}"
         ) from error
     if not loss.requires_grad:
         raise InputError("The loss does not depend on what the model gives, so that nothing can be learnt from it.")
@@ -235,7 +235,7 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
                 found = len(metric.scores(output))
         except Exception as error:
             raise InputError(
-                f"The metric {metric.name} does not fit the model's output of shape {shape}: {error}"
+                f"The metric {metric.name} does not fit the model's output of shape {shape}: {said(error)}"
             ) from error
         if found != len(y):
             raise InputError(f"The metric {metric.name} must give one number per example. For 2 it gave {found}.")

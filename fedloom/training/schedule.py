@@ -172,10 +172,7 @@ class ClientSchedule:
         if job.training.patience is None:
             return False
         if not measured:
-            raise InputError(
-                f"Client '{job.data.name(self.position)}' has no validation examples, which patience (early stopping) "
-                "needs. Change data.split, or leave patience out."
-            )
+            raise needs_validation(job.data.name(self.position))
         if self.best is None or measured["loss"] < self.best[0] or math.isnan(self.best[0]):
             self.best, self.epochs_without_gain = (measured["loss"], clone(weights), clone(optimizer), self.steps), 0
         else:
@@ -195,24 +192,36 @@ class ClientSchedule:
 def training_rows(data: Clients, position: int, batch_size: int | None = None, drop_last: bool = False) -> Tensor:
     """Return one client's training rows. Raise if there are none, or if batch normalisation would see one alone."""
     rows = data.rows(position, "train")
-    name = data.name(position)
-    if len(rows) == 0:
+    check_size(data.name(position), len(rows), data.setup.normalises_features, batch_size, drop_last)
+    return rows
+
+
+def check_size(name: str, count: int, normalises: bool, batch_size: int | None, drop_last: bool) -> None:
+    """Raise if a client with `count` training examples cannot train, or if batch normalisation would see one alone."""
+    if count == 0:
         raise InputError(
             f"Client '{name}' has no training examples, so it cannot train. Change data.split or the partition."
         )
-    if data.setup.normalises_features and min(len(rows), batch_size or len(rows)) == 1:
-        what = "has one training example" if len(rows) == 1 else "trains on batches of one example"
+    if normalises and min(count, batch_size or count) == 1:
+        what = "has one training example" if count == 1 else "trains on batches of one example"
         raise InputError(
             f"Client '{name}' {what}, but the model's batch normalisation needs at least two in a batch. "
             "Leave such clients out, use a larger batch_size, or normalise with nn.LayerNorm or nn.GroupNorm."
         )
-    if data.setup.normalises_features and batch_size and not drop_last and len(rows) % batch_size == 1:
+    if normalises and batch_size and not drop_last and count % batch_size == 1:
         raise InputError(
-            f"Client '{name}' has {len(rows)} training examples, so with batch_size = {batch_size} its last batch has "
+            f"Client '{name}' has {count} training examples, so with batch_size = {batch_size} its last batch has "
             "one, and the model's batch normalisation needs at least two. Use drop_last = true, another batch_size, or "
             "normalise with nn.LayerNorm or nn.GroupNorm."
         )
-    return rows
+
+
+def needs_validation(name: str) -> InputError:
+    """Return the error for a client that stops early and has nothing to decide by."""
+    return InputError(
+        f"Client '{name}' has no validation examples, which patience (early stopping) needs. Change data.split, or "
+        "leave patience out."
+    )
 
 
 def check_finite(loss: float) -> None:

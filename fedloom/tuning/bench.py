@@ -14,6 +14,7 @@ from fedloom import machine
 from fedloom.algorithm import Algorithm
 from fedloom.backends.vector import Workers
 from fedloom.experiment.experiment_file import Experiment, RunTable
+from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.worker_groups import backend_on, choose_setup, start_workers
 from fedloom.federation.engine import Evaluation, RoundRecord, fit
@@ -70,7 +71,7 @@ def bench(experiment: Experiment, rounds: int, progress: Progress) -> Bench:
     began = time.perf_counter()
     workers = start_workers(experiment.run, progress.note)
     try:
-        federation, task, facts, cohort = first_seed(experiment)
+        federation, task, facts, cohort = first_seed(Plan.of(experiment))
         setup = choose_setup(facts, experiment.run, cohort)
         common: dict[str, Any] = {"seed": experiment.seeds[0], "sampling": experiment.cohort}
         common["backend"] = backend_on(workers, federation, task, setup)

@@ -13,13 +13,14 @@ import torch
 from fedloom import machine, tree
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
+from fedloom.experiment.checks import check_clients, check_target
 from fedloom.experiment.experiment_file import Experiment
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.worker_groups import choose_setup
 from fedloom.task import Task
 from fedloom.training import evaluation
 from fedloom.training.probe import Probe, probe
-from fedloom.tuning.message_sizes import MessageBytes, message_bytes
+from fedloom.tuning.message_sizes import MessageBytes, rehearse
 
 
 @dataclass(frozen=True)
@@ -60,18 +61,28 @@ class Estimate:
         ]
 
 
-def first_seed(experiment: Experiment) -> tuple[Federation, Task, Probe, int]:
+def _sent_in_a_round(
+    plan: Plan, label: str, federation: Federation, task: Task, facts: Probe, cohort: int
+) -> MessageBytes | None:
+    """Return what an algorithm sends in a round. Raise what its run would raise."""
+    reports = rehearse(plan.algorithms[label], federation, task, facts, cohort)
+    if reports and any(report.history for report in reports):  # of local training
+        check_clients(plan, label, facts)
+    return None if reports is None else MessageBytes.of(reports)
+
+
+def first_seed(plan: Plan) -> tuple[Federation, Task, Probe, int]:
     """Return the data and the task of the first seed, what is known about them, and the clients of a round."""
-    plan, seed = Plan.of(experiment), experiment.seeds[0]
-    federation, task = plan.federation(seed), plan.task(seed)
-    experiment.cohort.check(federation.clients)
-    return federation, task, probe(federation, task), experiment.cohort.size(federation.clients)
+    federation, task = plan.federation(plan.seeds[0]), plan.task(plan.seeds[0])
+    plan.cohort.check(federation.clients)
+    return federation, task, probe(federation, task), plan.cohort.size(federation.clients)
 
 
 def estimate(experiment: Experiment) -> Estimate:
     """Load the data, build the model, time a few steps, and multiply."""
-    federation, task, facts, cohort = first_seed(experiment)
-    run = experiment.run
+    plan, run = Plan.of(experiment), experiment.run
+    federation, task, facts, cohort = first_seed(plan)
+    check_target(experiment.evaluate, task)
     group = choose_setup(facts, run, cohort).group
     reason = facts.__dict__.get("cannot_group")  # known only if clients were to train side by side
     workers = machine.cores() if run.workers == "auto" else run.workers
@@ -105,8 +116,7 @@ def estimate(experiment: Experiment) -> Estimate:
         data_bytes=data,
         memory_bytes=int(2 * data + (workers + 1) * 300e6 + workers * model * (6 * group + 4)),
         traffic_a_round={
-            label: message_bytes(algorithm, federation, task, facts, cohort)
-            for label, algorithm in experiment.algorithm.items()
+            label: _sent_in_a_round(plan, label, federation, task, facts, cohort) for label in experiment.algorithm
         },
         seconds_a_round=float(seconds),
         seconds=float(seconds * experiment.rounds * cells + 3),

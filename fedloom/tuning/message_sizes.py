@@ -1,8 +1,8 @@
-"""Find out before a run what a round sends: one client with a few examples stands for all."""
+"""Rehearse a round before a run, to find out what it sends: one client with a few examples stands for all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,13 +13,15 @@ from fedloom.algorithm import Algorithm
 from fedloom.backends.protocol import Backend
 from fedloom.data.federation import Federation
 from fedloom.data.split import Split
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, InputError, TrainingError
 from fedloom.federation.client_state import ClientStates
 from fedloom.federation.cohort import Cohort
-from fedloom.federation.work import ClientWork, Place, Work
+from fedloom.federation.engine import server_half
+from fedloom.federation.work import ClientWork, Place, Report, Work
 from fedloom.task import Task
 from fedloom.training.probe import Probe
 from fedloom.tree import Groups, expand, row
+from fedloom.user_code import place_of
 
 EXAMPLES = 20  # enough for a validation split with more than one class, most of the time
 
@@ -31,24 +33,37 @@ class MessageBytes:
     up: int
     down: int
 
+    @staticmethod
+    def of(reports: Sequence[Report]) -> MessageBytes:
+        """Add up what clients report."""
+        return MessageBytes(sum(report.bytes_up for report in reports), sum(report.bytes_down for report in reports))
 
-def message_bytes(
+
+def rehearse(
     algorithm: Algorithm, federation: Federation, task: Task, facts: Probe, cohort: int
-) -> MessageBytes | None:
-    """Return what a round with a cohort of this size sends, counted as in a run; None if only the run can tell."""
-    if algorithm.pooled:
-        return MessageBytes(0, 0)
+) -> Sequence[Report] | None:
+    """Return what the clients of a round with a cohort of this size report, as in a run; None if only it can tell.
+
+    Raise what a run of this algorithm with this task would raise, in fedloom's checks or in your own code.
+    """
     backend = _OneForAll(Place(_few_examples(federation), task, facts.setup(group=1)))
     initial = task.initial()
-    own, ids = _AllAlike(algorithm.init_own(task, initial)), tuple(range(cohort))
+    own, ids = _AllAlike(algorithm.init_own(task, initial)), tuple(range(1 if algorithm.pooled else cohort))
     short = algorithm.replace(epochs=1.0)
     clients = Cohort(backend, short, task, ids, federation.clients, round=1, seed=0, own=own)
     try:
-        short.round(algorithm.init(task, initial), clients)
-    except FedloomError:
-        return None  # such as a metric that needs more examples; that does not make the experiment invalid
-    reports = clients.reports
-    return MessageBytes(sum(report.bytes_up for report in reports), sum(report.bytes_down for report in reports))
+        server_half(short, algorithm.init(task, initial), clients)
+    except InputError:
+        raise
+    except FedloomError as error:
+        if error.__cause__ is not None and place_of(error.__cause__):
+            raise TrainingError(f"A rehearsal with {EXAMPLES} examples failed. {error}") from error
+        return None  # such as a loss that is not finite; that does not make the experiment invalid
+    return (
+        [replace(report, bytes_up=0, bytes_down=0) for report in clients.reports]
+        if algorithm.pooled
+        else clients.reports
+    )
 
 
 def _few_examples(federation: Federation) -> Federation:

@@ -132,3 +132,22 @@ def test_the_template_shows_the_true_defaults() -> None:
     assert {k: v for k, v in shown.items() if k not in ("name", "rounds")} == {
         k: v for k, v in defaults.items() if k not in ("name", "rounds")
     }
+
+
+def test_check_finds_errors_in_your_own_algorithm(folder: Path) -> None:
+    (folder / "mine.py").write_text(
+        "import fedloom as fl\n\n\nclass Mine(fl.FedAvg):\n"
+        "    def correct(self, step, shared, own):\n        return shared['nothing']\n"
+    )
+    mine = 'algorithm={mine={name="mine.py:Mine"}}'
+    done = fedloom("check", "small.toml", "--set", mine, folder=folder, code=1)
+    assert (
+        "A rehearsal with 20 examples failed. Round 1, client '0', local training, step 1 of 1: KeyError" in done.stderr
+    )
+    assert re.search(
+        r"\n  mine\.py, line 6, in correct\n(.*\n)*  >    6 \|         return shared\['nothing'\]", done.stderr
+    )
+    assert "Traceback" not in done.stderr
+    whole = fedloom("-v", "check", "small.toml", "--set", mine, folder=folder, code=1)
+    assert "Traceback (most recent call last)" in whole.stderr
+    assert whole.stderr.endswith(done.stderr)

@@ -148,3 +148,8 @@ def test_own_algorithms_are_named_by_file(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=words):
             parse(SMALL + f"[algorithm]\nmine = {{ name = '{name}' }}", tmp_path)
+
+
+def test_a_byte_order_mark_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text("rounds = 3", encoding="utf-8-sig")
+    assert experiment_file.load(tmp_path / "e.toml").rounds == 3

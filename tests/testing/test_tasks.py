@@ -18,7 +18,7 @@ from fedloom.testing.tasks import a_few
 from fedloom.training.schedule import Training
 from tests.conftest import Cumulative, Normed, federation
 from tests.odd.nets.draws import AddsNoise
-from tests.odd.nets.state import LazyLayer
+from tests.odd.nets.state import BuildsInForward
 from tests.odd.table import Net
 
 DATA = federation((30, 60, 45))
@@ -76,7 +76,7 @@ def test_the_weights_of_a_loss_are_converted_with_the_model() -> None:
 
 def test_what_cannot_be_trained_is_refused_in_plain_words() -> None:
     with pytest.raises(FedloomError):
-        check_task(Task(LazyLayer), DATA)
+        check_task(Task(BuildsInForward), DATA)
 
 
 def test_a_long_check_shows_its_progress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

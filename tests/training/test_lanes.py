@@ -7,15 +7,12 @@ from torch import Tensor, nn
 
 from fedloom import tree
 from fedloom.algorithms import FedAvg
-from fedloom.data.split import Split
-from fedloom.errors import TrainingError
 from fedloom.task import Task
 from fedloom.training import local
 from fedloom.training.local import Step, Training
 from fedloom.tree import Groups, Tree
 from tests.conftest import (
     FEATURES,
-    Moody,
     federation,
 )
 from tests.training.helpers import MODELS, RAGGED, BatchMean, TimeMajor, assert_trees_close, clients, fit
@@ -90,13 +87,3 @@ def test_a_model_that_would_see_the_padding_gives_the_same_with_any_group_size(m
     task, data = Task(model, dtype="float64"), federation((9, 20, 33))
     training = Training(batch_size=8)
     assert_trees_close(fit(task, data, training, 3).model, fit(task, data, training, 1).model)
-
-
-def test_an_error_of_clients_side_by_side_points_to_the_serial_backend() -> None:
-    data = federation((8, 13), split=Split(train=0.5, validation=0.5, test=0.0))
-    message = (
-        r"^Round 3: a step of the clients 'client-0', 'client-1', which are trained side by side, failed: "
-        r'RuntimeError: twelve is right out\nUse run\.backend = "serial" to see which client and step\.$'
-    )
-    with pytest.raises(TrainingError, match=message):
-        fit(Task(Moody), data, Training(batch_size=12), group=2)

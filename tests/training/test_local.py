@@ -298,7 +298,7 @@ def test_the_plain_step_also_names_the_step() -> None:
 
 def test_an_error_inside_the_model_names_client_and_step() -> None:
     data = federation((16, 28, 16), split=ALL_TRAIN)
-    message = r"^Round 3, client 'client-1', local training, step 2 of 2: RuntimeError: twelve is right out$"
+    message = r"^Round 3, client 'client-1', local training, step 2 of 2: RuntimeError: twelve is right out\n"
     with pytest.raises(TrainingError, match=message) as caught:
         fit(Task(Moody), data, Training(batch_size=16))
     assert isinstance(caught.value.__cause__, RuntimeError)

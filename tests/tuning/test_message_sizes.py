@@ -8,11 +8,13 @@ import pytest
 from torch import nn
 
 from fedloom import tree
-from fedloom.algorithms import ALGORITHMS
+from fedloom.algorithm import Groups, Step, Tree
+from fedloom.algorithms import ALGORITHMS, FedAvg
+from fedloom.errors import InputError, TrainingError
 from fedloom.federation.engine import Evaluation, fit
 from fedloom.task import Task
 from fedloom.training.probe import probe
-from fedloom.tuning.message_sizes import MessageBytes, message_bytes
+from fedloom.tuning.message_sizes import MessageBytes, rehearse
 from tests.conftest import Dense, Logit, Pictures, federation, two_classes
 
 CLIENTS = 7
@@ -32,7 +34,8 @@ def told(name: str, net: type[nn.Module], clients: int = CLIENTS, **settings: An
     task = Task(net)
     if net is Logit:
         data, task = two_classes(data), Task(net, loss="bce")
-    return message_bytes(ALGORITHMS[name](**settings), data, task, probe(data, task), clients), task
+    reports = rehearse(ALGORITHMS[name](**settings), data, task, probe(data, task), clients)
+    return None if reports is None else MessageBytes.of(reports), task
 
 
 @pytest.mark.parametrize(("name", "settings"), SETTINGS, ids=[f"{name}-{given}" for name, given in SETTINGS])
@@ -64,4 +67,20 @@ def test_what_algorithms_send() -> None:
 
 
 def test_what_a_few_examples_cannot_tell_is_left_open() -> None:
-    assert told("evaluation_weighted", Dense, metric="auroc")[0] is None
+    assert told("fedavg", Dense, lr=1e38, batch_size=1)[0] is None
+
+
+def test_what_a_run_would_refuse_is_refused() -> None:
+    with pytest.raises(InputError, match="has no auroc to be weighted by: the task measures loss, accuracy"):
+        told("evaluation_weighted", Dense, metric="auroc")
+
+
+class Broken(FedAvg):
+    def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
+        return shared["nothing"]
+
+
+def test_an_error_in_your_own_algorithm_is_found_in_the_rehearsal() -> None:
+    data, task = federation((20, 20)), Task(Dense)
+    with pytest.raises(TrainingError, match=r"^A rehearsal with 20 examples failed\. Round 1.*KeyError: 'nothing'"):
+        rehearse(Broken(), data, task, probe(data, task), 2)

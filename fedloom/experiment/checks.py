@@ -1,0 +1,60 @@
+"""What a run would refuse while it trains, found before it starts: targets and clients that cannot train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fedloom.data.federation import Federation
+from fedloom.errors import InputError
+from fedloom.experiment.experiment_file import EvaluateTable
+from fedloom.experiment.plan import Plan
+from fedloom.task import Task
+from fedloom.training.probe import Probe
+from fedloom.training.schedule import Training, check_size, needs_validation
+
+MOST_DRAWS = 10_000_000  # clients × rounds: the cohorts of more rounds are not drawn beforehand
+
+
+def check_target(evaluate: EvaluateTable, task: Task) -> None:
+    """Raise if a run stops at a target that is about an unknown metric."""
+    known = ["loss", *(measure.name for measure in task.measures)]
+    for metric in evaluate.target if evaluate.stop == "target" else ():
+        if metric not in known:
+            raise InputError(f"[evaluate] target must be about one of {', '.join(known)}. Got '{metric}' instead.")
+
+
+def check_clients(plan: Plan, label: str, facts: Probe) -> None:
+    """Raise if clients that take part cannot train: without examples, or with too few for the model or for patience."""
+    algorithm = plan.algorithms[label]
+    for seed in plan.seeds:
+        federation = plan.federation(seed)
+        plan.cohort.check(federation.clients)
+        drawn = [federation.everyone] if algorithm.pooled else sorted(_drawn(plan, federation, seed))
+        _check_sizes(federation, drawn, algorithm.train, facts.layers.normalises_features)
+
+
+def _drawn(plan: Plan, federation: Federation, seed: int) -> set[int]:
+    """Return the clients that take part in any round. With differential privacy, the draws are secret: all of them."""
+    count = federation.clients
+    if plan.privacy.dp is not None or plan.cohort.size(count) >= count:
+        return {*range(count)}
+    rounds = min(plan.rounds, max(MOST_DRAWS // count, 1))
+    return {client for round in range(1, rounds + 1) for client in plan.cohort.draw(count, round, seed)}
+
+
+def _check_sizes(federation: Federation, ids: list[int], training: Training, normalises: bool) -> None:
+    size = None if training.batch_size == "full" else training.batch_size
+    for client, count in _distinct(federation.counts(ids, "train"), ids):
+        check_size(federation.name(client), count, normalises, size, training.drop_last)
+    if training.patience is not None:
+        for client, count in _distinct(federation.counts(ids, "validation"), ids):
+            if count == 0:
+                raise needs_validation(federation.name(client))
+
+
+def _distinct(counts: np.ndarray, ids: list[int]) -> Iterator[tuple[int, int]]:
+    """Return one client with each number of examples."""
+    found, first = np.unique(counts, return_index=True)
+    return ((ids[place], int(count)) for count, place in sorted(zip(found, first, strict=True), key=lambda one: one[1]))
