@@ -19,6 +19,7 @@ from fedloom.data.split import SplitName
 from fedloom.errors import InputError
 from fedloom.experiment.experiment_file import DataTable, Experiment, TaskTable, check_tables, parse, read
 from fedloom.experiment.plan import Plan
+from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import Place
 from fedloom.network.agent.disclosure import hello_message, without_sizes
 from fedloom.network.agent.policy import Refused, Site
@@ -123,7 +124,8 @@ def admitted(values: Mapping[str, Any], site: Site) -> Experiment:
     labels: Mapping[str, Any] = values.get("algorithm") or {"fedavg": {}}
     names = [str(fields.get("name", label)) for label, fields in labels.items() if isinstance(fields, Mapping)]
     site.policy.check_experiment(names, read(TaskTable, "task", task), site.base)
-    site.policy.check_privacy(read(PrivacyTable, "privacy", values.get("privacy", {})))
+    privacy = read(PrivacyTable, "privacy", values.get("privacy", {}))
+    site.policy.check_privacy(privacy, read(Sampling, "cohort", values.get("cohort", {})).count)
     experiment = parse({**values, "data": site.data, "task": task}, site.base)
     announced = values.get("data", {}).get("seed", DataTable.model_fields["seed"].default)
     if experiment.data.seed == "run" != announced and len(experiment.seeds) > 1:

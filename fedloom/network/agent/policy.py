@@ -17,6 +17,7 @@ from fedloom.metrics import LOSSES
 from fedloom.models import MODELS
 from fedloom.network.protocol.code_fingerprint import code_files
 from fedloom.network.protocol.messages import SECURE_KINDS, VERBS, ClientAnswer, Verb
+from fedloom.privacy.secure.graph import FULL
 from fedloom.privacy.table import PrivacyTable
 from fedloom.record import Count, Positive, Record, Share, Whole
 from fedloom.results.safe_text import plain
@@ -34,12 +35,20 @@ SECURE_TRUST = (
     "or metric. It also learns the names of the clients here, and which rounds they answer. This site must trust that "
     "the other clients are not all its own: list their fingerprints in [policy] peers to be sure."
 )
+SPARSE_TRUST = (
+    f" In a round of more than {FULL} clients, it must also trust the coordinator to follow the protocol: [policy] "
+    f"max_secure_cohort = {FULL} refuses such rounds."
+)
 
 
 def trust(privacy: PrivacyTable, policy: Policy) -> str:
     """Say what this site must trust the coordinator in."""
     secure = privacy.secure_aggregation
-    return TRUST if secure is None else SECURE_TRUST.format(fewest=max(secure.min_clients, policy.min_cohort))
+    if secure is None:
+        return TRUST
+    is_sparse = policy.max_secure_cohort is None or policy.max_secure_cohort > FULL
+    fewest = max(secure.min_clients, policy.min_cohort)
+    return SECURE_TRUST.format(fewest=fewest) + (SPARSE_TRUST if is_sparse else "")
 
 
 class Refused(Exception):
@@ -104,6 +113,10 @@ class Policy(Record):
     """The share of a round's clients that must be needed to unmask a sum. Two thirds protect against a coordinator that
     lies about who is left. It is always more than half of them.
     """
+    max_secure_cohort: Count | None = None
+    """The most clients in a round with secure aggregation. Above 100, not all clients share masks with all, and the
+    protocol protects only against a coordinator that follows it. By default, there is no limit.
+    """
     peers: tuple[str, ...] = ()
     """The fingerprints of the agents whose clients may be in a secure sum with ours. By default, any agent that the
     coordinator names, as long as its key does not change.
@@ -137,8 +150,11 @@ class Policy(Record):
             if is_code(metric):
                 raise Refused(f"the policy allows no metrics with code of your own, such as '{metric}'")
 
-    def check_privacy(self, privacy: PrivacyTable) -> None:
-        """Raise `Refused` unless a run protects its clients as much as this site requires."""
+    def check_privacy(self, privacy: PrivacyTable, cohort: int | None = None) -> None:
+        """Raise `Refused` unless a run protects its clients as much as this site requires.
+
+        `cohort` is the number of clients in a round, if it is known.
+        """
         self._check_epsilon(privacy)
         secure = privacy.secure_aggregation
         if self.require_secure_aggregation and secure is None:
@@ -147,6 +163,11 @@ class Policy(Record):
             raise Refused(
                 f"the policy requires a threshold of at least {self.min_threshold:g} in secure aggregation, and the "
                 f"run has {secure.threshold:g}"
+            )
+        if secure is not None and cohort is not None and cohort > (self.max_secure_cohort or cohort):
+            raise Refused(
+                f"the policy allows at most {self.max_secure_cohort} clients in a round with secure aggregation, and "
+                f"this one has {cohort}"
             )
 
     def _check_epsilon(self, privacy: PrivacyTable) -> None:

@@ -152,8 +152,24 @@ class Questions:
             new[local] += cost
             if self.measured[local] + new[local] > self.most:
                 raise Refused(f"the policy allows {self.most} evaluations of a client in a run, and they are used up")
+        self._check_turns(assignment)
         if facts["kind"] != "fingerprint" and facts["call"] == 0:
             self._check_model(assignment, shared, at_end=allowed == 2)
+
+    def _check_turns(self, assignment: Assignment) -> None:
+        """Raise `Refused` if a client would train more often than correlated noise is made for."""
+        dp = self.plan.privacy.dp
+        if assignment.kind != "train" or dp is None or not dp.correlated:
+            return
+        turns = -(-assignment.population // self.plan.cohort.size(assignment.population))
+        cell = assignment.label, assignment.seed
+        for one in assignment.clients:
+            trained = {key[2] for key in self._asked if (key[:2], key[3], key[-1]) == (cell, "train", one.local)}
+            if near := [round for round in trained if 0 < abs(round - assignment.round) < turns]:
+                raise Refused(
+                    f"clients train in one of {turns} rounds, because their noise is correlated, and this one trained "
+                    f"in round {near[0]}: it does not train in round {assignment.round}"
+                )
 
     def check_measured_once(self, assignment: Assignment, one: AssignedClient) -> None:
         """Raise `Refused` if another call of this round measured this client after training."""

@@ -118,6 +118,7 @@ class SecureSessions:
         if self.plan.privacy.secure_aggregation is None or assignment.secure is None:
             raise Refused("the run announced no secure aggregation")
         self.policy.check_assignment(assignment.kind, assignment.verb, assignment.cohort, ())
+        self.policy.check_privacy(self.plan.privacy, assignment.cohort)
         if not 1 <= assignment.round <= self.plan.rounds or assignment.seed not in self.plan.seeds:
             raise Refused(f"the run announced {self.plan.rounds} rounds and the seeds {list(self.plan.seeds)}")
         self.check_numbers(assignment.clients)

@@ -11,6 +11,7 @@ import fedloom as fl
 from fedloom.experiment.progress import Silent
 from fedloom.network.agent.assignment_runner import _method
 from fedloom.network.agent.policy import Refused
+from fedloom.network.protocol.messages import AssignedClient, Assignment
 from fedloom.results.result import Result
 from tests.network.conftest import EXPERIMENT, InProcessRun
 
@@ -37,3 +38,20 @@ def test_a_verb_that_the_policy_does_not_allow_is_refused(tmp_path: Path) -> Non
     run = InProcessRun(tmp_path / "net", {**EXPERIMENT, "rounds": 1}, {"verbs": ["evaluate"]}, {})
     assert run.run(Silent()).status == "done"  # the other site's clients go on
     assert "site-0 refuses: the policy allows evaluate, not reduce" in run.said
+
+
+@pytest.mark.parametrize(("kind", "what"), [("evaluate", "metrics"), ("fingerprint", "fingerprints of models")])
+def test_nothing_about_a_single_client_leaves_a_run_with_secure_aggregation(
+    tmp_path: Path, kind: Any, what: str
+) -> None:
+    values = {**EXPERIMENT, "privacy": {"secure_aggregation": {}}}
+    run = InProcessRun(tmp_path / "net", values, {}, {}, {}, max_examples=1000)
+    run._publish_plan()
+    with run._connected():
+        runner = run.agents[0].runner
+        assert runner is not None
+        numbers = {"seed": 1, "round": 1, "attempt": 1, "cohort": 4, "population": 4}
+        clients = (AssignedClient(client=0, local=0),)
+        asked = Assignment(id="1", kind=kind, verb="evaluate", label="fedavg", clients=clients, **numbers)
+        with pytest.raises(Refused, match=f"announced secure aggregation, so no {what} of single clients leave"):
+            runner.evaluate(asked)

@@ -64,6 +64,14 @@ def test_another_protocol_is_refused_before_anything_is_loaded(tmp_path: Path) -
         load_experiment({**PLAN, "protocol": 2}, site, Path, str, print)
 
 
+def test_a_run_whose_rounds_have_too_many_clients_for_the_policy_is_refused_before_it_starts(tmp_path: Path) -> None:
+    tables = {"data": EXPERIMENT["data"], "policy": {"max_secure_cohort": 100}}
+    site = site_of(tables, tmp_path / "kerry.toml")
+    values = {"privacy": {"secure_aggregation": {}}, "cohort": {"count": 101, "max_examples": 10}}
+    with pytest.raises(Refused, match="at most 100 clients in a round with secure aggregation, and this one has 101"):
+        admitted(values, site)
+
+
 @pytest.mark.parametrize(
     ("site_seed", "announced", "seeds", "fits"),
     [("run", "run", [1, 2], True), ("run", 0, [1, 2], False), ("run", 0, [1], True), (0, "run", [1, 2], True)],

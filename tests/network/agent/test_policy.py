@@ -135,6 +135,20 @@ def test_a_site_is_told_what_it_must_trust_the_coordinator_in() -> None:
     assert "sums over at least 5 clients, and no client's update" in trust(secure, Policy(min_cohort=5))
 
 
+def test_a_site_is_told_when_it_must_trust_the_coordinator_to_follow_the_protocol_and_can_refuse() -> None:
+    secure = PrivacyTable(secure_aggregation=SecureTable())
+    warning = "In a round of more than 100 clients, it must also trust the coordinator to follow the protocol"
+    assert warning in trust(secure, Policy())
+    assert warning in trust(secure, Policy(max_secure_cohort=101))
+    assert warning not in trust(secure, Policy(max_secure_cohort=100))
+    assert warning not in trust(PrivacyTable(), Policy())
+    Policy(max_secure_cohort=100).check_privacy(secure, 100)
+    Policy(max_secure_cohort=100).check_privacy(PrivacyTable(), 101)
+    Policy().check_privacy(secure, 101)
+    with pytest.raises(Refused, match="at most 100 clients in a round with secure aggregation, and this one has 101"):
+        Policy(max_secure_cohort=100).check_privacy(secure, 101)
+
+
 def test_a_stage_of_a_secure_sum_is_a_reduce() -> None:
     Policy(min_cohort=3).check_assignment("advertise", "reduce", 3, ())
     with pytest.raises(Refused, match="inconsistent request: kind 'unmask'"):

@@ -15,10 +15,12 @@ from fedloom.experiment.experiment_file import parse
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Silent
 from fedloom.network.agent.agent import Agent
+from fedloom.network.agent.policy import Refused
 from fedloom.network.agent.questions import Questions, evaluations_needed
 from fedloom.network.coordinator.agent_pool import Call
 from fedloom.network.protocol.messages import AssignedClient, Assignment, ParcelInfo
 from fedloom.network.protocol.tensors import Parcel, flatten
+from fedloom.privacy.dp.client_level import ClientLevel
 from fedloom.training.evaluation import Measured
 from fedloom.tree import Groups
 from tests.network.conftest import EXPERIMENT, InProcessRun, audit
@@ -262,3 +264,38 @@ def test_honest_runs_are_not_refused(tmp_path: Path, algorithm: str) -> None:
     found = Questions(str(run.pool.run_plan["run"]), run.plan, None, lines)
     assert set(found.measured) == {0, 2}
     assert needed / 3 < max(found.measured.values()) <= needed
+
+
+# --- turns of correlated noise
+
+
+def in_turns(folder: Path) -> InProcessRun:
+    """Four clients, of which two train in each round."""
+    dp = {"noise_multiplier": 1.0, "clip": 1.0, "correlated": True}
+    return InProcessRun(folder, {**EXPERIMENT, "privacy": {"dp": dp}}, {}, {}, count=2, max_examples=1000)
+
+
+def test_clients_train_in_their_turns(tmp_path: Path) -> None:
+    run = in_turns(tmp_path / "net")
+    assert run.run(Silent()).status == "done"
+    assert not any("refuses" in text for text in run.said)
+
+
+def test_a_client_does_not_train_more_often_than_its_noise_is_made_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ClientLevel, "draw", lambda self, round: (0, 1) if round < 4 else (2, 3))
+    run = in_turns(tmp_path / "net")
+    run.run(Silent())
+    assert any("trained in round 1: it does not train in round 2" in text for text in run.said)
+    assert not any("does not train in round 3" in text for text in run.said)
+    again = in_turns(tmp_path / "net")
+    again._publish_plan()
+    with again._connected():  # the audit log has what was asked before
+        runner = again.agents[0].runner
+        assert runner is not None
+        numbers = {"seed": 1, "round": 2, "attempt": 9, "cohort": 2, "population": 4}
+        clients = (AssignedClient(client=0, local=0),)
+        asked = Assignment(id="1", kind="train", verb="reduce", label="fedavg", clients=clients, **numbers)
+        with pytest.raises(Refused, match="trained in round"):
+            runner.questions._check_turns(asked)

@@ -48,6 +48,32 @@ def test_what_needs_all_data_in_one_place_is_left_out_with_a_note() -> None:
         federated(parse({"algorithm": {"pooled": {}}}))
 
 
+@pytest.mark.parametrize(
+    ("server", "kept"), [("none", ()), ("test", ("test",)), (0.1, ("test",)), ({"validation": 0.1}, ("validation",))]
+)
+def test_with_secure_aggregation_only_data_of_the_server_is_evaluated(server: Any, kept: tuple[str, ...]) -> None:
+    """Otherwise the server's splits are those of all clients, whose numbers leave one by one."""
+    from fedloom.experiment.experiment_file import parse
+
+    values: dict[str, Any] = {"data": {"server": server}, "evaluate": {"server": ["validation", "test"]}}
+    secure = {"cohort": {"max_examples": 10}, "privacy": {"secure_aggregation": {}}}
+    experiment, notes = federated(parse({**values, **secure}))
+    assert experiment.evaluate.server == kept
+    left_out = [split for split in ("validation", "test") if split not in kept]
+    assert any(note.startswith(f"evaluate.server: {', '.join(left_out)} left out") for note in notes)
+    assert federated(parse(values))[0].evaluate.server == ("validation", "test")
+
+
+def test_the_operator_is_told_if_secure_sums_of_two_algorithms_begin_alike() -> None:
+    from fedloom.experiment.experiment_file import parse
+
+    values: dict[str, Any] = {"cohort": {"max_examples": 10}, "privacy": {"secure_aggregation": {}}}
+    told = "fedavg, fedprox begin with the same weights. If a client is missing from one of their first sums"
+    for algorithms, is_told in ((("fedavg", "fedprox"), True), (("fedavg",), False)):
+        _, notes = federated(parse({**values, "algorithm": {name: {} for name in algorithms}}))
+        assert any(note.startswith(told) for note in notes) == is_told
+
+
 class RunWithALiar(InProcessRun):
     """A run whose first agent lies about itself and then never answers."""
 

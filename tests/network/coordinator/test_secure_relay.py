@@ -53,6 +53,14 @@ def test_an_agent_may_host_several_clients(tmp_path: Path) -> None:
     assert weights(tmp_path / "net") == simulated(tmp_path / "serial")
 
 
+def test_clients_that_send_nothing_need_no_session(tmp_path: Path) -> None:
+    assert sites(tmp_path / "net", algorithm={"local": {}}).run(Silent()).status == "done"
+    lines = [json.loads(line) for line in (tmp_path / "state-0" / "audit.jsonl").read_text().splitlines()]
+    assert {line["asked"] for line in lines if line["event"] == "answered"} == {"reduce client"}
+    refused = [line["why"] for line in lines if line["event"] == "refused"]
+    assert all("no fingerprints of models of single clients leave" in why for why in refused)
+
+
 def test_with_differential_privacy_clients_clip_what_they_mask(tmp_path: Path) -> None:
     dp = {"noise_multiplier": 0.01, "clip": 1e-6}
     run = sites(tmp_path / "net", privacy={**SECURE, "dp": dp})
@@ -343,6 +351,13 @@ def test_the_key_of_a_known_agent_may_not_change(tmp_path: Path) -> None:
     again.run(Silent())
     assert any(f"the key of agent {changed} is not the one that was seen first" in text for text in again.said)
     assert cohorts(tmp_path / "net") == {1: 5, 2: 5, 3: 4}
+
+
+def test_a_site_can_refuse_rounds_with_more_clients_than_share_masks_with_all(tmp_path: Path) -> None:
+    run = sites(tmp_path / "net", {"max_secure_cohort": 4}, {}, {}, {}, {})
+    assert run.run(Silent()).status == "done"
+    assert any("allows at most 4 clients in a round with secure aggregation, and this one has 5" in t for t in run.said)
+    assert cohorts(tmp_path / "net") == {1: 4, 2: 4}
 
 
 def test_a_site_accepts_only_the_peers_that_its_policy_lists(tmp_path: Path) -> None:
