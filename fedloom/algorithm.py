@@ -111,6 +111,10 @@ class Algorithm(Record):
         """Whether clients choose among several models (see `choose`)."""
         return type(self).choose is not Algorithm.choose
 
+    def models_scored(self, clients: int) -> float:
+        """Return how many models a client evaluates on its validation split in a round, for estimates of time."""
+        return 0.0
+
     def largest_weight(self, examples: int) -> float:
         """Return the largest weight of a client with this many training examples: a coordinator refuses larger ones.
 

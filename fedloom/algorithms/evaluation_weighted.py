@@ -38,6 +38,9 @@ class EvaluationWeighted(Central):
         share = self.metric in ("accuracy", "auroc") or self.metric.startswith("top_")
         return 1.0 if share else 1 / SMALLEST_LOSS
 
+    def models_scored(self, clients: int) -> float:
+        return 1.0
+
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         trained = self.fit(task, expand(shared["model"], len(data)), shared, own, data)
         found = []

@@ -60,6 +60,9 @@ class Peer(Algorithm):
         drawn = keys.key(seed, "topology", round if self.redraw else 0)
         return topology(self.topology, clients, drawn, self.degree, self.probability)
 
+    def models_scored(self, clients: int) -> float:
+        return float(self.graph(clients, 0).sum()) / clients if self._judges else 0.0
+
     def round(self, state: Groups, cohort: Cohort) -> Groups:
         sent = cohort.map(self.client, state)
         graph = self.graph(len(cohort), cohort.seed, cohort.round)

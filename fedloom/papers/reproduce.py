@@ -26,7 +26,7 @@ from fedloom.results.report import write as write_report
 from fedloom.results.run_data import RunData
 from fedloom.results.table import Table
 from fedloom.results.table import write as write_tables
-from fedloom.tuning.estimate import estimate
+from fedloom.tuning.estimate import Estimate, estimate
 
 RECORD = "reproduction.json"
 
@@ -48,15 +48,16 @@ class Rerun:
         nowhere = [one for one in wanted if not any(fnmatch(row.name, one) for row in rows)]
         if nowhere:
             raise InputError(f"No row is called {', '.join(nowhere)}. Known: {'; '.join(row.name for row in every)}.")
-        found, speeds, shared = [], dict[str, float](), set[str]()
+        found, known, shared = [], dict[str, Estimate](), set[str]()
         for row in rows:
             experiment = self.experiment(row)
-            # the cost of a step depends on batches and cohort: time it once for each kind
-            kind = f"{experiment.train} {experiment.cohort}"
-            if kind not in speeds:
-                speeds[kind] = estimate(experiment).seconds_a_round
+            # the cost of a round depends on batches, cohort, algorithms and metrics: time it once for each kind
+            kind = f"{experiment.train} {experiment.cohort} {experiment.algorithm} {experiment.evaluate}"
+            if kind not in known:
+                known[kind] = estimate(experiment)
+            cost = known[kind].seconds_a_round * self._rounds(row, experiment) + known[kind].seconds_at_the_end
             cells = len(experiment.algorithm) * len(experiment.seeds)
-            seconds = 0.0 if row.run in shared else speeds[kind] * self._rounds(row, experiment) * cells + 3
+            seconds = 0.0 if row.run in shared else cost * cells + 3
             shared |= {row.run} - {""}
             found.append(Planned(row, experiment, seconds))
         return found

@@ -40,6 +40,7 @@ class Estimate:
     memory_bytes: int
     traffic_a_round: dict[str, MessageBytes | None]  # by algorithm
     seconds_a_round: float
+    seconds_at_the_end: float  # of a cell: to measure all clients' models on everybody's tests
     seconds: float
     kept_bytes: int = 0
 
@@ -96,11 +97,18 @@ def estimate(experiment: Experiment) -> Estimate:
     steps = np.ceil(sizes / rows).mean() * experiment.train.epochs * cohort
     forward = sum(federation.sizes(split).sum() for split in experiment.evaluate.splits)
     tested = _tested(federation, experiment.evaluate.server)
-    evaluated = (forward * 2 + tested) / experiment.evaluate.every * step_seconds / rows / 3
+    one_forward = step_seconds / rows / 3  # of one example: a step also computes gradients, which takes twice as long
+    scored = np.mean([algorithm.models_scored(cohort) for algorithm in experiment.algorithm.values()])
+    scores = scored * cohort * federation.sizes("validation").mean()
+    everyone = cohort * federation.sizes("test").sum() if experiment.evaluate.universal else 0
+    evaluated = ((forward * 2 + tested) / experiment.evaluate.every + scores) * one_forward
+    if experiment.evaluate.stop == "target":  # any round may be the last one
+        evaluated, everyone = evaluated + everyone * one_forward, 0
     measured = federation.clients * len(experiment.evaluate.splits)
     handled = (cohort * 3 + measured) * 3e-4  # what every client costs besides its steps
     seconds = (steps * step_seconds + evaluated + handled) / min(workers, cohort) + 0.01
     cells = len(experiment.algorithm) * len(experiment.seeds)
+    at_the_end = everyone * one_forward / min(workers, cohort)
     data = sum(tree.size({"x": x, "y": y}) for x, y in [(federation.x, federation.y), *federation.server.values()])
     model = facts.bytes
     return Estimate(
@@ -119,7 +127,8 @@ def estimate(experiment: Experiment) -> Estimate:
             label: _sent_in_a_round(plan, label, federation, task, facts, cohort) for label in experiment.algorithm
         },
         seconds_a_round=float(seconds),
-        seconds=float(seconds * experiment.rounds * cells + 3),
+        seconds_at_the_end=float(at_the_end),
+        seconds=float((seconds * experiment.rounds + at_the_end) * cells + 3),
         kept_bytes=model * experiment.rounds * cells if experiment.run.keep_models else 0,
     )
 

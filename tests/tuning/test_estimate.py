@@ -9,6 +9,9 @@ import pytest
 from fedloom.experiment import experiment_file
 from fedloom.tuning import estimate
 
+# of 1,797 digits, 197 at the server: four clients with 200 to train, 100 to validate and 100 to test
+FOUR = {"partition": {"name": "iid", "clients": 4}, "split": [0.5, 0.25, 0.25], "server": 197}
+
 
 @pytest.mark.parametrize(
     ("evaluate", "tested"),
@@ -32,3 +35,42 @@ def test_only_what_is_measured_is_counted(
     )
     training = 1697 * 3.0
     assert estimate.estimate(experiment).seconds_a_round == pytest.approx(training + tested, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "models"),
+    [({"name": "fedavg"}, 0), ({"name": "selective"}, 1), ({"name": "peer", "weights": "score"}, 4)],
+)
+@pytest.mark.parametrize(("evaluate", "at_the_end"), [({}, 0), ({"universal": True}, 4 * 400)])
+def test_scores_and_everybodys_tests_are_counted(
+    monkeypatch: pytest.MonkeyPatch, algorithm: dict[str, Any], models: int, evaluate: dict[str, Any], at_the_end: int
+) -> None:
+    monkeypatch.setattr(estimate, "_time_step", lambda *_: (3.0, 1))
+    experiment = experiment_file.parse(
+        {
+            "data": FOUR,
+            "train": {"epochs": 1},
+            "evaluate": {"splits": [], "server": [], **evaluate},
+            "algorithm": {"one": algorithm},
+            "run": {"backend": "serial"},
+        }
+    )
+    found = estimate.estimate(experiment)
+    assert found.seconds_a_round == pytest.approx(4 * 200 * 3.0 + models * 4 * 100, abs=0.1)
+    assert found.seconds_at_the_end == at_the_end
+
+
+def test_a_run_that_may_stop_in_any_round_measures_everybodys_tests_in_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "_time_step", lambda *_: (3.0, 1))
+    experiment = experiment_file.parse(
+        {
+            "data": FOUR,
+            "evaluate": {
+                "splits": [], "server": [], "universal": True, "target": {"accuracy": 0.9}, "stop": "target",
+            },
+            "run": {"backend": "serial"},
+        }
+    )  # fmt: skip
+    found = estimate.estimate(experiment)
+    assert found.seconds_a_round == pytest.approx(4 * 200 * 3.0 + 4 * 400, abs=0.1)
+    assert found.seconds_at_the_end == 0
