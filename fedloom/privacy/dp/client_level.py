@@ -96,6 +96,7 @@ class ClientLevel:
         self.distributed = table.noise == "distributed"
         if self.distributed:
             distributed.check_sampling(sampling)
+            sampled = False  # the clients of a secure sum see each other
         self.size = None if sampling.sampling == "poisson" else sampling.size(population)
         drawn = sampling.fraction if self.size is None else self.size / population
         self.q = drawn if sampled else 1.0
@@ -126,11 +127,7 @@ class ClientLevel:
         self.mechanism = Mechanism(of_release, self.q, of, self.distributed)
         self.adaptive = table.clip == "adaptive"
         self.clip = clipping.START if table.clip == "adaptive" else float(table.clip)
-        if self.adaptive and self.expected <= 10 * z:
-            raise InputError(
-                f'[privacy] dp clip = "adaptive" needs more clients in a round than 10 × the noise multiplier {z:.3g}, '
-                f"and {self.expected:g} are expected. Give clip a number, or draw more clients."
-            )
+        self.change_multiplier = clipping.change_multiplier(z, self.expected) if self.adaptive else z
 
     def _tree_sensitivity(self, rounds: int) -> float:
         """Return what a client changes in a tree over the rounds, if it takes its turn in every `turns`-th round."""
@@ -163,9 +160,7 @@ class ClientLevel:
 
         A sum with the noise of its clients gets no more.
         """
-        z = self.noise_multiplier
-        of_changes = clipping.change_multiplier(z, self.expected) if self.adaptive else z
-        deviation = of_changes * self.clip
+        deviation = self.change_multiplier * self.clip
         digest = tree.sha256_of_groups(total)
         name = f"round {round}, call {call}, sum {digest}, deviation {deviation!r}"
         if self.q < 1 or self.table.correlated:

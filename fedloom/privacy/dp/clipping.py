@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from fedloom.errors import InputError
 from fedloom.tree import Groups, is_whole, scale
 
 QUANTILE = 0.5  # γ: the share of clients whose change should be shorter than C
@@ -70,7 +71,12 @@ def change_multiplier(z: float, expected_cohort: float) -> float:
     Both releases together then cost what one release with noise multiplier z costs.
     """
     inverse = z**-2 - (2 * indicator_deviation(expected_cohort)) ** -2
-    return math.inf if inverse <= 0 else inverse**-0.5
+    if inverse <= 0:
+        raise InputError(
+            f'[privacy] dp clip = "adaptive" needs more clients in a round than 10 × the noise multiplier {z:.3g}, and '
+            f"{expected_cohort:g} are expected. Give clip a number, or draw more clients."
+        )
+    return float(inverse**-0.5)
 
 
 def next_clip(clip: float, noisy_count: float, expected_cohort: float) -> float:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedloom.errors import InputError
 from fedloom.privacy.dp.clipping import change_multiplier, clip_jointly, indicator_deviation, joint_norm, next_clip
 
 
@@ -75,5 +76,6 @@ def test_both_releases_together_cost_what_the_noise_multiplier_says() -> None:
 
 
 def test_a_cohort_too_small_for_the_count_leaves_nothing_for_the_changes() -> None:
-    assert change_multiplier(1.0, 10.0) == math.inf
+    with pytest.raises(InputError, match="needs more clients in a round than 10 × the noise multiplier 1, and 10 are"):
+        change_multiplier(1.0, 10.0)
     assert math.isfinite(change_multiplier(1.0, 10.1))

@@ -299,6 +299,12 @@ def test_the_divergence_of_a_sum_of_discrete_gaussians_is_that_of_a_gaussian(z: 
         assert divergence <= order * moved**2 / (2 * 3 * share**2) * (1 + 1e-9)
 
 
+def test_drawing_some_of_the_clients_amplifies_nothing() -> None:
+    dp = ClientLevel(DpTable(noise_multiplier=1.0, clip=1.0, noise="distributed"), fl.Sampling(count=2), 10, 9)
+    assert dp.mechanism == Mechanism(1.0, discrete=True)
+    assert dp.expected == 2
+
+
 def test_the_multiplier_is_that_of_all_planned_rounds() -> None:
     z = distributed.multiplier(DpTable(epsilon=4.0, clip=1.0, noise="distributed"), 10)
     assert z == round(z, 4)
