@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,6 +29,14 @@ EVERY_LABEL = 40  # up to this number, each label has a column; beyond it, label
 BINS = 20
 
 
+# Matplotlib brings one font, which has no Chinese, Japanese or Korean letters. These have them, where installed.
+FONTS = (
+    *("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans CJK KR", "Noto Sans SC", "Noto Sans JP", "Noto Sans KR"),
+    *("Source Han Sans SC", "Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "PingFang SC", "Hiragino Sans GB"),
+    *("Apple SD Gothic Neo", "Arial Unicode MS", "WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "Droid Sans Fallback"),
+)
+
+
 class Columns(NamedTuple):
     """The columns of the map: the column of every example, the number of columns, ticks and title."""
 
@@ -34,6 +46,27 @@ class Columns(NamedTuple):
     title: str
 
 
+@lru_cache(maxsize=1)
+def font_families() -> tuple[str, ...]:
+    """Return matplotlib's own font, and those for other letters that are installed."""
+    from matplotlib import font_manager
+
+    installed = set(font_manager.get_font_names())
+    return ("sans-serif", *(name for name in FONTS if name in installed))
+
+
+@contextmanager
+def readable_names() -> Iterator[None]:
+    """Draw names in all letters that this machine has fonts for; others become boxes, and there is no warning."""
+    import matplotlib
+
+    with matplotlib.rc_context({"font.family": list(font_families())}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
+        warnings.filterwarnings("ignore", message="Matplotlib currently does not support .* natively")
+        yield
+
+
+@readable_names()
 def plot(federation: Federation, path: str | Path) -> None:
     """Write a picture of the federation. The suffix of the path gives the format: png, svg or pdf."""
     from matplotlib.figure import Figure  # not pyplot: it has global state and may open windows

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Literal
 
 from fedloom.record import Record
 from fedloom.results.curve_numbers import monotone
-from fedloom.results.figure_style import FAINT, CaptionedFigure, add_legend, finish_axes, line_style, new_figure
+from fedloom.results.figure_style import (
+    FAINT,
+    CaptionedFigure,
+    add_legend,
+    finish_axes,
+    legend_size,
+    line_style,
+    new_figure,
+)
 from fedloom.results.run_data import RunData
 
 if TYPE_CHECKING:
@@ -40,9 +48,10 @@ class Curves(Record):
 def draw(curves: Curves, rows: Mapping[str, RunData], title: str, target: float | None = None) -> CaptionedFigure:
     """Draw a column of panels per group and a row of panels per metric; of several seeds, the first."""
     panels = curves.panels(rows)
-    figure = new_figure(1.6 + 2.7 * len(panels), 0.6 + 2.1 * len(curves.metrics))
-    grid = figure.subplots(len(curves.metrics), len(panels), sharex="col", sharey="row", squeeze=False)
     names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
+    width, height = legend_size(names)
+    figure = new_figure(0.8 + 2.7 * len(panels) + width, max(0.6 + 2.1 * len(curves.metrics), height))
+    grid = figure.subplots(len(curves.metrics), len(panels), sharex="col", sharey="row", squeeze=False)
     for place, metric in enumerate(curves.metrics):
         for axes, (panel, lines) in zip(grid[place], panels.items(), strict=True):
             for name, line in lines.items():

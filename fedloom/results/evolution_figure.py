@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedloom.errors import InputError
-from fedloom.results.figure_style import INK, finish_axes, line_styles, new_figure, styled
+from fedloom.results.figure_style import INK, add_legend, finish_axes, legend_size, line_styles, new_figure, styled
 from fedloom.results.run_data import RunData
 
 if TYPE_CHECKING:
@@ -29,7 +29,9 @@ def draw(run: RunData) -> Figure:
         raise InputError("There is nothing to draw: no algorithm of this run notes a fitness (see neuroevolution).")
     styles = line_styles(run.labels)
     with styled():
-        figure = new_figure(3.1 * (len(panels) + 1), 2.9)
+        width, height = legend_size(list({label: None for found in panels.values() for label in found}))
+        names = 0.066 * max(map(len, run.labels))  # beside the bars
+        figure = new_figure(3.1 * (len(panels) + 1) + names + width, max(2.9, height, 0.6 + 0.25 * len(run.labels)))
         *places, last = figure.subplots(1, len(panels) + 1)
         for axes, (name, found) in zip(places, panels.items(), strict=True):
             for label, values in found.items():
@@ -37,10 +39,10 @@ def draw(run: RunData) -> Figure:
                 low, high, mean = ([float(rule(seeds)) for seeds in values.values()] for rule in (min, max, np.mean))
                 axes.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
                 axes.plot(rounds, mean, color=colour, linewidth=0.8, label=label)
-            finish_axes(axes, PANELS[name], percent=False)
+            finish_axes(axes, PANELS[name], percent=name == "validation")
             axes.set_xlabel("Generation")
         _draw_bytes(last, bytes_per_client_and_round(run), styles)
-        places[0].legend(frameon=False)
+        add_legend(figure)
     return figure
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedloom.data.figure import readable_names
 from fedloom.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,19 +25,25 @@ if TYPE_CHECKING:
 
 FORMATS = (".png", ".svg", ".pdf")
 MOST_PANELS = 12  # algorithms beyond these are only in the tables
-# Okabe and Ito's colours differ for all common kinds of colour vision; yellow, pale on white, comes last.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#F0E442")
-DASHES: tuple[Any, ...] = ("solid", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (9, 2.5)))
+# Okabe and Ito's colours differ for all common kinds of colour vision. Tol's wine replaces their yellow, pale on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#882255")
+DASHES: tuple[Any, ...] = (
+    *("solid", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (9, 2.5))),
+    *((0, (6, 1.5, 1.2, 1.5, 1.2, 1.5)), (0, (2.5, 1)), (0, (1, 3)), (0, (9, 1.5, 3, 1.5))),
+)
+LEGEND_ROWS = 20  # names in a column of a legend
 INK, FAINT, GRID = "#222222", "#808080", "#e4e4e4"
-BEFORE_TRAINING = {"color": "#6b6b6b", "linestyle": (0, (4, 1.5))}
+BEFORE_TRAINING: dict[str, Any] = {"color": "#6b6b6b", "linestyle": (0, (4, 1.5))}
 STYLE_FILE = Path(__file__).parent / "templates" / "figures.mplstyle"
 
 
-def styled() -> AbstractContextManager[None]:
+@contextmanager
+def styled() -> Iterator[None]:
     """A `with` block in which matplotlib draws in this style."""
     import matplotlib
 
-    return matplotlib.rc_context(fname=STYLE_FILE)
+    with matplotlib.rc_context(fname=STYLE_FILE), readable_names():
+        yield
 
 
 def line_styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -44,9 +52,9 @@ def line_styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def line_style(number: int) -> dict[str, Any]:
-    """The colour and line style of the algorithm with this number; the first forty all differ."""
-    shift = number // len(COLOURS)
-    return {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[(number + shift) % len(DASHES)]}
+    """The colour and line style of the algorithm with this number; the first 72 all differ."""
+    # there are 8 colours and 9 line styles, and no number but 1 divides both
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number % len(DASHES)]}
 
 
 @dataclass(frozen=True)
@@ -68,11 +76,13 @@ class CaptionedFigure:
         return re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
 
     def save(self, folder: Path) -> list[Path]:
-        """Write the figure as PNG and SVG, and return the paths."""
-        png, svg = folder / f"{self.name}.png", folder / f"{self.name}.svg"
-        self.figure.savefig(png, dpi=180)
+        """Write the figure as PNG, as SVG with real text, and as PDF with its fonts; return the paths."""
+        png, svg, pdf = (folder / f"{self.name}{ending}" for ending in FORMATS)
+        with styled():
+            self.figure.savefig(png, dpi=180)
+            self.figure.savefig(pdf, metadata={"CreationDate": None})
         svg.write_text('<?xml version="1.0" encoding="utf-8"?>\n' + self.svg, encoding="utf-8")
-        return [png, svg]
+        return [png, svg, pdf]
 
 
 def save_figure(figure: Figure, path: Path) -> None:
@@ -80,7 +90,8 @@ def save_figure(figure: Figure, path: Path) -> None:
     ending = path.suffix.lower()
     if ending not in FORMATS:
         raise InputError(f"The name of a picture must end in {', '.join(FORMATS)}. Got '{path.name}' instead.")
-    figure.savefig(path, dpi=200, metadata={"Date": None} if ending == ".svg" else None)
+    with styled():
+        figure.savefig(path, dpi=200, metadata={"Date": None} if ending == ".svg" else None)
 
 
 def lay_out(drawn: CaptionedFigure) -> CaptionedFigure:
@@ -132,14 +143,24 @@ def finish_axes(axes: Axes, title: str, percent: bool, most_ticks: int = 5, valu
 
     `most_ticks` keeps the other axis to a few whole numbers; 0 leaves it as it is.
     """
-    from matplotlib.ticker import MaxNLocator
-
     axes.set_title(title, loc="left")
     axes.grid(axis=values, color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
     if most_ticks:
-        axes.xaxis.set_major_locator(MaxNLocator(most_ticks, integer=True, min_n_ticks=1))
+        whole_numbers(axes, most_ticks)
     show_percent(axes.yaxis if values == "y" else axes.xaxis, percent)
+
+
+def whole_numbers(axes: Axes, most_ticks: int = 5) -> None:
+    """Label a few whole numbers on the axis of rounds: there is no round 2.5."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(most_ticks, integer=True, min_n_ticks=1))
+
+
+def panel_title(label: str) -> str:
+    """An algorithm's label, in lines that fit a panel."""
+    return "\n".join(textwrap.wrap(label, 26)[:3])
 
 
 def show_percent(axis: Any, percent: bool) -> None:
@@ -151,10 +172,17 @@ def show_percent(axis: Any, percent: bool) -> None:
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g} %"))
 
 
+def legend_size(labels: Sequence[str]) -> tuple[float, float]:
+    """The width and height in inches of a legend with these names."""
+    columns = math.ceil(len(labels) / LEGEND_ROWS)
+    return columns * (0.55 + 0.066 * max(map(len, labels))), 0.4 + 0.165 * math.ceil(len(labels) / columns)
+
+
 def add_legend(figure: Figure) -> None:
-    """Name every line once, to the right of all panels."""
+    """Name every line once, to the right of all panels, in columns if there are many."""
     lines = {label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(lines.values(), lines.keys(), loc="outside right center", frameon=False)
+    columns = math.ceil(len(lines) / LEGEND_ROWS)
+    figure.legend(lines.values(), lines.keys(), loc="outside right center", frameon=False, ncols=columns)
 
 
 def draw_grid(axes: Axes, values: Any, low: float, high: float, light_is_good: bool, **settings: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The figures of a run, as PNG and as SVG with real text. An algorithm has the same colour in all of them."""
+"""The figures of a run, as PNG, SVG and PDF. An algorithm has the same colour in all of them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def draw_comparison(run: RunData) -> list[CaptionedFigure]:
 
 
 def write(drawn: Sequence[CaptionedFigure], folder: Path) -> list[Path]:
-    """Write figures as PNG and SVG files, and return the paths."""
+    """Write figures as PNG, SVG and PDF files, and return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     return [path for each in drawn for path in each.save(folder)]
 
@@ -83,7 +83,8 @@ def at_a_glance(run: RunData) -> CaptionedFigure | None:
         return None
     shown = [one for one in (main, universal_comparison(run, main.metric.name)) if one is not None]
     labels = [label for label in run.labels if any(label in one.values for one in shown)]
-    figure = style.new_figure(0.7 + 0.09 * max(map(len, labels)) + 2.9 * len(shown), 0.95 + 0.24 * len(labels))
+    row = 0.24 if len(labels) <= 20 else 0.17
+    figure = style.new_figure(0.7 + 0.09 * max(map(len, labels)) + 2.9 * len(shown), 0.95 + row * len(labels))
     panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
     for axes, one in zip(panels, shown, strict=True):
         for place, label in enumerate(labels):
@@ -135,7 +136,8 @@ def global_model(run: RunData, metric: str) -> CaptionedFigure | None:
                 curves.setdefault(split, {})[label] = (found[0][0][: len(mean)], mean)
     if not curves:
         return None
-    figure = style.new_figure(1.9 + 2.5 * len(curves), 2.5)
+    width, height = style.legend_size(list({label: None for lines in curves.values() for label in lines}))
+    figure = style.new_figure(0.8 + 2.5 * len(curves) + width, max(2.5, height))
     panels = figure.subplots(1, len(curves), sharey=True, squeeze=False)[0]
     for axes, (name, lines) in zip(panels, curves.items(), strict=True):
         for label, line in lines.items():
@@ -166,29 +168,32 @@ def before_and_after(run: RunData, metric: str, against: str, fill: str) -> Capt
     if not panels or (against == "clients" and len(run.clients) < 2):
         return None
     figure, grid = style.panel_grid(list(panels), 1.75)
-    percent, colours = run.metric(metric).percent, _colours(run)
+    info, over = run.metric(metric), "clients" if against == "rounds" else "rounds"
+    shade = f"lowest to highest over {over}" if fill == "min-max" else f"± one standard deviation over {over}"
     for axes, (label, phases) in zip(grid, panels.items(), strict=False):
         for phase, stats in phases.items():
-            look = BEFORE_TRAINING if phase == "pre_fit" else {"color": colours[label]}
+            look = BEFORE_TRAINING if phase == "pre_fit" else {"color": _colours(run)[label]}
             around = (stats.mean - stats.std, stats.mean + stats.std) if fill == "std" else (stats.low, stats.high)
-            x = np.arange(len(stats.index)) if against == "clients" else stats.index
-            axes.fill_between(x, *style.clip_share(around, percent), color=look["color"], alpha=0.16, linewidth=0)
-            style.plot_line(axes, x, stats.mean, **look)
+            around = style.clip_share(around, info.percent)
+            if against == "rounds":
+                axes.fill_between(stats.index, *around, color=look["color"], alpha=0.16, linewidth=0)
+                style.plot_line(axes, stats.index, stats.mean, **look)
+            else:
+                _draw_clients(axes, stats, around, look["color"], -0.18 if phase == "pre_fit" else 0.18)
+        style.finish_axes(axes, style.panel_title(label), info.percent, most_ticks=5 if against == "rounds" else 0)
         if against == "clients":
-            names = [shorten(run.client_name(int(client)), 8) for client in next(iter(phases.values())).index]
-            step = max(1, math.ceil(sum(len(name) + 1 for name in names) / 24))
-            axes.set_xticks(range(0, len(names), step), names[::step])
-        style.finish_axes(axes, label, percent, most_ticks=5 if against == "rounds" else 0)
+            _name_clients_across(axes, run, next(iter(phases.values())).index)
     grid[0].set_ylabel(f"Test {metric}")
-    _before_and_after_legend(figure)
+    _before_and_after_legend(figure, shade, against)
     figure.supxlabel("Round" if against == "rounds" else "Client", size=8.5, color=INK)
-    over = "clients" if against == "rounds" else "rounds"
-    shade = f"lowest to highest over {over}" if fill == "min-max" else f"± one standard deviation over {over}"
+    marks = "Lines" if against == "rounds" else "Dots"
     averaged = len(run.seeds) > 1 and (against == "rounds" or run.same_clients)
-    caption = f"Lines: mean over {over}. Fill: {shade}" + (", averaged over seeds." if averaged else ".")
+    caption = f"{marks}: mean over {over}. Shaded: {shade}" + (", averaged over seeds." if averaged else ".")
     if against == "clients":
         caption = run.about_clients(caption)
         caption += " Measurements before the first round, of the untrained model, are left out."
+        if len(run.clients) > MOST_ROWS:
+            caption += f" {MOST_ROWS} of {len(run.clients):,} clients."
     if len(panels) > MOST_PANELS:
         caption += f" The first {MOST_PANELS} algorithms."
     title = f"{metric.capitalize()} against {against}, before and after local training"
@@ -196,13 +201,43 @@ def before_and_after(run: RunData, metric: str, against: str, fill: str) -> Capt
     return CaptionedFigure(name, title, caption, figure)
 
 
-def _before_and_after_legend(figure: Figure) -> None:
-    from matplotlib.lines import Line2D
+def _draw_clients(axes: Axes, stats: Stats, around: Any, colour: str, beside: float) -> None:
+    """Draw a bar and a dot for each client: clients have no order, so nothing connects them."""
+    shown = np.searchsorted(stats.index, _evenly(stats.index))
+    places, width = np.arange(len(shown)) + beside, float(np.clip(40 / len(shown), 0.8, 4))
+    low, high = (np.asarray(side)[shown] for side in around)
+    axes.vlines(places, low, high, color=colour, alpha=0.3, linewidth=width)
+    axes.plot(places, stats.mean[shown], "o", color=colour, markersize=float(np.clip(30 / len(shown), 1.2, 3)))
 
-    before, after = "before local training (pre_fit)", "after local training (post_fit), in the algorithm's colour"
-    looks: dict[str, dict[str, Any]] = {before: BEFORE_TRAINING, after: {"color": INK}}
-    handles = [Line2D([], [], **look, linewidth=1.4, label=label) for label, look in looks.items()]
-    figure.legend(handles=handles, loc="outside upper left", ncols=2, frameon=False)
+
+def _name_clients_across(axes: Axes, run: RunData, clients: Any) -> None:
+    names = [shorten(run.client_name(int(client)), 8) for client in _evenly(clients)]
+    step = max(1, math.ceil(sum(len(name) + 1 for name in names) / 24))
+    axes.set_xticks(range(0, len(names), step), names[::step])
+    axes.set_xlim(-0.6, len(names) - 0.4)
+
+
+def _before_and_after_legend(figure: Figure, shade: str, against: str) -> None:
+    """Explain lines or dots, and what is shaded, before and after local training."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    grey = BEFORE_TRAINING["color"]
+    dots = {"linestyle": "none", "marker": "o", "markersize": 3}
+    looks: dict[str, dict[str, Any]] = {
+        "before local training (pre_fit)": BEFORE_TRAINING if against == "rounds" else {"color": grey, **dots},
+        "after local training (post_fit), in the algorithm's colour": {
+            "color": INK,
+            **({} if against == "rounds" else dots),
+        },
+    }
+    handles: list[Any] = [Line2D([], [], linewidth=1.4, label=label, **look) for label, look in looks.items()]
+    shaded: dict[str, Any] = {"before": grey, "after": INK}
+    handles += [Patch(color=c, alpha=0.25, linewidth=0, label=f"{when}: {shade}") for when, c in shaded.items()]
+    width, height = figure.get_size_inches()
+    columns = 2 if width >= 6.5 else 1
+    figure.set_size_inches(max(width, 4.2), height + 0.4 / columns)
+    figure.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False)
 
 
 def _colours(run: RunData) -> dict[str, str]:
@@ -255,18 +290,21 @@ def against_bytes(run: RunData, metric: str) -> CaptionedFigure | None:
                 lines[label] = (total / 1e6, mean)
     if not lines:
         return None
-    figure = style.new_figure(6.4, 2.9)
+    ends_at = {f"{label} (sends no weights), end": label for label in silent}
+    width, height = style.legend_size([*lines, *ends_at])
+    figure = style.new_figure(4.2 + width, max(2.9, height))
     axes = figure.add_subplot()
     styles = style.line_styles(run.labels)
     for label, line in lines.items():
         style.plot_line(axes, *line, **styles[label], label=label)
-    for label, value in silent.items():
+    for text, label in ends_at.items():
         dotted = {**styles[label], "linewidth": 0.9, "linestyle": (0, (1, 2))}
-        axes.axhline(value, **dotted, label=f"{label} (sends no weights), end")
+        axes.axhline(silent[label], **dotted, label=text)
     ends = [total[-1] for total, _ in lines.values()]
     if max(ends) > 4 * min(ends):
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.set_xscale("log", subs=(2, 5))
+        for formatter in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+            formatter(lambda value, _: f"{value:g}")
     style.finish_axes(axes, "", run.metric(metric).percent, most_ticks=0)
     axes.set_xlabel("Megabytes sent and received by all clients")
     axes.set_ylabel(f"Test {metric}")
@@ -289,7 +327,8 @@ def heat_map(run: RunData, metric: str) -> CaptionedFigure | None:
     for axes, (label, (clients, rounds, values)) in zip(panels, grids.items(), strict=False):
         extent = (rounds[0] - 0.5, rounds[-1] + 0.5, len(clients) - 0.5, -0.5)
         image = style.draw_grid(axes, values, low, high, info.higher_is_better, extent=extent)
-        axes.set_title(label, loc="left")
+        axes.set_title(style.panel_title(label), loc="left")
+        style.whole_numbers(axes)
         _name_clients(axes, run, clients, most=10, length=10)
     settings = {"pad": 0.01, "fraction": 0.025, "extend": "min" if info.percent else "both"}
     style.show_percent(style.add_colour_bar(figure, image, panels, f"Test {metric}", **settings), info.percent)
@@ -332,13 +371,12 @@ def label_distribution(run: RunData) -> CaptionedFigure | None:
     image = draw_shares(axes, counts, write_numbers=len(clients) <= 25, size=6.5, ink=INK)
     step = max(1, math.ceil(len(classes) / 20))
     names = [shorten(str(name), 12) for name in classes[::step]]
-    slanted: dict[str, Any] = {"rotation": 40, "ha": "right"} if sum(map(len, names)) > 60 else {}
+    slanted: dict[str, Any] = {"rotation": 40, "ha": "right"} if max(map(len, names)) > 7 * step else {}
     axes.set_xticks(range(0, len(classes), step), names, **slanted)
     _name_clients(axes, run, clients, most=25, length=14)
     axes.set_xlabel("Label")
     axes.set_ylabel("Client")
-    share = "Share of the client's examples"
-    style.add_colour_bar(figure, image, axes, share, pad=0.02, format=lambda value, _: f"{value:.0%}")
+    style.add_colour_bar(figure, image, axes, "Share of examples", pad=0.02, format=lambda value, _: f"{value:.0%}")
     caption = "Examples of each label at each client, all splits."
     if len(set(run.data_fingerprints.values())) > 1:
         caption += " Every seed draws its own; these are those of the first seed."

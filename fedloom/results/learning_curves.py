@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedloom.data.split import SPLITS
 from fedloom.errors import InputError, nearest
 from fedloom.results.figure_style import FAINT, INK, finish_axes, new_figure, plot_line, styled
-from fedloom.results.run_data import ClientValues, Curve, RunData, Stats
+from fedloom.results.run_data import ClientValues, Curve, MetricInfo, RunData, Stats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,6 +29,7 @@ TITLES = {
     "post_fit": "After local training",
     "server": "Global model on the server",
 }
+MOST_BANDS = 20  # with more lines, bands around them would hide everything
 Edges = tuple[float, float, float]  # of the panels, in inches: right, bottom, height
 # In inches. Text has a fixed size: a figure with more in it is larger.
 PANEL, HEIGHT, LEFT, GAP, TOP, BOTTOM, LINE = 2.5, 2.1, 0.62, 0.2, 0.3, 0.5, 0.165
@@ -111,24 +112,29 @@ def _draw(panels: Panels, styles: Styles, metric: str, split: str, note: str) ->
     }
     right = LEFT + len(bands) * (PANEL + GAP) - GAP
     width = right + 0.61 + max(name.get_window_extent().width for name in names.values()) / figure.dpi
-    lines = textwrap.wrap(_caption(seeds, set(bands)) + note, int(width * 20))
+    crowded = len(shown) > MOST_BANDS
+    lines = textwrap.wrap(_caption(seeds, set(bands), crowded) + note, int(width * 20))
     bottom, plot = BOTTOM + 0.13 * len(lines), max(HEIGHT, LINE * len(shown))
     height = bottom + plot + TOP
     figure.set_size_inches(width, height)
     figure.text(0.08 / width, 0.06 / height, "\n".join(lines), size=6.5, color=FAINT, va="bottom", linespacing=1.3)
-    shade = 0.2 if seeds > 1 else 0.14 if len(shown) <= 4 else 0.09  # wide bands over clients must not hide lines
+    shade = (
+        0.0 if crowded else 0.2 if seeds > 1 else 0.14 if len(shown) <= 4 else 0.09
+    )  # wide bands over clients must not hide lines
     first: Axes | None = None
+    percent = MetricInfo(metric, True, True).percent
     for place, (panel, drawn) in enumerate(bands.items()):
         corner = (LEFT + place * (PANEL + GAP)) / width, bottom / height
         axes = figure.add_axes((*corner, PANEL / width, plot / height), sharey=first, sharex=first)
         _draw_panel(axes, drawn, styles, shade)
-        finish_axes(axes, TITLES[panel], percent=False, most_ticks=6)
+        finish_axes(axes, TITLES[panel], percent, most_ticks=6)
         if first is None:
             axes.set_ylabel(f"{split.capitalize()} {metric}")
         else:
             axes.tick_params(labelleft=False)
         first = first or axes
-    _scale(figure.axes, bands)
+    if not percent:  # a share reads best on a plain scale
+        _scale(figure.axes, bands)
     _name_lines(figure, bands, styles, names, (right, bottom, plot))
     return figure
 
@@ -183,19 +189,23 @@ def spread_places(wanted: Sequence[float], gap: float, low: float, high: float) 
     return [max(low, min(level, most)) + number * gap for number, level in enumerate(levels)]
 
 
-def _caption(seeds: int, panels: set[str]) -> str:
+def _caption(seeds: int, panels: set[str], crowded: bool) -> str:
     if seeds > 1:
         means = "seeds" if panels == {"server"} else "clients and seeds"
-        return f"Lines: mean over {means} ({seeds} seeds). Bands: 95 % t interval over seeds."
+        bands = "Bands would hide the lines." if crowded else "Bands: 95 % t interval over seeds."
+        return f"Lines: mean over {means} ({seeds} seeds). {bands}"
     if panels == {"server"}:
         return "One seed."
-    return "Lines: mean over clients. Bands: ± one standard deviation over clients. One seed."
+    bands = "Bands would hide the lines." if crowded else "Bands: ± one standard deviation over clients."
+    return f"Lines: mean over clients. {bands} One seed."
 
 
 def _draw_panel(axes: Axes, drawn: dict[str, Band], styles: Styles, shade: float) -> None:
     for label, line in drawn.items():
         colour = styles[label]["color"]
-        if len(line.rounds) == 1:
+        if not shade:  # too many lines for bands
+            pass
+        elif len(line.rounds) == 1:
             axes.vlines(line.rounds, line.low, line.high, color=colour, alpha=2 * shade, linewidth=4, zorder=1)
         elif (line.high > line.low).any():
             axes.fill_between(line.rounds, line.low, line.high, color=colour, alpha=shade, linewidth=0, zorder=1)
@@ -240,4 +250,4 @@ def _name_lines(figure: Figure, bands: Bands, styles: Styles, names: Mapping[str
 
 
 def _short(label: str) -> str:
-    return label if len(label) <= 28 else label[:27] + "…"
+    return label if len(label) <= 40 else label[:39] + "…"

@@ -38,6 +38,16 @@ TABLES = {  # the name that users see → the table of the database
 }
 
 
+class Picture(type(Path())):  # type: ignore[misc]
+    """The path of a picture, which a notebook shows as the picture itself."""
+
+    def _repr_png_(self) -> bytes | None:
+        return self.read_bytes() if self.suffix.lower() == ".png" else None
+
+    def _repr_svg_(self) -> str | None:
+        return self.read_text(encoding="utf-8") if self.suffix.lower() == ".svg" else None
+
+
 def open_store(folder: Path) -> Store:
     """Open the database of a run folder for reading."""
     if not (folder / "run.db").is_file():
@@ -150,21 +160,21 @@ class Result:
             raise InputError("Tables as data frames need pandas: pip install 'fedloom[pandas]'.") from error
         return pandas.DataFrame(self.rows(table))
 
-    def plot(self, metric: str = "accuracy", path: str | Path | None = None) -> Path:
-        """Draw a metric against rounds for all algorithms, and return the path of the picture."""
+    def plot(self, metric: str = "accuracy", path: str | Path | None = None) -> Picture:
+        """Draw a metric against rounds for all algorithms. Return the picture's path; a notebook shows the picture."""
         from fedloom.results import figure_style, learning_curves
         from fedloom.results.run_data import RunData
 
-        run, target = RunData.read(self.folder), Path(path or self.folder / f"{metric}.png")
+        run, target = RunData.read(self.folder), Picture(path or self.folder / f"{metric}.png")
         figure_style.save_figure(learning_curves.draw_run(run, figure_style.line_styles(run.labels), metric), target)
         return target
 
-    def plot_generations(self, path: str | Path | None = None) -> Path:
+    def plot_generations(self, path: str | Path | None = None) -> Picture:
         """Draw fitness, validation, diversity and bytes of evolutions by generation; return the picture's path."""
         from fedloom.results import evolution_figure, figure_style
         from fedloom.results.run_data import RunData
 
-        target = Path(path or self.folder / "generations.png")
+        target = Picture(path or self.folder / "generations.png")
         figure_style.save_figure(evolution_figure.draw(RunData.read(self.folder)), target)
         return target
 

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from fedloom.results.figure_style import COLOURS, new_figure
+from fedloom.results.figure_style import COLOURS, new_figure, save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def draw(graphs: Mapping[str, Tensor], path: Path) -> None:
+    """Write a picture with one panel per graph; the path's ending gives the format: png, svg or pdf."""
+    save_figure(circles(graphs), path)
+
+
+def circles(graphs: Mapping[str, Tensor]) -> Figure:
     """Draw one panel per graph: clients on a circle, and a line between clients that exchange models."""
     columns = min(len(graphs), 3)
     rows = math.ceil(len(graphs) / columns)
@@ -32,7 +42,8 @@ def draw(graphs: Mapping[str, Tensor], path: Path) -> None:
         degree = graph.sum(1) - 1
         fewest, most = int(degree.min()), int(degree.max())
         neighbours = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-        axes.set_title(f"{label}: {clients} clients, {neighbours} neighbours", fontsize=9)
+        title = textwrap.wrap(f"{label}: {clients} clients, {neighbours} neighbours", 42)
+        axes.set_title("\n".join(title), fontsize=9)
         axes.set(xlim=(-1.2, 1.2), ylim=(-1.2, 1.2))
         axes.axis("off")
-    figure.savefig(path, dpi=150)
+    return figure

@@ -128,10 +128,14 @@ class SweepResult:
         measured = [trial for trial in self.trials if trial.values]
         means = [trial.spread.mean for trial in measured] or [0.0, 1.0]
         low, high = min(means), max(means)
-        figure = style.new_figure(0.9 + max(1.9, 0.62 * len(columns)) * len(labels), 1.2 + 0.34 * len(rows))
-        axes = figure.subplots(1, len(labels), sharey=True, squeeze=False)[0]
+        width, height = max(1.9, 0.62 * len(columns)), 0.6 + 0.34 * len(rows)
+        beside = min(len(labels), max(1, int(12 / width)))  # panels in a row
+        figure = style.new_figure(0.9 + width * beside, 0.6 + height * math.ceil(len(labels) / beside))
+        axes = list(figure.subplots(math.ceil(len(labels) / beside), beside, sharey=True, squeeze=False).flat)
+        for spare in axes[len(labels) :]:
+            spare.set_visible(False)
         light_is_good = self.metric.higher_is_better
-        for here, label in zip(axes, labels, strict=True):
+        for here, label in zip(axes, labels, strict=False):
             grid = np.full((len(rows), len(columns)), np.nan)
             for trial in reversed([trial for trial in measured if trial.label == label]):  # the best one stays
                 places = [
@@ -147,10 +151,10 @@ class SweepResult:
                 here.text(column, row, text, ha="center", va="center", size=6.5, color=ink)
             here.set_xticks(range(len(columns)), columns)
             here.set_yticks(range(len(rows)), rows)
-            here.set_title(label, loc="left")
+            here.set_title(style.panel_title(label), loc="left")
             here.set_xlabel(across)
         axes[0].set_ylabel(down)
-        bar = style.add_colour_bar(figure, image, list(axes), f"Validation {self.metric.name}", pad=0.02)
+        bar = style.add_colour_bar(figure, image, axes, f"Validation {self.metric.name}", pad=0.02)
         style.show_percent(bar, self.metric.percent)
         unit = ", in per cent" if self.metric.percent else ""
         rest = f" Best over {', '.join(keys[2:])}." if len(keys) > 2 else ""
@@ -158,9 +162,10 @@ class SweepResult:
         return CaptionedFigure("sweep", f"{self.metric.name.capitalize()} over {down} and {across}", caption, figure)
 
     def _line(self, key: str) -> CaptionedFigure:
-        figure = style.new_figure(5.6, 2.7)
-        axes = figure.add_subplot()
         labels = sorted({trial.label for trial in self.trials})
+        width, height = style.legend_size(labels)
+        figure = style.new_figure(4.3 + width, max(2.7, height))
+        axes = figure.add_subplot()
         ticks = self._axis(key)
         for number, label in enumerate(labels):
             trials = [trial for trial in self.trials if trial.label == label and trial.values and key in trial.setting]
@@ -171,7 +176,8 @@ class SweepResult:
             if all(one.count > 1 for one in over):
                 low, high = [one.low for one in over], [one.high for one in over]
                 axes.fill_between(list(found), low, high, color=look["color"], alpha=0.15, linewidth=0)
-        axes.set_xticks(range(len(ticks)), ticks)
+        slanted: dict[str, Any] = {"rotation": 40, "ha": "right"} if sum(map(len, ticks)) > 40 else {}
+        axes.set_xticks(range(len(ticks)), ticks, **slanted)
         axes.set_xlabel(key)
         axes.set_ylabel(f"Validation {self.metric.name}")
         axes.grid(axis="y", color=style.GRID, linewidth=0.6)
@@ -189,7 +195,7 @@ class SweepResult:
         return list(dict.fromkeys(short(value) for value in (sorted(values) if numeric else values)))
 
     def write(self) -> list[Path]:
-        """Write the table as CSV, Markdown and LaTeX, the figure as PNG and SVG, and everything as JSON."""
+        """Write the table as CSV, Markdown and LaTeX, the figure as PNG, SVG and PDF, and everything as JSON."""
         figure = self.figure()
         files = [*write_tables([self.table()], self.folder), *(figure.save(self.folder) if figure is not None else ())]
         write_atomically(self.folder / "sweep.json", json.dumps(self.json(), indent=1).encode())

@@ -36,8 +36,8 @@ def test_a_line_has_the_values_of_the_server_or_the_best_so_far(run: RunData) ->
     assert axes.get_ylabel() == "Best accuracy so far"
 
 
-def test_a_row_of_panels_for_each_metric_is_saved_in_two_formats(run: RunData, tmp_path: Path) -> None:
+def test_a_row_of_panels_for_each_metric_is_saved_in_three_formats(run: RunData, tmp_path: Path) -> None:
     curves = Curves(metrics=("accuracy", "loss"))
     assert len(draw(curves, {"a, x": run, "b, x": run}, "").figure.axes) == 4
     draw(curves, {"a, x": run}, "Digits").save(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"curves.png", "curves.svg"}
+    assert {path.name for path in tmp_path.iterdir()} == {"curves.png", "curves.svg", "curves.pdf"}

@@ -7,15 +7,54 @@ from xml.etree import ElementTree
 
 import matplotlib
 import pytest
+from matplotlib.colors import to_rgb
 
 from fedloom.errors import InputError
 from fedloom.results import figure_style as style
 
 
-def test_the_first_forty_line_styles_differ() -> None:
-    found = [style.line_style(number) for number in range(40)]
-    assert len({(one["color"], str(one["linestyle"])) for one in found}) == 40
+def test_the_first_72_line_styles_differ() -> None:
+    found = [style.line_style(number) for number in range(72)]
+    assert len({(one["color"], str(one["linestyle"])) for one in found}) == 72
     assert len({one["color"] for one in found[:8]}) == 8
+
+
+@pytest.mark.parametrize("colour", style.COLOURS)
+def test_every_colour_can_be_seen_on_white(colour: str) -> None:
+    """The contrast of WCAG, which wants 3 for graphics; Okabe and Ito's yellow has 1.3."""
+    shares = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in to_rgb(colour)]
+    luminance = sum(weight * share for weight, share in zip((0.2126, 0.7152, 0.0722), shares, strict=True))
+    assert 1.05 / (luminance + 0.05) > 2.2
+
+
+def test_names_in_other_letters_are_drawn_without_warnings(tmp_path: Path) -> None:
+    """Warnings are errors in these tests. No font can be assumed, so this must hold without any."""
+    with style.styled():
+        figure = style.new_figure(2, 1)
+        figure.add_subplot().set_title("北京 東京 서울 नई दिल्ली القاهرة")
+        drawn = style.lay_out(style.CaptionedFigure("names", "", "", figure))
+    paths = drawn.save(tmp_path)
+    assert [path.suffix for path in paths] == [".png", ".svg", ".pdf"]
+    assert "北京 東京 서울" in paths[1].read_text(encoding="utf-8")
+    assert paths[2].read_bytes().startswith(b"%PDF")
+
+
+def test_a_long_label_is_broken_into_lines_that_fit_a_panel() -> None:
+    assert style.panel_title("fedavg") == "fedavg"
+    assert max(map(len, style.panel_title("a-label-of-forty-letters-" + "x" * 15).split("\n"))) <= 26
+
+
+def test_a_legend_of_many_names_has_columns_and_takes_room_for_them() -> None:
+    figure = style.new_figure(8, 4)
+    axes = figure.add_subplot()
+    for number in range(45):
+        axes.plot([0, 1], [number, number], label=f"line {number}")
+    style.add_legend(figure)
+    (legend,) = figure.legends
+    assert legend._ncols == 3
+    few, many = style.legend_size(["a" * 10] * 20), style.legend_size(["a" * 10] * 60)
+    assert many[0] == pytest.approx(3 * few[0])
+    assert many[1] == few[1]
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf", ".PNG"])
@@ -62,11 +101,11 @@ def test_few_points_get_markers() -> None:
     assert [line.get_marker() for line in axes.lines] == ["o", "None"]
 
 
-def test_a_figure_is_saved_as_png_and_as_svg_with_text(tmp_path: Path) -> None:
+def test_a_figure_is_saved_as_png_pdf_and_svg_with_text(tmp_path: Path) -> None:
     with style.styled():
         figure = style.new_figure(2, 1)
         figure.add_subplot().set_title("a title")
     drawn = style.lay_out(style.CaptionedFigure("name", "Title", "Caption.", figure))
-    assert [path.name for path in drawn.save(tmp_path)] == ["name.png", "name.svg"]
+    assert [path.name for path in drawn.save(tmp_path)] == ["name.png", "name.svg", "name.pdf"]
     assert ">a title<" in (tmp_path / "name.svg").read_text()
     assert "<metadata>" not in drawn.svg

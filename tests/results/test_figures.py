@@ -97,3 +97,35 @@ def test_page_and_paper_have_the_same_numbers(run: RunData) -> None:
     )
     stats = [run.client_values("local", seed, "post_fit", "accuracy").by_round().mean for seed in (1, 2)]
     assert np.asarray(line.get_ydata()) == pytest.approx(np.mean(stats, axis=0))
+
+
+def test_clients_have_no_order_so_no_line_connects_them(run: RunData) -> None:
+    drawn = figures.before_and_after(run, "accuracy", "clients", "min-max")
+    assert drawn is not None
+    for axes in (axes for axes in drawn.figure.axes if axes.get_visible()):
+        assert {line.get_linestyle() for line in axes.lines} == {"None"}
+        assert len(axes.collections) == 2  # bars: before and after local training
+
+
+@pytest.mark.parametrize("against", ["rounds", "clients"])
+def test_the_legend_explains_lines_and_what_is_shaded(run: RunData, against: str) -> None:
+    drawn = figures.before_and_after(run, "accuracy", against, "std")
+    assert drawn is not None
+    (legend,) = drawn.figure.legends
+    over = "clients" if against == "rounds" else "rounds"
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "before local training (pre_fit)",
+        "after local training (post_fit), in the algorithm's colour",
+        f"before: ± one standard deviation over {over}",
+        f"after: ± one standard deviation over {over}",
+    ]
+
+
+def test_rounds_are_whole_and_shares_are_in_per_cent_in_all_figures(run: RunData) -> None:
+    for drawn in figures.draw_all(run):
+        drawn.figure.draw_without_rendering()
+        for axes in drawn.figure.axes:
+            if axes.get_xlabel() == "Round" or drawn.name in ("clients", "sausage_rounds"):
+                assert all(tick == int(tick) for tick in axes.get_xticks())
+            if "ccuracy" in axes.get_ylabel():
+                assert all(tick.get_text().endswith(" %") for tick in axes.get_yticklabels())

@@ -171,3 +171,15 @@ def test_a_run_whose_process_is_gone_is_interrupted(comparison: Path, tmp_path: 
     with Store(folder) as store:
         store.set_status(first["id"], "stopped")  # Ctrl-C: the rest waits
     assert Result.read(folder).status == "stopped"
+
+
+def test_a_notebook_shows_the_picture_itself(comparison: Path, tmp_path: Path) -> None:
+    from IPython.core.formatters import DisplayFormatter
+
+    result = Result.read(comparison)
+    for ending, kind in ((".png", "image/png"), (".svg", "image/svg+xml")):
+        picture = result.plot("accuracy", tmp_path / f"picture{ending}")
+        assert isinstance(picture, Path)
+        shown, _ = DisplayFormatter().format(picture)
+        assert [name for name in shown if name != "text/plain"] == [kind]
+    assert result.plot("accuracy", tmp_path / "picture.pdf").read_bytes().startswith(b"%PDF")
