@@ -105,7 +105,6 @@ class RoundOfClients:
     round: int
     call: int
     ids: tuple[int, ...]
-    population: int
     seed: int = 0
 
 

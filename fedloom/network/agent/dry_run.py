@@ -23,6 +23,7 @@ from fedloom.machine import computing
 from fedloom.network.agent.disclosure import hello_message
 from fedloom.network.agent.loaded_experiment import admitted
 from fedloom.network.agent.policy import Policy, Refused, Site, trust
+from fedloom.network.agent.privacy_ledger import check_cells
 from fedloom.network.agent.questions import Questions, check_limit
 from fedloom.network.protocol.expected_update import ExpectedUpdate, expected_update, harmless, tried
 from fedloom.network.protocol.messages import DataFormat, verb_of
@@ -64,6 +65,7 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
     try:
         policy.check_examples({federation.name(c): int(sizes["train"][c]) for c in range(federation.clients)})
         check_limit(plan, policy.max_evaluations)
+        check_cells(plan, policy)
     except Refused as why:
         yield f"This site would refuse to take part: {why}."
         return

@@ -23,6 +23,7 @@ from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import Place
 from fedloom.network.agent.disclosure import hello_message, without_sizes
 from fedloom.network.agent.policy import Refused, Site
+from fedloom.network.agent.privacy_ledger import check_cells
 from fedloom.network.agent.questions import check_limit
 from fedloom.network.protocol.code_fingerprint import code_hashes, different_modules
 from fedloom.network.protocol.messages import AssignedClient, DataFormat, Hello
@@ -161,6 +162,7 @@ def load_experiment(
     except InputError as why:
         raise Refused(str(why).rstrip(".")) from None
     check_limit(plan, site.policy.max_evaluations)
+    check_cells(plan, site.policy)
     initial = {int(seed): fetch(sha) for seed, sha in run_plan["initial"].items()}
     loaded = LoadedExperiment(dict(run_plan), plan, initial, site)
     federation = loaded.plan.federation(seed)

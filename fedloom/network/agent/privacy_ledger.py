@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fedloom.experiment.plan import Plan
 from fedloom.network.agent.policy import Policy, Refused
-from fedloom.privacy.dp import accounting, noise
+from fedloom.privacy.dp import accounting, distributed, noise
 from fedloom.privacy.dp.accounting import Mechanism
 from fedloom.privacy.dp.at_client import ClientPrivacy, LocalNoise
 from fedloom.privacy.dp.distributed import NoiseShare
@@ -126,6 +126,20 @@ class SitePrivacy:
             z = kind.noise_multiplier / 2 if kind.discrete else kind.noise_multiplier
             of_examples[replace(kind, noise_multiplier=z)] += count
         return accounting.epsilon(of_examples, self.policy.max_delta).value
+
+
+def check_cells(plan: Plan, policy: Policy) -> None:
+    """Raise `Refused` if noise that clients add together is enough for each cell of a run, but not for all of them."""
+    dp, cells = plan.privacy.dp, len(plan.algorithms) * len(plan.seeds)
+    if policy.max_epsilon is None or dp is None or dp.epsilon is None or not plan.privacy.has_distributed_noise:
+        return
+    mechanism = Mechanism(distributed.multiplier(dp, plan.rounds), discrete=True)
+    spent = accounting.epsilon({mechanism: cells * plan.rounds}, dp.delta).value
+    if dp.noise_multiplier is None and spent > policy.max_epsilon:
+        raise Refused(
+            f"the {cells} cells of this run (algorithms × seeds) cost ε = {spent:.4g} together, and the policy's "
+            f"max_epsilon is {policy.max_epsilon:g}"
+        )
 
 
 def _planned(ledger: Ledger) -> int:

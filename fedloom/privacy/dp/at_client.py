@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from fedloom.task import Task
     from fedloom.tree import Groups
 
-ADJACENCY = "replace all data of one client, against the server too"
 Charge = Callable[[str, Mechanism, int], None]
 
 

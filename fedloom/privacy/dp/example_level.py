@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from fedloom.privacy.table import ExampleTable
 
 ROWS = 64  # gradients of single examples to hold at a time
-ADJACENCY = "add or remove one example of a client"
 
 
 @dataclass(frozen=True)

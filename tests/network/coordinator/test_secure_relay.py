@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.errors import QuorumError, TrainingError
+from fedloom.errors import InputError, QuorumError, TrainingError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.progress import Silent
 from fedloom.network.agent.agent import Agent
@@ -88,6 +88,15 @@ def test_clients_add_noise_together_and_charge_themselves(tmp_path: Path) -> Non
     ledgers = [path.read_text().splitlines() for path in tmp_path.glob("**/privacy/*/*/distributed/privacy.jsonl")]
     assert [len(lines) for lines in ledgers] == [1 + 2] * 5
     assert all(json.loads(line)["noise_multiplier"] == z for lines in ledgers for line in lines[1:])
+
+
+def test_a_site_refuses_at_the_start_what_all_cells_of_a_run_would_cost_together(tmp_path: Path) -> None:
+    policy = {"max_epsilon": 50.0, "assumed_colluders": 0.1}
+    run = sites(tmp_path / "net", policy, {}, {}, {}, {}, privacy=TOGETHER, algorithm={"fedavg": {}, "fedprox": {}})
+    with pytest.raises(
+        InputError, match=r"the 2 cells of this run .* cost ε = \d+\.\d+ together, .* max_epsilon is 50"
+    ):
+        run.run(Silent())
 
 
 TOGETHER = {**SECURE, "dp": {"epsilon": 50.0, "clip": 1e-3, "noise": "distributed"}}
@@ -217,7 +226,7 @@ def test_the_coordinator_learns_no_sizes_weights_or_metrics(tmp_path: Path) -> N
 # --- crashes
 
 
-class Crash(Exception):
+class Crash(BaseException):
     """Stands for the end of the coordinator's process."""
 
 
