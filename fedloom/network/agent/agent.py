@@ -159,11 +159,10 @@ class Agent:
         pins = PinnedKeys(self.state / "peers.json", policy.peers)
         sessions = SecureSessions(run, loaded.plan, policy, self.signer, pins)
         sessions.recall(self.audit.events())
-        self.tell(
-            f"Each client here is measured at most {questions.most} times in this run, on one split each. "
-            f"{trust(loaded.plan.privacy, policy)}"
-        )
-        if loaded.plan.privacy.secure_aggregation is not None:
+        self.tell(trust(loaded.plan.privacy, policy, len(loaded.plan.algorithms)))
+        if loaded.plan.privacy.secure_aggregation is None:
+            self.tell(f"Each client here is measured at most {questions.most} times in this run, on one split each.")
+        else:
             self.tell(f"The fingerprint of this site, for [policy] peers of others: {fingerprint(self.signer.public)}")
         announced = identity({"plan": loaded.plan.resolved, "sources": run_plan["sources"]})
         privacy = SitePrivacy(self.state / "privacy", run, loaded.plan, policy, announced)

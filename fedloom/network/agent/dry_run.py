@@ -58,7 +58,7 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
     verbs, fewest = ", ".join(policy.verbs), policy.min_cohort
     yield f"Allowed verbs: {verbs}, in rounds of at least {fewest} client(s), as the coordinator counts them."
     yield _metrics_line(parsed.privacy, policy)
-    yield trust(parsed.privacy, policy)
+    yield trust(parsed.privacy, policy, len(parsed.algorithm))
     if experiment is None:
         yield "What an update holds depends on the experiment: add --experiment FILE to see it."
         return

@@ -40,15 +40,21 @@ SPARSE_TRUST = (
     f"max_secure_cohort = {FULL} refuses such rounds."
 )
 
+ALIKE = (
+    " The {algorithms} algorithms of this run begin with the same weights: if a client here is missing from one of "
+    "their first sums, the difference of the sums can be close to its update."
+)
 
-def trust(privacy: PrivacyTable, policy: Policy) -> str:
-    """Say what this site must trust the coordinator in."""
+
+def trust(privacy: PrivacyTable, policy: Policy, algorithms: int = 1) -> str:
+    """Say what this site must trust the coordinator in, in a run of this many algorithms."""
     secure = privacy.secure_aggregation
     if secure is None:
         return TRUST
     is_sparse = policy.max_secure_cohort is None or policy.max_secure_cohort > FULL
     fewest = max(secure.min_clients, policy.min_cohort)
-    return SECURE_TRUST.format(fewest=fewest) + (SPARSE_TRUST if is_sparse else "")
+    text = SECURE_TRUST.format(fewest=fewest) + (SPARSE_TRUST if is_sparse else "")
+    return text if algorithms == 1 or privacy.has_distributed_noise else text + ALIKE.format(algorithms=algorithms)
 
 
 class Refused(Exception):

@@ -256,7 +256,8 @@ def federated(experiment: Experiment) -> tuple[Experiment, list[str]]:
         if not left:
             raise InputError("There is nothing to serve: the pooled baseline needs all data in one place.")
         experiment = experiment.model_copy(update={"algorithm": left})
-    if experiment.privacy.secure_aggregation is not None and len(experiment.algorithm) > 1:
+    privacy = experiment.privacy
+    if privacy.secure_aggregation is not None and not privacy.has_distributed_noise and len(experiment.algorithm) > 1:
         notes.append(
             f"{', '.join(experiment.algorithm)} begin with the same weights. If a client is missing from one of their "
             "first sums, their difference can be close to its update: serve each algorithm with its own seed."

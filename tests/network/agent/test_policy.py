@@ -135,6 +135,12 @@ def test_a_site_is_told_what_it_must_trust_the_coordinator_in() -> None:
     assert "sums over at least 5 clients, and no client's update" in trust(secure, Policy(min_cohort=5))
 
 
+def test_a_site_is_told_if_two_secure_sums_are_about_the_same_weights() -> None:
+    secure = PrivacyTable(secure_aggregation=SecureTable())
+    assert "The 2 algorithms of this run begin with the same weights" in trust(secure, Policy(), 2)
+    assert not any("same weights" in trust(*told) for told in ((secure, Policy(), 1), (together(), Policy(), 2)))
+
+
 def test_a_site_is_told_when_it_must_trust_the_coordinator_to_follow_the_protocol_and_can_refuse() -> None:
     secure = PrivacyTable(secure_aggregation=SecureTable())
     warning = "In a round of more than 100 clients, it must also trust the coordinator to follow the protocol"
