@@ -1,7 +1,7 @@
-"""Losses and metrics, and which of them may be averaged.
+"""Losses and metrics, and what is kept of examples to compute them.
 
 A metric that is a mean over examples is kept as a sum, so that it can be added over batches and clients. A metric that
-is not a mean (AUROC) is computed from all scores at once, and is never averaged.
+is not a mean (AUROC) is computed from the scores of all examples at once: see `score_metrics.py`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,23 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from fedloom.errors import InputError, nearest
+from fedloom.score_metrics import (
+    FORMULAS,
+    RANKED,
+    at_sensitivity,
+    c_index,
+    calibration_error,
+    confidences,
+    decided,
+    decisions,
+    flat,
+    has_labels,
+    is_binary,
+    predicted,
+    r2,
+    ranked,
+    ranking,
+)
 
 Range = tuple[float, float]
 NON_NEGATIVE: Range = (0.0, math.inf)
@@ -32,46 +49,29 @@ class Metric:
 
     name: str
     values: Callable[[Tensor, Tensor], Tensor] | None = None  # one value per example, averaged
-    scores: Callable[[Tensor], Tensor] | None = None  # or: one score per example …
+    scores: Callable[[Tensor, Tensor], Tensor] | None = None  # or: a row of scores per example …
     summary: Callable[[np.ndarray, np.ndarray], float] | None = None  # … and the function of all scores and labels
     higher_is_better: bool = True
     range: Range = (-math.inf, math.inf)  # its smallest and largest possible value
+    of_mean: Callable[[float], float] | None = None  # the metric is this function of the mean of its values
 
     @property
     def is_mean(self) -> bool:
-        return self.values is not None
-
-
-def is_binary(output: Tensor) -> bool:
-    """Whether an output has one logit per example, not one per class."""
-    return output.dim() == 1 or output.shape[-1] == 1
-
-
-def _flat(output: Tensor) -> Tensor:
-    return output.reshape(output.shape[0], -1).squeeze(-1) if output.dim() > 1 else output
+        """Whether it is a mean over examples."""
+        return self.values is not None and self.of_mean is None
 
 
 def _accuracy(output: Tensor, target: Tensor) -> Tensor:
+    if has_labels(output, target):
+        return ((output > 0) == (target > 0)).float()
     if is_binary(output):
-        return ((_flat(output) > 0).to(target.dtype) == target.reshape(-1)).float()
+        return ((flat(output) > 0).to(target.dtype) == target.reshape(-1)).float()
     return (output.argmax(-1) == target).float()
 
 
 def _top(k: int, output: Tensor, target: Tensor) -> Tensor:
     best = output.topk(min(k, output.shape[-1]), -1).indices
     return (best == target.unsqueeze(-1)).any(-1).float()
-
-
-def _positive_score(output: Tensor) -> Tensor:
-    return _flat(output) if is_binary(output) else output[:, 1] - output[:, 0]
-
-
-def _auroc(scores: np.ndarray, targets: np.ndarray) -> float:
-    from sklearn.metrics import roc_auc_score
-
-    if len(np.unique(targets)) < 2:
-        return float("nan")  # one class only: the area is not defined
-    return float(roc_auc_score(targets, scores))
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
@@ -95,14 +95,33 @@ def bce(output: Tensor, target: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, target.to(logits.dtype), reduction="none")
 
 
+def _exp(mean: float) -> float:
+    return math.exp(min(mean, 700.0))  # more would not be a finite number
+
+
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {loss.__name__: loss for loss in (cross_entropy, mse, bce, mae)}
 NUMBER_LOSSES = ("mse", "mae")  # for labels that are numbers, never for classes
 METRICS = {
     "accuracy": Metric("accuracy", _accuracy, range=SHARE),
     "mse": Metric("mse", mse, higher_is_better=False, range=NON_NEGATIVE),
     "mae": Metric("mae", mae, higher_is_better=False, range=NON_NEGATIVE),
-    "auroc": Metric("auroc", scores=_positive_score, summary=_auroc, range=SHARE),
+    "rmse": Metric("rmse", mse, higher_is_better=False, range=NON_NEGATIVE, of_mean=math.sqrt),
+    "perplexity": Metric("perplexity", cross_entropy, higher_is_better=False, range=NON_NEGATIVE, of_mean=_exp),
+    "balanced_accuracy": Metric(
+        "balanced_accuracy", scores=decisions, summary=partial(decided, "recall", "macro"), range=SHARE
+    ),
+    "calibration_error": Metric(
+        "calibration_error", scores=confidences, summary=calibration_error, higher_is_better=False, range=SHARE
+    ),
+    "r2": Metric("r2", scores=predicted, summary=r2),
+    "c_index": Metric("c_index", scores=predicted, summary=c_index, range=SHARE),
 }
+# metrics of classes, and what may follow their names: _macro, _micro, or _of_ and the number of a class
+AVERAGES = r"(?:_(macro|micro)|_of_(\d+))?"
+SHOWN_AS_PERCENTAGE = re.compile(
+    rf"accuracy|balanced_accuracy|top_\d+|({'|'.join(FORMULAS)}){AVERAGES}|specificity_at_.*"
+)
+EXAMPLES = (*METRICS, *RANKED, *FORMULAS, "f1_macro", "f1_micro", "recall_of_2", "specificity_at_90", "top_5")
 
 
 def loss(name: str) -> Callable[[Tensor, Tensor], Tensor]:
@@ -116,18 +135,71 @@ def loss(name: str) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def metric(name: str) -> Metric:
-    """Return the metric with this name: accuracy, top_k (top_3, top_5, …), mse, mae or auroc.
+    """Return the metric with this name, such as accuracy, top_5, auroc, f1_macro, recall_of_2 or specificity_at_90.
 
     >>> metric("top_3").name
     'top_3'
     """
     if name in METRICS:
         return METRICS[name]
-    top = re.fullmatch(r"top_([1-9]\d*)", name)
-    if top:
-        return Metric(name, partial(_top, int(top[1])), range=SHARE)
-    known = [*METRICS, "top_5"]
-    raise InputError(f"There is no metric '{name}'. Known: {', '.join(known)} (any top_k).{nearest(name, known)}")
+    if found := re.fullmatch(r"top_([1-9]\d*)", name):
+        return Metric(name, partial(_top, int(found[1])), range=SHARE)
+    if found := re.fullmatch(r"specificity_at_([1-9]\d?)", name):
+        return Metric(name, scores=ranking, summary=partial(ranked, at_sensitivity(int(found[1])), None), range=SHARE)
+    if found := re.fullmatch(rf"({'|'.join(RANKED)}){AVERAGES}", name):
+        summary = partial(ranked, RANKED[found[1]], _average(found))
+        return Metric(name, scores=ranking, summary=summary, range=SHARE)
+    if found := re.fullmatch(rf"({'|'.join(FORMULAS)}){AVERAGES}", name):
+        return Metric(name, scores=decisions, summary=partial(decided, found[1], _average(found)), range=SHARE)
+    raise InputError(
+        f"There is no metric '{name}'. Known: {', '.join(EXAMPLES)}, with other numbers in them, or your own as "
+        f"'file.py:name'.{nearest(name, EXAMPLES)}"
+    )
+
+
+def _average(found: re.Match[str]) -> str | int | None:
+    return int(found[3]) if found[3] else found[2]
+
+
+def own_metric(function: Any, name: str = "") -> Metric:
+    """Return the metric of your own function: `function(outputs, labels)` gives a number for all examples of a client.
+
+    Outputs and labels are numpy arrays. If lower is better, set `function.higher_is_better = False`.
+    """
+    if isinstance(function, Metric):
+        return function
+    if not callable(function):
+        raise InputError(f"A metric must be a name, a function of outputs and labels, or a Metric. Got {function!r}.")
+    name = short_name(name) or getattr(function, "__name__", type(function).__name__)
+    better = bool(getattr(function, "higher_is_better", True))
+    return Metric(name, scores=_output, summary=partial(_called, function), higher_is_better=better)
+
+
+def _output(output: Tensor, target: Tensor) -> Tensor:
+    return output
+
+
+def _called(function: Callable[..., Any], scores: np.ndarray, targets: np.ndarray) -> float:
+    return float(function(scores, targets))
+
+
+def short_name(name: str) -> str:
+    """Return what a metric is called in results: of your own code, the function's name.
+
+    >>> short_name("metrics.py:cost"), short_name("auroc")
+    ('cost', 'auroc')
+    """
+    return name.rpartition(":")[2]
+
+
+def is_share(name: str) -> bool:
+    """Whether a metric is between 0 and 1."""
+    return is_percentage(name) or name.startswith((*RANKED, "calibration_error", "c_index"))
+
+
+def is_percentage(name: str) -> bool:
+    """Whether a metric is shown as a percentage."""
+    return SHOWN_AS_PERCENTAGE.fullmatch(name) is not None
 
 
 def per_example(loss: Callable[[Any, Tensor], Tensor], output: Any, target: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ LAYERS = [
         "training.optimizers",
         "training.masking",
         "metrics",
+        "score_metrics",
         "training.modules",
         "training.python_state",
         "training.tape",

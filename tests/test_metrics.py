@@ -47,7 +47,7 @@ def test_auroc_ranks_the_scores_of_the_second_class(columns: int) -> None:
     logit = torch.from_numpy(draws.normal(size=50) + target)
     output = torch.stack([torch.zeros(50), logit], 1) if columns == 2 else logit.reshape(-1, 1)
     auroc = metrics.metric("auroc")
-    found = auroc.summary(auroc.scores(output).numpy(), target)
+    found = auroc.summary(auroc.scores(output, torch.from_numpy(target)).numpy(), target)
     assert found == pytest.approx(roc_auc_score(target, logit.numpy()))
     assert not auroc.is_mean
 
@@ -102,3 +102,41 @@ def test_metrics_know_which_way_is_better() -> None:
     assert metrics.metric("accuracy").higher_is_better
     assert metrics.metric("top_3").higher_is_better
     assert not metrics.metric("mse").higher_is_better
+
+
+def test_functions_of_a_mean_are_not_means() -> None:
+    assert [metrics.metric(name).is_mean for name in ("mse", "rmse", "perplexity")] == [True, False, False]
+    rmse, perplexity = metrics.metric("rmse").of_mean, metrics.metric("perplexity").of_mean
+    assert rmse is not None
+    assert perplexity is not None
+    assert (rmse(9.0), perplexity(0.0)) == (3.0, 1.0)
+    assert math.isfinite(perplexity(1e6))
+
+
+def test_your_own_function_is_a_metric_of_all_examples() -> None:
+    def cost(outputs: np.ndarray, labels: np.ndarray) -> float:
+        return float((outputs.argmax(1) != labels).sum())
+
+    made = metrics.own_metric(cost)
+    assert (made.name, made.is_mean, made.higher_is_better) == ("cost", False, True)
+    assert made.summary(made.scores(OUTPUT, TARGET).numpy(), TARGET.numpy()) == 2.0
+    cost.higher_is_better = False  # type: ignore[attr-defined]
+    assert not metrics.own_metric(cost, "costs.py:cost").higher_is_better
+    assert metrics.own_metric(made) is made
+    with pytest.raises(
+        InputError, match=r"A metric must be a name, a function of outputs and labels, or a Metric\. Got 3"
+    ):
+        metrics.own_metric(3)
+
+
+@pytest.mark.parametrize("name", ["f1_of_x", "specificity_at_100", "specificity_at_0", "auroc_weighted", "top_0"])
+def test_names_with_wrong_endings_are_refused(name: str) -> None:
+    with pytest.raises(InputError, match=f"There is no metric '{name}'.*or your own as 'file.py:name'"):
+        metrics.metric(name)
+
+
+def test_shares_and_percentages() -> None:
+    assert all(map(metrics.is_percentage, ["accuracy", "top_5", "f1", "recall_of_12", "f1_macro", "specificity_at_90"]))
+    assert not any(map(metrics.is_percentage, ["auroc", "mse", "r2", "f1_something"]))
+    assert metrics.is_share("auroc_macro")
+    assert not metrics.is_share("r2")

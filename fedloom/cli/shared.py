@@ -204,7 +204,7 @@ def finish(result: Any, experiment: Experiment, folder: Path, again: str, as_jso
     write = print_summary(result, as_json)
     write(f"Results: {folder}")
     try:
-        write(f"Picture: {result.plot(experiment.task.metrics[0] if experiment.task.metrics else 'loss')}")
+        write(f"Picture: {result.plot(next(iter(result.metrics), 'loss'))}")
     except FedloomError as error:  # the results are there even if they cannot be drawn
         say(f"No picture: {error}")
     if report:

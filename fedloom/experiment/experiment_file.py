@@ -78,7 +78,9 @@ class TaskTable(Record):
     loss: str = "cross_entropy"
     """A shipped loss, or `my_file.py:my_loss`."""
     metrics: tuple[str, ...] = ("accuracy",)
-    """What is measured besides the loss. The first one is what results are compared by."""
+    """What is measured besides the loss: metrics, or your own as `my_file.py:my_metric`. The first one is what results
+    are compared by.
+    """
     init: str = "torch"
     """The initial weights: torch's own, `glorot`, or a safetensors file."""
     dtype: Literal["float32", "float64"] = "float32"
@@ -230,7 +232,7 @@ class Experiment(Record):
         described["cohort"] = self.cohort.identity()
         if not described["privacy"]:  # files of versions without this table have the same identity
             del described["privacy"]
-        names = [self.data.source, self.task.model, self.task.loss, *self.names.values()]
+        names = [self.data.source, self.task.model, self.task.loss, *self.task.metrics, *self.names.values()]
         files = {name: user_code.code_file(name, self.base) for name in names if user_code.is_code(name)}
         code = {name: user_code.fingerprint(file) for name, file in files.items() if file is not None}
         return {**described, "code": code} if code else described
@@ -312,6 +314,8 @@ def _code_names(values: Mapping[str, Any]) -> set[str]:
     labels = values.get("algorithm")
     tables += [*labels.values()] if isinstance(labels, Mapping) else []
     found = {one.get(key) for one in tables if isinstance(one, Mapping) for key in ("source", "model", "loss", "name")}
+    measured = tables[1].get("metrics") if isinstance(tables[1], Mapping) else ()
+    found |= {*measured} if isinstance(measured, list) else set()
     return {name for name in found if isinstance(name, str) and user_code.is_code(name)}
 
 

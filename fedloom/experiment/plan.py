@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from fedloom.data.federation import Dataset, Federation
 from fedloom.errors import InputError, ParameterError
 from fedloom.experiment.experiment_file import DataTable, EvaluateTable, Experiment, RunTable
 from fedloom.federation.sampling import Sampling
-from fedloom.metrics import NUMBER_LOSSES
+from fedloom.metrics import NUMBER_LOSSES, Metric, own_metric
 from fedloom.privacy.secure import aggregation
 from fedloom.privacy.table import PrivacyTable
 from fedloom.task import Task
@@ -98,5 +99,11 @@ def _task(experiment: Experiment, seed: int, example: Callable[[], Tensor] | Non
         init=table.init if table.init in ("torch", "glorot") else str(base / table.init),
         seed=seed,
         example=example,
-        **{key: getattr(table, key) for key in ("metrics", "args", "dtype")},
+        metrics=[_metric(name, base) for name in table.metrics],
+        args=table.args,
+        dtype=table.dtype,
     )
+
+
+def _metric(name: str, base: Path) -> str | Metric:
+    return own_metric(user_code.code(name, base, Metric, float), name) if user_code.is_code(name) else name

@@ -7,6 +7,8 @@ import sys
 import time
 from typing import Any
 
+from fedloom.metrics import is_percentage
+
 SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -137,6 +139,6 @@ def describe(values: dict[str, float]) -> str:
     """
     words = []
     for name, value in values.items():
-        share = name == "accuracy" or name.startswith("top_")
+        share = is_percentage(name)
         words.append(f"{name} {100 * value:.1f} %" if share else f"{name} {value:.3g}")
     return " ".join(words)

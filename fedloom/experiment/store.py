@@ -38,11 +38,12 @@ TABLES = (*PER_ROUND, "cells", "clients", "metrics", "facts")
 # The pooled baseline trains a client that does not exist, numbered after the last one that does.
 CLIENT_NAME = """coalesce(clients.name, CASE t.client WHEN (SELECT max(client) + 1 FROM clients) THEN 'everyone'
     ELSE CAST(t.client AS TEXT) END) AS client"""
-# The last round that has a phase is what a summary is about; a single undefined value leaves no mean.
+# The last round that has a phase is what a summary is about. A single undefined value of a mean over examples leaves no
+# mean; other metrics, such as the AUROC of a client with one class, are left out where they are undefined.
 CLIENT_MEANS = """SELECT split, metric, avg(value) FROM client_metrics JOIN metrics USING (metric)
-    WHERE cell = :cell AND phase = :phase AND (is_mean OR :phase = 'universal') AND round =
+    WHERE cell = :cell AND phase = :phase AND round =
     (SELECT round FROM client_metrics WHERE cell = :cell AND phase = :phase ORDER BY round DESC LIMIT 1)
-    GROUP BY split, metric HAVING count(value) = count(*)"""
+    GROUP BY split, metric HAVING count(value) = count(*) OR (count(value) AND NOT is_mean)"""
 POOLED = """SELECT split, metric, value FROM pooled_metrics WHERE cell = :cell AND phase = :phase AND value NOTNULL
     AND round = (SELECT max(round) FROM pooled_metrics WHERE cell = :cell AND phase = :phase)"""
 SERVER = """SELECT split, metric, value FROM server_metrics WHERE cell = :cell AND value NOTNULL
@@ -203,8 +204,8 @@ class Store:
         `test_accuracy` is the mean over clients at the end of the run, where each client counts once; in
         `pooled_test_accuracy` each example counts once. `post_fit_…` and `pre_fit_…` are the same for the last measured
         round, `universal_accuracy` is the mean over the clients' models on all test data, `server_test_accuracy` is
-        the global model on the server's data. A metric that is not a mean over examples (AUROC) has no mean over
-        clients that were measured on different examples, only the pooled value.
+        the global model on the server's data. For a metric that is not a mean over examples (AUROC), the mean is over
+        the clients where it is defined, and the pooled value ranks the scores of all clients together.
         """
         found: dict[str, float] = {}
         with self._transaction("BEGIN") as database:

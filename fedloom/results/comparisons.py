@@ -15,8 +15,8 @@ TITLES = {
     "pre_fit_test": "before local training, own test",
     "test": "final model, own test",
     "universal": "universal test",
-    "pooled_post_fit_test": "after local training, all tests together",
-    "pooled_pre_fit_test": "before local training, all tests together",
+    "pooled_post_fit_test": "after local training, all tests pooled",
+    "pooled_pre_fit_test": "before local training, all tests pooled",
     "server_validation": "global model, server's validation data",
 }
 _OWN_TESTS = {"post_fit_test": "post_fit", "pre_fit_test": "pre_fit", "test": "final"}

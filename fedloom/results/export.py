@@ -79,12 +79,11 @@ def _curves(run: RunData, label: str, seed: int) -> Iterator[tuple[str, Curve]]:
     yield "bytes/up", (costs.rounds, costs.bytes_up.astype(float))
     yield "bytes/down", (costs.rounds, costs.bytes_down.astype(float))
     yield "seconds", (costs.rounds, costs.seconds)
-    for name, metric in run.metrics.items():
+    for name in run.metrics:
         for split in SPLITS:
             for phase in ("pre_fit", "post_fit", "final", "universal"):
-                if metric.is_mean:
-                    stats = run.client_values(label, seed, phase, name, split).by_round()
-                    yield f"clients/{phase}/{split}/{name}", (stats.index, stats.mean)
+                stats = run.client_values(label, seed, phase, name, split).by_round()
+                yield f"clients/{phase}/{split}/{name}", (stats.index, stats.mean)
                 yield f"pooled/{phase}/{split}/{name}", run.pooled_values(label, seed, phase, name, split)
             yield f"server/{split}/{name}", run.server_values(label, seed, name, split)
 

@@ -6,12 +6,12 @@ test split. `evaluate.headline` says which rounds count: the last one, the best 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from fedloom.results.curve_numbers import last_mean, peak
-from fedloom.training.evaluation import pool
 
 if TYPE_CHECKING:
     from fedloom.experiment.store import Store
@@ -32,11 +32,14 @@ def of_round(record: RoundRecord, task: Task) -> dict[str, float]:
         graded = [splits.get("test") or next(iter(splits.values())) for splits in clients]
         graded = [measured for measured in graded if measured.count]
         if graded:
-            means = ["loss", *(measure.name for measure in task.measures if measure.is_mean)]
             values = [measured.values(task) for measured in graded]
-            found = {name: sum(value[name] for value in values) / len(values) for name in means}
-            if len(means) <= len(task.measures):  # a metric that is not a mean is computed from all scores together
-                found = {**pool(graded).values(task), **found}
+            found = {"loss": sum(value["loss"] for value in values) / len(values)}
+            for measure in task.measures:
+                known = [value[measure.name] for value in values if measure.name in value]
+                if not measure.is_mean:  # such as AUROC: clients with one class have none
+                    known = [value for value in known if not math.isnan(value)]
+                if known:
+                    found[measure.name] = sum(known) / len(known)
             return found
     return {}
 
@@ -46,11 +49,10 @@ def of_cell(store: Store, cell: int, rule: str) -> dict[str, float]:
     if rule == "final":
         return store.summary(cell)
     metrics = store.rows("metrics")
-    means = {row["metric"] for row in metrics if row["is_mean"]}
     lower = tuple(f"_{row['metric']}" for row in metrics if not row["higher_is_better"])
     by_round: dict[str, dict[int, list[float]]] = {}  # name → round → values
     for row in store.rows("client_metrics", cell):
-        if row["value"] is not None and row["phase"] in ("pre_fit", "post_fit") and row["metric"] in means:
+        if row["value"] is not None and row["phase"] in ("pre_fit", "post_fit"):
             name = f"{row['phase']}_{row['split']}_{row['metric']}"
             by_round.setdefault(name, {}).setdefault(row["round"], []).append(row["value"])
     for row in store.rows("server_metrics", cell):
@@ -78,8 +80,6 @@ def curve(run: RunData, label: str, seed: int, metric: str) -> tuple[Ints, Float
     """Return the measured rounds and the headline's values, which targets are about."""
     if run.has_server_test:
         return run.server_values(label, seed, metric)
-    if not run.metric(metric).is_mean:
-        return run.pooled_values(label, seed, "post_fit", metric)
     stats = run.client_values(label, seed, "post_fit", metric).by_round()
     return stats.index, stats.mean
 

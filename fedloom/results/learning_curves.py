@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedloom.data.split import SPLITS
 from fedloom.errors import InputError, nearest
+from fedloom.metrics import is_share
 from fedloom.results.figure_style import FAINT, INK, finish_axes, new_figure, plot_line, styled
 from fedloom.results.run_data import ClientValues, Curve, MetricInfo, RunData, Stats
 
@@ -68,12 +69,10 @@ def _panels(run: RunData, metric: str, split: str) -> tuple[Panels, int]:
     undefined = 0
     for panel in TITLES:
         for label, seed in run.cells:
-            if panel != "server" and run.metric(metric).is_mean:
-                values = run.client_values(label, seed, panel, metric, split)
-            elif panel == "server":
+            if panel == "server":
                 values = _one_a_round(run.server_values(label, seed, metric, split))
-            else:  # one value from all examples together: a mean over clients would mean nothing
-                values = _one_a_round(run.pooled_values(label, seed, panel, metric, split))
+            else:
+                values = run.client_values(label, seed, panel, metric, split)
             undefined += values.undefined
             if len(values):
                 panels.setdefault(panel, {}).setdefault(label, []).append(values.by_round())
@@ -163,7 +162,7 @@ def band(seeds: Sequence[Stats], metric: str, most_seeds: int = 1) -> Band:
 
         reach = t.ppf(0.975, count - 1) * means.std(1, ddof=1) / math.sqrt(count)
     low, high = means.mean(1) - reach, means.mean(1) + reach
-    if metric in ("accuracy", "auroc") or metric.startswith("top_"):
+    if is_share(metric):
         low, high = low.clip(0, 1), high.clip(0, 1)
     elif (means >= 0).all():
         low = low.clip(0)

@@ -15,8 +15,8 @@ from fedloom.data.csv_text import CsvText
 from fedloom.data.preprocessing import Preprocessing
 from fedloom.data.sources.archive import NOT_TEXT, open_text
 from fedloom.errors import InputError
-from fedloom.metrics import is_binary
 from fedloom.results.safe_text import for_spreadsheet
+from fedloom.score_metrics import is_binary
 
 Answers = dict[str, list[Any]]  # column → a value for each example
 BATCH = 1000  # examples in one pass

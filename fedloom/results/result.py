@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fedloom import files
 from fedloom.errors import InputError, StoreError, nearest
 from fedloom.experiment.store import Store
+from fedloom.metrics import short_name
 from fedloom.results import headline
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class Result:
                 )
                 for cell in read_cells(store, folder)
             )
-        return Result(folder, folder.resolve().name, _overall(runs), runs, rule, tuple(metrics), plan)
+        return Result(folder, folder.resolve().name, _overall(runs), runs, rule, tuple(map(short_name, metrics)), plan)
 
     @property
     def finished(self) -> bool:

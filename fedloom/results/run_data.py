@@ -17,6 +17,7 @@ from fedloom.errors import InputError, StoreError
 from fedloom.experiment.experiment_file import identity
 from fedloom.experiment.store import Store
 from fedloom.federation.sampling import Sampling
+from fedloom.metrics import is_percentage, short_name
 from fedloom.results.result import Result, open_store, read_cells
 from fedloom.results.safe_text import distinct_names
 from fedloom.results.sentences import say
@@ -120,7 +121,7 @@ class MetricInfo:
     @property
     def percent(self) -> bool:
         """Whether the metric is a share, shown as a percentage."""
-        return self.name == "accuracy" or self.name.startswith("top_")
+        return is_percentage(self.name)
 
     @property
     def number_format(self) -> str:
@@ -152,7 +153,7 @@ class RunData:
             rows, clients, facts = store.rows("metrics"), store.rows("clients"), store.facts()
         description = facts.get("description") or {}
         wanted = list(description.get("metrics") or (description.get("task") or {}).get("metrics") or ())
-        places = {name: place for place, name in enumerate(wanted)}
+        places = {short_name(name): place for place, name in enumerate(wanted)}
         rows.sort(key=lambda row: (row["metric"] == "loss", places.get(row["metric"], len(wanted))))
         metrics = {
             row["metric"]: MetricInfo(row["metric"], bool(row["is_mean"]), bool(row["higher_is_better"]))
@@ -222,8 +223,8 @@ class RunData:
 
     @property
     def main_metric(self) -> str:
-        """The metric that figures and cautions are about: the first that is a mean and has values, or the loss."""
-        return next((metric.name for metric in self.metrics.values() if metric.is_mean), "loss")
+        """The metric that figures and cautions are about: the first one, or the loss."""
+        return next(iter(self.metrics), "loss")
 
     @cached_property
     def client_names(self) -> list[str]:

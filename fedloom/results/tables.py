@@ -21,9 +21,8 @@ def all_tables(run: RunData) -> list[Table]:
     """Every table that the run has numbers for."""
     makers = (overview, comparison, paired_differences, targets, fairness, costs)
     found = [table for maker in makers for table in maker(run)]
-    for name, metric in run.metrics.items():
-        if metric.is_mean:
-            found += client_tables.all_tables(run, name)
+    for name in run.metrics:
+        found += client_tables.all_tables(run, name)
     return [*found, *audit_findings.tables(run.audit)]
 
 
@@ -36,6 +35,8 @@ def overview(run: RunData) -> Iterator[Table]:
         if rows:
             columns, kinds = ("algorithm", *(one.way for one in found)), ("text", *["shown"] * len(found))
             note = _note_over_seeds(run, "overview")
+            if any(one.key.startswith("pooled") for one in found):
+                note += " " + say("note", "pooled")
             yield Table(f"overview_{metric}", f"Results: {metric}", columns, rows, kinds, note)
 
 

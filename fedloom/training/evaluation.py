@@ -37,6 +37,8 @@ class Measured:
             return {}
         found = {name: value / self.count for name, value in self.sums.items()}
         for metric in task.measures:
+            if metric.of_mean is not None and metric.name in found:
+                found[metric.name] = metric.of_mean(found[metric.name])
             if metric.summary is not None and self.targets is not None:
                 found[metric.name] = metric.summary(self.scores[metric.name].numpy(), self.targets.numpy())
         return found
@@ -99,7 +101,7 @@ def measure_each(
         shown, labels = in_units(output, y, setup.target)
         means = {m.name: m.values(shown, labels) for m in task.measures if m.values is not None}
         values = {name: each.to(torch.float64).reshape(len(y), -1).mean(1) for name, each in means.items()}
-        scores = {m.name: m.scores(shown).to("cpu", copy=True) for m in task.measures if m.scores is not None}
+        scores = {m.name: m.scores(shown, labels).to("cpu", copy=True) for m in task.measures if m.scores is not None}
         found, begin = [], 0
         for count in counts:
             own = slice(begin, begin + count)

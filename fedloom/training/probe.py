@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 from fedloom.data.federation import Federation
 from fedloom.errors import FedloomError, InputError
 from fedloom.metrics import NUMBER_LOSSES
+from fedloom.score_metrics import confidences, decisions, ranking
 from fedloom.task import Task
 from fedloom.training import generators
 from fedloom.training.clients import Setup
@@ -210,8 +211,8 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
             f"{tuple(y.shape)} it gave {tuple(output.shape)}."
         )
     for metric in task.measures:
-        if metric.name == "auroc" and classes != 2:
-            raise InputError(f"The metric auroc is for two classes, but the labels have {classes}.")
+        if metric.scores in (ranking, decisions, confidences) and not classes and y.dim() == 1:
+            raise InputError(f"The metric {metric.name} is for classes, but the labels are numbers.")
     shape = tree_map_only(Tensor, lambda leaf: tuple(leaf.shape), output)
     traced = tree_map_only(Tensor, differentiable, output)
     try:
@@ -232,7 +233,7 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
             if metric.values is not None:
                 found = len(metric.values(output, y))
             elif metric.scores is not None:
-                found = len(metric.scores(output))
+                found = len(metric.scores(output, y))
         except Exception as error:
             raise InputError(
                 f"The metric {metric.name} does not fit the model's output of shape {shape}: {said(error)}"

@@ -24,6 +24,7 @@ from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.run import run_plan
 from fedloom.files import write_atomically
+from fedloom.metrics import short_name
 from fedloom.results import figure_style as style
 from fedloom.results.figure_style import CaptionedFigure
 from fedloom.results.result import Result
@@ -361,9 +362,9 @@ def _plan(experiment: Experiment, label: str, plans: dict[str, Plan]) -> Plan:
 def _ranked(folder: Path, experiment: Experiment, trials: Sequence[Trial]) -> SweepResult:
     """Read what validation says of each setting, by seed, and sort."""
     cells = [cell for trial in trials if trial.result is not None for cell in trial.result.runs]
-    metric = next(iter(experiment.task.metrics), "loss")
+    metric = short_name(next(iter(experiment.task.metrics), "loss"))
     if cells and not any(f"post_fit_validation_{metric}" in cell.final for cell in cells):
-        metric = "loss"  # the metric is not a mean over examples
+        metric = "loss"  # the metric is undefined at all clients
     at_server = bool(cells) and all(f"server_validation_{metric}" in cell.final for cell in cells)
     key = f"{'server' if at_server else 'post_fit'}_validation_{metric}"
     for trial in trials:

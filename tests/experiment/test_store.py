@@ -212,16 +212,20 @@ def test_forgetting_removes_later_rounds_of_one_cell_from_every_table(tmp_path: 
         assert [row["rounds_done"] for row in store.cells()] == [1, 3]
 
 
-def test_a_metric_that_is_not_a_mean_is_pooled_and_never_averaged(tmp_path: Path) -> None:
-    clients = {0: {"test": ranked([0.1, 0.2], [0, 1])}, 1: {"test": ranked([0.3, 0.4, 0.0], [0, 1, 0])}}
+def test_a_metric_that_is_not_a_mean_is_averaged_over_clients_and_also_pooled(tmp_path: Path) -> None:
+    clients = {
+        0: {"test": ranked([0.1, 0.2], [0, 1])},
+        1: {"test": ranked([0.3, 0.4, 0.0], [0, 1, 0])},
+        2: {"test": ranked([0.3], [0])},
+    }
     with Store(tmp_path) as store:
         cell = store.cell("fedavg", 1)
         store.save(cell, record(1, clients={"final": clients}, server={}), RANKING)
         each = {row["client"]: row["value"] for row in store.rows("client_metrics") if row["metric"] == "auroc"}
-        assert each == {"0": 1.0, "1": 1.0}
+        assert each == {"0": 1.0, "1": 1.0, "2": None}
         summary = store.summary(cell)
-        assert "test_auroc" not in summary
-        assert summary["pooled_test_auroc"] == pytest.approx(5 / 6)  # 0.3 of client 1 is above 0.2 of client 0
+        assert summary["test_auroc"] == 1.0  # client 2 has one class: it does not count
+        assert summary["pooled_test_auroc"] == pytest.approx(6 / 8)  # 0.3 of others is above 0.2 of client 0
         assert summary["test_accuracy"] == pytest.approx(0.5)
         kinds = {row["metric"]: (row["is_mean"], row["higher_is_better"]) for row in store.rows("metrics")}
         assert kinds == {"accuracy": (1, 1), "auroc": (0, 1), "loss": (1, 0)}

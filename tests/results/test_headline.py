@@ -46,9 +46,11 @@ def test_a_round_is_graded_on_the_servers_test_data_or_else_by_the_mean_over_cli
 
 
 def test_a_site_that_keeps_its_scores_to_itself_stops_no_round() -> None:
-    """On a network a policy may hide them: then there is no AUROC of everybody, and all else is as it was."""
+    """On a network a policy may hide them: then the mean is over the other clients, and all else is as it was."""
     hidden = Measured(2, {"loss": 2.0, "accuracy": 2.0})
     for order in ((ranked([0.1, 0.2], [0, 1]), hidden), (hidden, ranked([0.1, 0.2], [0, 1]))):
         clients = {"pre_fit": {client: {"test": part} for client, part in enumerate(order)}}
         found = headline.of_round(record(1, clients=clients, server={}), RANKING)
-        assert found == {"loss": 1.0, "accuracy": 0.75}
+        assert found == {"loss": 1.0, "accuracy": 0.75, "auroc": 1.0}
+    nobody = {"pre_fit": {0: {"test": hidden}, 1: {"test": ranked([0.1], [1])}}}
+    assert "auroc" not in headline.of_round(record(1, clients=nobody, server={}), RANKING)

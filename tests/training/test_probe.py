@@ -122,9 +122,12 @@ def test_classes_and_numbers_need_losses_of_their_kind() -> None:
         probe(numbers(), Task(Dense, loss="mse", metrics=[]))
 
 
-def test_auroc_needs_two_classes() -> None:
-    with pytest.raises(InputError, match=r"The metric auroc is for two classes, but the labels have 3\."):
-        probe(federation((20,)), Task(Dense, metrics=["auroc"]))
+@pytest.mark.parametrize("metric", ["auroc", "f1_macro", "calibration_error"])
+def test_metrics_of_classes_need_classes(metric: str) -> None:
+    probe(federation((20,)), Task(Dense, metrics=[metric]))
+    numbers = replace(federation((20,)), y=torch.zeros(20), classes=())
+    with pytest.raises(InputError, match=rf"The metric {metric} is for classes, but the labels are numbers\."):
+        probe(numbers, Task(lambda: linear(1), loss="mse", metrics=[metric]))
 
 
 def test_a_loss_that_does_not_fit_is_refused() -> None:

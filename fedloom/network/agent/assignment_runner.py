@@ -160,8 +160,8 @@ def _stack_of_one(groups: Groups) -> Groups:
 
 
 def _is_mean(task: Task) -> dict[str, bool]:
-    """Return the metrics by name, and whether each is a mean over examples."""
-    return {"loss": True, **{metric.name: metric.is_mean for metric in task.measures}}
+    """Return the metrics by name, and whether each is a mean over examples, or computed from one."""
+    return {"loss": True, **{metric.name: metric.values is not None for metric in task.measures}}
 
 
 def _method(algorithm: Algorithm, name: str) -> str:

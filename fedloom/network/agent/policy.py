@@ -13,7 +13,7 @@ from pydantic import Field, field_validator
 from fedloom.algorithms import ALGORITHMS
 from fedloom.errors import InputError, nearest
 from fedloom.experiment.experiment_file import Experiment, TaskTable, read, read_toml
-from fedloom.metrics import LOSSES
+from fedloom.metrics import LOSSES, short_name
 from fedloom.models import MODELS
 from fedloom.network.protocol.code_fingerprint import code_files
 from fedloom.network.protocol.messages import SECURE_KINDS, VERBS, ClientAnswer, Verb
@@ -154,7 +154,7 @@ class Policy(Record):
         self._allowed("loss", task.loss, self.losses, LOSSES, base)
         for metric in task.metrics:
             if is_code(metric):
-                raise Refused(f"the policy allows no metrics with code of your own, such as '{metric}'")
+                self._allowed("metric", metric, "shipped" if self.metrics == "means" else self.metrics, {}, base)
 
     def check_privacy(self, privacy: PrivacyTable, cohort: int | None = None) -> None:
         """Raise `Refused` unless a run protects its clients as much as this site requires.
@@ -251,7 +251,7 @@ class Policy(Record):
         """Return whether a metric's values may leave. They have no noise, so no ε covers them."""
         if self.limits_epsilon:
             return False
-        return is_mean if self.metrics == "means" else metric in self.metrics
+        return is_mean if self.metrics == "means" else metric in map(short_name, self.metrics)
 
     def _allowed(self, what: str, name: str, allowed: Names, shipped: Mapping[str, Any], base: Path) -> None:
         if name in (shipped if allowed == "shipped" else allowed):
@@ -285,7 +285,7 @@ class Site:
 def rehearsal(experiment: Experiment, name: str, hosts: Sequence[int]) -> dict[str, dict[str, Any]]:
     """Return a site file's tables for some clients of the experiment's own data; they allow what it needs."""
     task, algorithms = experiment.task, sorted({*experiment.names.values()})
-    names = [name for name in (*algorithms, task.model, task.loss) if is_code(name)]
+    names = [name for name in (*algorithms, task.model, task.loss, *task.metrics) if is_code(name)]
     return {
         "site": {"name": name, "base": str(experiment.base.resolve()), "hosts": list(hosts)},
         "data": written_data(experiment),

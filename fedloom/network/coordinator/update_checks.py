@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,15 +13,25 @@ from torch import Tensor
 from fedloom.aggregation.outliers import outliers
 from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import ClientWork, Place, Report, with_lengths
+from fedloom.machine import computing
 from fedloom.metrics import NON_NEGATIVE, Range
 from fedloom.network.coordinator.roster import Roster
-from fedloom.network.protocol.expected_update import ExpectedUpdate, Shape, expected_update, harmless, tried
+from fedloom.network.protocol.expected_update import (
+    ExpectedUpdate,
+    Shape,
+    expected_update,
+    harmless,
+    synthetic_place,
+    tried,
+)
 from fedloom.network.protocol.messages import Assignment, ClientAnswer
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.task import Task
-from fedloom.training.evaluation import Measured
+from fedloom.training.clients import Clients
+from fedloom.training.evaluation import Measured, evaluate
 from fedloom.tree import Groups, is_whole
 
+Sides = tuple[int, ...]
 ROUNDING = 1e-6  # how far a mean may be outside its range
 
 
@@ -103,11 +114,21 @@ class Judge:
         if not self.same_sizes:
             sizes = {split: min(found.count, self._everything()) for split, found in answer.measured.items()}
         ranges = self._ranges()
-        means = {"loss": ranges["loss"], **{m.name: ranges[m.name] for m in self.task.measures if m.is_mean}}
-        summaries = tuple(metric.name for metric in self.task.measures if metric.summary is not None)
+        means = {"loss": ranges["loss"], **{m.name: ranges[m.name] for m in self.task.measures if m.values}}
+        summaries = self._rows if any(metric.summary is not None for metric in self.task.measures) else {}
         # a call that trains nothing has nothing to measure
         required = splits if assignment.kind == "evaluate" or answer.measured else ()
-        check_measured(answer.measured, required, sizes, means, summaries, len(self.roster.classes))
+        labels = self.roster.data_format.labels
+        check_measured(answer.measured, required, sizes, means, summaries, len(self.roster.classes), labels)
+
+    @cached_property
+    def _rows(self) -> dict[str, Sides]:
+        """The shape of what each metric keeps of an example, found by trying it on made-up examples."""
+        place = synthetic_place(self.roster.data_format, replace(self.task), self.roster.setup)
+        data = Clients(place.federation, (0,), setup=place.setup)
+        with computing():
+            scores = evaluate(place.task, place.task.initial(), data, 0, "train").scores
+        return {name: tuple(rows.shape[1:]) for name, rows in scores.items()}
 
 
 def check_update(
@@ -200,12 +221,14 @@ def check_measured(
     splits: tuple[str, ...],
     sizes: Mapping[str, int],
     means: Mapping[str, Range],
-    summaries: tuple[str, ...] = (),
+    summaries: Mapping[str, Sides] = {},
     classes: int = 0,
+    label: Sides = (),
 ) -> None:
     """Raise `Rejected` unless these measure what was asked for, on as many examples as the client has.
 
-    `means` has the range of each metric that is a mean, and `classes` is the number of labels (0: a regression).
+    `means` has the range of each metric that is a mean, `summaries` the shape of what other metrics keep of an example,
+    `classes` the number of classes (0: a regression), and `label` the shape of a label.
     Where a site withholds something, a mean is NaN, or the scores of all summaries are missing.
     """
     missing = [split for split in splits if sizes.get(split) and split not in measured]
@@ -225,9 +248,9 @@ def check_measured(
         for name, total in found.sums.items():
             _check_value(f"the {where} {name}", total / max(found.count, 1), means[name])
         if found.targets is not None:
-            rows = {**{f"the scores of {name}": row for name, row in found.scores.items()}, "the labels": found.targets}
-            for what, row in rows.items():
-                _check_row(what, row, found.count)
+            for name, rows in found.scores.items():
+                _check_rows(f"the scores of {name}", rows, (found.count, *summaries[name]))
+            _check_rows("the labels", found.targets, (found.count, *label))
             whole = found.targets.to(torch.float64)
             if classes and bool(((whole < 0) | (whole >= classes) | (whole != whole.round())).any()):
                 raise Rejected("metrics", f"labels must be whole numbers from 0 to {classes - 1}")
@@ -253,9 +276,10 @@ def _check_value(what: str, value: float, range: Range) -> None:
         raise Rejected("metrics", f"{what} must be {allowed}, and is {value:g}")
 
 
-def _check_row(what: str, row: Tensor, count: int) -> None:
-    """Check that there is one finite number for every example."""
-    if tuple(row.shape) != (count,):
-        raise Rejected("metrics", f"{what} must be one number for each of {count} examples")
+def _check_rows(what: str, row: Tensor, shape: Sides) -> None:
+    """Check that there are finite numbers for every example."""
+    if tuple(row.shape) != shape:
+        numbers = "one number" if len(shape) == 1 else f"{math.prod(shape[1:])} numbers"
+        raise Rejected("metrics", f"{what} must be {numbers} for each of {shape[0]} examples")
     if row.dtype in (torch.bfloat16, torch.complex64, torch.complex128) or not _finite(row):
         raise Rejected("metrics", f"{what} must be finite real numbers, and some are not")

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import fedloom
 from fedloom import user_code
 from fedloom.errors import InputError
-from fedloom.metrics import LOSSES
+from fedloom.metrics import LOSSES, Metric
 from fedloom.models import MODELS
 
 PACKAGE = Path(fedloom.__file__).parent
@@ -62,6 +62,12 @@ def code_hashes(experiment: Any, package: Path = PACKAGE) -> dict[str, str]:
     for thing in (*(type(one) for one in experiment.algorithm.values()), model, loss):
         bases = thing.__mro__ if isinstance(thing, type) else (thing,)
         pending += [_module_of(one, base, package) for one in bases if _module_name(one).split(".")[0] not in LIBRARIES]
+    for name in filter(user_code.is_code, task.metrics):
+        file = user_code.code_file(name, base)
+        if file is None:
+            pending.append(_module_of(user_code.code(name, base, Metric, float), base, package))
+        else:
+            pending.append(Module(_path_from(base, file), file, file.parent, True))
     hashes: dict[str, str] = {}
     while pending:
         module = pending.pop()

@@ -27,7 +27,12 @@ def test_a_policy_refuses_what_it_does_not_allow() -> None:
     for policy, task, why in (
         (Policy(), {"model": "net.py:Net"}, "only fedloom's own code"),
         (Policy(), {"loss": "net.py:loss"}, "only fedloom's own code"),
-        (Policy(), {"metrics": ["net.py:metric"]}, "code of your own"),
+        (Policy(), {"metrics": ["net.py:metric"]}, "only fedloom's own code, and the metric is 'net.py:metric'"),
+        (
+            Policy(metrics=["net.py:metric"]),
+            {"metrics": ["net.py:metric"]},
+            r"does not allow the file net\.py as it is",
+        ),
         (Policy(models=["mlp"]), {}, "does not allow the model 'digits_mlp'. Allowed: mlp"),
         (Policy(algorithms=["fedavg"]), {}, "does not allow the algorithm 'fedprox'"),
     ):
@@ -53,6 +58,7 @@ def test_a_policy_refuses_what_it_does_not_allow() -> None:
     assert not Policy().may_leave("auroc", False)
     assert Policy(metrics=["auroc"]).may_leave("auroc", False)
     assert not Policy(metrics=["auroc"]).may_leave("loss", True)
+    assert Policy(metrics=["net.py:cost"]).may_leave("cost", False)
 
 
 def test_a_code_file_is_allowed_only_as_it_was_when_somebody_read_it(tmp_path: Path) -> None:
@@ -67,6 +73,14 @@ def test_a_code_file_is_allowed_only_as_it_was_when_somebody_read_it(tmp_path: P
     (tmp_path / "net.py").write_text("import layers\nNet = layers.Other\n")
     with pytest.raises(Refused, match=r"does not allow the file net\.py as it is"):
         check(Policy(models=["net.py:Net"], code=hashes), tmp_path, model="net.py:Net")
+
+
+def test_a_metric_of_your_own_is_allowed_by_its_name_and_its_file(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("def cost(outputs, labels):\n    return 1.0\n")
+    sha = hashlib.sha256((tmp_path / "net.py").read_bytes()).hexdigest()
+    with pytest.raises(Refused, match=r"does not allow the file net\.py as it is"):
+        check(Policy(metrics=["net.py:cost"]), tmp_path, metrics=["net.py:cost"])
+    check(Policy(metrics=["net.py:cost"], code={"net.py": sha}), tmp_path, metrics=["net.py:cost"])
 
 
 def test_only_allowed_metrics_leave_with_an_answer() -> None:

@@ -126,7 +126,7 @@ def test_measurements_must_be_those_that_were_asked_for(measured: dict[str, Meas
     means = {"loss": (0.0, INF), "accuracy": (0.0, 1.0)}
 
     def check(measured: dict[str, Measured], size: int = 3) -> None:
-        check_measured(measured, ("test",), {"test": size}, means, ("auroc",), classes=2)
+        check_measured(measured, ("test",), {"test": size}, means, {"auroc": ()}, classes=2)
 
     with pytest.raises(Rejected, match=why):
         check(measured)
@@ -158,7 +158,7 @@ def test_whatever_is_accepted_can_be_pooled_with_what_honest_clients_measured(
     task = Task(Dense, metrics=("accuracy", "auroc"))
     means = {"loss": (0.0, INF), "accuracy": (0.0, 1.0)}
     try:
-        check_measured({"test": found}, ("test",), {"test": 3}, means, ("auroc",), classes=2)
+        check_measured({"test": found}, ("test",), {"test": 3}, means, {"auroc": ()}, classes=2)
     except Rejected:
         return
     values = pool([scored()["test"], found]).values(task)
