@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from textwrap import shorten
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +16,10 @@ from fedloom.data.federation import Federation
 from fedloom.data.split import SPLITS
 
 Numbers = NDArray[np.int64]
+SOME = 10_000  # examples whose values are looked at
+COMMON = 0.6  # a share of one label that a model should be compared with
+BYTES = 100.0  # pictures whose values go beyond this are bytes that nobody scaled
+APART = 30.0  # features whose standard deviations differ by this factor are hard to learn from together
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +33,7 @@ class Description:
     classes: tuple[str, ...]
     server: dict[str, int]
     warnings: tuple[str, ...]
+    features: tuple[str, ...] = ()
 
     @property
     def clients(self) -> int:
@@ -58,7 +65,8 @@ def describe(federation: Federation) -> Description:
         largest=largest,
         classes=federation.classes,
         server={name: len(y) for name, (_, y) in federation.server.items()},
-        warnings=tuple(_warnings(federation, sizes, labels)),
+        warnings=(*_warnings(federation, sizes, labels), *_of_values(federation)),
+        features=federation.features,
     )
 
 
@@ -85,7 +93,9 @@ def table(description: Description, limit: int = 20) -> Table:
     server = " and ".join(f"{count:,} {name} examples" for name, count in description.server.items())
     result = Table(
         title=f"{description.clients:,} client{plural}, {description.examples:,} examples, {kind}"
-        + (f"\nThe server holds {server}" if server else ""),
+        + (f"\nThe server holds {server}" if server else "")
+        + _names("features", description.features)
+        + _names("classes", [f"{number} {name}" for number, name in _named(description.classes)]),
         caption=Text("\n".join(description.warnings)) if description.warnings else None,
         caption_justify="left",
         show_footer=True,
@@ -105,6 +115,15 @@ def table(description: Description, limit: int = 20) -> Table:
     if description.clients > limit:
         result.add_row(f"… {description.clients - limit:,} more")
     return result
+
+
+def _named(classes: Sequence[str]) -> list[tuple[int, str]]:
+    """Return the numbers and names of classes, if the names say more than the numbers."""
+    return [] if list(classes) == [str(number) for number in range(len(classes))] else list(enumerate(classes))
+
+
+def _names(what: str, names: Sequence[str]) -> str:
+    return f"\n{len(names):,} {what}: {shorten(', '.join(names), 50, placeholder=' …')}" if names else ""
 
 
 def _labels(federation: Federation) -> tuple[Numbers, NDArray[np.float64]]:
@@ -148,6 +167,36 @@ def _warnings(federation: Federation, sizes: Numbers, labels: Numbers) -> Iterat
         absent = [name for name, count in zip(federation.classes, counts, strict=True) if count == 0]
         if absent:
             yield f"No client has examples of {len(absent):,} of {len(counts):,} classes: {_first_five(absent)}."
+
+
+def _of_values(federation: Federation) -> Iterator[str]:
+    """Cautions about features and labels themselves, from some of the examples. On a network there are none here."""
+    if not len(federation.y):
+        return
+    if len(federation.classes) > 1:
+        counts = np.bincount(federation.y.numpy(), minlength=len(federation.classes))
+        share = counts.max() / counts.sum()
+        if share >= COMMON:
+            yield f"Always predicting {federation.classes[counts.argmax()]} is right for {share:.0%} of the examples."
+    some = federation.x[:: len(federation.x) // SOME + 1]
+    if some.dtype == torch.uint8 or (some.dim() > 2 and some.is_floating_point()):
+        largest = float(some.max()) * (1.0 if some.is_floating_point() else federation.scale)
+        if largest > BYTES:
+            yield f"Features go up to {largest:g}, as bytes of pictures do: scale them, such as by 1/255, or normalise."
+    elif some.is_floating_point() and some.dim() == 2 and not federation.preprocessing.untouched:
+        yield from _scales(federation, some.double().numpy())
+
+
+def _scales(federation: Federation, some: NDArray[np.float64]) -> Iterator[str]:
+    with np.errstate(invalid="ignore"):
+        spread = np.nan_to_num(np.nanstd(some, axis=0))
+    varying = np.flatnonzero(spread > 0)
+    if len(varying) > 1:
+        small, large = (int(varying[pick(spread[varying])]) for pick in (np.argmin, np.argmax))
+        if spread[large] > APART * spread[small]:
+            names = federation.features or [f"feature {place}" for place in range(some.shape[1])]
+            times = f"{spread[large] / spread[small]:,.0f} times as much as {names[small]}"
+            yield f'Features differ in scale: {names[large]} varies {times}. Set normalize = "federated" or "client".'
 
 
 def _first_five(names: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from fedloom import machine
 from fedloom.backends.protocol import Backend
 from fedloom.backends.serial import Serial
 from fedloom.backends.vector import Vector, Workers
-from fedloom.data.describe import label_counts
+from fedloom.data.describe import describe, label_counts
 from fedloom.data.federation import Federation
 from fedloom.errors import StoreError
 from fedloom.experiment import parallel
@@ -141,6 +141,7 @@ class WorkerGroup:
         if not self.store.rows("clients"):
             self.store.set_clients(federation)
             # on a network, the coordinator does not know the labels
+            self.store.set_fact("cautions about the data", list(describe(federation).warnings))
             held = label_counts(federation) if len(federation.y) else None
             if held is not None:
                 self.store.set_fact("labels", held)

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedloom.experiment.round_rows import LEFT_OUT, OUTLIER
 from fedloom.results import headline
-from fedloom.results.comparisons import main_comparison
+from fedloom.results.comparisons import comparisons, main_comparison
 from fedloom.results.run_data import RunData
 from fedloom.results.sentences import say
 from fedloom.results.table import show, two_digits
@@ -22,7 +22,8 @@ def cautions(run: RunData) -> list[str]:
     """All cautions about a run, as sentences, the most serious first."""
     checks = (
         *(_unfinished, _left_out, _arrivals, _abandoned, _diverged, _overfitting),
-        *(_left_behind, _imitations, _chosen_on_test, _seeds, _small_tests, _network),
+        *(_no_better_than_guessing, _left_behind, _imitations, _chosen_on_test, _seeds, _small_tests, _undefined),
+        *(_data, _network),
     )
     return [caution for check in checks for caution in check(run)]
 
@@ -167,6 +168,39 @@ def _small_tests(run: RunData) -> Iterator[str]:
     if small:
         have = "client has" if small == 1 else "clients have"
         yield say("caution", "small_tests", small=small, all=len(sizes), have=have, needed=SMALL_TEST)
+
+
+def _no_better_than_guessing(run: RunData) -> Iterator[str]:
+    """Algorithms that are right no more often than one that always predicts the most common label."""
+    held = run.facts.get("labels")
+    found = comparisons(run, "accuracy") if held else []
+    if held and found:
+        counts = np.array(held["counts"]).sum(axis=0)
+        share = float(counts.max() / counts.sum())
+        means = {label: float(np.mean(list(seeds.values()))) for label, seeds in found[0].values.items()}
+        labels = [f"{label} ({show(mean, 'percent')})" for label, mean in means.items() if mean <= share]
+        if labels:
+            guess = {"label": held["classes"][int(counts.argmax())], "share": show(share, "percent")}
+            yield say("caution", "guessing", labels=", ".join(labels), way=found[0].way, guess=guess)
+
+
+def _undefined(run: RunData) -> Iterator[str]:
+    """Metrics that some clients do not have, such as the AUROC of a client with one class."""
+    for name, metric in run.metrics.items():
+        if metric.is_mean:
+            continue
+        without: set[int] = set()
+        for label in run.labels:
+            measured, known = (run.last_means(label, "post_fit", one) for one in ("loss", name))
+            without |= measured.keys() - known.keys()
+        if without:
+            clients = _first_three([run.client_name(client) for client in sorted(without)])
+            yield say("caution", "undefined", metric=name, count=len(without), all=len(run.clients), clients=clients)
+
+
+def _data(run: RunData) -> Iterator[str]:
+    """What `fedloom data describe` warns of."""
+    yield from run.facts.get("cautions about the data") or ()
 
 
 def _network(run: RunData) -> Iterator[str]:

@@ -107,3 +107,41 @@ def test_a_million_clients_are_described_without_a_loop() -> None:
     description = describe(federate(data, clients=1_000_000))
     assert description.labels.sum() == 1_000_000
     assert "1,000,000 of 1,000,000 clients have only one label: 0, 1, 2, 3, 4, …." in description.warnings
+
+
+def made(x: torch.Tensor, y: torch.Tensor | None = None, **more: object) -> tuple[str, ...]:
+    labels = torch.arange(len(x)) % 2 if y is None else y
+    return describe(federate(Dataset(x, labels, classes=("a", "b"), **more), clients=2)).warnings  # type: ignore[arg-type]
+
+
+def test_a_common_label_is_what_a_model_has_to_beat() -> None:
+    assert made(torch.zeros(100, 1), (torch.arange(100) % 7 == 0).long()) == (
+        "Always predicting a is right for 85% of the examples.",
+    )
+
+
+def test_features_that_differ_in_scale_are_named() -> None:
+    x = torch.stack([torch.arange(100) % 2, torch.arange(100) * 3.0, torch.zeros(100)], 1)
+    expected = 'Features differ in scale: crp varies 173 times as much as sex. Set normalize = "federated" or "client".'
+    assert made(x, features=("sex", "crp", "constant")) == (expected,)
+    assert made(x[:, ::2]) == ()
+    assert (
+        describe(
+            federate(Dataset(x, torch.arange(100) % 2, classes=("a", "b")), clients=2, normalize="federated")
+        ).warnings
+        == ()
+    )
+
+
+def test_pictures_that_nobody_scaled_are_noticed() -> None:
+    pictures = torch.arange(200, dtype=torch.uint8).reshape(50, 2, 2)
+    said = "Features go up to 199, as bytes of pictures do: scale them, such as by 1/255, or normalise."
+    assert made(pictures) == made(pictures.float()) == (said,)
+    assert made(pictures, scale=1 / 255) == made(pictures.float() / 255) == ()
+
+
+def test_features_and_classes_are_listed() -> None:
+    named = Dataset(torch.zeros(9, 2), torch.arange(9) % 3, classes=("no", "yes", "maybe"), features=("age", "crp"))
+    text = rendered(federate(named, clients=1))
+    assert "2 features: age, crp" in text
+    assert "3 classes: 0 no, 1 yes, 2 maybe" in text

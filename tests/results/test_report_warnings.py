@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+import fedloom as fl
 from fedloom.experiment.store import Store
 from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import RunData
+from tests.conftest import Logit, federation, two_classes
 
 
 def with_cells(run: RunData, **changes: Any) -> RunData:
@@ -134,3 +136,33 @@ def test_a_served_run_is_called_unprotected_only_if_it_is(run: RunData) -> None:
     assert any("without secure aggregation" in text for text in cautions(served))
     secure = with_description(served, privacy={"secure_aggregation": {}})
     assert not any("without secure aggregation" in text for text in cautions(secure))
+
+
+def with_labels(run: RunData, counts: list[list[int]]) -> RunData:
+    return replace(run, facts={**run.facts, "labels": {"classes": ["alive", "dead", "gone"], "counts": counts}})
+
+
+def test_algorithms_that_do_no_better_than_the_most_common_label_are_named(run: RunData) -> None:
+    def said(counts: list[list[int]]) -> list[str]:
+        return [text for text in cautions(with_labels(run, counts)) if text.startswith("No better than")]
+
+    assert said([[1, 1, 1]]) == []
+    (text,) = said([[0, 50, 0], [0, 50, 0]])
+    assert text.startswith(
+        "No better than always predicting dead, which is right for 100.00 % of all examples: fedavg ("
+    )
+    assert "global model, server's test data" in text
+
+
+def test_metrics_that_some_clients_do_not_have_are_named(tmp_path: Path) -> None:
+    data = two_classes(federation([30, 40, 25], seed=2))
+    labels = data.y.clone()
+    labels[data.offsets[1] : data.offsets[2]] = 1
+    task = fl.Task(Logit, loss="bce", metrics=["accuracy", "auroc"])
+    fl.run(replace(data, y=labels), task, fl.FedAvg(lr=0.1), 1, out=tmp_path, backend="serial")
+    found = cautions(RunData.read(tmp_path))
+    said = (
+        "auroc is undefined at 1 of 3 clients, because their test examples lack a class: client-1. Means over clients"
+    )
+    assert any(text.startswith(said) for text in found)
+    assert "1 of 3 clients has only one label: client-1." in found  # what `fedloom data describe` says of the data

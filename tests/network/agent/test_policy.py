@@ -28,11 +28,6 @@ def test_a_policy_refuses_what_it_does_not_allow() -> None:
         (Policy(), {"model": "net.py:Net"}, "only fedloom's own code"),
         (Policy(), {"loss": "net.py:loss"}, "only fedloom's own code"),
         (Policy(), {"metrics": ["net.py:metric"]}, "only fedloom's own code, and the metric is 'net.py:metric'"),
-        (
-            Policy(metrics=["net.py:metric"]),
-            {"metrics": ["net.py:metric"]},
-            r"does not allow the file net\.py as it is",
-        ),
         (Policy(models=["mlp"]), {}, "does not allow the model 'digits_mlp'. Allowed: mlp"),
         (Policy(algorithms=["fedavg"]), {}, "does not allow the algorithm 'fedprox'"),
     ):
