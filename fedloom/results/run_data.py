@@ -288,7 +288,10 @@ class RunData:
 
     def about_clients(self, text: str) -> str:
         """A note about single clients, which says if they are those of the first seed."""
-        return text if self.same_clients else f"{text} {say('note', 'own_clients', seed=self.seeds[0])}".strip()
+        if self.same_clients:
+            return text
+        own = say("note", "own_clients", seed=self.seeds[0])
+        return f"{text} {own}".strip()
 
     def client_values_by_seed(
         self, label: str, phase: str, metric: str, seeds: Sequence[int] | None = None
