@@ -7,7 +7,7 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedloom.errors import InputError
 
@@ -54,6 +54,43 @@ def computing() -> Iterator[None]:
 def cores() -> int:
     """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+WORKER_BYTES = (
+    250_000_000  # that a worker process takes before it has work: 160 MB of its own were measured, and more later
+)
+WORKERS_PER_CORE = 8  # more would only wait for each other
+
+
+def free_memory() -> int | None:
+    """Return the bytes of memory that new processes can use, also inside a container; None if the system hides it."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        pages = os.sysconf_names.get("SC_PHYS_PAGES") if hasattr(os, "sysconf_names") else None
+        return None if pages is None else os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.is_file() and used.is_file() and limit.read_text().strip().isdecimal():
+        free = min(free, int(limit.read_text()) - int(used.read_text()))
+    return max(free, 0)
+
+
+def worker_count(wanted: int | Literal["auto"]) -> int:
+    """Return how many worker processes to start. Raise if they are more than this machine can hold."""
+    free = free_memory()
+    most = WORKERS_PER_CORE * cores()
+    most = most if free is None else min(most, max(free // WORKER_BYTES, 1))
+    if wanted == "auto":
+        return min(cores(), most)
+    if wanted > most:
+        memory = "" if free is None else f" and {free / 1e9:.1f} GB of free memory"
+        raise InputError(
+            f"[run] workers = {wanted} is more than this machine can hold: its {cores()} cores{memory} are enough for "
+            f'{most}, at {WORKERS_PER_CORE} per core and {WORKER_BYTES // 1_000_000} MB each. "auto" starts '
+            f"{min(cores(), most)}."
+        )
+    return wanted
 
 
 def device(wanted: str) -> str:

@@ -57,3 +57,24 @@ def test_the_facts_name_what_the_bits_of_a_result_depend_on() -> None:
     assert found["torch"] == torch.__version__
     assert found["cores"] == machine.cores() >= 1
     assert found["mkl_cbwr"] == os.environ.get("MKL_CBWR", "")
+
+
+def test_more_workers_than_the_machine_can_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "cores", lambda: 2)
+    monkeypatch.setattr(machine, "free_memory", lambda: 23_000_000_000)
+    assert [machine.worker_count(wanted) for wanted in ("auto", 1, 16)] == [2, 1, 16]
+    with pytest.raises(
+        InputError, match=r"workers = 200 is more than .* 2 cores and 23\.0 GB of free memory .* for 16,"
+    ):
+        machine.worker_count(200)
+    monkeypatch.setattr(machine, "free_memory", lambda: 600_000_000)
+    with pytest.raises(InputError, match=r"workers = 3 is more than .* 0\.6 GB of free memory are enough for 2,"):
+        machine.worker_count(3)
+    monkeypatch.setattr(machine, "free_memory", lambda: 1)
+    assert machine.worker_count("auto") == 1
+
+
+def test_free_memory_is_some_of_what_the_machine_has() -> None:
+    free = machine.free_memory()
+    assert free is not None
+    assert 1_000_000 < free < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""A process that computes clients: `python -m fedloom.backends.worker_process FD`. It uses an inherited socket.
+"""A process that computes clients: `python -m fedloom.backends.worker_process FD PARENT`. It uses an inherited socket.
 
 It is a new interpreter, not a fork and not `multiprocessing`: a script without a `__main__` guard and a notebook work,
 and its environment is set before it multiplies matrices.
@@ -6,10 +6,13 @@ and its environment is set before it multiplies matrices.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
 import sys
+import threading
+import time
 import traceback
 from dataclasses import replace
 from typing import Any
@@ -57,8 +60,24 @@ def serve(connection: socket.socket) -> None:
             broken[kind] = answer  # reported when a part needs it
 
 
+def end_with(parent: int) -> None:
+    """End this process when its parent ends, whatever it is doing then."""
+    died = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
+    if died is None or died(1, signal.SIGKILL) != 0:  # 1 is PR_SET_PDEATHSIG: the kernel kills it
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:  # it ended before
+        os._exit(0)
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(0)
+
+
 def main() -> None:
-    """Serve over the socket whose number is the argument."""
+    """Serve over the socket whose number is the first argument, for the parent whose process is the second."""
+    end_with(int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which finishes the round first
     try:
         serve(socket.socket(fileno=int(sys.argv[1])))

@@ -38,7 +38,7 @@ def group_count(cells: int, workers: int, data: int = 0) -> int:
 
 def divide(workers: Workers, count: int) -> list[Workers]:
     """Divide the processes into groups of about equal size."""
-    groups = [Workers(0) for _ in range(count)]
+    groups = [Workers(0, workers.note) for _ in range(count)]
     for number, (process, connection) in enumerate(zip(workers.processes, workers.connections, strict=True)):
         groups[number % count].processes.append(process)
         groups[number % count].connections.append(connection)

@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedloom import machine
+from fedloom import machine, tree
 from fedloom.backends.protocol import Backend
 from fedloom.backends.serial import Serial
 from fedloom.backends.vector import Vector, Workers
 from fedloom.data.describe import describe, label_counts
 from fedloom.data.federation import Federation
-from fedloom.errors import StoreError
+from fedloom.errors import InputError, StoreError
 from fedloom.experiment import parallel
 from fedloom.experiment.experiment_file import RunTable
 from fedloom.experiment.plan import Plan
@@ -53,7 +53,10 @@ def open_worker_groups(
         federation = plan.federation(seeds[0])
         data = sum(array.nbytes for array in (federation.x, federation.y))
         wanted = settings.cells if settings.cells != "auto" else parallel.group_count(len(seeds), len(workers), data)
-        groups = [*parallel.divide(workers, min(wanted, len(seeds), len(workers)))]
+        divided = parallel.divide(workers, min(wanted, len(seeds), len(workers)))
+        for group in divided:  # their workers may be replaced by others
+            stack.callback(group.close)
+        groups = [*divided]
     stores = [stack.enter_context(Store(folder)) for _ in groups]
     return [
         stack.enter_context(WorkerGroup(plan, store, progress, verbose, group, connect))
@@ -82,8 +85,8 @@ class WorkerGroup:
 
     def kill(self) -> None:
         """End the workers at once, even in the middle of a round."""
-        for process in self.workers.processes if isinstance(self.workers, Workers) else ():
-            process.kill()
+        if isinstance(self.workers, Workers):
+            self.workers.kill()
 
     def get(self, seed: int) -> tuple[Backend, Federation, Task]:
         """Return the backend, the data and the task for a seed."""
@@ -106,9 +109,24 @@ class WorkerGroup:
         setup = self._setup(facts, federation)
         self._check_same_data(federation, seed)
         federation.preprocessing.write(preprocessing_file(self.store.path.parent, seed))
+        self._check_memory(federation, facts, setup)
         if self.verbose:
             self._note_details(federation, task, setup, facts)
         return backend_on(self.workers, federation, task, setup)
+
+    def _check_memory(self, federation: Federation, facts: Probe, setup: Setup) -> None:
+        """Raise if as many workers as asked for need more memory than there is; warn if they were not asked for."""
+        free = machine.free_memory()
+        if not isinstance(self.workers, Workers) or free is None:
+            return
+        each = working_bytes(facts.bytes, setup.group)
+        needed = tree.size({"x": federation.x, "y": federation.y}) + len(self.workers) * each
+        if needed > free and len(self.workers) > 1:
+            found = f"{self.workers} need about {needed / 1e9:.1f} GB for this model and these examples"
+            advice = f"{free / 1e9:.1f} GB are free. Use [run] workers = {max(len(self.workers) * free // needed, 1)}"
+            if self.plan.settings.workers != "auto":
+                raise InputError(f"{found}, and {advice}.")
+            self.progress.note(f"{found}, and {advice} if they are killed.")
 
     def _note_details(self, federation: Federation, task: Task, setup: Setup, facts: Probe) -> None:
         workers = f"{self.workers} for a cell" if self.workers is not None else "this process"
@@ -153,12 +171,17 @@ class WorkerGroup:
         self.store.set_fact(f"data of seed {seed}", federation.fingerprint)
 
 
+def working_bytes(model: int, group: int) -> int:
+    """Return how much memory a worker takes for a model of this size, beside what it takes before it has work."""
+    return model * (6 * group + 4)
+
+
 def start_workers(settings: RunTable, note: Callable[[str], None]) -> Workers | Cluster | None:
     """Start the processes that compute clients; None if this process computes them."""
     if settings.backend == "serial":
         return None
     if settings.backend == "vector":
-        return Workers(machine.cores() if settings.workers == "auto" else settings.workers)
+        return Workers(machine.worker_count(settings.workers), note)
     from fedloom.backends.ray_cluster import Cluster
 
     return Cluster(settings.address, settings.nodes, settings.workers, note)

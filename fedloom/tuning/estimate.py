@@ -16,7 +16,7 @@ from fedloom.data.split import SplitName
 from fedloom.experiment.checks import check_clients, check_target
 from fedloom.experiment.experiment_file import Experiment
 from fedloom.experiment.plan import Plan
-from fedloom.experiment.worker_groups import choose_setup
+from fedloom.experiment.worker_groups import choose_setup, working_bytes
 from fedloom.task import Task
 from fedloom.training import evaluation
 from fedloom.training.probe import Probe, probe
@@ -87,6 +87,8 @@ def estimate(experiment: Experiment) -> Estimate:
     group = choose_setup(facts, run, cohort).group
     reason = facts.__dict__.get("cannot_group")  # known only if clients were to train side by side
     workers = machine.cores() if run.workers == "auto" else run.workers
+    if run.backend == "vector":
+        workers = machine.worker_count(run.workers)
     if run.backend == "serial":
         reason, workers = "the serial backend", 1
     elif not reason:
@@ -122,7 +124,7 @@ def estimate(experiment: Experiment) -> Estimate:
         group=int(group),
         group_reason=reason,
         data_bytes=data,
-        memory_bytes=int(2 * data + (workers + 1) * 300e6 + workers * model * (6 * group + 4)),
+        memory_bytes=int(2 * data + (workers + 1) * machine.WORKER_BYTES + workers * working_bytes(model, int(group))),
         traffic_a_round={
             label: _sent_in_a_round(plan, label, federation, task, facts, cohort) for label in experiment.algorithm
         },

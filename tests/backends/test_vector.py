@@ -1,11 +1,14 @@
 """Every backend computes the same: bit for bit, or tightly where clients are trained side by side."""
 
 import os
+import re
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import pairwise
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -160,34 +163,62 @@ def test_after_an_error_the_same_workers_still_compute_what_they_are_asked(own_w
 
 
 class Suicidal(FedAvg):
-    """Kills every process but one."""
+    """Kills every process but one; if there is a file for the first victim, only the process that removes it."""
 
     parent: int = 0
+    victim: str = ""
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
-        if os.getpid() != self.parent:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if os.getpid() != self.parent and data.round == 2:
+            with suppress(FileNotFoundError):
+                os.remove(self.victim) if self.victim else None
+                os.kill(os.getpid(), signal.SIGKILL)
         return super().client(task, shared, own, data)
 
 
-def test_a_worker_that_is_killed_at_work_ends_the_run_with_an_error(own_workers: Workers) -> None:
+def test_a_worker_that_is_killed_at_work_is_replaced_and_changes_no_bit(own_workers: Workers, tmp_path: Path) -> None:
+    data, learnt = federation((20, 30, 40)), Task(Dense)
+    notes: list[str] = []
+    own_workers.note = notes.append
+    before = [process.pid for process in own_workers.processes]
+    (tmp_path / "victim").touch()
+    algorithm = Suicidal(parent=os.getpid(), victim=str(tmp_path / "victim"))
+    backend = Vector(data, learnt, setup(data, learnt), own_workers)
+    found = last(fit(data, learnt, algorithm, 3, backend=backend))
+    assert facts(found) == facts(last(fit(data, learnt, FedAvg(), 3)))
+    assert len({*before} & {process.pid for process in own_workers.processes}) == 1
+    (note,) = notes
+    assert re.fullmatch(
+        r"Worker process [12] of 2 ended: signal 9 \(9 often .*\)\. Another one takes its place\. .*", note
+    )
+
+
+def test_workers_that_are_killed_again_and_again_end_the_run_with_an_error(own_workers: Workers) -> None:
     data, learnt = federation((20, 30, 40)), Task(Dense)
     backend = Vector(data, learnt, setup(data, learnt), own_workers)
     with pytest.raises(
-        TrainingError, match=r"Worker process [12] of 2 ended: signal 9 \(9 often means out of memory\)"
+        TrainingError, match=r"Worker process [12] of 2 ended: signal 9 \(9 often means out of memory\)\. Fewer workers"
     ):
-        last(fit(data, learnt, Suicidal(parent=os.getpid()), 1, backend=backend))
+        last(fit(data, learnt, Suicidal(parent=os.getpid()), 2, backend=backend))
 
 
-def test_a_worker_that_is_killed_while_it_waits_ends_the_run_with_an_error(own_workers: Workers) -> None:
+def test_workers_that_are_killed_while_they_wait_are_replaced(own_workers: Workers) -> None:
     data, learnt = federation((20, 30, 40)), Task(Dense)
     backend = Vector(data, learnt, setup(data, learnt), own_workers)
     records = fit(data, learnt, FedAvg(), 3, backend=backend)
     next(records)
-    os.kill(own_workers.processes[1].pid, signal.SIGKILL)
-    own_workers.processes[1].wait()
-    with pytest.raises(TrainingError, match="Worker process 2 of 2 ended: signal 9"):
-        list(records)
+    for process in own_workers.processes:
+        process.kill()
+        process.wait()
+    assert facts(last(records)) == facts(last(fit(data, learnt, FedAvg(), 3)))
+
+
+def test_workers_that_were_ended_on_purpose_are_not_replaced(own_workers: Workers) -> None:
+    data, learnt = federation((20, 30, 40)), Task(Dense)
+    backend = Vector(data, learnt, setup(data, learnt), own_workers)
+    own_workers.kill()
+    with pytest.raises(TrainingError, match="ended: signal 9"):
+        last(fit(data, learnt, FedAvg(), 1, backend=backend))
 
 
 def test_an_error_inside_the_model_comes_back_from_the_worker_with_client_and_step(

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 import fedloom as fl
-from fedloom.errors import StoreError
+from fedloom import machine
+from fedloom.errors import InputError, StoreError
+from fedloom.experiment import worker_groups
 from fedloom.experiment.progress import Silent
 from fedloom.experiment.store import Store
 from tests.experiment.small_run import StopAfter, run
@@ -79,3 +81,26 @@ def test_a_model_that_cannot_be_grouped_says_why(federation: fl.Federation, tmp_
     result = run(federation, fl.Task(Drawing), tmp_path, rounds=1, **settings)
     assert result.status == "done"
     assert any("one by one" in note and "global generator" in note for note in notes)
+
+
+def test_workers_that_need_more_memory_than_there_is_are_refused_if_you_asked_for_them(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_groups, "working_bytes", lambda model, group: 1_000_000_000)
+    monkeypatch.setattr(machine, "free_memory", lambda: 1_200_000_000)
+    message = r"2 worker processes need about 2\.0 GB for .*, and 1\.2 GB are free\. Use \[run\] workers = 1\."
+    with pytest.raises(InputError, match=message):
+        run(federation, task, tmp_path / "two", rounds=1, backend="vector", workers=2)
+    assert run(federation, task, tmp_path / "one", rounds=1, backend="vector", workers=1).finished
+    monkeypatch.setattr(machine, "cores", lambda: 2)
+    notes = Notes()
+    assert run(federation, task, tmp_path / "auto", rounds=1, backend="vector", progress=notes).finished
+    assert any("Use [run] workers = 1 if they are killed" in note for note in notes.texts)
+
+
+class Notes(Silent):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
