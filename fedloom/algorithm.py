@@ -33,7 +33,8 @@ from fedloom.tree import Tree, add, clone, concat, expand, map_leaves, row, rows
 __all__ = ["Aggregate", "Algorithm", "Answers", "AtLeastOne", "Central", "Clients", "Cohort", "Count", "Decay"]
 __all__ += ["Groups", "Inbox", "InputError", "NonNegative", "Positive", "Share", "Step", "Task", "Trained"]
 __all__ += ["Training", "Tree", "Update", "add", "batch", "by_examples", "by_score", "by_size", "clone", "concat"]
-__all__ += ["evaluate", "expand", "full_gradient", "keys", "local", "map_leaves", "mean", "metropolis", "row", "rows"]
+__all__ += ["evaluate", "expand", "full_gradient", "keys", "local", "map_leaves", "mean", "metropolis"]
+__all__ += ["refuse_uneven_rates", "row", "rows"]
 __all__ += ["scale", "select", "stack", "sub", "topology", "uniform", "within_one_std", "without", "zeros_like"]
 
 
@@ -183,6 +184,15 @@ class Central(Algorithm):
     @classmethod
     def _moved_keys(cls, values: Any) -> Any:
         return without_former_keys(cls, values) if isinstance(values, dict) else values
+
+
+def refuse_uneven_rates(algorithm: Algorithm) -> None:
+    """Raise if an algorithm whose formula has one learning rate gets others for some steps or clients."""
+    if algorithm.train.has_uneven_rates:
+        raise InputError(
+            f"{type(algorithm).__name__}'s formula has one learning rate for all steps and clients of a round: use "
+            "'schedule', not 'local_schedule' or the 'lr' of single clients."
+        )
 
 
 def without(tree: Tree, names: Any) -> Tree:

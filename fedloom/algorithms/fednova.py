@@ -7,7 +7,18 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import model_validator
 
-from fedloom.algorithm import Central, Clients, Cohort, Groups, InputError, Task, Update, by_size, without
+from fedloom.algorithm import (
+    Central,
+    Clients,
+    Cohort,
+    Groups,
+    InputError,
+    Task,
+    Update,
+    by_size,
+    refuse_uneven_rates,
+    without,
+)
 from fedloom.tree import add, expand, scale, select, sub
 
 
@@ -30,6 +41,7 @@ class FedNova(Central):
             raise InputError(
                 f'FedNova counts steps of optimizer = "sgd", with or without momentum, not "{self.train.optimizer}".'
             )
+        refuse_uneven_rates(self)
         return self
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:

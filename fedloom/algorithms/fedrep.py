@@ -67,7 +67,7 @@ class FedRep(FedAvg):
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         start = {**expand(shared["model"], len(data)), **own["head"]}
         head, body = (training_only(task, names) for names in self.phases(task, start))
-        longer = self.train.replace(epochs=self.head_epochs)
+        longer = self.train.with_epochs(self.head_epochs)
         headed = local.train(head, data, start, longer, own=_optimizer(own, "head_optimizer"))
         # the body starts from the shared buffers, not from those that the head's phase changed
         start = {**expand(shared["model"], len(data)), **select(headed.model, own["head"])}

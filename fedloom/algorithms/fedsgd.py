@@ -15,7 +15,8 @@ class FedSGD(Central):
     """Clients send full gradients, and the server takes a step.
 
     w ← w − lr · Σ n_k g_k / Σ n_k, where g_k is the gradient over all examples of client k. This equals FedAvg with one
-    epoch of one full batch, and is the baseline for FedAvg. Of the training parameters, only `lr` has a meaning.
+    epoch of one full batch, and is the baseline for FedAvg. Of the training parameters, only `lr` and
+    `schedule` have a meaning.
     """
 
     reference: ClassVar[str] = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017"
@@ -25,7 +26,7 @@ class FedSGD(Central):
 
     @model_validator(mode="after")
     def _plain_steps(self) -> FedSGD:
-        for name in ("optimizer", "momentum", "weight_decay", "clip", "patience"):
+        for name in ("optimizer", "momentum", "weight_decay", "clip", "patience", "local_schedule", "clients"):
             if getattr(self.train, name) != type(self.train).model_fields[name].default:
                 raise InputError(
                     f"FedSGD takes one plain gradient step a round, so '{name}' has no meaning. "
@@ -35,7 +36,7 @@ class FedSGD(Central):
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
         mean = cohort.reduce(self.client, state, rule=self.rule)
-        stepped = add(select(state["model"], mean["gradient"]), mean["gradient"], scale=-self.train.lr)
+        stepped = add(select(state["model"], mean["gradient"]), mean["gradient"], scale=-self.train.lr_at(cohort.round))
         return {**state, "model": {**state["model"], **stepped, **mean["buffers"]}}
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:

@@ -47,7 +47,7 @@ class FSVRG(Central):
             raise InputError("FSVRG divides gradients by a client's examples, so 'clip' has no meaning. Leave it out.")
         # the method fixes these, whatever the [train] table says
         lr = self.train.lr if self.h is None else self.h
-        fixed = self.train.replace(batch_size=1, epochs=1.0, patience=None, lr=lr)
+        fixed = self.train.replace(batch_size=1, epochs=1.0, patience=None, lr=lr, clients=None)
         if fixed != self.train:
             object.__setattr__(self, "train", fixed)
         return self

@@ -6,8 +6,20 @@ import math
 from typing import ClassVar, Literal
 
 import torch
+from pydantic import model_validator
 
-from fedloom.algorithm import Algorithm, Clients, Cohort, Groups, NonNegative, Task, Update, by_size, evaluate
+from fedloom.algorithm import (
+    Algorithm,
+    Clients,
+    Cohort,
+    Groups,
+    NonNegative,
+    Task,
+    Update,
+    by_size,
+    evaluate,
+    refuse_uneven_rates,
+)
 from fedloom.tree import add, expand, scale, select, sub
 
 
@@ -29,6 +41,11 @@ class QFedAvg(Algorithm):
     q: NonNegative = 1.0
     """How much more a larger loss counts. 0 is FedAvg."""
 
+    @model_validator(mode="after")
+    def _one_rate(self) -> QFedAvg:
+        refuse_uneven_rates(self)
+        return self
+
     def round(self, state: Groups, cohort: Cohort) -> Groups:
         mean = cohort.reduce(self.client, state)
         # Σ Δ_k / Σ h_k, written as a step towards the mean weighted by F_k^q; with q = 0 it is that mean
@@ -45,7 +62,7 @@ class QFedAvg(Algorithm):
         for position in range(len(data)):
             losses.append(evaluate(task, shared["model"], data, position, "train").values(task)["loss"])
         loss = torch.tensor(losses, dtype=torch.float64).clamp(min=1e-10)
-        steepness = 1 / self.train.lr
+        steepness = 1 / self.train.lr_at(data.round)
         change = sub(select(trained.model, task.trainable), select(shared["model"], task.trainable))
         squares = sum(leaf.to(torch.float64).flatten(1).square().sum(1) for leaf in change.values())
         pull, counts = loss**self.q, by_size(self.weights, data.examples)

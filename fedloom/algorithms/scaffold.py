@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import model_validator
 
 from fedloom.aggregation.weights import by_size, uniform
@@ -55,8 +54,8 @@ class Scaffold(Central):
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         trained = self.fit(task, expand(shared["model"], len(data)), shared, own, data)
         drift = sub(select(shared["model"], task.trainable), select(trained.model, task.trainable))
-        pace = 1 / (trained.steps.to(torch.float64) * self.train.lr)
-        change = sub(scale(drift, pace), shared["control"])
+        assert trained.lr_sums is not None
+        change = sub(scale(drift, 1 / trained.lr_sums), shared["control"])
         update = Update(
             {"model": trained.model, "control": change},
             {"model": by_size(self.weights, data.examples), "control": uniform(data.examples)},

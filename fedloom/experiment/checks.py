@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
+from numpy.typing import NDArray
 
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError
@@ -45,16 +44,19 @@ def _drawn(plan: Plan, federation: Federation, seed: int) -> set[int]:
 
 
 def _check_sizes(federation: Federation, ids: list[int], training: Training, normalises: bool) -> None:
-    size = None if training.batch_size == "full" else training.batch_size
-    for client, count in _distinct(federation.counts(ids, "train"), ids):
+    training.check_clients(lambda: [federation.name(client) for client in range(federation.clients)])
+    alike = training.clients is None  # then one client of each size is enough
+    for client, count in _sized(federation.counts(ids, "train"), ids, alike):
+        own = training.of(federation.name(client))
+        size = None if own.batch_size == "full" else own.batch_size
         check_size(federation.name(client), count, normalises, size, training.drop_last)
     if training.patience is not None:
-        for client, count in _distinct(federation.counts(ids, "validation"), ids):
+        for client, count in _sized(federation.counts(ids, "validation"), ids, alike):
             if count == 0:
                 raise needs_validation(federation.name(client))
 
 
-def _distinct(counts: np.ndarray, ids: list[int]) -> Iterator[tuple[int, int]]:
-    """Return one client with each number of examples."""
-    found, first = np.unique(counts, return_index=True)
-    return ((ids[place], int(count)) for count, place in sorted(zip(found, first, strict=True), key=lambda one: one[1]))
+def _sized(counts: NDArray[np.int64], ids: list[int], alike: bool) -> list[tuple[int, int]]:
+    """Return clients and their numbers of examples: of all clients, or of the first with each number."""
+    places = sorted(np.unique(counts, return_index=True)[1].tolist()) if alike else range(len(ids))
+    return [(ids[place], int(counts[place])) for place in places]

@@ -59,7 +59,7 @@ def open_worker_groups(
         groups = [*divided]
     stores = [stack.enter_context(Store(folder)) for _ in groups]
     return [
-        stack.enter_context(WorkerGroup(plan, store, progress, verbose, group, connect))
+        stack.enter_context(WorkerGroup(plan, store, progress, verbose, group, connect, len(groups)))
         for store, group in zip(stores, groups, strict=True)
     ]
 
@@ -74,6 +74,7 @@ class WorkerGroup:
     verbose: bool
     workers: Workers | Cluster | None
     connect: Connect | None = None
+    groups: int = 1  # that run at the same time
 
     def __enter__(self) -> WorkerGroup:
         self._made: dict[tuple[int, int], tuple[Backend, Federation, Task]] = {}
@@ -101,6 +102,8 @@ class WorkerGroup:
     def _build(self, federation: Federation, task: Task, seed: int) -> Backend:
         self.plan.cohort.check(federation.clients)
         if self.connect is not None:
+            if any(algorithm.train.clients for algorithm in self.plan.algorithms.values()):
+                raise InputError("[train] clients is for simulations: on a network, sites have names of their own.")
             self._check_same_data(federation, seed)
             self._record_machine_and_clients(federation)
             self.store.set_fact("network", True)
@@ -119,11 +122,12 @@ class WorkerGroup:
         free = machine.free_memory()
         if not isinstance(self.workers, Workers) or free is None:
             return
-        each = working_bytes(facts.bytes, setup.group)
-        needed = tree.size({"x": federation.x, "y": federation.y}) + len(self.workers) * each
-        if needed > free and len(self.workers) > 1:
-            found = f"{self.workers} need about {needed / 1e9:.1f} GB for this model and these examples"
-            advice = f"{free / 1e9:.1f} GB are free. Use [run] workers = {max(len(self.workers) * free // needed, 1)}"
+        count = self.groups * len(self.workers)
+        data = self.groups * tree.size({"x": federation.x, "y": federation.y})
+        needed = data + count * working_bytes(facts.bytes, setup.group)
+        if needed > free and count > 1:
+            found = f"{count} worker processes need about {needed / 1e9:.1f} GB for this model and these examples"
+            advice = f"{free / 1e9:.1f} GB are free. Use [run] workers = {max(count * free // needed, 1)}"
             if self.plan.settings.workers != "auto":
                 raise InputError(f"{found}, and {advice}.")
             self.progress.note(f"{found}, and {advice} if they are killed.")

@@ -105,6 +105,7 @@ def fit(
     """
     sampling.check(federation.clients)
     task.see(federation)
+    algorithm.train.check_clients(lambda: [federation.name(client) for client in range(federation.clients)])
     if protection is not None:
         protection.check(algorithm, task.initial() if protection.table.has_distributed_noise else None)
     if at_clients is not None:

@@ -90,8 +90,8 @@ def plain_fedavg(
         trained: list[Tree] = []
         losses: dict[int, list[float]] = {}
         for client in clients:
-            key = partial(client_key, seed, round, client)
-            model, losses[client] = train_client(task, federation, client, weights, training, key, kept)
+            key, own = partial(client_key, seed, round, client), training.of(federation.name(client))
+            model, losses[client] = train_client(task, federation, client, weights, own, key, kept, round)
             trained.append(model)
         phases["post_fit"] = measured(trained)
         weights = mean(trained, counts)
@@ -107,7 +107,14 @@ def client_key(seed: int, round: int, client: int, purpose: str, number: int) ->
 
 @generators.lent()
 def train_client(
-    task: Task, federation: Federation, client: int, start: Tree, training: Training, key: Key, kept: dict[int, Any]
+    task: Task,
+    federation: Federation,
+    client: int,
+    start: Tree,
+    training: Training,
+    key: Key,
+    kept: dict[int, Any],
+    round: int = 1,
 ) -> tuple[Tree, list[float]]:
     """Train one client. Return its weights and the mean loss of every epoch."""
     module, loss_of = task.build(), fresh_loss(task)
@@ -119,7 +126,10 @@ def train_client(
         optimizer.load_state_dict(kept[client])
     sums: dict[int, float] = {}  # of every epoch
     counts: dict[int, int] = {}
-    for step, (epoch, rows) in enumerate(batches(federation.indices(client, "train"), training, key)):
+    drawn = list(batches(federation.indices(client, "train"), training, key))
+    for step, (epoch, rows) in enumerate(drawn):
+        for group in optimizer.param_groups:
+            group["lr"] = training.lr_at(round, step, len(drawn))
         x, y = examples(task, federation, rows)
         generators.seed(key("draws", step))
         optimizer.zero_grad(set_to_none=True)
@@ -225,10 +235,15 @@ def make_optimizer(training: Training, parameters: list[nn.Parameter]) -> torch.
     given: dict[str, Any] = {"lr": training.lr, "weight_decay": training.weight_decay}
     if training.epsilon is not None:
         given["eps"] = training.epsilon
-    if training.optimizer == "sgd":
-        return torch.optim.SGD(parameters, momentum=training.momentum, **given)
-    if training.optimizer == "adam":
-        return torch.optim.Adam(parameters, betas=(training.beta1, training.beta2), **given)
+    if training.optimizer in ("sgd", "nesterov"):
+        nesterov = training.optimizer == "nesterov"
+        return torch.optim.SGD(parameters, momentum=training.momentum, nesterov=nesterov, **given)
+    if training.optimizer in ("adam", "adamw"):
+        kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
+        return kind(parameters, betas=(training.beta1, training.beta2), **given)
+    if training.optimizer == "rmsprop":
+        given |= {"alpha": training.rho, "momentum": training.momentum, "centered": bool(training.centered)}
+        return torch.optim.RMSprop(parameters, **given)
     if training.optimizer == "adagrad":
         return torch.optim.Adagrad(parameters, **given)
     return torch.optim.Adadelta(parameters, rho=training.rho, **given)

@@ -58,6 +58,7 @@ class LaneTrainer:
             {group: self._stacked(tree) for group, tree in own.items()} if correct else {},
             optimizers.initial_state(training, trainable, task.trainable, self.count),
             torch.zeros(self.count, dtype=task.torch_dtype, device=setup.device),
+            torch.ones(self.count, dtype=torch.float64, device=setup.device) if training.changes_rate else None,
         )
         # views of the same memory: one client's tensors, and its weights
         self.lanes = [self._lane(number) for number in range(self.count)]
@@ -117,6 +118,8 @@ class LaneTrainer:
             counts.append(len(found))
             if schedule is not None and self.setup.masked:
                 self.keys[lane] = schedule.dropout_key()
+            if schedule is not None and self.tensors.rate is not None:
+                self.tensors.rate[lane] = schedule.rate()
         self.counts.copy_(torch.tensor(counts))
         x, y = batch(job.data, self.rows.reshape(-1), self.task)
         self.x.copy_(x.reshape(self.x.shape))
@@ -177,7 +180,7 @@ class LaneTrainer:
             leaf.copy_(buffers[name])
         names = [name for name in tensors.parameters if name in gradient]
         parameters, gradients = [tensors.parameters[name] for name in names], [gradient[name] for name in names]
-        optimizers.update(self.training, names, parameters, gradients, tensors.optimizer)
+        optimizers.update(self.training, names, parameters, gradients, tensors.optimizer, tensors.rate)
         tensors.loss_sum.add_(loss * counts)
 
     def _watch(self, lanes: Sequence[int]) -> None:
@@ -221,7 +224,8 @@ class LaneTrainer:
         parameters = clone(tensors.parameters)
         for name in self.task.trainable:
             parameters[name].requires_grad_()
-        return tensors._replace(parameters=parameters, buffers=clone(tensors.buffers), optimizer={}, loss_sum=total)
+        copied = tensors._replace(parameters=parameters, buffers=clone(tensors.buffers), optimizer={}, loss_sum=total)
+        return copied._replace(rate=None)
 
 
 def lane_trainer(job: TrainingJob, batch_size: int) -> LaneTrainer:

@@ -38,6 +38,7 @@ class Trained:
     own: Groups
     steps: Tensor
     history: tuple[tuple[dict[str, float], ...], ...] = ()  # per client, per epoch
+    lr_sums: Tensor | None = None  # the sum of each client's learning rates over its steps
 
 
 def train(
@@ -61,7 +62,8 @@ def train(
     if optimizer is not None:
         own = {**own, "optimizer": stack([result.optimizer for result in results])}
     steps = torch.tensor([result.steps for result in results])
-    return Trained(trained, own, steps, tuple(result.history for result in results))
+    lr_sums = torch.tensor([result.lr_sum for result in results], dtype=torch.float64)
+    return Trained(trained, own, steps, tuple(result.history for result in results), lr_sums)
 
 
 def initial_optimizer(training: Training, task: Task, model: Tree) -> Groups:
@@ -82,6 +84,7 @@ class StepTensors(NamedTuple):
     own: Groups
     optimizer: Tree
     loss_sum: Tensor  # the sum of the examples' losses in this epoch
+    rate: Tensor | None = None  # the learning rate of the next step as a share of `lr`, where it changes
 
     def changing(self) -> list[Tensor]:
         """Return the tensors that a step may change."""
@@ -116,6 +119,7 @@ def client_tensors(job: TrainingJob, position: int) -> StepTensors:
         {group: clone(row(tree, position)) for group, tree in job.own.items()} if hooked else {},
         optimizers.initial_state(job.training, trainable, task.trainable),
         torch.zeros((), dtype=torch.float64, device=job.data.setup.device),
+        torch.ones((), dtype=torch.float64, device=job.data.setup.device) if job.training.changes_rate else None,
     )
 
 
@@ -168,6 +172,8 @@ def step_on_rows(
     job: TrainingJob, schedule: ClientSchedule, tensors: StepTensors, rows: Tensor, ahead: int = 0
 ) -> None:
     """Train on one batch: some rows of the client, `ahead` steps after the next."""
+    if tensors.rate is not None:
+        tensors.rate.fill_(schedule.rate(ahead))
     batch_passes = passes_over(job.task, job.data, schedule.position, rows, schedule.steps + ahead)
     check_finite(client_step(job.task, job.training, job.correct, tensors, batch_passes, len(rows)).item())
 
@@ -218,7 +224,7 @@ def client_step(
         gradient = clip(gradient, training.clip)
     with torch.no_grad():
         changed = [leaves[name] for name in gradient]
-        optimizers.update(training, list(gradient), changed, list(gradient.values()), tensors.optimizer)
+        optimizers.update(training, list(gradient), changed, list(gradient.values()), tensors.optimizer, tensors.rate)
         tensors.loss_sum.add_(loss.detach(), alpha=count)
     return loss.detach()
 

@@ -20,18 +20,21 @@ if TYPE_CHECKING:
 # the running averages that each optimiser keeps per parameter, in addition to the step count
 SLOTS: dict[str, tuple[str, ...]] = {
     "sgd": (),
-    "momentum": ("velocity",),
+    "nesterov": ("velocity",),
     "adam": ("first", "second"),
+    "adamw": ("first", "second"),
+    "rmsprop": ("square",),
     "adagrad": ("total",),
     "adadelta": ("square", "delta"),
 }
 Tensors = list[Tensor]
-EPSILON = {"adam": 1e-8, "adagrad": 1e-10, "adadelta": 1e-6}
+EPSILON = {"adam": 1e-8, "adamw": 1e-8, "rmsprop": 1e-8, "adagrad": 1e-10, "adadelta": 1e-6}
 
 
 def slots(training: Training) -> tuple[str, ...]:
     """Return the names of the running averages that an optimiser keeps."""
-    return SLOTS["momentum" if training.optimizer == "sgd" and training.momentum else training.optimizer]
+    momentum = ("velocity",) if training.momentum and training.optimizer in ("sgd", "rmsprop") else ()
+    return (*SLOTS[training.optimizer], *momentum, *(("mean",) if training.centered else ()))
 
 
 def initial_state(training: Training, weights: Tree, trainable: Sequence[str], lanes: int | None = None) -> Tree:
@@ -46,12 +49,32 @@ def initial_state(training: Training, weights: Tree, trainable: Sequence[str], l
     return {**state, **{f"steps:{name}": torch.zeros(shape, dtype=torch.float32, device=device) for name in trainable}}
 
 
-def update(training: Training, names: Sequence[str], parameters: Tensors, gradients: Tensors, state: Tree) -> None:
+def update(
+    training: Training,
+    names: Sequence[str],
+    parameters: Tensors,
+    gradients: Tensors,
+    state: Tree,
+    rate: Tensor | None = None,
+) -> None:
     """Take one step, in place, with the parameters that have a gradient (`names`, in their order).
 
     `state` has a step count per parameter (in lanes, also per lane): parameters that a batch does not use take no step.
+    `rate` is the learning rate as a share of `training.lr`, where it changes: one number, or one per lane.
     """
-    if training.weight_decay:
+    before = [] if rate is None else [parameter.clone() for parameter in parameters]
+    _step(training, names, parameters, gradients, state)
+    # a change of every optimiser is proportional to the learning rate, so a step can be scaled afterwards. A recorded
+    # step has the learning rate as a constant
+    for parameter, was in zip(parameters, before):  # noqa: B905 (without a rate, nothing is scaled)
+        assert rate is not None
+        parameter.copy_(was + (parameter - was) * per_client(rate, was))
+
+
+def _step(training: Training, names: Sequence[str], parameters: Tensors, gradients: Tensors, state: Tree) -> None:
+    if training.weight_decay and training.optimizer == "adamw":
+        torch._foreach_mul_(parameters, 1 - training.lr * training.weight_decay)
+    elif training.weight_decay:
         gradients = list(torch._foreach_add(gradients, parameters, alpha=training.weight_decay))
     if not state:
         torch._foreach_add_(parameters, gradients, alpha=-training.lr)
@@ -72,6 +95,33 @@ def _momentum(training: Training, parameters: Tensors, gradients: Tensors, steps
     torch._foreach_mul_(velocity, training.momentum)
     torch._foreach_add_(velocity, gradients)
     torch._foreach_add_(parameters, velocity, alpha=-training.lr)
+
+
+def _nesterov(training: Training, parameters: Tensors, gradients: Tensors, steps: Tensors, velocity: Tensors) -> None:
+    torch._foreach_mul_(velocity, training.momentum)
+    torch._foreach_add_(velocity, gradients)
+    ahead = torch._foreach_add(gradients, velocity, alpha=training.momentum)
+    torch._foreach_add_(parameters, list(ahead), alpha=-training.lr)
+
+
+def _rmsprop(
+    training: Training, parameters: Tensors, gradients: Tensors, steps: Tensors, square: Tensors, *others: Tensors
+) -> None:
+    torch._foreach_mul_(square, training.rho)
+    torch._foreach_addcmul_(square, gradients, gradients, 1 - training.rho)
+    denominator = [leaf.clone() for leaf in square]
+    if training.centered:
+        mean = others[-1]
+        torch._foreach_lerp_(mean, gradients, 1 - training.rho)
+        torch._foreach_addcmul_(denominator, mean, mean, -1.0)
+    torch._foreach_sqrt_(denominator)
+    torch._foreach_add_(denominator, training.epsilon or EPSILON["rmsprop"])
+    if training.momentum:
+        torch._foreach_mul_(others[0], training.momentum)
+        torch._foreach_addcdiv_(others[0], gradients, denominator)
+        torch._foreach_add_(parameters, others[0], alpha=-training.lr)
+    else:
+        torch._foreach_addcdiv_(parameters, gradients, denominator, -training.lr)
 
 
 def _adam(
@@ -133,4 +183,12 @@ def _adadelta(
     torch._foreach_add_(parameters, ratio, alpha=-training.lr)
 
 
-_RULES: dict[str, Callable[..., None]] = {"sgd": _momentum, "adam": _adam, "adagrad": _adagrad, "adadelta": _adadelta}
+_RULES: dict[str, Callable[..., None]] = {
+    "sgd": _momentum,
+    "nesterov": _nesterov,
+    "adam": _adam,
+    "adamw": _adam,
+    "rmsprop": _rmsprop,
+    "adagrad": _adagrad,
+    "adadelta": _adadelta,
+}

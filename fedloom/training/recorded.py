@@ -63,6 +63,8 @@ class RecordedTrainer:
             if tape is None:
                 step_on_rows(job, schedule, tensors, batches[ahead], ahead)
                 continue
+            if tensors.rate is not None:
+                tensors.rate.fill_(schedule.rate(ahead))
             for target, value in zip(inputs, values):  # noqa: B905 (this loop runs hundreds of times a second)
                 target.copy_(value)
             self._compare(tape, inputs) if ahead == watched else tape.replay()
@@ -119,7 +121,7 @@ class RecordedTrainer:
 
         Whole batches are. The last batch of an epoch is only if it and the model are small.
         """
-        return count == self.training.batch_size or (count <= SMALL_BATCH and self.model_bytes <= SMALL_MODEL)
+        return count in self.training.batch_sizes or (count <= SMALL_BATCH and self.model_bytes <= SMALL_MODEL)
 
 
 def _other_batch(job: TrainingJob, schedule: ClientSchedule, like: Sequence[Tensor]) -> list[Tensor]:

@@ -56,7 +56,8 @@ def trainer_for(job: TrainingJob) -> Trainer:
 
         return ExampleTrainer(data.example_privacy)
     pooled = data.ids == (data.federation.everyone,)
-    if isinstance(batch_size, int) and lanes(data.setup.group, batch_size=batch_size, pooled=pooled) > 1:
+    alike = job.training.batch_sizes == {batch_size}  # lanes have one size
+    if isinstance(batch_size, int) and alike and lanes(data.setup.group, batch_size=batch_size, pooled=pooled) > 1:
         examples = (data.federation.x, data.federation.y)
         kinds = tuple((value.shape[1:], value.dtype) for value in examples)
         return reused(LaneTrainer, job, lambda: lane_trainer(job, batch_size), data.setup, kinds, data.federation.scale)

@@ -25,3 +25,11 @@ def test_changes_are_averaged_per_step() -> None:
 def test_it_counts_only_steps_of_sgd() -> None:
     with pytest.raises(InputError, match='FedNova counts steps of optimizer = "sgd"'):
         FedNova(optimizer="adam")
+
+
+def test_it_refuses_different_learning_rates_within_a_round() -> None:
+    FedNova(schedule={"name": "exponential", "factor": 0.5})
+    with pytest.raises(
+        InputError, match="FedNova's formula has one learning rate for all steps and clients of a round"
+    ):
+        FedNova(local_schedule={"name": "exponential", "factor": 0.5})

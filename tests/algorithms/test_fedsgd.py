@@ -56,3 +56,10 @@ def test_clients_send_gradients_and_buffers_and_keep_nothing() -> None:
     record = last(fit(data, task, FedSGD(), 1))
     assert {report.bytes_up for report in record.reports} == {tree.size(task.initial()) + 16}
     assert record.own == {}
+
+
+def test_a_schedule_over_rounds_is_that_of_fedavg_with_full_batches() -> None:
+    halves = {"lr": LR, "schedule": {"name": "exponential", "factor": 0.5}}
+    data, task = two_clients(), linear_task()
+    one, other = (last(fit(data, task, kind, 3)) for kind in (FedSGD(**halves), FedAvg(batch_size="full", **halves)))
+    torch.testing.assert_close(one.state["model"], other.state["model"], rtol=1e-12, atol=1e-12)

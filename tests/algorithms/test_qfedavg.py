@@ -9,8 +9,10 @@ from tests.algorithms.linear import (
     START,
     X,
     Y,
+    after,
     descend,
     trained,
+    vector,
 )
 
 
@@ -29,3 +31,9 @@ def test_a_larger_loss_counts_for_more() -> None:
 def test_with_q_zero_it_is_fedavg() -> None:
     settings = {"lr": LR, "batch_size": "full", "weights": "examples"}
     np.testing.assert_allclose(trained(QFedAvg(q=0.0, **settings), 2), trained(FedAvg(**settings), 2), rtol=1e-13)
+
+
+def test_with_q_zero_it_is_fedavg_also_with_a_schedule() -> None:
+    halves = {"lr": 0.2, "schedule": {"name": "exponential", "factor": 0.5}}
+    same = [after(kind, 3).state["model"] for kind in (QFedAvg(q=0.0, **halves), FedAvg(weights="uniform", **halves))]
+    np.testing.assert_allclose(vector(same[0]), vector(same[1]), rtol=1e-12)

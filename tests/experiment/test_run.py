@@ -13,7 +13,7 @@ import fedloom as fl
 from fedloom import user_code
 from fedloom.errors import InputError
 from fedloom.experiment.experiment_file import EvaluateTable
-from tests.experiment.small_run import ALGORITHMS, Net, run
+from tests.experiment.small_run import ALGORITHMS, Net, StopAfter, run
 
 
 def test_more_rounds_extend_a_run(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
@@ -132,3 +132,27 @@ def test_a_setting_that_does_not_exist_is_refused_with_the_nearest_name(
         fl.run(federation, task, fl.FedAvg(), 1, out=tmp_path, seed=2)
     with pytest.raises(InputError, match=r"'workers' parameter of RunTable must be at least 1"):
         fl.run(federation, task, fl.FedAvg(), 1, out=tmp_path, workers=0)
+
+
+def test_schedules_and_settings_of_clients_are_exact_after_a_resume(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    training = {
+        "lr": 0.05,
+        "batch_size": 4,
+        "optimizer": "adamw",
+        "optimizer_state": "keep",
+        "schedule": {"name": "cosine", "over": 4, "warmup": 1},
+        "local_schedule": {"name": "exponential", "factor": 0.9},
+        "clients": [{"name": federation.name(1), "lr": 0.01, "epochs": 2.0, "batch_size": 3}],
+    }
+    algorithms = {"fedavg": fl.FedAvg(**training)}
+    whole = run(federation, task, tmp_path / "whole", algorithms=algorithms)
+    parts = run(federation, task, tmp_path / "parts", algorithms=algorithms, should_stop=StopAfter(2))
+    assert not parts.finished
+    again = run(federation, task, tmp_path / "parts", algorithms=algorithms, backend="vector", workers=2)
+    assert again.weights_sha256 == whole.weights_sha256
+    assert whole.weights_sha256 != run(federation, task, tmp_path / "plain").weights_sha256
+    other = {"fedavg": fl.FedAvg(**{**training, "schedule": {"name": "cosine", "over": 5, "warmup": 1}})}
+    with pytest.raises(InputError, match=r"algorithm\.fedavg\.train\.schedule\.over: 4 → 5"):
+        run(federation, task, tmp_path / "parts", algorithms=other)

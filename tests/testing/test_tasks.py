@@ -16,7 +16,7 @@ from fedloom.task import Task
 from fedloom.testing import check_task, plain_loop, tasks
 from fedloom.testing.tasks import a_few
 from fedloom.training.schedule import Training
-from tests.conftest import Cumulative, Normed, federation
+from tests.conftest import Cumulative, Dense, Normed, federation
 from tests.odd.nets.draws import AddsNoise
 from tests.odd.nets.state import BuildsInForward
 from tests.odd.table import Net
@@ -72,6 +72,23 @@ def test_a_model_for_single_precision_is_compared_in_it() -> None:
 def test_the_weights_of_a_loss_are_converted_with_the_model() -> None:
     loss = nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 5.0]))
     assert check_task(Task(Normed, loss=loss), DATA).precision == "float64"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"optimizer": "adamw", "weight_decay": 0.1, "schedule": {"name": "step", "every": 1, "factor": 0.5}},
+        {"optimizer": "rmsprop", "momentum": 0.5, "centered": True, "local_schedule": {"name": "cosine", "warmup": 2}},
+        {"optimizer": "nesterov", "momentum": 0.9, "schedule": {"warmup": 3}, "optimizer_state": "keep"},
+        {"clients": [{"name": "client-1", "lr": 0.05, "epochs": 3.0}], "schedule": {"name": "cosine", "over": 2}},
+        {"clients": [{"name": "client-1", "batch_size": 3}, {"name": "client-2", "batch_size": "full"}]},
+    ],
+    ids=lambda keys: "-".join(keys),
+)
+def test_optimisers_schedules_and_settings_of_clients_are_those_of_torch_in_every_way(keys: dict[str, Any]) -> None:
+    training = Training(**{"lr": 0.02, "epochs": 2.0, "batch_size": 4, **keys})
+    report = check_task(Task(Dense), DATA, training=training, workers=2)
+    assert report.furthest < 1e-9
 
 
 def test_what_cannot_be_trained_is_refused_in_plain_words() -> None:

@@ -27,6 +27,19 @@ CASES: dict[str, tuple[Training, Callable[..., torch.optim.Optimizer]]] = {
         Training(optimizer="adam", lr=0.05, beta1=0.5, beta2=0.6, epsilon=0.1, weight_decay=0.2),
         lambda p: torch.optim.Adam(p, lr=0.05, betas=(0.5, 0.6), eps=0.1, weight_decay=0.2),
     ),
+    "nesterov": (
+        Training(optimizer="nesterov", lr=0.1, momentum=0.9, weight_decay=0.1),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+    ),
+    "adamw": (
+        Training(optimizer="adamw", lr=0.05, beta1=0.8, weight_decay=0.2),
+        lambda p: torch.optim.AdamW(p, lr=0.05, betas=(0.8, 0.999), weight_decay=0.2),
+    ),
+    "rmsprop": (Training(optimizer="rmsprop", lr=0.02), lambda p: torch.optim.RMSprop(p, lr=0.02, alpha=0.9)),
+    "rmsprop with everything": (
+        Training(optimizer="rmsprop", lr=0.02, rho=0.7, momentum=0.5, centered=True, epsilon=1e-3, weight_decay=0.1),
+        lambda p: torch.optim.RMSprop(p, lr=0.02, alpha=0.7, momentum=0.5, centered=True, eps=1e-3, weight_decay=0.1),
+    ),
     "adagrad": (Training(optimizer="adagrad", lr=0.2), lambda p: torch.optim.Adagrad(p, lr=0.2)),
     "adagrad with other constants": (
         Training(optimizer="adagrad", lr=0.2, epsilon=0.5, weight_decay=0.1),
@@ -49,10 +62,14 @@ def gradient(lane: int, step: int, name: str, value: Tensor) -> Tensor:
     return 2 * (value - draw(lane, name, "centre")) + 0.1 * draw(lane * 100 + step, name, "noise")
 
 
-def torchs_way(make: Callable[..., torch.optim.Optimizer], lane: int, steps: int) -> dict[str, Tensor]:
+def torchs_way(
+    make: Callable[..., torch.optim.Optimizer], lane: int, steps: int, rates: list[float] | None = None
+) -> dict[str, Tensor]:
     parameters = {name: torch.nn.Parameter(draw(lane, name, "start")) for name in NAMES}
     optimizer = make(list(parameters.values()))
+    lr = optimizer.param_groups[0]["lr"]
     for step in range(steps):
+        optimizer.param_groups[0]["lr"] = lr * (rates[step] if rates else 1.0)
         for name, parameter in parameters.items():
             parameter.grad = gradient(lane, step, name, parameter.detach())
         optimizer.step()
@@ -99,6 +116,24 @@ def test_lanes_at_different_step_counts_are_each_those_of_torch(case: str) -> No
 
 
 @pytest.mark.parametrize("case", CASES)
+def test_a_rate_that_changes_is_a_learning_rate_that_changes(case: str) -> None:
+    training, make = CASES[case]
+    rates = [0.5, 1.0, 0.25, 2.0, 0.0, 1.0, 0.1]
+    parameters = {name: torch.stack([draw(lane, name, "start") for lane in range(2)]) for name in NAMES}
+    state = optimizers.initial_state(training, parameters, NAMES, 2)
+    for step in range(STEPS):
+        gradients = [
+            torch.stack([gradient(lane, step, name, parameters[name][lane]) for lane in range(2)]) for name in NAMES
+        ]
+        rate = torch.tensor([rates[step], 1.0], dtype=torch.float64)  # another one in each lane
+        optimizers.update(training, NAMES, list(parameters.values()), gradients, state, rate)
+    for lane in range(2):
+        expected = torchs_way(make, lane, STEPS, rates if lane == 0 else None)
+        for name in NAMES:
+            torch.testing.assert_close(parameters[name][lane], expected[name], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_gradients_are_left_as_they_were(case: str) -> None:
     training, _ = CASES[case]
     parameters = {name: draw(0, name, "start") for name in NAMES}
@@ -116,6 +151,10 @@ def test_gradients_are_left_as_they_were(case: str) -> None:
         (Training(), ()),
         (Training(momentum=0.5), ("velocity",)),
         (Training(optimizer="adam"), ("first", "second")),
+        (Training(optimizer="nesterov", momentum=0.5), ("velocity",)),
+        (Training(optimizer="adamw"), ("first", "second")),
+        (Training(optimizer="rmsprop"), ("square",)),
+        (Training(optimizer="rmsprop", momentum=0.5, centered=True), ("square", "velocity", "mean")),
         (Training(optimizer="adagrad"), ("total",)),
         (Training(optimizer="adadelta"), ("square", "delta")),
     ],

@@ -9,6 +9,7 @@ is not protected.
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -100,6 +101,7 @@ class ExampleTrainer:
         for slot, leaf in state.items():
             if job.optimizer:
                 leaf.copy_(job.optimizer[slot][position])
+        rates = [training.lr_at(data.round, number, steps.count) for number in range(steps.count)]
         for number in range(steps.count):
             data.go_on()
             # the seed and the client's number, which a server chooses, must not change an answer under the same noise
@@ -118,10 +120,12 @@ class ExampleTrainer:
                     gradient = dict(job.correct(Step(gradient, params, before, _no_second_look), job.shared, own))
                 if training.clip is not None:
                     gradient = clip(gradient, training.clip)
-                optimizers.update(training, list(leaves), list(leaves.values()), list(gradient.values()), state)
+                rate = torch.tensor(rates[number] / training.lr, dtype=torch.float64) if training.changes_rate else None
+                optimizers.update(training, list(leaves), list(leaves.values()), list(gradient.values()), state, rate)
         for path, trained in job.trained.items():
             trained[position].copy_(held[path].detach())
-        return ClientResult(tree.clone(state), steps.count, ())
+        lr_sum = math.fsum(rates) if training.changes_rate else steps.count * training.lr
+        return ClientResult(tree.clone(state), steps.count, (), lr_sum)
 
     def _clipped_sum(self, job: TrainingJob, module: Any, leaves: Mapping[str, Any], rows: Tensor) -> Tree:
         """Return the sum of the examples' gradients, each with a norm of at most `max_grad_norm`."""
@@ -168,6 +172,10 @@ def check_algorithm(algorithm: Algorithm) -> None:
         raise InputError(
             f"[privacy] example_dp adds noise to the steps of one local training, and the clients of "
             f"{type(algorithm).__name__} also use their examples in another way."
+        )
+    if algorithm.train.clients is not None:
+        raise InputError(
+            "[privacy] example_dp counts the same steps for all clients, so [train] clients cannot be used."
         )
     if algorithm.train.patience is not None:
         raise InputError("[privacy] example_dp cannot be used with patience, which looks at the validation split.")
