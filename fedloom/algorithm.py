@@ -24,18 +24,19 @@ from fedloom.former_keys import without_former_keys
 from fedloom.record import AtLeastOne, Count, Decay, NonNegative, Positive, Record, Share
 from fedloom.task import Task
 from fedloom.training import local
+from fedloom.training.batch_view import Batch, View, look
 from fedloom.training.clients import Clients
 from fedloom.training.evaluation import batch, evaluate
 from fedloom.training.full_gradient import full_gradient
 from fedloom.training.local import Groups, Step, Trained, Training
 from fedloom.tree import Tree, add, clone, concat, expand, map_leaves, row, rows, scale, select, stack, sub, zeros_like
 
-__all__ = ["Aggregate", "Algorithm", "Answers", "AtLeastOne", "Central", "Clients", "Cohort", "Count", "Decay"]
-__all__ += ["Groups", "Inbox", "InputError", "NonNegative", "Positive", "Share", "Step", "Task", "Trained"]
-__all__ += ["Training", "Tree", "Update", "add", "batch", "by_examples", "by_score", "by_size", "clone", "concat"]
-__all__ += ["evaluate", "expand", "full_gradient", "keys", "local", "map_leaves", "mean", "metropolis"]
-__all__ += ["refuse_uneven_rates", "row", "rows"]
-__all__ += ["scale", "select", "stack", "sub", "topology", "uniform", "within_one_std", "without", "zeros_like"]
+__all__ = ["Aggregate", "Algorithm", "Answers", "AtLeastOne", "Batch", "Central", "Clients", "Cohort", "Count"]
+__all__ += ["Decay", "Groups", "Inbox", "InputError", "NonNegative", "Positive", "Share", "Step", "Task", "Trained"]
+__all__ += ["Training", "Tree", "Update", "View", "add", "batch", "by_examples", "by_score", "by_size", "clone"]
+__all__ += ["concat", "evaluate", "expand", "full_gradient", "keys", "local", "look", "map_leaves", "mean"]
+__all__ += ["metropolis", "refuse_uneven_rates", "row", "rows", "scale", "select", "stack", "sub", "topology"]
+__all__ += ["uniform", "within_one_std", "without", "zeros_like"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Algorithm(Record):
     takes_complex: ClassVar[bool] = True  # whether its formulas hold for complex parameters
     takes_noise: ClassVar[bool] = True  # whether its formulas hold for noisy sums of clipped answers
     trains_once: ClassVar[bool] = False  # whether clients use their examples in one local training, and nowhere else
+    reads_batch: ClassVar[bool] = False  # whether `correct` uses `step.batch`: then clients are trained one by one
     pooled: ClassVar[bool] = False  # trains on the union of all clients' data: a baseline, not federated
     needs: ClassVar[str] = ""  # "linear" if it trains only linear models
 

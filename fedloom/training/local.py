@@ -17,17 +17,25 @@ from torch import Tensor
 from fedloom.errors import TrainingError
 from fedloom.task import Task
 from fedloom.training import generators, optimizers
+from fedloom.training.batch_view import Batch, Passes
 from fedloom.training.clients import Clients
 from fedloom.training.evaluation import batch, passes
 from fedloom.training.masking import Masked
 from fedloom.training.modules import load
-from fedloom.training.schedule import ClientResult, ClientSchedule, Correct, Step, Training, TrainingJob, check_finite
+from fedloom.training.schedule import (
+    ClientResult,
+    ClientSchedule,
+    Correct,
+    Step,
+    Training,
+    TrainingJob,
+    check_finite,
+    reads_batch,
+)
 from fedloom.training.tape import Sealed
 from fedloom.tree import Groups, Tree, clone, row, stack
 
 __all__ = ["Correct", "Groups", "Step", "Trained", "Training", "train"]
-
-Passes = Callable[[], Iterable[tuple[Tensor, Tensor, Tensor | None]]]  # examples, labels and dropout key of each pass
 
 
 @dataclass(frozen=True)
@@ -174,17 +182,18 @@ def step_on_rows(
     """Train on one batch: some rows of the client, `ahead` steps after the next."""
     if tensors.rate is not None:
         tensors.rate.fill_(schedule.rate(ahead))
-    batch_passes = passes_over(job.task, job.data, schedule.position, rows, schedule.steps + ahead)
+    whole = reads_batch(job.correct)
+    batch_passes = passes_over(job.task, job.data, schedule.position, rows, schedule.steps + ahead, whole)
     check_finite(client_step(job.task, job.training, job.correct, tensors, batch_passes, len(rows)).item())
 
 
-def passes_over(task: Task, data: Clients, position: int, rows: Tensor, step: int) -> Passes:
+def passes_over(task: Task, data: Clients, position: int, rows: Tensor, step: int, whole: bool = False) -> Passes:
     """Return a function that reads rows in one pass, or in several where that gives the same. It always draws alike."""
     key, seed = data.dropout_key(position, step), data.key(position, "draws", step)
 
     def read() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         generators.seed(seed, data.setup.device)
-        cut = passes(rows, data.setup.micro_batch) if data.setup.cuts_batches else [rows]
+        cut = passes(rows, data.setup.micro_batch) if data.setup.cuts_batches and not whole else [rows]
         for number, part in enumerate(cut):
             yield *batch(data, part, task), key + number
 
@@ -217,7 +226,8 @@ def client_step(
                 return with_zeros(gradient_of(task, batch_passes, count, there)[1], there)
 
         params = {name: leaf.detach() for name, leaf in leaves.items()}
-        step = Step(with_zeros(found, leaves), params, tensors.start, grad_at)
+        seen = Batch(task, tensors.parameters, buffers, batch_passes) if reads_batch(correct) else None
+        step = Step(with_zeros(found, leaves), params, tensors.start, grad_at, seen)
         found = dict(correct(step, tensors.shared, tensors.own))
     gradient = {name: found[name] for name in leaves if found[name] is not None}
     if training.clip is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import (
@@ -28,6 +28,9 @@ from fedloom.training.clients import Clients
 from fedloom.training.evaluation import evaluate
 from fedloom.training.rate_schedule import RateSchedule
 from fedloom.tree import Groups, Tree, clone
+
+if TYPE_CHECKING:
+    from fedloom.training.batch_view import Batch
 
 
 class ClientTraining(Record):
@@ -191,9 +194,25 @@ class Step:
     params: Tree
     start: Tree  # the weights that this client began the round with
     grad_at: Callable[[Tree], Tree]  # returns the gradient of the same batch at other weights
+    seen: Batch | None = None
+
+    @property
+    def batch(self) -> Batch:
+        """The batch, and what the model makes of it at any weights; for algorithms that declare `reads_batch`."""
+        if self.seen is None:
+            raise InputError(
+                "`step.batch` is only for algorithms with `reads_batch = True`, whose clients are trained one by one. "
+                "With differential privacy of examples, there is no such look at a batch."
+            )
+        return self.seen
 
 
 Correct = Callable[[Step, Groups, Groups], Tree]
+
+
+def reads_batch(correct: Correct | None) -> bool:
+    """Whether the algorithm of a `correct` hook declares that the hook looks at the batch itself."""
+    return bool(getattr(getattr(correct, "__self__", None), "reads_batch", False))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from fedloom.training.fast_paths import reused
 from fedloom.training.lanes import LaneTrainer, lane_trainer
 from fedloom.training.local import SingleClientTrainer, client_tensors
 from fedloom.training.recorded import RecordedTrainer
-from fedloom.training.schedule import ClientResult, TrainingJob
+from fedloom.training.schedule import ClientResult, TrainingJob, reads_batch
 
 LANES = 10  # fewer lanes do not pay for the cost of vmap
 SMALL_MODEL = 256 * 1024  # bytes: above this, stacked weights leave the cache
@@ -55,9 +55,9 @@ def trainer_for(job: TrainingJob) -> Trainer:
         from fedloom.privacy.dp.example_level import ExampleTrainer  # here, because most runs do not need it
 
         return ExampleTrainer(data.example_privacy)
-    pooled = data.ids == (data.federation.everyone,)
+    alone = data.ids == (data.federation.everyone,) or reads_batch(job.correct)
     alike = job.training.batch_sizes == {batch_size}  # lanes have one size
-    if isinstance(batch_size, int) and alike and lanes(data.setup.group, batch_size=batch_size, pooled=pooled) > 1:
+    if isinstance(batch_size, int) and alike and lanes(data.setup.group, batch_size=batch_size, pooled=alone) > 1:
         examples = (data.federation.x, data.federation.y)
         kinds = tuple((value.shape[1:], value.dtype) for value in examples)
         return reused(LaneTrainer, job, lambda: lane_trainer(job, batch_size), data.setup, kinds, data.federation.scale)

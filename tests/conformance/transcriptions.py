@@ -686,6 +686,70 @@ def scaffold(world: World, server_lr: float = 1.0, weights: str = "uniform") -> 
     return Expected(x)
 
 
+def feddc(world: World, alpha: float = 0.01, weights: str = "examples") -> Expected:
+    """Gao et al. 2022: the penalty on drift and distance, the gradient correction, and θ + h on the server."""
+    w = world.start()
+    mean_update = np.zeros_like(w)  # g, divided by K and η of the round it comes from
+    drift = {k: np.zeros_like(w) for k in range(world.population)}
+    update = {k: np.zeros_like(w) for k in range(world.population)}
+    for round, cohort in enumerate(world.rounds, 1):
+        sent, trained = [], []
+        for k in cohort:
+
+            def change(g: Vector, at: Vector, _: Any, k: int = k, w: Vector = w, mean: Vector = mean_update) -> Vector:
+                return g + alpha * (drift[k] + at - w) + (update[k] - mean)
+
+            theta, steps = world.descend(w, k, round, change)
+            moved = (theta - w) * world.model.trainable
+            drift[k] = drift[k] + moved
+            update[k] = moved / (steps * world.lr)
+            sent.append(theta + drift[k])
+            trained.append(theta)
+        shares = world.shares(cohort, weights)
+        w = with_buffers(world, mean(sent, shares), trained, shares)
+        mean_update = mean([update[k] for k in cohort], shares)
+    return Expected(w)
+
+
+def moon(world: World, mu: float = 1.0, temperature: float = 0.5, weights: str = "examples") -> Expected:
+    """Li et al. 2021, Algorithm 1 with equation 3, whose gradient goes through the body's tanh."""
+    w = world.start()
+    previous = dict.fromkeys(range(world.population), w)
+
+    def contrast(at: Vector, rows: NDArray[np.int64], near: Vector, far: Vector) -> Vector:
+        x, _ = world.examples(rows)
+        if not isinstance(world.model, TwoLayers):
+            return np.zeros_like(at)  # nothing is before the last layer
+        z, z_near, z_far = (hidden(v, x) for v in (at, near, far))
+        (a, da), (b, db) = cosine(z, z_far), cosine(z, z_near)
+        slope = mu / len(x) / temperature / (1 + np.exp((b - a) / temperature))
+        back = slope[:, None] * (da - db) * (1 - z**2)
+        zeros = {name: np.zeros(shape) for name, shape in world.model.leaves.items()}
+        return world.model.join({**zeros, "body.weight": back.T @ x, "body.bias": back.sum(0)})
+
+    def hidden(v: Vector, x: Vector) -> Vector:
+        p = world.model.parts(v)
+        return np.tanh(x @ p["body.weight"].T + p["body.bias"])
+
+    def cosine(z: Vector, u: Vector) -> tuple[Vector, Vector]:
+        """The cosine of each row, and its derivative by z."""
+        lengths = np.linalg.norm(z, axis=1) * np.linalg.norm(u, axis=1)
+        cos = (z * u).sum(1) / lengths
+        return cos, u / lengths[:, None] - (cos / (z**2).sum(1))[:, None] * z
+
+    for round, cohort in enumerate(world.rounds, 1):
+        trained = []
+        for k in cohort:
+            near, far = w, previous[k]
+            local, _ = world.descend(
+                w, k, round, lambda g, at, rows, near=near, far=far: g + contrast(at, rows, near, far)
+            )
+            previous[k] = local
+            trained.append(local)
+        w = whole(world, mean(trained, world.shares(cohort, weights)))
+    return Expected(w)
+
+
 def fednova(world: World, **_: Any) -> Expected:
     """Wang et al. 2020, equations 3, 4 and 6: a_i from how often each gradient entered the local change."""
     w = world.start()
@@ -940,6 +1004,17 @@ CASES = [
     Case("scaffold", scaffold, {"server_lr": 0.6}),
     Case("scaffold", scaffold, {"weights": "examples"}),
     Case("scaffold", scaffold, world=FULL_BATCH),
+    Case("feddc", feddc),
+    Case("feddc", feddc, {"alpha": 0.5}),
+    Case("feddc", feddc, {"alpha": 0.0, "weights": "uniform"}),
+    Case("feddc", feddc, {"alpha": 0.5}, NORMED),
+    Case("feddc", feddc, world=FULL_BATCH),
+    Case("moon", moon),
+    Case("moon", moon, world=on(TwoLayers)),
+    Case("moon", moon, {"mu": 5.0, "temperature": 0.2}, on(TwoLayers)),
+    Case("moon", moon, {"mu": 5.0, "weights": "uniform"}, on(TwoLayers, batch=None, epochs=3)),
+    Case("moon", moon, {"mu": 5.0}, on(TwoLayers, momentum=0.5)),
+    Case("moon", moon, {"mu": 0.0}, on(TwoLayers)),
     Case("fednova", fednova),
     Case("fednova", fednova, world=on(Softmax, momentum=0.5)),
     Case("feddyn", feddyn),
