@@ -14,7 +14,7 @@ from fedloom.tree import add, expand, scale, select, sub, zeros_like
 class FedDC(FedAvg):
     """Clients learn how far they drift, and the server corrects it.
 
-    Each local step uses g + α (h_k + w_k − w) + d_k − d. Then d_k ← (w_k − w) / (sum of lr over steps), h_k ← h_k + w_k − w,
+    Each local step uses g + α (h_k + w_k − w) + d_k − d. Then d_k ← (w_k − w) / (steps · lr), h_k ← h_k + w_k − w,
     d ← Σ p_k d_k and w ← Σ p_k (w_k + h_k). Use it for many local steps on data that differ between clients.
     """
 
