@@ -52,6 +52,7 @@ PAGES = {
     "next-word-scan": "Next-word prediction",
 }
 NOT_COMPARED = {
+    "fsvrg": "it was published as a figure",
     "mcmahan-figure2": "its published numbers are those of Table 2",
     "postures-hapt": "nothing was published for these people",
     "next-word-20": "nothing was published for twenty authors",
