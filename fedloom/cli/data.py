@@ -55,6 +55,64 @@ def export(
 
 
 @command(app)
+def summarize(file: File, to: Annotated[Path, typer.Option(metavar="PATH")]) -> None:
+    """Summarise a site's table, so that several sites can agree on preprocessing without showing rows.
+
+    file: An experiment file, or the file of a site.
+    to: The JSON file to write. Read it before you give it away.
+    """
+    from fedloom.data.agreement import Summary
+    from fedloom.data.build import divided
+    from fedloom.experiment.experiment_file import parse, read_toml
+    from fedloom.experiment.plan import load_dataset
+
+    values = read_toml(file)
+    known = {name: table for name, table in values.items() if name in ("data", "task", "seeds")}
+    experiment = parse(known, file.resolve().parent)
+    dataset, data = load_dataset(experiment), experiment.data
+    seed = experiment.seeds[0] if data.seed == "run" else data.seed
+    federation = divided(dataset, partition=data.partition, split=data.split, seed=seed)
+    summary = Summary.of(federation, dataset.missing)
+    summary.write(to)
+    print(f"{to}: {len(summary.columns)} columns, {len(summary.features)} features of {federation.clients} client(s)")
+    for column in summary.columns:
+        if column.categories:
+            print(f"  {column.name}: {', '.join(column.categories)}")
+    print("It holds the names above, and for each feature how many training rows know it, its mean and its variance.")
+
+
+@command(app)
+def agree(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...")], to: Path = Path("preprocessing.json")
+) -> None:
+    """Put the summaries of several sites together: categories, classes, and statistics for normalisation.
+
+    files: What `fedloom data summarize` wrote at each site.
+    to: The JSON file to write. Every site names it: [data] preprocessing = "FILE".
+    """
+    from fedloom.data.agreement import Summary, agree
+    from fedloom.errors import InputError
+
+    if to.exists():
+        raise InputError(f"{to} exists already, and sites may use it: write another file, or delete it.")
+    summaries = {path.stem: Summary.read(path) for path in files}
+    if len(summaries) < len(files):
+        raise InputError("Two files have the same name: every site needs its own.")
+    agreed = agree(summaries)
+    agreed.write(to)
+    for column in agreed.columns:
+        print(f"{column.name}: {', '.join(column.categories) or 'numbers'}")
+        for site, summary in summaries.items():
+            (here,) = (one for one in summary.columns if one.name == column.name)
+            lacking = [name for name in column.categories if name not in here.categories]
+            if lacking:
+                say(f"  {site} has no {column.name} = {', '.join(lacking)}. Is it spelt differently there?")
+    label = ", ".join(agreed.label)
+    print(f"{label}: {', '.join(agreed.classes) or 'numbers'}")
+    print(f'Agreed: {to}. Check the names above, and give the file to every site: [data] preprocessing = "{to.name}"')
+
+
+@command(app)
 def get(
     name: Annotated[str | None, typer.Argument(metavar="NAME")] = None,
     to: Path | None = None,

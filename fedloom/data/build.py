@@ -15,7 +15,7 @@ from fedloom.data import checks
 from fedloom.data import partition as partitions
 from fedloom.data.federation import Dataset, Federation
 from fedloom.data.normalize import normalized, scaled_target
-from fedloom.data.preprocessing import numbers_first
+from fedloom.data.preprocessing import Preprocessing, numbers_first
 from fedloom.data.split import SPLITS, Split
 from fedloom.errors import InputError, nearest
 
@@ -33,10 +33,12 @@ def federate(
     normalize: str = "none",
     scale_target: bool | None = False,
     server: str | float | Mapping[str, Any] | None = None,
+    agreed: Preprocessing | None = None,
 ) -> Federation:
     """Divide a dataset among clients.
 
-    Without a `partition`, the client of each example decides, or there are `clients` equal iid parts.
+    Without a `partition`, the client of each example decides, or there are `clients` equal iid parts. Statistics for
+    normalisation may be those that several sites `agreed` on.
 
     >>> federate(Dataset(torch.zeros(6, 2), torch.tensor([0, 1, 0, 1, 0, 1]), classes=("a", "b")), clients=3)
     Federation(3 clients, 6 examples of 2 features, 2 classes)
@@ -51,13 +53,28 @@ def federate(
             "This data has missing values, which normalisation fills with means: set normalize = "
             '"federated" (means over all clients, learnt from sums) or "client" (each client\'s own).'
         )
-    y = checks.labels(dataset)
-    on_server = _server_rows(server, len(y), seed)
-    if on_server and normalize == "client":
+    if server not in (None, "none") and normalize == "client":
         raise InputError(
             'normalize = "client" uses each client\'s own statistics, so there are none for the data of the server. '
             'Use normalize = "federated", or server = "none".'
         )
+    federation = divided(dataset, partition=partition, clients=clients, split=split, seed=seed, server=server)
+    federation = scaled_target(federation, agreed) if scale_target else federation
+    return federation if normalize == "none" else normalized(federation, normalize, dataset.missing, agreed)
+
+
+def divided(
+    dataset: Dataset,
+    *,
+    partition: Any = None,
+    clients: int | None = None,
+    split: Split | Sequence[float] | None = None,
+    seed: int = 0,
+    server: Any = None,
+) -> Federation:
+    """Divide a dataset among clients, with features and labels as the source has them."""
+    y = checks.labels(dataset)
+    on_server = _server_rows(server, len(y), seed)
     drawn = [rows for rows in on_server.values() if rows is not None]
     kept = np.setdiff1d(np.arange(len(y)), np.concatenate(drawn)) if drawn else np.arange(len(y))
     owner, count, names = _owners(dataset, y, kept, partition, clients, seed)
@@ -66,7 +83,7 @@ def federate(
     checks.features(dataset, lambda row: _holder(row, kept, owner, names))
     place = np.zeros(len(kept), np.int64) if dataset.split is None else dataset.split[kept]
     order = kept[np.lexsort((place, owner))]
-    federation = Federation(
+    return Federation(
         x=_take(dataset.x, order),
         y=_take(y, order),
         offsets=np.concatenate([[0], np.cumsum(sizes)]),
@@ -88,8 +105,6 @@ def federate(
             missing=dataset.missing,
         ),
     )
-    federation = scaled_target(federation) if scale_target else federation
-    return federation if normalize == "none" else normalized(federation, normalize, dataset.missing)
 
 
 def _split_sizes(owner: Rows, place: Rows, count: int, names: Sequence[str] | None) -> Rows:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedloom.data.federation import Federation
-from fedloom.data.preprocessing import MOST_STATISTICS, Numbers
+from fedloom.data.preprocessing import MOST_STATISTICS, Numbers, Preprocessing
 from fedloom.errors import InputError
 
 ROWS = 512  # examples converted to float64 at a time: this fits the CPU's cache and is ten times as fast as 8192
@@ -47,6 +47,20 @@ class Statistics:
         return tuple(self.mean.flatten().tolist()), tuple(self.std.flatten().tolist())
 
 
+@dataclass(frozen=True)
+class Moments:
+    """How often every feature is known in some rows, with mean and population variance of what is known."""
+
+    count: Tensor
+    mean: Tensor
+    variance: Tensor
+
+    def statistics(self, missing: bool = False) -> Statistics:
+        """Return what normalises by these moments."""
+        std = torch.where(self.variance > 0, self.variance.sqrt(), 1.0)
+        return Statistics(self.mean, torch.where(self.count > 0, std, torch.inf), missing)
+
+
 def statistics(x: Tensor, rows: Tensor, scale: float = 1.0, missing: bool = False) -> Statistics:
     """Return the statistics of some rows. A feature that never varies is only centred: its standard deviation is 1.
 
@@ -55,6 +69,11 @@ def statistics(x: Tensor, rows: Tensor, scale: float = 1.0, missing: bool = Fals
     >>> statistics(torch.tensor([[1.0, 5.0], [3.0, 5.0], [9.0, 9.0]]), torch.tensor([0, 1]))
     Statistics(mean=tensor([2., 5.], dtype=torch.float64), std=tensor([1., 1.], dtype=torch.float64))
     """
+    return moments(x, rows, scale, missing).statistics(missing)
+
+
+def moments(x: Tensor, rows: Tensor, scale: float = 1.0, missing: bool = False) -> Moments:
+    """Return the moments of some rows. The variance of a feature that never varies is exactly 0."""
     zeros = torch.zeros(x.shape[1:], dtype=torch.float64)
     first = _first(x, rows, missing) * scale
     total, squares, varies = zeros.clone(), zeros.clone(), zeros.bool()
@@ -72,9 +91,7 @@ def statistics(x: Tensor, rows: Tensor, scale: float = 1.0, missing: bool = Fals
         difference = x[block].double() * scale - first
         squares += known(difference - mean).square().sum(dim=0)
         varies |= (known(difference) != 0).any(dim=0)
-    std = (squares / seen.clamp(min=1)).sqrt()
-    std = torch.where(varies & (std > 0), std, 1.0)
-    return Statistics(mean + first, torch.where(seen > 0, std, torch.inf), missing)
+    return Moments(seen.expand(zeros.shape), mean + first, torch.where(varies, squares / seen.clamp(min=1), 0.0))
 
 
 def _first(x: Tensor, rows: Tensor, missing: bool) -> Tensor:
@@ -86,36 +103,46 @@ def _first(x: Tensor, rows: Tensor, missing: bool) -> Tensor:
     return values.gather(0, places)[0].nan_to_num_(nan=0.0)
 
 
-def normalized(federation: Federation, by: str, missing: bool = False) -> Federation:
-    """Normalise each client by its own statistics (`client`), or clients and server by those of all (`federated`)."""
+def normalized(
+    federation: Federation, by: str, missing: bool = False, agreed: Preprocessing | None = None
+) -> Federation:
+    """Normalise each client by its own statistics (`client`), or clients and server by those of all (`federated`).
+
+    The statistics of all may be those that several sites `agreed` on.
+    """
     x, untouched = federation.x, federation.preprocessing.untouched
     scale = 1.0 if x.is_floating_point() else federation.scale
     train = [federation.indices(client, "train") for client in range(federation.clients)]
     if by == "federated":
         # a server would learn the same from n, Σx and Σx² of each client
-        everybody = statistics(x, torch.cat(train), scale, missing).leave(untouched)
+        known = None if agreed is None else agreed.statistics()
+        everybody = statistics(x, torch.cat(train), scale, missing) if known is None else Statistics(*known, missing)
+        everybody = everybody.leave(untouched)
         server = {name: (everybody.apply(data, scale), y) for name, (data, y) in federation.server.items()}
         mean, std = everybody.numbers()
         fitted = federation.preprocessing.replace(mean=mean, std=std)
         return replace(federation, x=everybody.apply(x, scale), server=server, scale=1.0, preprocessing=fitted)
     result = torch.empty(x.shape, dtype=torch.float32)
     few = 2 * federation.clients * x[0].numel() <= MOST_STATISTICS
-    known: dict[str, tuple[Numbers, Numbers]] = {}
+    by_client: dict[str, tuple[Numbers, Numbers]] = {}
     for client, rows in enumerate(train):
         start, end = int(federation.offsets[client]), int(federation.offsets[client + 1])
         own = statistics(x, rows, scale, missing).leave(untouched)
         result[start:end] = own.apply(x[start:end], scale)
         if few:
-            known[federation.name(client)] = own.numbers()
-    return replace(federation, x=result, scale=1.0, preprocessing=federation.preprocessing.replace(clients=known))
+            by_client[federation.name(client)] = own.numbers()
+    return replace(federation, x=result, scale=1.0, preprocessing=federation.preprocessing.replace(clients=by_client))
 
 
-def scaled_target(federation: Federation) -> Federation:
-    """Scale numeric labels to mean 0 and standard deviation 1, by the training splits of all clients together."""
+def scaled_target(federation: Federation, agreed: Preprocessing | None = None) -> Federation:
+    """Scale numeric labels to mean 0 and standard deviation 1, by all training labels, or as several sites agreed."""
     if federation.classes or federation.y.dim() > 1:
         raise InputError("scale_target is for a regression with one number per example. These labels are not that.")
     rows = torch.cat([federation.indices(client, "train") for client in range(federation.clients)])
     found = statistics(federation.y[:, None], rows)
+    if agreed is not None and agreed.target is not None:
+        mean, std = (torch.tensor([value], dtype=torch.float64) for value in agreed.target)
+        found = Statistics(mean, std)
     server = {name: (x, found.apply(y[:, None], 1.0)[:, 0]) for name, (x, y) in federation.server.items()}
     fitted = federation.preprocessing.replace(target=(found.mean.item(), found.std.item()))
     y = found.apply(federation.y[:, None], 1.0)[:, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -107,6 +108,14 @@ class Preprocessing(Record):
     def features(self) -> tuple[str, ...]:
         """The names of the features, if examples are rows of a table."""
         return tuple(feature for column in self.columns for feature in column.features)
+
+    @property
+    def sha256(self) -> str:
+        """A hash of how rows of a table become features; empty if examples are not rows of a table."""
+        if not self.columns:
+            return ""
+        made = self.model_dump(include={"columns", "mean", "std", "target"})
+        return hashlib.sha256(json.dumps(made).encode()).hexdigest()
 
     @property
     def untouched(self) -> list[int]:

@@ -55,6 +55,8 @@ class DataTable(Record):
     """Scale the labels of a regression to mean 0 and standard deviation 1, with the statistics of all training splits
     together. Metrics and predictions are in the labels' own units.
     """
+    preprocessing: Path | None = None
+    """A file of `fedloom data agree`: the categories, classes and statistics that several sites use together."""
     server: str | int | float | dict[str, Any] = "none"
     """What the server itself holds: nothing, the official `test` set, a share or number of the examples, or a table of
     splits.
@@ -207,7 +209,7 @@ class Experiment(Record):
     @property
     def has_data(self) -> bool:
         """Whether the file has a [data] table. One that is served needs none: the agents bring their data."""
-        return bool(self.data.model_fields_set or self.source.model_fields_set)
+        return bool(self.data.model_fields_set - {"preprocessing"} or self.source.model_fields_set)
 
     def resolved(self) -> dict[str, Any]:
         """Return every key with its value, defaults included, as in a file."""

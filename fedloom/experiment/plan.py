@@ -12,8 +12,12 @@ from torch import Tensor, nn
 
 from fedloom import user_code
 from fedloom.algorithm import Algorithm
+from fedloom.data.agreement import with_agreed_classes
 from fedloom.data.build import federate
 from fedloom.data.federation import Dataset, Federation
+from fedloom.data.preprocessing import Preprocessing
+from fedloom.data.sources.base import locate
+from fedloom.data.sources.csv import Csv
 from fedloom.errors import InputError, ParameterError
 from fedloom.experiment.experiment_file import DataTable, EvaluateTable, Experiment, RunTable
 from fedloom.federation.sampling import Sampling
@@ -39,6 +43,7 @@ class Plan:
     name: str | None
     description: Callable[[], Mapping[str, Any]]  # what decides the result; reads your code files
     resolved: Mapping[str, Any] | None = None  # the experiment file with all its defaults, if there is a file
+    agreed: Callable[[], Preprocessing | None] = lambda: None  # what several sites agreed on
 
     def __post_init__(self) -> None:
         if self.privacy.secure_aggregation is not None:
@@ -49,8 +54,9 @@ class Plan:
     def of(experiment: Experiment) -> Plan:
         """Make the plan of an experiment file; data and task are loaded when they are first needed."""
         data, task = experiment.data.seed, experiment.task.seed
-        load = lru_cache(maxsize=1)(lambda: _dataset(experiment))
-        federation = lru_cache(maxsize=1)(lambda seed: _federation(experiment, load, seed))
+        agreed = lru_cache(maxsize=1)(lambda: _agreed(experiment))
+        load = lru_cache(maxsize=1)(lambda: load_dataset(experiment, agreed()))
+        federation = lru_cache(maxsize=1)(lambda seed: _federation(experiment, load, seed, agreed()))
         first = experiment.seeds[0] if data == "run" else data
         example = (lambda: federation(first).example()) if experiment.has_data else None
         make_task = lru_cache(maxsize=8)(lambda seed: _task(experiment, seed, example))
@@ -67,25 +73,42 @@ class Plan:
             name=experiment.name,
             description=experiment.description,
             resolved=experiment.resolved(),
+            agreed=agreed,
         )
 
 
-def _dataset(experiment: Experiment) -> Dataset:
-    """Load the data. Whole-number labels are numbers if the loss is one for numbers, and otherwise classes."""
+def _agreed(experiment: Experiment) -> Preprocessing | None:
+    path = experiment.data.preprocessing
+    return None if path is None else Preprocessing.read(locate(experiment.base, path))
+
+
+def load_dataset(experiment: Experiment, agreed: Preprocessing | None = None) -> Dataset:
+    """Load the data, with the categories and classes that several sites `agreed` on.
+
+    Whole-number labels are numbers if the loss is one for numbers, and otherwise classes.
+    """
     source = experiment.source
     if experiment.task.loss in NUMBER_LOSSES and getattr(source, "task", None) == "auto":
         source = source.model_copy(update={"task": "regression"})
+    if agreed is not None:
+        if not isinstance(source, Csv):
+            raise InputError(f'[data] preprocessing is for source = "csv". Got source = "{experiment.data.source}".')
+        source = source.with_categories(agreed)
     dataset = source.load(experiment.base)
+    if agreed is not None:
+        dataset = with_agreed_classes(dataset, agreed)
     if dataset.split is not None and experiment.data.split != DataTable.model_fields["split"].default:
         raise InputError("[data] has both split and split_column: the column says the splits, so leave out split.")
     return dataset
 
 
-def _federation(experiment: Experiment, load: Callable[[], Dataset], seed: int) -> Federation:
+def _federation(
+    experiment: Experiment, load: Callable[[], Dataset], seed: int, agreed: Preprocessing | None
+) -> Federation:
     keys = ("partition", "split", "normalize", "scale_target", "server")
     divided = {key: getattr(experiment.data, key) for key in keys}
     try:
-        return federate(load(), seed=seed, **divided)
+        return federate(load(), seed=seed, agreed=agreed, **divided)
     except ParameterError as error:
         raise InputError(error.at("data.partition")) from None
 

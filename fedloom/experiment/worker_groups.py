@@ -106,6 +106,8 @@ class WorkerGroup:
                 raise InputError("[train] clients is for simulations: on a network, sites have names of their own.")
             self._check_same_data(federation, seed)
             self._record_machine_and_clients(federation)
+            if (agreed := self.plan.agreed()) is not None:  # sites prepare their data themselves
+                agreed.write(preprocessing_file(self.store.path.parent, seed))
             self.store.set_fact("network", True)
             return self.connect(federation, task)
         facts = probe(federation, task)
@@ -162,11 +164,12 @@ class WorkerGroup:
         self.store.set_fact("machine", machine.facts())
         if not self.store.rows("clients"):
             self.store.set_clients(federation)
-            # on a network, the coordinator does not know the labels
-            self.store.set_fact("cautions about the data", list(describe(federation).warnings))
-            held = label_counts(federation) if len(federation.y) else None
-            if held is not None:
-                self.store.set_fact("labels", held)
+            # on a network, the coordinator does not have the data
+            if len(federation.y):
+                self.store.set_fact("cautions about the data", list(describe(federation).warnings))
+                held = label_counts(federation)
+                if held is not None:
+                    self.store.set_fact("labels", held)
 
     def _check_same_data(self, federation: Federation, seed: int) -> None:
         known = self.store.fact(f"data of seed {seed}")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.cli.commands import fedloom
+import pytest
+
+from tests.cli.commands import fedloom, in_this_process
 
 
 def test_data_describe_draws_who_holds_what(folder: Path) -> None:
@@ -18,3 +20,28 @@ def test_data_get_offline_names_what_to_fetch_by_hand(folder: Path) -> None:
     (folder / "bin").mkdir()
     done = fedloom("data", "get", "nonsense", folder=folder, code=2)
     assert "mnist" in done.stderr
+
+
+def test_sites_agree_on_preprocessing_without_showing_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for site, wards in {"berlin": ("icu", "general"), "oslo": ("ICU", "general")}.items():
+        rows = "".join(f"{age},{wards[age % 2]},{('no', 'yes')[age % 3 == 0]}\n" for age in range(20, 40))
+        (tmp_path / f"{site}.csv").write_text(f"age,ward,dead\n{rows}")
+        data = f'source = "csv"\npath = "{site}.csv"\nlabel = "dead"\ncategorical = ["ward"]\nnormalize = "federated"'
+        (tmp_path / f"{site}.toml").write_text(
+            f'[site]\nname = "{site}"\n[data]\n{data}\npartition = {{ name = "iid", clients = 1 }}\n'
+        )
+        in_this_process("data", "summarize", f"{site}.toml", "--to", f"{site}.json", monkeypatch=monkeypatch)
+    assert "berlin.json: 2 columns, 3 features of 1 client(s)\n  ward: general, icu\n" in capsys.readouterr().out
+    in_this_process("data", "agree", "berlin.json", "oslo.json", monkeypatch=monkeypatch)
+    told = capsys.readouterr()
+    assert "ward: ICU, general, icu\ndead: no, yes\nAgreed: preprocessing.json." in told.out
+    assert "berlin has no ward = ICU. Is it spelt differently there?" in told.err
+    in_this_process("data", "agree", "berlin.json", "oslo.json", monkeypatch=monkeypatch, code=2)
+    assert "preprocessing.json exists already" in capsys.readouterr().err
+    site = (tmp_path / "oslo.toml").read_text().partition("[data]\n")[2]
+    (tmp_path / "oslo.toml").write_text(f'[data]\npreprocessing = "preprocessing.json"\n{site}')
+    in_this_process("data", "describe", "oslo.toml", monkeypatch=monkeypatch)
+    assert "4 features: age, ward=ICU, ward=general, ward=icu" in capsys.readouterr().out

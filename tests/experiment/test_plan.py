@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedloom.data.preprocessing import Column, Preprocessing
 from fedloom.errors import InputError
 from fedloom.experiment import experiment_file
 from fedloom.experiment.plan import Plan
@@ -82,3 +83,24 @@ def test_a_column_and_shares_cannot_both_say_the_splits(tmp_path: Path) -> None:
     assert plan(data, {"loss": "mse"}, tmp_path).federation(1).sizes("test").tolist() == [1]
     with pytest.raises(InputError, match="both split and split_column"):
         plan({**data, "split": [1.0, 0.0, 0.0]}, {"loss": "mse"}, tmp_path).federation(1)
+
+
+def test_a_file_that_sites_agreed_on_decides_categories_classes_and_statistics(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text("age,ward,dead\n70,icu,no\n50,icu,no\n")
+    agreed = Preprocessing(
+        columns=(Column(name="age"), Column(name="ward", categories=("general", "icu"))),
+        mean=(60.0, 0.0, 0.0),
+        std=(10.0, 1.0, 1.0),
+        shape=(3,),
+        classes=("no", "yes"),
+    )
+    agreed.write(tmp_path / "agreed.json")
+    data = {"source": "csv", "path": "p.csv", "label": "dead", "preprocessing": "agreed.json", "normalize": "federated"}
+    data["partition"] = {"name": "iid", "clients": 1}
+    made = plan(data, {}, tmp_path).federation(1)
+    assert (sorted(made.x.tolist()), made.classes) == ([[-1.0, 0.0, 1.0], [1.0, 0.0, 1.0]], ("no", "yes"))
+    (tmp_path / "p.csv").write_text("age,ward,dead\n70,ICU,no\n")
+    with pytest.raises(InputError, match=r"Line 2 of .* has 'ICU' in column 'ward', whose categories are general, icu"):
+        plan(data, {}, tmp_path).federation(1)
+    with pytest.raises(InputError, match='preprocessing is for source = "csv"'):
+        plan({"preprocessing": "agreed.json"}, {}, tmp_path).federation(1)

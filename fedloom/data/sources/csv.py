@@ -86,6 +86,13 @@ class Csv(Source):
         owner = np.repeat(names, [len(part) for part in parts])
         return self._dataset(_joined(parts), owner)
 
+    def with_categories(self, agreed: Preprocessing) -> Csv:
+        """Return a source with the categories, and the kind of label, that several sites agreed on."""
+        listed = {column.name: column.categories for column in agreed.columns if column.categories}
+        embedded = tuple(column.name for column in agreed.columns if column.embedded)
+        task = "classification" if agreed.classes else "regression"
+        return self.model_copy(update={"categorical": listed or None, "embed": embedded or None, "task": task})
+
     def parse(self, file: Any, name: str, advice: str = "") -> Dataset:
         """Read the examples of a path or an open binary file called `name`; `path` is used in messages only.
 

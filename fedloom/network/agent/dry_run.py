@@ -49,6 +49,7 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
     yield f"Data: {federation}. No message asks for examples. What leaves is computed from them, as listed here."
     yield "At the start, the coordinator learns:"
     yield f"  the shape {list(federation.x.shape[1:])} and dtype of the features, the names of the classes"
+    yield "  for a table, a hash of its columns and categories and of the statistics that scale them"
     sizes = {split: federation.sizes(split) for split in ("train", "validation", "test")}
     is_secure = parsed.privacy.secure_aggregation is not None
     for number in range(min(federation.clients, 20)) if site.table.hosts is None else site.table.hosts[:20]:

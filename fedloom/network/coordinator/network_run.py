@@ -99,7 +99,11 @@ class NetworkRun:
             return found
         if len(wished) >= needed:
             forms = "; ".join(f"{', '.join(one.name for one in some)}: {key[0]}" for key, some in groups.items())
-            self._tell_once(f"Waiting for agents whose data and [site] hosts fit together. These are ready: {forms}")
+            first, *others = (key[0] for key in groups)
+            why = "".join(f". {first.differences(other)}" for other in others[:1] if first != other)
+            self._tell_once(
+                f"Waiting for agents whose data and [site] hosts fit together. These are ready: {forms}{why}"
+            )
         return []
 
     def _tell_once(self, text: str) -> None:

@@ -47,18 +47,28 @@ Dtype = Whole | Literal["float16", "bfloat16", "float32", "float64", "complex64"
 
 
 class DataFormat(Message):
-    """Shape and dtype of one example, the names of the classes (none for a regression), and the shape of a label."""
+    """Shape and dtype of one example, the names of the classes (none for a regression), and the shape of a label.
+
+    `prepared` is a hash of how rows become features: columns, categories, and statistics for normalisation.
+    """
 
     features: Annotated[tuple[Number, ...], MaxLen(32)]
     dtype: Dtype
     classes: Annotated[tuple[Name, ...], MaxLen(100_000)]
     labels: Annotated[tuple[Number, ...], MaxLen(32)] = ()
+    prepared: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
 
     @staticmethod
     def of(federation: Federation) -> DataFormat:
         x, y = federation.x, federation.y
         dtype, classes = str(x.dtype).removeprefix("torch."), tuple(federation.classes)
-        return DataFormat(features=tuple(x.shape[1:]), dtype=dtype, classes=classes, labels=tuple(y.shape[1:]))
+        return DataFormat(
+            features=tuple(x.shape[1:]),
+            dtype=dtype,
+            classes=classes,
+            labels=tuple(y.shape[1:]),
+            prepared=federation.preprocessing.sha256,
+        )
 
     @property
     def data_format(self) -> DataFormat:
@@ -72,6 +82,11 @@ class DataFormat(Message):
         """Describe what differs: "theirs" is the other format, "ours" is this one. Empty if nothing does."""
         ours, theirs = self.message(), DataFormat.message(other)
         different = [name for name in ours if ours[name] != theirs[name]]
+        if different == ["prepared"]:
+            return (
+                "Columns, categories or statistics of normalisation differ. Let all sites use one file: "
+                "`fedloom data summarize` at each site, then `fedloom data agree`"
+            )
         return "; ".join(f"{name}: {_short(theirs[name])} there, {_short(ours[name])} here" for name in different)
 
 

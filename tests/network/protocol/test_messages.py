@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import torch
 
+from fedloom.data.preprocessing import Column, Preprocessing
 from fedloom.network.protocol.messages import ClientAnswer, DataFormat, read_answer, write_answer
 from fedloom.training.evaluation import Measured
 from tests.conftest import federation as some_clients
@@ -28,6 +30,18 @@ def test_a_format_goes_through_a_message_and_differences_are_named() -> None:
     assert (
         mine.differences(theirs) == 'dtype: "int64" there, "float32" here; classes: ["a", "c"] there, ["a", "b"] here'
     )
+
+
+def test_tables_that_are_prepared_differently_are_told_what_to_do() -> None:
+    plain = some_clients((4, 4))
+    wards = (("icu", "surgery"), ("ICU", "surgery"))
+    one, two = (
+        DataFormat.of(replace(plain, preprocessing=Preprocessing(columns=(Column(name="ward", categories=names),))))
+        for names in wards
+    )
+    assert one != two
+    assert "`fedloom data agree`" in one.differences(two)
+    assert DataFormat.of(plain).prepared == ""
 
 
 def test_an_answer_about_many_clients_is_read_in_one_pass() -> None:

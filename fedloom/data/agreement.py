@@ -1,0 +1,174 @@
+"""Agree on preprocessing among sites that do not show each other their rows.
+
+Each site summarises its table: columns, categories, classes, and for every feature how often it is known, its mean and
+its variance over the training rows. The operator puts the summaries together. What comes out is what one site would
+have fitted on all rows, and every site uses the same file from then on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedloom.data.federation import Dataset, Federation
+from fedloom.data.normalize import moments
+from fedloom.data.preprocessing import Column, Numbers, Preprocessing, numbers_first
+from fedloom.errors import InputError, nearest
+from fedloom.record import Record
+
+Moment = tuple[float, float, float]  # how many values are known, their mean, and their variance
+
+
+class Summary(Record):
+    """What a site tells about its table."""
+
+    columns: tuple[Column, ...]
+    """The columns that are features, with the categories that occur here."""
+    marks: dict[str, float]
+    """Cells that stand for a number, or for a missing value (nan)."""
+    label: tuple[str, ...]
+    """The columns with the label."""
+    classes: tuple[str, ...]
+    """The classes that occur here; none if labels are numbers."""
+    features: dict[str, Moment]
+    """How often each feature is known in the training rows, its mean and its variance."""
+    target: Moment | None = None
+    """The same for a label that is a number."""
+
+    @staticmethod
+    def of(federation: Federation, missing: bool) -> Summary:
+        """Summarise the training rows of a federation whose features are as the source has them."""
+        fitted = federation.preprocessing
+        if not fitted.columns:
+            raise InputError('Only tables can be summarised: the data needs named columns, as source = "csv" has them.')
+        rows = torch.cat([federation.indices(client, "train") for client in range(federation.clients)])
+        found = moments(federation.x, rows, missing=missing)
+        each = zip(found.count.tolist(), found.mean.tolist(), found.variance.tolist(), strict=True)
+        target = None
+        if not fitted.classes and federation.y.dim() == 1:
+            one = moments(federation.y[:, None], rows)
+            target = (one.count.item(), one.mean.item(), one.variance.item())
+        return Summary(
+            columns=fitted.columns,
+            marks=fitted.marks,
+            label=fitted.label,
+            classes=fitted.classes,
+            features=dict(zip(fitted.features, each, strict=True)),
+            target=target,
+        )
+
+    @staticmethod
+    def read(path: Path) -> Summary:
+        """Read what `write` wrote."""
+        try:
+            return Summary(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(f"{path} cannot be read as a summary of `fedloom data summarize`: {error}") from None
+
+    def write(self, path: Path) -> None:
+        """Write a JSON file."""
+        path.write_text(json.dumps(self.model_dump(), indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+def agree(summaries: Mapping[str, Summary]) -> Preprocessing:
+    """Put the summaries of sites together, by the sites' names."""
+    (name, first), *others = summaries.items()
+    for other, summary in others:
+        for what, ours, theirs in (
+            ("columns", _kinds(first), _kinds(summary)),
+            ("label", first.label, summary.label),
+            ("kind of label", bool(first.classes), bool(summary.classes)),
+            ("rule for missing values", repr(sorted(first.marks.items())), repr(sorted(summary.marks.items()))),
+        ):
+            if ours != theirs:
+                raise InputError(f"{name} and {other} differ in the {what}: {_difference(ours, theirs, name, other)}.")
+    columns = tuple(
+        _union([summary.columns[place] for summary in summaries.values()]) for place in range(len(first.columns))
+    )
+    together = [
+        _together([_known(summary, column, feature) for summary in summaries.values()])
+        for column in columns
+        for feature in column.features
+    ]
+    target = None if first.target is None else _together([one.target for one in summaries.values() if one.target])
+    classes = {label for summary in summaries.values() for label in summary.classes}
+    return Preprocessing(
+        columns=columns,
+        marks=first.marks,
+        missing=any(math.isnan(value) for value in first.marks.values()),
+        shape=(len(together),),
+        mean=tuple(mean for _, mean, _ in together),
+        std=_deviations(together),
+        label=first.label,
+        classes=tuple(sorted(classes, key=numbers_first)),
+        target=None if target is None else (target[1], _deviations([target])[0]),
+    )
+
+
+def with_agreed_classes(dataset: Dataset, agreed: Preprocessing) -> Dataset:
+    """Return a dataset whose labels are numbered as several sites agreed; its columns must be the agreed ones."""
+    if dataset.preprocessing.columns != agreed.columns:
+        both = _named(dataset.preprocessing.columns), _named(agreed.columns)
+        difference = _difference(*both, "this data", "what was agreed")
+        raise InputError(f"The columns of this data are not those that the sites agreed on: {difference}.")
+    unknown = [name for name in dataset.classes if name not in agreed.classes]
+    if unknown:
+        raise InputError(
+            f"The label '{unknown[0]}' is not among the classes that the sites agreed on: {', '.join(agreed.classes)}."
+            f"{nearest(unknown[0], agreed.classes)}"
+        )
+    if not agreed.classes:
+        return dataset
+    places = torch.tensor([agreed.classes.index(name) for name in dataset.classes])
+    return replace(dataset, y=places[dataset.y], classes=agreed.classes)
+
+
+def _kinds(summary: Summary) -> list[str]:
+    kinds = ("numbers", "categories", "embedded categories")
+    return [f"{column.name} ({kinds[bool(column.categories) + column.embedded]})" for column in summary.columns]
+
+
+def _named(columns: Sequence[Column]) -> list[str]:
+    return [feature for column in columns for feature in column.features]
+
+
+def _difference(ours: object, theirs: object, here: str, there: str) -> str:
+    if isinstance(ours, list) and isinstance(theirs, list):
+        apart = [f"only {here} has {one}" for one in ours if one not in theirs]
+        apart += [f"only {there} has {one}" for one in theirs if one not in ours]
+        return ", ".join(apart[:3]) or "their order differs"
+    return f"{here} has {ours}, {there} has {theirs}"
+
+
+def _union(columns: Sequence[Column]) -> Column:
+    found = {category for column in columns for category in column.categories}
+    first = columns[0]
+    return Column(name=first.name, categories=tuple(sorted(found, key=numbers_first)), embedded=first.embedded)
+
+
+def _known(summary: Summary, column: Column, feature: str) -> Moment:
+    """Return the moment of a feature at a site; a category that does not occur there is known to be absent."""
+    if feature in summary.features:
+        return summary.features[feature]
+    (here,) = (one for one in summary.columns if one.name == column.name)
+    return (summary.features[here.features[0]][0], 0.0, 0.0)
+
+
+def _together(parts: Sequence[Moment]) -> Moment:
+    count, mean, variance = (np.array(values) for values in zip(*parts, strict=True))
+    total = count.sum()
+    if not total:
+        return 0.0, 0.0, 0.0
+    centre = float((count * mean).sum() / total)
+    return float(total), centre, float((count * (variance + (mean - centre) ** 2)).sum() / total)
+
+
+def _deviations(found: Sequence[Moment]) -> Numbers:
+    """Return standard deviations as `Moments.statistics` does."""
+    return tuple(math.inf if not count else math.sqrt(variance) or 1.0 for count, _, variance in found)
