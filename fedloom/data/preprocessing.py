@@ -115,7 +115,18 @@ class Preprocessing(Record):
         if not self.columns:
             return ""
         made = self.model_dump(include={"columns", "mean", "std", "target"})
+        made["by client"] = bool(self.clients)
         return hashlib.sha256(json.dumps(made).encode()).hexdigest()
+
+    def as_used(self, sha256: str) -> Preprocessing | None:
+        """Return the part of this that sites with such a hash use: with or without statistics and scaled labels."""
+        parts = (
+            self,
+            self.replace(target=None),
+            self.replace(mean=(), std=()),
+            self.replace(mean=(), std=(), target=None),
+        )
+        return next((part for part in parts if part.sha256 == sha256), None)
 
     @property
     def untouched(self) -> list[int]:

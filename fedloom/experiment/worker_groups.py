@@ -106,8 +106,8 @@ class WorkerGroup:
                 raise InputError("[train] clients is for simulations: on a network, sites have names of their own.")
             self._check_same_data(federation, seed)
             self._record_machine_and_clients(federation)
-            if (agreed := self.plan.agreed()) is not None:  # sites prepare their data themselves
-                agreed.write(preprocessing_file(self.store.path.parent, seed))
+            if federation.preprocessing.columns:  # what sites agreed on; they prepare their data themselves
+                federation.preprocessing.write(preprocessing_file(self.store.path.parent, seed))
             self.store.set_fact("network", True)
             return self.connect(federation, task)
         facts = probe(federation, task)

@@ -94,3 +94,12 @@ def test_statistics_are_of_all_clients_or_of_one() -> None:
     assert [part.item() for part in own.statistics("berlin") or ()] == [5.0, 6.0]
     with pytest.raises(InputError, match=r"Say whose to use\. Known: berlin\."):
         own.statistics()
+
+
+def test_sites_that_prepare_rows_in_the_same_way_have_the_same_hash() -> None:
+    agreed = TABLE.replace(mean=(1.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), target=(5.0, 2.0))
+    for used in (agreed, TABLE, TABLE.replace(target=(5.0, 2.0)), agreed.replace(target=None)):
+        assert repr(agreed.as_used(used.sha256)) == repr(used)
+    for other in (TABLE.replace(clients={"a": ((1.0,), (1.0,))}), TABLE.replace(columns=(Column(name="age"),))):
+        assert agreed.as_used(other.sha256) is None
+    assert Preprocessing().sha256 == ""

@@ -200,7 +200,14 @@ class NetworkRun:
         hellos = {row["agent"]: Hello.model_validate_json(row["hello"]) for row in self.ledger.agents() if row["hello"]}
         server = None if self.experiment.data.server == "none" else self.plan.federation(self.experiment.seeds[0])
         setup = self._template(DataFormat.model_validate(self.ledger.fact("data"))).setup
-        return Roster.of(self.ledger.clients()[:clients], hellos, server, setup)
+        roster = Roster.of(self.ledger.clients()[:clients], hellos, server, setup)
+        agreed = self.plan.agreed()
+        used = None if agreed is None else agreed.as_used(roster.data_format.prepared)
+        if agreed is not None and used is None:
+            self._tell_once(
+                "The sites do not prepare rows by [data] preprocessing, so `fedloom predict` cannot do it here."
+            )
+        return roster if used is None else replace(roster, preprocessing=used)
 
     def run(self, progress: Progress, should_stop: Callable[[], bool] = lambda: False) -> Result:
         """Wait for agents, then run all cells."""
