@@ -34,6 +34,7 @@ from fedloom.results.run_data import RunData
 from fedloom.task import Task
 from tests.conftest import Normed
 from tests.conftest import federation as some_clients
+from tests.experiment.small_run import Net
 from tests.experiment.small_run import StopAfter
 
 POISSON = fl.Sampling(sampling="poisson", fraction=0.5)
@@ -273,15 +274,6 @@ def test_weights_are_bounded_by_max_examples() -> None:
 
 
 # --- whole runs
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x)
 
 
 def clients(count: int = 12) -> fl.Federation:
