@@ -34,8 +34,7 @@ from fedloom.results.run_data import RunData
 from fedloom.task import Task
 from tests.conftest import Normed
 from tests.conftest import federation as some_clients
-from tests.experiment.small_run import Net
-from tests.experiment.small_run import StopAfter
+from tests.experiment.small_run import Net, StopAfter
 
 POISSON = fl.Sampling(sampling="poisson", fraction=0.5)
 UNIFORM = fl.FedAvg(weights="uniform", lr=0.2, batch_size=4)
