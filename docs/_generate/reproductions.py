@@ -75,6 +75,11 @@ class Number:
     verdict: str
     because: str
 
+    @property
+    def note(self) -> str:
+        """What was changed, and the reason of the verdict."""
+        return f"with {self.how}: {self.because}" if self.how else self.because
+
 
 def numbers(folder: Path = FOLDER) -> Iterator[Number]:
     """Yield every published number with what the stored results say about it."""
@@ -216,14 +221,14 @@ def _section(reproduction: Reproduction, name: str, found: Sequence[Number]) -> 
     several = len({one.measure for one in found}) > 1
     lines = [f"## {name}", "", reproduction.title + ".", ""]
     lines += ["; ".join(f"{short}: {where}" for short, where in reproduction.sources.items()) + ".", ""]
-    lines += ["| row | source | published | ours | ratio | seeds | changed | verdict |"]
-    lines += ["| --- | --- | ---: | ---: | ---: | ---: | --- | --- |"]
-    notes = list(dict.fromkeys(one.because for one in found if one.because))
+    lines += ["| row | source | published | ours | ratio | seeds | verdict |"]
+    lines += ["| --- | --- | ---: | ---: | ---: | ---: | --- |"]
+    notes = list(dict.fromkeys(one.note for one in found if one.note))
     for one in found:
         row = f"{one.row}: {one.measure}" if several else one.row
         told = "not reached" if one.told == "-" else f"{one.told:,.10g}" if isinstance(one.told, float) else one.told
-        verdict = f"{one.verdict} ({notes.index(one.because) + 1})" if one.because else one.verdict
-        cells = (row, one.source, told, one.ours or "–", one.ratio, one.seeds, one.how, verdict)
+        verdict = f"{one.verdict} ({notes.index(one.note) + 1})" if one.note else one.verdict
+        cells = (row, one.source, told, one.ours or "–", one.ratio, one.seeds, verdict)
         lines.append("| " + " | ".join(cells) + " |")
     return [*lines, "", *(f"{number}. {note[0].upper()}{note[1:]}." for number, note in enumerate(notes, 1))]
 
