@@ -137,7 +137,11 @@ def normalized(
 def scaled_target(federation: Federation, agreed: Preprocessing | None = None) -> Federation:
     """Scale numeric labels to mean 0 and standard deviation 1, by all training labels, or as several sites agreed."""
     if federation.classes or federation.y.dim() > 1:
-        raise InputError("scale_target is for a regression with one number per example. These labels are not that.")
+        what = f"{len(federation.classes):,} classes" if federation.classes else "several numbers for each example"
+        raise InputError(
+            f"scale_target is for labels that are one number, and these are {what}. Leave it out, or use a loss for "
+            'numbers, such as "mse".'
+        )
     rows = torch.cat([federation.indices(client, "train") for client in range(federation.clients)])
     found = statistics(federation.y[:, None], rows)
     if agreed is not None and agreed.target is not None:

@@ -33,9 +33,15 @@ class Predictor(nn.Module):
     std: Tensor
 
     def __init__(
-        self, model: nn.Module, preprocessing: Preprocessing, dtype: torch.dtype, client: str | None = None
+        self,
+        model: nn.Module,
+        preprocessing: Preprocessing,
+        dtype: torch.dtype,
+        client: str | None = None,
+        has_logits: bool = False,
     ) -> None:
         super().__init__()
+        self.has_logits = has_logits  # of labels that are 0 or 1, but no classes: there may be several of them
         self.model, self.preprocessing, self.dtype = model.eval(), preprocessing, dtype
         statistics = preprocessing.statistics(client)
         self.normalizes = statistics is not None
@@ -66,6 +72,8 @@ class Predictor(nn.Module):
                 positive = torch.sigmoid(output.reshape(-1, 1))
                 return torch.cat([1 - positive, positive], dim=1)
             return torch.softmax(output, dim=-1)
+        if self.has_logits:
+            return torch.sigmoid(output)
         mean, std = self.preprocessing.target or (0.0, 1.0)
         return output if self.preprocessing.target is None else output * std + mean
 
@@ -79,9 +87,8 @@ class Predictor(nn.Module):
             columns = found.reshape(len(found), -1)
             if columns.shape[1] != len(names):
                 names = tuple(str(place) for place in range(columns.shape[1]))
-            return {
-                f"prediction {name}".strip(): column.tolist() for name, column in zip(names, columns.T, strict=True)
-            }
+            what = "probability" if self.has_logits else "prediction"
+            return {f"{what} {name}".strip(): column.tolist() for name, column in zip(names, columns.T, strict=True)}
         best = found[:, : len(classes)].argmax(1)
         answers: Answers = {"prediction": classes[best].tolist()}
         if len(classes) > MOST_CLASSES:

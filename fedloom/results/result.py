@@ -243,7 +243,8 @@ class Result:
         if client is not None:
             name = self._client_names[self._client_number(client)]
         _, task = self._algorithm_and_task(cell)
-        return Predictor(self.model(cell.algorithm, cell.seed, client), preprocessing, task.torch_dtype, name)
+        model = self.model(cell.algorithm, cell.seed, client)
+        return Predictor(model, preprocessing, task.torch_dtype, name, has_logits=task.loss == "bce")
 
     def has_global_model(self, cell: CellResult) -> bool:
         """Return whether a cell has one model for all clients."""

@@ -203,6 +203,10 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
             f'loss = "{task.loss}" is for numbers, but the labels are {classes} classes. Use loss = "cross_entropy", '
             'or for a regression, set task = "regression" in [data], or in Python give floating-point labels.'
         )
+    if task.loss == "bce" and not classes and bool(((federation.y < 0) | (federation.y > 1)).any()):
+        raise InputError(
+            'loss = "bce" is for labels of 0 and 1, and some labels are other numbers. Use "mse" for numbers.'
+        )
     if task.loss == "bce" and classes > 2:
         raise InputError(f'loss = "bce" is for two classes, but the labels have {classes}. Use "cross_entropy".')
     if task.loss in ("bce", "mse", "mae") and output.numel() != y.numel():

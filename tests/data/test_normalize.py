@@ -160,5 +160,5 @@ def test_targets_are_scaled_by_all_training_labels() -> None:
     assert made.y.tolist() == pytest.approx([-3 / 5**0.5, -1 / 5**0.5, 1 / 5**0.5, 3 / 5**0.5])
     assert made.server["test"][1].tolist() == [0.0]
     assert made.preprocessing.target == (4.0, pytest.approx(5**0.5))
-    with pytest.raises(InputError, match="scale_target is for a regression"):
+    with pytest.raises(InputError, match="scale_target is for labels that are one number, and these are 2 classes"):
         federate(numbered(), clients=2, scale_target=True)

@@ -108,6 +108,8 @@ def test_many_classes_have_one_probability_and_several_labels_a_column_each() ->
     assert predict(many, 100.0 * np.eye(60)[[7]]) == {"prediction": ["7"], "probability": [1.0]}
     two = Predictor(Given(), Preprocessing(shape=(2,), label=("a", "b")), torch.float32)
     assert predict(two, [[1.0, 2.0]]) == {"prediction a": [1.0], "prediction b": [2.0]}
+    labels = Predictor(Given(), Preprocessing(shape=(2,), label=("a", "b")), torch.float32, has_logits=True)
+    assert predict(labels, [[0.0, 100.0]]) == {"probability a": [0.5], "probability b": [1.0]}
 
 
 def test_integers_are_scaled_as_in_training() -> None:

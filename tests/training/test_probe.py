@@ -157,3 +157,10 @@ def test_a_metric_that_does_not_fit_the_output_is_named() -> None:
 def test_class_numbers_are_never_taken_for_quantities(loss: str) -> None:
     with pytest.raises(InputError, match=f'^loss = "{loss}" is for numbers, but the labels are 3 classes'):
         probe(federation([4, 4]), Task(lambda: linear(1), loss=loss, metrics=()))
+
+
+def test_a_loss_for_labels_of_0_and_1_takes_no_other_numbers() -> None:
+    numbers = replace(federation((20,)), y=torch.linspace(0, 1, 20), classes=())
+    probe(numbers, Task(lambda: linear(1), loss="bce", metrics=()))
+    with pytest.raises(InputError, match='loss = "bce" is for labels of 0 and 1, and some labels are other numbers'):
+        probe(replace(numbers, y=numbers.y + 1), Task(lambda: linear(1), loss="bce", metrics=()))
