@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedloom.algorithm import Algorithm, Update, without
-from fedloom.algorithms import CLASSES, FedAvg, FedDyn, OpenAIES, Scaffold
+from fedloom.algorithms import CLASSES, FedAvg, FedDC, FedDyn, OpenAIES, Scaffold
 from fedloom.training.schedule import Training
 
 
@@ -42,7 +42,8 @@ def test_algorithms_that_divide_by_the_number_of_clients_say_that_none_can_join_
         for name, kind in CLASSES.items()
         if re.search(r"cohort\.(population|share)\b", inspect.getsource(kind.round))
     }
-    assert dividing == {"FedDyn", "OpenAIES", "Scaffold"}
+    assert dividing == {"FedDC", "FedDyn", "OpenAIES", "Scaffold"}
+    assert FedDC().needs_all_from_start
     assert FedDyn().needs_all_from_start
     assert Scaffold().needs_all_from_start
     assert OpenAIES(travels="fitness").needs_all_from_start

@@ -15,7 +15,8 @@ class FedDC(FedAvg):
     """Clients learn how far they drift, and the server corrects it.
 
     Each local step uses g + α (h_k + w_k − w) + d_k − d. Then d_k ← (w_k − w) / (steps · lr), h_k ← h_k + w_k − w,
-    d ← Σ p_k d_k and w ← Σ p_k (w_k + h_k). Use it for many local steps on data that differ between clients.
+    d ← Σ p_k d_k, h ← h + (m/K) Σ p_k (w_k − w) and w ← Σ p_k w_k + h, where m of K clients take part. Use it for many
+    local steps on data that differ between clients.
     """
 
     reference: ClassVar[str] = "Gao et al., FedDC: Federated Learning with Non-IID Data via Local Drift, CVPR 2022"
@@ -29,31 +30,35 @@ class FedDC(FedAvg):
             raise InputError('FedDC divides a client\'s change by lr: use optimizer = "sgd" without momentum.')
         return self
 
+    @property
+    def needs_all_from_start(self) -> str:
+        return "h is a mean over all clients of the run"
+
     def init(self, task: Task, model: Tree) -> Groups:
-        return {"model": model, "direction": zeros_like(select(model, task.trainable))}
+        zeros = zeros_like(select(model, task.trainable))
+        return {"model": model, "drift": zeros, "direction": zeros}
 
     def init_own(self, task: Task, model: Tree) -> Groups:
         zeros = zeros_like(select(model, task.trainable))
         return {**super().init_own(task, model), "drift": zeros, "direction": zeros}
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
-        mean = cohort.reduce(self.client, state, rule=self.rule)
-        return {"model": mean["model"], "direction": mean["direction"]}
+        shared = {"model": state["model"], "direction": state["direction"]}
+        mean = cohort.reduce(self.client, shared, rule=self.rule)
+        before = select(state["model"], state["drift"])
+        trained = select(mean["model"], before)
+        drift = add(state["drift"], sub(trained, before), scale=cohort.share)  # h
+        return {"model": {**mean["model"], **add(trained, drift)}, "drift": drift, "direction": mean["direction"]}
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         trained = self.fit(task, expand(shared["model"], len(data)), shared, own, data)
-        reached = select(trained.model, task.trainable)
-        change = sub(reached, select(shared["model"], task.trainable))
-        drift = add(own["drift"], change)
+        change = sub(select(trained.model, task.trainable), select(shared["model"], task.trainable))
         assert trained.lr_sums is not None
         direction = scale(change, 1 / trained.lr_sums)
-        update = Update(
-            {"model": {**trained.model, **add(reached, drift)}, "direction": direction},
-            by_size(self.weights, data.examples),
-            trained=trained,
-            positions={"model": "model"},
-        )
-        return update, {**trained.own, "drift": drift, "direction": direction}
+        weight = by_size(self.weights, data.examples)
+        groups = {"model": trained.model, "direction": direction}
+        update = Update(groups, weight, trained=trained, positions={"model": "model"})
+        return update, {**trained.own, "drift": add(own["drift"], change), "direction": direction}
 
     def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
         bound = add(step.grad, add(own["drift"], sub(step.params, step.start)), scale=self.alpha)

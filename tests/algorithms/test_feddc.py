@@ -19,7 +19,7 @@ def test_two_rounds_of_one_step() -> None:
         ]
         update = [one - w for one in theta]  # the local update value, with K = 1
         drift = [h + moved for h, moved in zip(drift, update, strict=True)]
-        w = sum(share * (one + h) for share, one, h in zip(shares, theta, drift, strict=True))
+        w = sum(share * (one + h) for share, one, h in zip(shares, theta, drift, strict=True))  # all take part
         g = sum(share * moved for share, moved in zip(shares, update, strict=True))
     np.testing.assert_allclose(trained(FedDC(alpha=alpha, lr=LR, batch_size="full"), 2), w, rtol=1e-12)
 

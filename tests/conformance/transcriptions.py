@@ -687,26 +687,27 @@ def scaffold(world: World, server_lr: float = 1.0, weights: str = "uniform") -> 
 
 
 def feddc(world: World, alpha: float = 0.01, weights: str = "examples") -> Expected:
-    """Gao et al. 2022: the penalty on drift and distance, the gradient correction, and θ + h on the server."""
+    """Gao et al. 2022: the penalty on drift and distance, the gradient correction, and the mean drift on the server."""
     w = world.start()
     mean_update = np.zeros_like(w)  # g, divided by K and η of the round it comes from
+    mean_drift = np.zeros_like(w)
     drift = {k: np.zeros_like(w) for k in range(world.population)}
     update = {k: np.zeros_like(w) for k in range(world.population)}
     for round, cohort in enumerate(world.rounds, 1):
-        sent, trained = [], []
+        moved, trained = [], []
         for k in cohort:
 
             def change(g: Vector, at: Vector, _: Any, k: int = k, w: Vector = w, mean: Vector = mean_update) -> Vector:
                 return g + alpha * (drift[k] + at - w) + (update[k] - mean)
 
             theta, steps = world.descend(w, k, round, change)
-            moved = (theta - w) * world.model.trainable
-            drift[k] = drift[k] + moved
-            update[k] = moved / (steps * world.lr)
-            sent.append(theta + drift[k])
+            moved.append((theta - w) * world.model.trainable)
+            drift[k] = drift[k] + moved[-1]
+            update[k] = moved[-1] / (steps * world.lr)
             trained.append(theta)
         shares = world.shares(cohort, weights)
-        w = with_buffers(world, mean(sent, shares), trained, shares)
+        mean_drift = mean_drift + len(cohort) / world.population * mean(moved, shares)
+        w = with_buffers(world, mean(trained, shares) + mean_drift, trained, shares)
         mean_update = mean([update[k] for k in cohort], shares)
     return Expected(w)
 
