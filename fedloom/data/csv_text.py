@@ -82,6 +82,7 @@ def numbers(
     advice: str = "",
 ) -> NDArray[np.float32]:
     """Return the numbers in a column's cells. `marks` are texts that stand for a number, or for a missing one (nan)."""
+    commas = False
     try:
         values = np.array([marks[cell] if cell in marks else float(cell) for cell in cells], dtype=np.float64)
     except ValueError:
@@ -93,7 +94,8 @@ def numbers(
     for at in np.flatnonzero(~np.isfinite(found)).tolist():
         cell = cells[at].strip()
         if cell not in marks:
-            shown = f"{cells[at]!r} in column '{column}', which is not a finite number"
+            why = "where other cells have decimal commas" if commas and "." in cell else "which is not a finite number"
+            shown = f"{cells[at]!r} in column '{column}', {why}"
             what = shown if cell else f"an empty cell in column '{column}'"
             raise InputError(f"{where(at)} has {what}. {advice or cell_advice(cell, column)}")
     return found
