@@ -12,10 +12,11 @@ import typer
 
 from fedloom import __version__
 from fedloom.cli import auditing, data, flower, network, planning, results, running
-from fedloom.cli.shared import say
+from fedloom.cli.shared import Group, say
 from fedloom.errors import FedloomError
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     help="Federated learning: run an experiment file, and get trained models, tables and a report.",
     pretty_exceptions_enable=False,
@@ -29,7 +30,7 @@ for name, group in {
     "audit": auditing.audit_app,
     "flower": flower.app,
 }.items():
-    app.add_typer(group, name=name)
+    app.add_typer(group, name=name, cls=Group)
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from fedloom.errors import FedloomError, InputError
 from fedloom.results.safe_text import visible_lines
@@ -40,6 +41,25 @@ DEGRADED = 4  # the exit code of a run that is done, but in which some rounds di
 Function = TypeVar("Function", bound=Callable[..., None])
 
 
+class _PlainFlags:
+    """A command whose help shows no type for flags, because they take no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in found:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return found
+
+
+class Command(_PlainFlags, TyperCommand):
+    """A command."""
+
+
+class Group(_PlainFlags, TyperGroup):
+    """A command that has others."""
+
+
 def command(app: typer.Typer, name: str | None = None) -> Callable[[Function], Function]:
     """Return a decorator that adds a command; its docstring is the help.
 
@@ -62,7 +82,7 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[Function], F
             described = copy.copy(described)  # several commands may share an annotation
             described.help = meaning
             function.__annotations__[key] = Annotated[kind, described]
-        return app.command(name, help=about)(function)
+        return app.command(name, help=about, cls=Command)(function)
 
     return add
 

@@ -138,7 +138,7 @@ class Cell:
             if self.plan.settings.keep_models:
                 checkpoint.keep_model(self.checkpoints, record.round, self.algorithm.server_model(task, record.state))
             sha = final_sha256(backend, self.algorithm, task, record.state, own) if last else None
-            if saving:
+            if saving and record.round:  # an evaluation alone has nothing to continue from
                 extra = {"reached": reached, "weights_sha256": sha}
                 keep = self.plan.settings.keep_checkpoints
                 checkpoint.save(self.checkpoints, record.round, record.state, unsaved, extra, keep, since=saved)
@@ -150,7 +150,7 @@ class Cell:
                     f"part or sent valid updates, and cohort.max_abandoned = {most}. Raise it to continue."
                 )
             if last:
-                if not group.store.learnt(self.number):
+                if record.round and not group.store.learnt(self.number):
                     raise QuorumError(f"No round of {self.label} had enough clients: nothing was learnt.")
                 group.store.set_status(self.number, "done", weights_sha256=sha)
                 return True

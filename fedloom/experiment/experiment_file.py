@@ -179,8 +179,8 @@ class Experiment(Record):
     """The version of the file format."""
     name: str = "experiment"
     """The experiment's name. Results go to `runs/NAME`."""
-    rounds: Count = 10
-    """The number of rounds."""
+    rounds: Annotated[int, Strict(), Ge(0)] = 10
+    """The number of rounds. 0 only evaluates the model in `task.init`, a safetensors file."""
     seeds: tuple[Whole, ...] = (1,)
     """Every algorithm runs with every seed."""
     data: DataTable = DataTable()

@@ -46,6 +46,8 @@ class Plan:
     agreed: Callable[[], Preprocessing | None] = lambda: None  # what several sites agreed on
 
     def __post_init__(self) -> None:
+        if self.rounds == 0 and self.privacy.on:
+            raise InputError("[privacy] protects training, and rounds = 0 trains nothing. Leave [privacy] out.")
         if self.privacy.secure_aggregation is not None:
             for algorithm in self.algorithms.values():
                 aggregation.check(self.privacy.secure_aggregation, algorithm, self.cohort)

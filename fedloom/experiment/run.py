@@ -71,8 +71,8 @@ def run(
         if not isinstance(given, kind):
             raise InputError(f"'{what}' must be a fedloom.{kind.__name__}(…). Got {given!r} instead.")
     evaluation = evaluate if isinstance(evaluate, EvaluateTable) else EvaluateTable(**dict(evaluate))
-    if type(rounds) is not int or rounds < 1:
-        raise InputError(f"rounds must be a whole number, at least 1. Got {rounds!r} instead.")
+    if type(rounds) is not int or rounds < 0:
+        raise InputError(f"rounds must be a whole number, at least 0. Got {rounds!r} instead.")
     check_top({"seeds": list(seed_list), **({"name": name} if name is not None else {})})
     federations = federation if callable(federation) else lambda seed: federation
     tasks = task if callable(task) and not isinstance(task, Task) else lambda seed: task

@@ -99,6 +99,8 @@ def fit(
 ) -> Iterator[RoundRecord]:
     """Train until round `rounds` and yield a record after each round; `resume` continues after a snapshot.
 
+    With `rounds` = 0, evaluate the initial model and yield one record, of round 0.
+
     The default backend is the serial one. `until` ends the run early, after the first record that it accepts.
     `protection` is the server's half of what protects the clients' answers, and `at_clients` says what
     clients do by themselves.
@@ -124,6 +126,9 @@ def fit(
     if protection is not None and GROUP in state:
         protection.restore(state.pop(GROUP))
     del initial  # it may be large
+    if rounds == 0:
+        federation, _ = backend.begin_round(1, federation)  # on a network, this waits for clients
+        yield _evaluated(Evaluator(backend, federation, algorithm, task), state, own, evaluation)
     for round in range(resume.round + 1 if resume else 1, rounds + 1):
         began = time.perf_counter()
         federation, arrivals = backend.begin_round(round, federation)
@@ -202,6 +207,17 @@ def fit(
         yield replace(record, seconds=time.perf_counter() - began, reached=reached)
         if reached:
             return
+
+
+def _evaluated(evaluator: Evaluator, state: Groups, own: ClientStates, evaluation: Evaluation) -> RoundRecord:
+    """Return a record of a round 0, in which nothing is trained and everything is measured."""
+    began = time.perf_counter()
+    everyone = tuple(range(evaluator.federation.clients))
+    with computing():
+        clients: dict[Phase, ByClient] = {"final": evaluator.clients(state, own, everyone, evaluation.splits, 0)}
+        server = evaluator.server(state, evaluation.server)
+    seconds = time.perf_counter() - began
+    return RoundRecord(0, state, (), (), clients, server, {}, seconds=seconds, federation=evaluator.federation)
 
 
 def server_half(algorithm: Algorithm, state: Groups, cohort: Cohort) -> Groups:

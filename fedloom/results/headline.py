@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from fedloom.results.run_data import Floats, Ints, RunData
     from fedloom.task import Task
 
-PHASES: tuple[Phase, ...] = ("final", "post_fit", "pre_fit")  # the first one that was measured in a round counts
+# the first one that was measured in a round counts: after local training in every round, or else the model in use
+PHASES: tuple[Phase, ...] = ("post_fit", "final", "pre_fit")
 
 
 def of_round(record: RoundRecord, task: Task) -> dict[str, float]:

@@ -8,9 +8,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import typer
 
 from fedloom.cli import app
+from tests.cli.commands import in_this_process
 
 
 def test_help_and_version_do_not_load_torch() -> None:
@@ -26,6 +28,16 @@ def test_help_and_version_do_not_load_torch() -> None:
 def test_every_command_and_every_argument_says_what_it_is() -> None:
     silent = [name for name, thing in described("fedloom", typer.main.get_command(app)) if not thing.help]
     assert silent == []
+
+
+def test_flags_take_no_value_and_show_no_type(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["run"], ["export"], ["agents", "list"], []):
+        in_this_process(*words, "--help", monkeypatch=monkeypatch)
+        shown = capsys.readouterr().out
+        assert "--help" in shown
+        assert "bool" not in shown.lower()
 
 
 def described(name: str, command: Any) -> Iterator[tuple[str, Any]]:

@@ -54,3 +54,10 @@ def test_a_site_that_keeps_its_scores_to_itself_stops_no_round() -> None:
         assert found == {"loss": 1.0, "accuracy": 0.75, "auroc": 1.0}
     nobody = {"pre_fit": {0: {"test": hidden}, 1: {"test": ranked([0.1], [1])}}}
     assert "auroc" not in headline.of_round(record(1, clients=nobody, server={}), RANKING)
+
+
+def test_the_last_round_shows_the_same_kind_of_number_as_the_others() -> None:
+    trained, ended = {0: {"test": measured(10, 0.7)}}, {0: {"test": measured(10, 0.9)}}
+    phases = {"post_fit": trained, "pre_fit": {0: {"test": measured(10, 0.1)}}}
+    for clients in (phases, {**phases, "final": ended}):
+        assert headline.of_round(record(1, server={}, clients=clients), TASK)["accuracy"] == pytest.approx(0.7)
