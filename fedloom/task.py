@@ -17,7 +17,9 @@ from fedloom import keys, metrics
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError
 from fedloom.metrics import Metric
+from fedloom.training import generators
 from fedloom.training.generators import GENERATOR
+from fedloom.training.keras_module import KerasModule, is_keras
 from fedloom.training.modules import ModuleTensors
 from fedloom.training.python_state import PythonState
 from fedloom.tree import Tree
@@ -165,9 +167,8 @@ class Task:
 
     def build(self) -> nn.Module:
         """Return a new module with initial weights."""
-        # modules draw their initial weights from torch's global generator: lend them a seeded one
-        with GENERATOR, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(keys.key(self.seed, "init") >> 1)
+        # modules draw their initial weights from global generators: lend them seeded ones
+        with generators.seeded(keys.key(self.seed, "init")):
             if isinstance(self.model, nn.Module):
                 module = copy.deepcopy(self.model)
             else:
@@ -178,8 +179,12 @@ class Task:
                 else:
                     module = construct(getattr(self.model, "__name__", str(self.model)), self.model, self.args)
             unbuilt = [name for name, leaf in module.named_parameters() if is_lazy(leaf)]
+            if is_keras(module) and not module.built:
+                unbuilt = ["its layers"]
             if unbuilt:
                 self._give_sizes(module, unbuilt)
+            if is_keras(module):
+                module = KerasModule(module)
         if next(module.parameters(), None) is None:
             raise InputError(f"The model {type(module).__name__} has no parameters, so there is nothing to learn.")
         return widened(module, self.torch_dtype)

@@ -151,7 +151,11 @@ class Vector(Backend):
         """Return the messages that a worker needs before it can perform work of this backend."""
         from fedloom.backends.worker_messages import pack
 
-        return [("path", pack(sys.path)), ("place", pack((self._handle, self.place.task, self.setup)))]
+        # your code may have set a variable after the workers started, such as KERAS_BACKEND
+        return [
+            ("surroundings", pack((sys.path, dict(os.environ)))),
+            ("place", pack((self._handle, self.place.task, self.setup))),
+        ]
 
     def _equip(self, number: int, messages: Sequence[tuple[str, Sequence[Any]]]) -> None:
         """Send messages to a worker. If it has ended, start another, and send it everything."""

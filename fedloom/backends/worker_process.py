@@ -41,8 +41,9 @@ def serve(connection: socket.socket) -> None:
         broken.pop(kind, None)
         try:
             payload = worker_messages.unpack(message)
-            if kind == "path":
-                sys.path[:] = payload
+            if kind == "surroundings":
+                sys.path[:], environment = payload
+                os.environ.update(environment)
             elif kind == "place":
                 handle, task, setup = payload
                 place = Place(attach(handle), task, setup)

@@ -127,7 +127,6 @@ def fit(
         protection.restore(state.pop(GROUP))
     del initial  # it may be large
     if rounds == 0:
-        federation, _ = backend.begin_round(1, federation)  # on a network, this waits for clients
         yield _evaluated(Evaluator(backend, federation, algorithm, task), state, own, evaluation)
     for round in range(resume.round + 1 if resume else 1, rounds + 1):
         began = time.perf_counter()

@@ -50,6 +50,20 @@ def seed(key: int, device: str = "cpu") -> None:
     torch.default_generator.manual_seed(key >> 1) if device == "cpu" else torch.manual_seed(key >> 1)
 
 
+@contextmanager
+def seeded(key: int) -> Iterator[None]:
+    """Seed all global generators from a key for a while, also where they are lent already."""
+    with GENERATOR:
+        before = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
+        seed(key)
+        try:
+            yield
+        finally:
+            torch.set_rng_state(before[0])
+            random.setstate(before[1])
+            np.random.set_state(before[2])
+
+
 def positions() -> tuple[object, ...]:
     """Return the states of the generators, which any draw changes."""
     state = np.random.get_state(legacy=False)["state"]

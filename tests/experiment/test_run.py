@@ -156,3 +156,16 @@ def test_schedules_and_settings_of_clients_are_exact_after_a_resume(
     other = {"fedavg": fl.FedAvg(**{**training, "schedule": {"name": "cosine", "over": 5, "warmup": 1}})}
     with pytest.raises(InputError, match=r"algorithm\.fedavg\.train\.schedule\.over: 4 → 5"):
         run(federation, task, tmp_path / "parts", algorithms=other)
+
+
+def test_a_given_model_is_evaluated_without_training(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    trained = run(federation, task, tmp_path / "trained", rounds=2, algorithms=fl.FedAvg(lr=0.2))
+    save_file(trained.weights("fedavg")["model"], tmp_path / "model.safetensors")
+    given = fl.Task(Net, init=str(tmp_path / "model.safetensors"))
+    for _ in range(2):  # a second time in the same folder, too
+        alone = run(federation, given, tmp_path / "alone", rounds=0, algorithms=fl.FedAvg(lr=0.2))
+        assert (alone.status, alone.runs[0].rounds) == ("done", 0)
+        assert alone.weights_sha256 == trained.weights_sha256
+        assert alone.runs[0].final["test_accuracy"] == trained.runs[0].final["test_accuracy"]

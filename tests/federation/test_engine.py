@@ -292,3 +292,12 @@ def test_a_backend_that_does_not_inherit_from_the_protocol_is_refused() -> None:
     message = r"^A backend must inherit from fedloom\.backends\.protocol\.Backend\. Got .*Lookalike object.* instead\.$"
     with pytest.raises(InputError, match=message):
         next(fit(federation((20,)), Task(Dense), FedAvg(), 1, backend=Lookalike()))  # type: ignore[arg-type]
+
+
+def test_without_rounds_the_initial_model_is_evaluated_and_nothing_is_trained() -> None:
+    data, task = federation((20, 30)), Task(Dense)
+    (alone,) = fit(data, task, FedAvg(), 0)
+    assert (alone.round, alone.cohort, alone.reports) == (0, (), ())
+    assert tree.sha256(alone.state["model"]) == tree.sha256(task.initial())
+    (trained,) = fit(data, task, FedAvg(), 1)
+    assert alone.clients["final"] == trained.clients["pre_fit"]
