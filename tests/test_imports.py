@@ -25,6 +25,7 @@ LAYERS = [
         "training.masking",
         "metrics",
         "score_metrics",
+        "training.keras_module",
         "training.modules",
         "training.python_state",
         "training.tape",
