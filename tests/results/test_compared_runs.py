@@ -102,6 +102,12 @@ def test_numbers_about_other_rounds_or_clients_are_not_compared(
         combine([comparison, other])
 
 
+def test_a_seed_that_has_not_begun_does_not_count_as_other_data(comparison: Path, other: Path) -> None:
+    with Store(other) as store:
+        store._database.execute("DELETE FROM facts WHERE key = 'data of seed 2'")
+    assert len(combine([comparison, other]).labels) == 6
+
+
 def test_a_comparison_needs_two_runs(comparison: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="two runs or more"):
         combine([comparison])
