@@ -13,6 +13,8 @@ from fedloom.data.sources import SOURCES
 from fedloom.data.split import Split
 from fedloom.experiment.experiment_file import TABLES, Experiment
 from fedloom.privacy.table import DpTable, ExampleTable, SecureTable
+from fedloom.training.rate_schedule import RateSchedule
+from fedloom.training.schedule import ClientTraining
 
 TOP = ("format", "name", "rounds", "seeds")
 
@@ -26,6 +28,8 @@ def models() -> dict[str, type[BaseModel]]:
         "Top level": create_model("Top", **top),
         **{f"[{name}]": model for name, model in TABLES.items()},
         "A split as a table": Split,
+        "train.schedule and train.local_schedule": RateSchedule,
+        "train.clients": ClientTraining,
         "privacy.secure_aggregation": SecureTable,
         "privacy.dp": DpTable,
         "privacy.example_dp": ExampleTable,

@@ -84,6 +84,7 @@ def plain_fedavg(
     def measured(trees: Sequence[Tree]) -> dict[int, Values]:
         return {c: evaluate(task, trees[c], federation, c, split, evaluation_batch) for c in clients}
 
+    task.see(federation)
     weights = task.initial()
     for round in range(1, rounds + 1):
         phases = {"pre_fit": measured([weights] * len(clients))}

@@ -19,8 +19,8 @@ class RateSchedule(Record):
     """
 
     name: Literal["constant", "step", "exponential", "cosine"] = "constant"
-    """`step` multiplies the rate by `factor` every so often, `exponential` every time, and `cosine` lowers it along
-    half a cosine.
+    """`step` multiplies the rate by `factor` after every `every` rounds or steps, `exponential` after each of them, and
+    `cosine` lowers it along half a cosine.
     """
     every: Count | None = None
     """For `step`: after how many rounds or steps the rate is multiplied by `factor` again."""
