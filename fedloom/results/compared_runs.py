@@ -103,14 +103,16 @@ def combine(folders: Sequence[Path]) -> ComparedRuns:
 
 def _not_comparable(one: RunData, other: RunData) -> Iterator[str]:
     """Why two runs cannot be compared, a sentence each."""
-    for run in (one, other):
-        if not any(cell["status"] == "done" for cell in run.cells.values()):
-            yield f"{run.folder} has no finished cell: it is {run.result.status}."
-    seeds = sorted({*one.seeds} & {*other.seeds})
-    if not seeds:
-        yield f"They have no seed in common: {_listed(one.seeds)} and {_listed(other.seeds)}."
-    here, there = one.data_fingerprints, other.data_fingerprints  # of seeds that have begun
-    if any(here[seed] != there[seed] for seed in map(str, seeds) if seed in here and seed in there):
+    pair = one, other
+    done = [
+        list(dict.fromkeys(seed for (_, seed), cell in run.cells.items() if cell["status"] == "done")) for run in pair
+    ]
+    unfinished = [run for run, seeds in zip(pair, done, strict=True) if not seeds]
+    yield from (f"{run.folder} has no finished cell: it is {run.result.status}." for run in unfinished)
+    seeds = sorted({*done[0]} & {*done[1]})
+    if not seeds and not unfinished:
+        yield f"They have no finished seed in common: {_listed(done[0])} and {_listed(done[1])}."
+    if any(_data(one, seed) != _data(other, seed) for seed in seeds):
         changed = differences(one.description.get("data"), other.description.get("data"), "data")
         known = f" ({'; '.join(changed)})" if changed and isinstance(one.description.get("data"), Mapping) else ""
         yield f"Their examples, partitions or splits differ{known}: the same algorithm would have other numbers."
@@ -120,6 +122,12 @@ def _not_comparable(one: RunData, other: RunData) -> Iterator[str]:
         ways = [run.evaluation.get(key, default) for run in (one, other)]
         if ways[0] != ways[1]:
             yield f"Their numbers are about different rounds or clients: evaluate.{key} is {ways[0]} and {ways[1]}."
+
+
+def _data(run: RunData, seed: int) -> str | None:
+    """The fingerprint of a seed's data. Where all seeds share their data, only the first seed has it."""
+    known = run.data_fingerprints
+    return known.get(str(seed), next(iter(known.values()), None))
 
 
 def _listed(values: Iterable[object]) -> str:

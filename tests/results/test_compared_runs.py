@@ -78,7 +78,7 @@ def sql(statement: str) -> Change:
     [
         (data_of(2), "examples, partitions or splits differ"),
         (without_end, "other has no finished cell: it is stopped"),
-        (sql("UPDATE cells SET seed = seed + 10"), "no seed in common: 1, 2 and 11, 12"),
+        (sql("UPDATE cells SET seed = seed + 10"), "no finished seed in common: 1, 2 and 11, 12"),
         (sql("UPDATE metrics SET metric = metric || '2'"), "no metric in common: accuracy, loss and accuracy2, loss2"),
     ],
 )
@@ -102,9 +102,11 @@ def test_numbers_about_other_rounds_or_clients_are_not_compared(
         combine([comparison, other])
 
 
-def test_a_seed_that_has_not_begun_does_not_count_as_other_data(comparison: Path, other: Path) -> None:
+def test_a_seed_that_has_not_finished_does_not_count_as_other_data(comparison: Path, other: Path) -> None:
     with Store(other) as store:
-        store._database.execute("DELETE FROM facts WHERE key = 'data of seed 2'")
+        data_of(2)(store)
+        for cell in (cell for cell in store.cells() if cell["seed"] == 2):
+            store.set_status(cell["id"], "stopped")
     assert len(combine([comparison, other]).labels) == 6
 
 
