@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fedloom.data.preprocessing import Column, Preprocessing
 from fedloom.experiment.progress import Silent
 from fedloom.federation.sampling import Sampling
 from fedloom.network.agent.agent import Agent
@@ -153,6 +154,26 @@ def test_the_operator_is_told_if_one_agent_hosts_most_clients(
     assert (note in run.said) == warned
     run.ledger.close()
     run._held.close()
+
+
+@pytest.mark.parametrize("normalize", ["federated", "client"])
+def test_the_coordinator_keeps_the_preprocessing_that_sites_use(tmp_path: Path, normalize: str) -> None:
+    rows = "".join(f"{age},{('icu', 'general')[age % 2]},{age % 3 > 0:d}\n" for age in range(20, 80))
+    (tmp_path / "data.csv").write_text(f"age,ward,dead\n{rows}")
+    columns = (Column(name="age"), Column(name="ward", categories=("general", "icu")))
+    statistics = {"mean": (50.0, 0.5, 0.5), "std": (15.0, 0.5, 0.5)}
+    agreed = Preprocessing(columns=columns, **statistics, shape=(3,), classes=("0", "1"), label=("dead",))
+    agreed.write(tmp_path / "agreed.json")
+    data = {"source": "csv", "path": str(tmp_path / "data.csv"), "label": "dead", "normalize": normalize}
+    data |= {"partition": {"name": "iid", "clients": 2}, "preprocessing": str(tmp_path / "agreed.json")}
+    task = {"model": "logistic", "args": {"features": 3}}
+    run = InProcessRun(tmp_path / "net", {**EXPERIMENT, "rounds": 1, "data": data, "task": task}, {}, {})
+    assert run.run(Silent()).status == "done"
+    kept = tmp_path / "net" / "preprocessing-1.json"
+    assert kept.is_file() == (normalize == "federated")  # with "client", only sites know their statistics
+    assert any("`fedloom predict` cannot" in text for text in run.said) == (normalize == "client")
+    if normalize == "federated":
+        assert Preprocessing.read(kept) == agreed
 
 
 def _token(run: InProcessRun) -> str:
