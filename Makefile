@@ -37,6 +37,8 @@ crosscheck:
 		|| echo "pfl-research cannot be installed here: whole rounds are not compared. It needs Python 3.10 to 3.12."
 	$(CROSSCHECK) pip install --quiet --disable-pip-version-check "torch==2.13.0" "byzfl==0.0.*" \
 		|| echo "byzfl cannot be installed here: robust rules and attacks are not compared with it. It needs torchvision."
+	.venv-crosscheck/bin/python -c "import torchvision" 2> /dev/null || { $(CROSSCHECK) pip uninstall --quiet --yes byzfl torchvision; \
+		echo "torchvision does not fit this build of torch: robust rules and attacks are not compared with byzfl."; }
 	$(CROSSCHECK) pytest -rs -m crosscheck tests/conformance
 
 # a real SuperLink and SuperNodes; Flower wants older versions of common packages than constraints.txt pins

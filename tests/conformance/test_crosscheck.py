@@ -65,7 +65,7 @@ def in_fedloom(name: str, equal: bool = False, **settings: Any) -> tuple[Vector,
     data = Federation(x, labels, np.cumsum([0, *sizes]), split=ALL_TRAIN)
     task = Task(nn.Linear, as_given, [], args={"in_features": WIDTH, "out_features": 1, "bias": False}, dtype="float64")
     algorithm = ALGORITHMS[name](lr=1.0, batch_size="full", **settings)
-    sampling, quiet = Attendance(rounds=ATTENDANCE), Evaluation(splits=())
+    sampling, quiet = Attendance(rounds=ATTENDANCE, outlier_factor="off"), Evaluation(splits=())
     records = list(fit(data, task, algorithm, len(ATTENDANCE), sampling=sampling, evaluation=quiet))
     return task.initial()["weight"].numpy(), [record.state["model"]["weight"].numpy() for record in records]
 
