@@ -35,7 +35,7 @@ __all__ = ["Aggregate", "Algorithm", "Answers", "AtLeastOne", "Batch", "Central"
 __all__ += ["Decay", "Groups", "Inbox", "InputError", "NonNegative", "Positive", "Share", "Step", "Task", "Trained"]
 __all__ += ["Training", "Tree", "Update", "View", "add", "batch", "by_examples", "by_score", "by_size", "clone"]
 __all__ += ["concat", "evaluate", "expand", "full_gradient", "keys", "local", "look", "map_leaves", "mean"]
-__all__ += ["metropolis", "refuse_uneven_rates", "row", "rows", "scale", "select", "stack", "sub", "topology"]
+__all__ += ["metropolis", "row", "rows", "scale", "select", "stack", "sub", "topology"]
 __all__ += ["uniform", "within_one_std", "without", "zeros_like"]
 
 
@@ -186,15 +186,6 @@ class Central(Algorithm):
     @classmethod
     def _moved_keys(cls, values: Any) -> Any:
         return without_former_keys(cls, values) if isinstance(values, dict) else values
-
-
-def refuse_uneven_rates(algorithm: Algorithm) -> None:
-    """Raise if an algorithm whose formula has one learning rate gets others for some steps or clients."""
-    if algorithm.train.has_uneven_rates:
-        raise InputError(
-            f"{type(algorithm).__name__}'s formula has one learning rate for all steps and clients of a round: use "
-            "'schedule', not 'local_schedule' or the 'lr' of single clients."
-        )
 
 
 def without(tree: Tree, names: Any) -> Tree:

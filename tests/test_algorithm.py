@@ -8,7 +8,7 @@ import torch
 
 from fedloom.algorithm import Algorithm, Update, without
 from fedloom.algorithms import CLASSES, FedAvg, FedDC, FedDyn, OpenAIES, Scaffold
-from fedloom.training.schedule import Training
+from fedloom.training.settings import Training
 
 
 def test_training_parameters_may_be_given_directly() -> None:

@@ -14,7 +14,7 @@ from fedloom.data.split import Split
 from fedloom.experiment.experiment_file import TABLES, Experiment
 from fedloom.privacy.table import DpTable, ExampleTable, SecureTable
 from fedloom.training.rate_schedule import RateSchedule
-from fedloom.training.schedule import ClientTraining
+from fedloom.training.settings import ClientTraining
 
 TOP = ("format", "name", "rounds", "seeds")
 

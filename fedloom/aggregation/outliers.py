@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +16,8 @@ from fedloom.tree import Groups, Tree, change, is_whole, select
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Update
+    from fedloom.federation.work import Report
+    from fedloom.task import Task
 
 MANY = 5  # with fewer updates, the median says little
 RUINOUS = 1e6  # among few updates, the factor that no honest client reaches
@@ -36,6 +39,17 @@ def lengths(stacked: Tree, base: Tree) -> Tensor:
         known = [name for name in leaves if name in base]
         found = _lengths({**moved, **change(select(leaves, known), select(base, known))})
     return found
+
+
+def with_lengths(
+    reports: Sequence[Report], update: Update, shared: Groups, task: Task, examples: Sequence[int]
+) -> tuple[Report, ...]:
+    """Return the clients' reports with how long each one's change of the model is, and how hard its answer pulls."""
+    found = update_lengths(update, shared, task.trainable, len(reports))
+    return tuple(
+        replace(report, lengths=lengths, pull=pull, examples=count)
+        for report, (lengths, pull), count in zip(reports, found, examples, strict=True)
+    )
 
 
 def update_lengths(

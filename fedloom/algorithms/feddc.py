@@ -12,7 +12,7 @@ from fedloom.tree import add, expand, scale, select, sub, zeros_like
 
 
 class FedDC(FedAvg):
-    """Clients learn how far they drift, and the server corrects it.
+    """Clients learn their drift, and the server corrects it.
 
     Each local step uses g + α (h_k + w_k − w) + d_k − d. Then d_k ← (w_k − w) / (steps · lr), h_k ← h_k + w_k − w,
     d ← Σ p_k d_k, h ← h + (m/K) Σ p_k (w_k − w) and w ← Σ p_k w_k + h, where m of K clients take part. Use it for many

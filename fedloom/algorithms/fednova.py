@@ -16,7 +16,6 @@ from fedloom.algorithm import (
     Task,
     Update,
     by_size,
-    refuse_uneven_rates,
     without,
 )
 from fedloom.tree import add, expand, scale, select, sub
@@ -41,7 +40,7 @@ class FedNova(Central):
             raise InputError(
                 f'FedNova counts steps of optimizer = "sgd", with or without momentum, not "{self.train.optimizer}".'
             )
-        refuse_uneven_rates(self)
+        self.train.refuse_uneven_rates(type(self).__name__)
         return self
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:

@@ -18,7 +18,6 @@ from fedloom.algorithm import (
     Update,
     by_size,
     evaluate,
-    refuse_uneven_rates,
 )
 from fedloom.tree import add, expand, scale, select, sub
 
@@ -43,7 +42,7 @@ class QFedAvg(Algorithm):
 
     @model_validator(mode="after")
     def _one_rate(self) -> QFedAvg:
-        refuse_uneven_rates(self)
+        self.train.refuse_uneven_rates(type(self).__name__)
         return self
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:

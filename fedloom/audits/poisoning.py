@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.aggregation.outliers import with_lengths
 from fedloom.aggregation.robust import RULES, robust
 from fedloom.algorithm import Update
 from fedloom.algorithms.fedavg import FedAvg
@@ -23,7 +24,7 @@ from fedloom.data.federation import Dataset, Federation
 from fedloom.errors import InputError, TrainingError
 from fedloom.federation.engine import Evaluation, RoundRecord, fit
 from fedloom.federation.sampling import Sampling
-from fedloom.federation.work import ClientWork, Outcome, Place, Work, with_lengths
+from fedloom.federation.work import ClientWork, Outcome, Place, Work
 from fedloom.task import Task
 from fedloom.training.local import Training
 from fedloom.training.probe import probe

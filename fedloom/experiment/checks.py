@@ -11,7 +11,8 @@ from fedloom.experiment.experiment_file import EvaluateTable
 from fedloom.experiment.plan import Plan
 from fedloom.task import Task
 from fedloom.training.probe import Probe
-from fedloom.training.schedule import Training, check_size, needs_validation
+from fedloom.training.settings import Training
+from fedloom.training.training_rows import check_size, needs_validation
 
 MOST_DRAWS = 10_000_000  # clients × rounds: the cohorts of more rounds are not drawn beforehand
 

@@ -12,7 +12,8 @@ from fedloom.algorithm import Algorithm
 from fedloom.backends.protocol import Arrivals, Backend
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
-from fedloom.errors import Diverged, FedloomError, InputError, RoundAbandoned, TrainingError
+from fedloom.errors import Diverged, InputError, RoundAbandoned
+from fedloom.federation.blame import server_half
 from fedloom.federation.client_state import ClientStates
 from fedloom.federation.cohort import Cohort
 from fedloom.federation.divergence import checked
@@ -26,7 +27,6 @@ from fedloom.record import Count, Record
 from fedloom.task import Task
 from fedloom.training.evaluation import Measured
 from fedloom.tree import Groups
-from fedloom.user_code import place_of, said
 
 Public = tuple[int, str, int, float]  # client, name, about (another client, or the number's place), value
 Phase = Literal["pre_fit", "post_fit", "final"]
@@ -217,19 +217,6 @@ def _evaluated(evaluator: Evaluator, state: Groups, own: ClientStates, evaluatio
         server = evaluator.server(state, evaluation.server)
     seconds = time.perf_counter() - began
     return RoundRecord(0, state, (), (), clients, server, {}, seconds=seconds, federation=evaluator.federation)
-
-
-def server_half(algorithm: Algorithm, state: Groups, cohort: Cohort) -> Groups:
-    """Run a round's server half. An error in your own code becomes one that names the round, the file and the line."""
-    try:
-        return algorithm.round(state, cohort)
-    except FedloomError:
-        raise
-    except Exception as error:
-        if not place_of(error):  # a defect of fedloom, which its traceback explains best
-            raise
-        what = f"Round {cohort.round}, the server's half of {type(algorithm).__name__}"
-        raise TrainingError(f"{what}: {said(error)}") from error
 
 
 def _public(cohort: Cohort) -> Iterator[Public]:

@@ -16,10 +16,10 @@ from torch import Tensor
 from fedloom import tree
 from fedloom.aggregation import means
 from fedloom.aggregation.means import Node, PairwiseSum
-from fedloom.aggregation.outliers import update_lengths
+from fedloom.aggregation.outliers import with_lengths
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
-from fedloom.errors import FedloomError
+from fedloom.federation.blame import perform_named
 from fedloom.privacy.protection import ClientGuard
 from fedloom.task import Task
 from fedloom.training import evaluation, generators
@@ -157,9 +157,9 @@ class ClientWork:
         together = max(place.setup.group, min(64, 256_000_000 // model))
         pieces = (self.part(begin, begin + together) for begin in range(0, len(self.ids), together))
         with generators.lent():
-            return self.merge([piece._named(place) for piece in pieces])
+            return self.merge([perform_named(piece, place) for piece in pieces])
 
-    def _clients(self, place: Place) -> Clients:
+    def clients(self, place: Place) -> Clients:
         return Clients(
             place.federation,
             self.ids,
@@ -172,22 +172,8 @@ class ClientWork:
             place.go_on,
         )
 
-    def _named(self, place: Place) -> Outcome:
-        """Perform all clients at once. If that fails, find the client that fails alone, and name it."""
-        try:
-            return self._perform(place)
-        except FedloomError:
-            raise
-        except Exception as error:
-            alone = replace(place, setup=replace(place.setup, group=1))
-            for unit in range(len(self.ids) if len(self.ids) > 1 else 0):
-                self.part(unit, unit + 1)._named(alone)
-            together = f" and {len(self.ids) - 1} others together" if len(self.ids) > 1 else ""
-            phase = f"{type(self.algorithm).__name__}.{self.method}{together}"
-            raise self._clients(place).blame(error, phase, 0) from error
-
-    def _perform(self, place: Place) -> Outcome:
-        data = self._clients(place)
+    def perform_together(self, place: Place) -> Outcome:
+        data = self.clients(place)
         method = getattr(self.algorithm, self.method)
         device = place.setup.device
         extra: list[Any] = []
@@ -294,17 +280,6 @@ def _finite(update: Update, task: Task, clients: int) -> list[bool]:
     if all(tree.is_sound(stacked, task.trainable) for stacked in sent):
         return [True] * clients
     return [all(tree.is_sound(tree.row(part, n), task.trainable) for part in sent) for n in range(clients)]
-
-
-def with_lengths(
-    reports: Sequence[Report], update: Update, shared: Groups, task: Task, examples: Sequence[int]
-) -> tuple[Report, ...]:
-    """Return the clients' reports with how long each one's change of the model is, and how hard its answer pulls."""
-    found = update_lengths(update, shared, task.trainable, len(reports))
-    return tuple(
-        replace(report, lengths=lengths, pull=pull, examples=count)
-        for report, (lengths, pull), count in zip(reports, found, examples, strict=True)
-    )
 
 
 def _bytes_of_one(groups: Groups) -> int:

@@ -33,7 +33,7 @@ from fedloom.task import Task
 from fedloom.testing.ways import ONE, bits, difference, leaf_distance, spread
 from fedloom.training import generators
 from fedloom.training.probe import probe
-from fedloom.training.schedule import Training
+from fedloom.training.settings import Training
 from fedloom.tree import Groups
 
 __all__ = ["check_algorithm"]

@@ -22,7 +22,7 @@ from fedloom.testing.ways import ONE, Way, difference, leaf_distance, spread, va
 from fedloom.training import generators
 from fedloom.training.clients import Setup
 from fedloom.training.probe import Probe, probe
-from fedloom.training.schedule import Training
+from fedloom.training.settings import Training
 from fedloom.tree import Tree
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3}  # the largest difference allowed between two ways to compute

@@ -32,7 +32,7 @@ from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
 from fedloom.task import Task, leaves, widened
 from fedloom.training import generators
-from fedloom.training.schedule import Training
+from fedloom.training.settings import Training
 from fedloom.tree import Tree
 
 Values = dict[str, float]  # the loss, and metrics that are means over examples

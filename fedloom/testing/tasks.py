@@ -21,7 +21,7 @@ from fedloom.data.federation import Federation
 from fedloom.errors import FedloomError, InputError
 from fedloom.task import Task
 from fedloom.testing.comparison import Comparison, Found
-from fedloom.training.schedule import Training
+from fedloom.training.settings import Training
 
 ROUNDS, BATCH = 2, 4
 TARGETS = (10, 7, 11)  # training examples of three unequal clients: their last batches have 2, 3 and 3

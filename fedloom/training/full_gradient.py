@@ -13,7 +13,7 @@ from fedloom.training import generators
 from fedloom.training.clients import Clients
 from fedloom.training.local import gradient_of, passes_over, with_zeros
 from fedloom.training.modules import load
-from fedloom.training.schedule import check_finite, training_rows
+from fedloom.training.training_rows import check_finite, training_rows
 from fedloom.tree import Tree, row, stack
 
 

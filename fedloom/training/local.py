@@ -22,17 +22,10 @@ from fedloom.training.clients import Clients
 from fedloom.training.evaluation import batch, passes
 from fedloom.training.masking import Masked
 from fedloom.training.modules import load
-from fedloom.training.schedule import (
-    ClientResult,
-    ClientSchedule,
-    Correct,
-    Step,
-    Training,
-    TrainingJob,
-    check_finite,
-    reads_batch,
-)
+from fedloom.training.schedule import ClientResult, ClientSchedule, Correct, Step, TrainingJob, reads_batch
+from fedloom.training.settings import Training
 from fedloom.training.tape import Sealed
+from fedloom.training.training_rows import check_finite
 from fedloom.tree import Groups, Tree, clone, row, stack
 
 __all__ = ["Correct", "Groups", "Step", "Trained", "Training", "train"]

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedloom.tree import Tree, per_client
 
 if TYPE_CHECKING:
-    from fedloom.training.schedule import Training
+    from fedloom.training.settings import Training
 
 # the running averages that each optimiser keeps per parameter, in addition to the step count
 SLOTS: dict[str, tuple[str, ...]] = {

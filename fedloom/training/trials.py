@@ -24,7 +24,7 @@ from fedloom.training.lanes import LaneTrainer
 from fedloom.training.local import StepTensors, client_step, gradient_of, has_hooks, one_pass
 from fedloom.training.modules import load
 from fedloom.training.recorded import RecordedTrainer
-from fedloom.training.schedule import Training
+from fedloom.training.settings import Training
 from fedloom.tree import clone
 
 ROWS, MANY_ROWS = 8, 256  # examples in a trial

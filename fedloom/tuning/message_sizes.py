@@ -14,9 +14,9 @@ from fedloom.backends.protocol import Backend
 from fedloom.data.federation import Federation
 from fedloom.data.split import Split
 from fedloom.errors import FedloomError, InputError, TrainingError
+from fedloom.federation.blame import server_half
 from fedloom.federation.client_state import ClientStates
 from fedloom.federation.cohort import Cohort
-from fedloom.federation.engine import server_half
 from fedloom.federation.work import ClientWork, Place, Report, Work
 from fedloom.task import Task
 from fedloom.training.probe import Probe

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from fedloom import tree
+from fedloom.aggregation.outliers import with_lengths
 from fedloom.algorithm import Update
 from fedloom.algorithms import FedAvg, LocalOnly
 from fedloom.backends.serial import Serial
 from fedloom.federation.engine import fit
-from fedloom.federation.work import ClientWork, Report, with_lengths
+from fedloom.federation.work import ClientWork, Report
 from fedloom.task import Task
 from tests.conftest import Dense, federation, last
 from tests.federation.helpers import LIGHT, SIZES

@@ -14,7 +14,7 @@ from fedloom.data.federation import Federation
 from fedloom.task import Task
 from fedloom.testing.comparison import Comparison
 from fedloom.testing.ways import ONE, PAIRS
-from fedloom.training.schedule import Training
+from fedloom.training.settings import Training
 from tests.odd.table import CLASSES, FEATURES, LENGTH, TOKENS, Odd
 
 SIZES = (15, 39, 24)  # of which 9, 23 and 14 are for training, and 3, 8 and 5 for the test

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, reject, settings
 
 from fedloom.task import Task
 from fedloom.testing.comparison import Comparison
-from fedloom.training.schedule import Training
+from fedloom.training.settings import Training
 from tests.odd.grammar import Drawn, DrawnLoss, Sentence, losses, models, needs_two_rows, trainings
 from tests.odd.harness import FEW_WAYS, federation, problems
 

@@ -9,7 +9,7 @@ from fedloom.backends.serial import Serial
 from fedloom.task import Task
 from fedloom.testing.comparison import Comparison, Found
 from fedloom.testing.ways import Way
-from fedloom.training.schedule import Training
+from fedloom.training.settings import Training
 from tests.conftest import Dense, federation
 
 DATA = federation((9, 14))

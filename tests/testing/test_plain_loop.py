@@ -13,7 +13,7 @@ from torch import nn
 from fedloom import keys
 from fedloom.task import Task
 from fedloom.testing.plain_loop import KeyedDropout, evaluate, mean, plain_fedavg
-from fedloom.training.schedule import Training
+from fedloom.training.settings import Training
 from tests.conftest import numbers_federation
 from tests.odd.harness import federation
 from tests.odd.nets.draws import AddsNoise

@@ -15,7 +15,7 @@ from fedloom.errors import FedloomError
 from fedloom.task import Task
 from fedloom.testing import check_task, plain_loop, tasks
 from fedloom.testing.tasks import a_few
-from fedloom.training.schedule import Training
+from fedloom.training.settings import Training
 from tests.conftest import Cumulative, Dense, Normed, federation
 from tests.odd.nets.draws import AddsNoise
 from tests.odd.nets.state import BuildsInForward

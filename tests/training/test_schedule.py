@@ -21,11 +21,9 @@ from tests.conftest import (
     ALL_TRAIN,
     FEATURES,
     Dense,
-    Normed,
-    Pictures,
     federation,
 )
-from tests.training.helpers import assert_trees_close, batches, clients, empty_client, fit, with_bad_client
+from tests.training.helpers import assert_trees_close, batches, clients, fit, with_bad_client
 
 
 @pytest.mark.parametrize("group", [1, 2])
@@ -142,39 +140,6 @@ def test_the_history_has_the_mean_training_loss_of_every_epoch(group: int) -> No
     assert len(history[1]) == 3
 
 
-@pytest.mark.parametrize("group", [1, 3])
-def test_a_client_without_training_examples_is_named(group: int) -> None:
-    message = r"Client 'ben' has no training examples, so it cannot train\. Change data\.split or the partition\."
-    with pytest.raises(InputError, match=message):
-        fit(Task(Dense), empty_client(), Training(), group)
-
-
-@pytest.mark.parametrize("group", [1, 3])
-def test_batch_norm_of_one_example_names_the_client(group: int) -> None:
-    data = federation((6, 1, 8), split=ALL_TRAIN)
-    message = (
-        r"Client 'client-1' has one training example, but the model's batch normalisation needs at least two in a "
-        r"batch\. Leave such clients out, use a larger batch_size, or normalise with nn\.LayerNorm or nn\.GroupNorm\."
-    )
-    with pytest.raises(InputError, match=message):
-        fit(Task(Normed), data, Training(), group)
-    with pytest.raises(InputError, match="'client-0' trains on batches of one example"):
-        fit(Task(Normed), data, Training(batch_size=1), group)
-    # over whole pictures one example has many values per channel
-    assert fit(Task(Pictures), data, Training(), group).steps.tolist() == [1, 1, 1]
-
-
-@pytest.mark.parametrize("group", [1, 2])
-def test_a_last_batch_of_one_example_is_an_error_or_left_out(group: int) -> None:
-    task, data = Task(Normed, dtype="float64"), federation((8, 17, 4), split=ALL_TRAIN)
-    message = r"Client 'client-1' has 17 training examples, so with batch_size = 8 its last batch has one.*drop_last"
-    with pytest.raises(InputError, match=message):
-        fit(task, data, Training(batch_size=8), group)
-    trained = fit(task, data, Training(batch_size=8, epochs=2, drop_last=True), group)
-    assert trained.steps.tolist() == [2, 4, 2]  # a client's only batch stays
-    assert fit(Task(Dense), data, Training(batch_size=8), group).steps.tolist() == [1, 3, 1]  # not normalised
-
-
 @pytest.mark.parametrize("group", [1, 2])
 def test_a_loss_that_is_not_finite_names_round_client_and_value(group: int) -> None:
     message = r"^Round 3, client 'client-1', local training.*: the loss is nan.*\. A smaller lr or a clip may help\.$"
@@ -212,52 +177,3 @@ def test_a_kept_optimizer_belongs_to_the_weights_that_patience_returns(group: in
     epochs = [len(history) for history in trained.history]
     per_epoch = [-(-len(data.indices(client, "train")) // 8) for client in range(2)]
     assert any(steps < done * each for steps, done, each in zip(trained.steps.tolist(), epochs, per_epoch, strict=True))
-
-
-def test_keys_of_later_versions_leave_the_identity_of_older_runs_alone() -> None:
-    later = {"centered", "schedule", "local_schedule", "clients"}
-    assert later <= Training.model_fields.keys()
-    assert not later & Training().model_dump().keys()
-    assert not any(key in repr(Training()) for key in later)
-    used = Training(schedule={"name": "exponential", "factor": 0.5}, clients=[{"name": "a", "lr": 0.2}])
-    assert {"schedule", "clients"} <= used.model_dump(mode="json").keys()
-    assert "factor=0.5" in repr(used)
-    assert Training(**used.model_dump()) == used
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"optimizer": "nesterov"}, "needs a momentum"),
-        ({"optimizer": "adam", "momentum": 0.5}, '\'momentum\' is for optimizer = "sgd" or "nesterov" or "rmsprop"'),
-        ({"centered": True}, '\'centered\' is for optimizer = "rmsprop", not for "sgd"'),
-        ({"schedule": {"name": "cosine"}}, "over is needed for a cosine"),
-        ({"schedule": {"name": "step", "evry": 3}}, r"^\[train.schedule\] has no key 'evry'.*Did you mean 'every'"),
-        ({"clients": [{"name": "a", "lr": 0}]}, r"^\[train.clients\] lr must be more than 0"),
-        ({"clients": [{"name": "a", "lr": 0.1}, {"name": "a"}]}, "names 'a' twice"),
-        ({"clients": {"a": {"lr": 0.1}}}, "clients"),
-        ({"optimizer": "rmsprob"}, "Did you mean 'rmsprop'"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        Training(**keys)
-
-
-def test_a_client_that_does_not_exist_is_refused_with_the_nearest_name() -> None:
-    training = Training(clients=[{"name": "nroth", "lr": 0.1}])
-    with pytest.raises(InputError, match=r"there is no client 'nroth'\. Did you mean 'north'"):
-        training.check_clients(lambda: ["north", "south"])
-    Training(clients=[{"name": "north"}]).check_clients(lambda: ["north", "south"])
-    Training().check_clients(lambda: pytest.fail("nobody needs the names"))
-
-
-def test_the_rate_is_that_of_the_round_the_step_and_the_client() -> None:
-    halves, cosine = {"name": "exponential", "factor": 0.5}, {"name": "cosine", "over": 2}
-    training = Training(lr=0.4, schedule=halves, local_schedule=cosine, clients=[{"name": "b", "lr": 0.8}])
-    assert training.lr_at(1) == 0.4
-    assert training.lr_at(3, 1) == pytest.approx(0.4 * 0.25 * 0.5)
-    assert training.of("b").lr_at(2) == 0.4
-    assert training.of("a") is training
-    longer = Training(clients=[{"name": "b", "epochs": 2.0, "batch_size": "full"}])
-    assert (longer.of("b").epochs, longer.of("b").batch_size, longer.with_epochs(5).of("b").epochs) == (2, "full", 5)

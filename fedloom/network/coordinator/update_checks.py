@@ -10,9 +10,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedloom.aggregation.outliers import outliers
+from fedloom.aggregation.outliers import outliers, with_lengths
 from fedloom.federation.sampling import Sampling
-from fedloom.federation.work import ClientWork, Place, Report, with_lengths
+from fedloom.federation.work import ClientWork, Place, Report
 from fedloom.machine import computing
 from fedloom.metrics import NON_NEGATIVE, Range
 from fedloom.network.coordinator.roster import Roster

@@ -27,7 +27,9 @@ from fedloom.training import generators, optimizers
 from fedloom.training.evaluation import batch, passes
 from fedloom.training.local import clip
 from fedloom.training.modules import load
-from fedloom.training.schedule import ClientResult, Step, Training, TrainingJob, training_rows
+from fedloom.training.schedule import ClientResult, Step, TrainingJob
+from fedloom.training.settings import Training
+from fedloom.training.training_rows import training_rows
 from fedloom.tree import Tree
 
 if TYPE_CHECKING:
