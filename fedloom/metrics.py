@@ -194,7 +194,10 @@ def short_name(name: str) -> str:
 
 def is_share(name: str) -> bool:
     """Whether a metric is between 0 and 1."""
-    return is_percentage(name) or name.startswith((*RANKED, "calibration_error", "c_index"))
+    try:
+        return metric(name).range == SHARE
+    except InputError:  # your own, or a loss
+        return False
 
 
 def is_percentage(name: str) -> bool:

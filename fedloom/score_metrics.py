@@ -184,7 +184,7 @@ def c_index(scores: Numbers, targets: Numbers) -> float:
     scores = sign * scores.reshape(len(scores), -1)[:, 0]
     right = pairs = 0.0
     for time, score in zip(times[event > 0], scores[event > 0], strict=True):
-        later = scores[times > time]
+        later = scores[(times > time) | ((times == time) & (event == 0))]  # lost at that time, so the event is later
         pairs += len(later)
         right += (later > score).sum() + (later == score).sum() / 2
     return _share(right, pairs)

@@ -138,5 +138,5 @@ def test_names_with_wrong_endings_are_refused(name: str) -> None:
 def test_shares_and_percentages() -> None:
     assert all(map(metrics.is_percentage, ["accuracy", "top_5", "f1", "recall_of_12", "f1_macro", "specificity_at_90"]))
     assert not any(map(metrics.is_percentage, ["auroc", "mse", "r2", "f1_something"]))
-    assert metrics.is_share("auroc_macro")
-    assert not metrics.is_share("r2")
+    assert all(map(metrics.is_share, ["auroc_macro", "calibration_error", "c_index", "accuracy"]))
+    assert not any(map(metrics.is_share, ["r2", "loss", "auroc_difference"]))

@@ -123,6 +123,9 @@ def test_the_c_index_counts_pairs_in_the_right_order() -> None:
     survival = torch.tensor([[2.0, 1.0], [3.0, 0.0], [4.0, 1.0], [5.0, 1.0]])
     risks = torch.tensor([0.9, 0.1, 0.2, 0.5])
     assert measure("c_index", risks, survival) == pytest.approx(3 / 4)
+    # a patient who was lost at the time of another's event had the event later
+    same_time = torch.tensor([[2.0, 1.0], [2.0, 0.0], [2.0, 1.0], [3.0, 0.0]])
+    assert measure("c_index", torch.tensor([0.9, 0.5, 0.1, 0.3]), same_time) == pytest.approx(2 / 4)
 
 
 @pytest.mark.parametrize("name", ["auroc", "auprc", "recall", "f1", "specificity_at_90"])

@@ -124,8 +124,8 @@ def cell_advice(cell: str, column: str) -> str:
     if cell.lower() in YES_OR_NO:
         return f"It looks like yes or no: set {categorical}, or leave the column out: {drop}."
     return (
-        f'If it means "missing", set missing = {{ "{cell}" = 0 }}; if the column holds categories, set {categorical}; '
-        f"if the column is not a feature, set {drop}."
+        f'If it means "missing", set missing = {{ "{cell}" = nan }} and normalize, or a number in place of nan; if the '
+        f"column holds categories, set {categorical}; if the column is not a feature, set {drop}."
     )
 
 

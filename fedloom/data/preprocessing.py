@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from fedloom.data.csv_text import Where, cell_advice, numbers
+from fedloom.data.csv_text import Where, as_number, cell_advice, numbers
 from fedloom.data.vocabulary import Vocabulary
 from fedloom.data.words import clean, words
 from fedloom.errors import InputError, nearest
@@ -57,6 +58,12 @@ class Column(Record):
                 raise InputError(
                     f"{where(at)} has {cell!r} in column '{self.name}', whose categories are {shown}."
                     f"{nearest(cell, self.categories)}"
+                )
+            if place is None and self.embedded:
+                raise InputError(
+                    f"{where(at)} has a missing value in column '{self.name}', which is embedded: the number of a "
+                    "category has no mean, and 0 is another category. Write a category of its own there, such as "
+                    "'unknown', or leave the column out of 'embed'."
                 )
             rows.append(table[place] if place is not None else np.full_like(table[0], marks[cell.strip()]))
         return np.stack(rows)
@@ -165,7 +172,8 @@ class Preprocessing(Record):
         for column in self.columns:
             cells = table[column.name]
             if column.categories:
-                parts.append(column.codes(cells, where, self.marks))
+                texts = [as_number(cell.strip(), comma_is_decimal) for cell in cells]
+                parts.append(column.codes(texts, where, self.marks))
             else:
                 advice = "This model takes numbers there." if self.marks else "This model takes no missing values."
                 parts.append(numbers(cells, column.name, where, self.marks, comma_is_decimal, advice)[:, None])
@@ -186,13 +194,11 @@ class Preprocessing(Record):
 def category(cell: str) -> str:
     """Return the category in a cell: its text, or its number, so that "1" and "1.0" are one category.
 
-    >>> category(" 1.0"), category("I10")
-    ('1', 'I10')
+    >>> category(" 1.0"), category("I10"), category("INF")
+    ('1', 'I10', 'INF')
     """
-    try:
-        return f"{float(cell):.17g}"
-    except ValueError:
-        return cell.strip()
+    number = finite_number(cell)
+    return cell.strip() if number is None else f"{number:.17g}"
 
 
 def categories(cells: Iterable[str], marks: Mapping[str, float]) -> tuple[str, ...]:
@@ -207,10 +213,17 @@ def categories(cells: Iterable[str], marks: Mapping[str, float]) -> tuple[str, .
 
 def numbers_first(name: str) -> tuple[bool, float, str]:
     """Return a key that sorts names: first numbers, in numeric order, then texts."""
+    number = finite_number(name)
+    return (True, 0.0, name) if number is None else (False, number, name)
+
+
+def finite_number(text: str) -> float | None:
+    """Return the number in a text, or None: infinity and nan are no numbers here, because nan cannot be sorted."""
     try:
-        return False, float(name), name
+        number = float(text)
     except ValueError:
-        return True, 0.0, name
+        return None
+    return number if math.isfinite(number) else None
 
 
 def columns_named(names: Iterable[Any]) -> tuple[Column, ...]:

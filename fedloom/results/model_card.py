@@ -114,15 +114,16 @@ def _measured(run: RunData) -> Iterator[Sequence[str]]:
         for one in comparisons(run, metric):
             for label, values in one.values.items():
                 found = spread(list(values.values()))
-                low, high = found.interval(share=one.metric.percent) if found.count > 1 else _range(run, one, label)
+                low, high = found.interval(share=one.metric.share) if found.count > 1 else _range(run, one, label)
                 kind = one.metric.number_format
                 interval = "" if math.isnan(low) else f"{show(low, kind)} to {show(high, kind)}"
                 yield metric, label, one.way, show(found.mean, kind), interval
 
 
 def _range(run: RunData, comparison: Comparison, label: str) -> tuple[float, float]:
-    """Return the lowest and highest value of a client in the last round, if clients were measured on their own."""
-    if comparison.key not in PHASES or comparison.key.startswith("pooled"):
+    """Return the lowest and highest value of a client in the last round, if the number is about clients then."""
+    about_last_round = comparison.rule == "final" or comparison.key == "test"
+    if comparison.key not in PHASES or comparison.key.startswith("pooled") or not about_last_round:
         return math.nan, math.nan
     found = list(run.last_means(label, PHASES[comparison.key], comparison.metric.name).values())
     return (min(found), max(found)) if found else (math.nan, math.nan)

@@ -112,14 +112,21 @@ def predict(predictor: Predictor, rows: Any) -> Any:
         return predictor.answer(x)
     import pandas
 
-    cells = {str(name): _cells(rows[name]) for name in rows.columns}
+    known = {column.name: column.categories for column in predictor.preprocessing.columns}
+    cells = {str(name): _cells(rows[name], known.get(str(name), ())) for name in rows.columns}
     x = predictor.preprocessing.encode(cells, lambda at: f"Row {rows.index[at]!r} of the frame")
     return pandas.DataFrame(predictor.answer(x), index=rows.index)
 
 
-def _cells(column: Any) -> list[str]:
+def _cells(column: Any, categories: Sequence[str]) -> list[str]:
+    """Return the cells as the training file had them: pandas makes True of true and TRUE."""
+
+    def text(value: Any) -> str:
+        same = [name for name in categories if name.lower() == str(value).lower()] if isinstance(value, bool) else []
+        return same[0] if len(same) == 1 else str(value)
+
     missing = column.isna().tolist()
-    return ["" if absent else str(value) for value, absent in zip(column.tolist(), missing, strict=True)]
+    return ["" if absent else text(value) for value, absent in zip(column.tolist(), missing, strict=True)]
 
 
 def predict_file(predictor: Predictor, path: Path) -> Iterator[list[Any]]:

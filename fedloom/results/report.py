@@ -22,7 +22,7 @@ from fedloom.results.comparisons import Comparison, best_first, main_comparison,
 from fedloom.results.disclosure import what_left
 from fedloom.results.figure_style import CaptionedFigure, line_styles
 from fedloom.results.report_warnings import cautions
-from fedloom.results.run_data import RunData
+from fedloom.results.run_data import MetricInfo, RunData
 from fedloom.results.sentences import say
 from fedloom.results.statistics import Spread, differences, spread
 from fedloom.results.table import STATISTICS, Table, missing, show, two_digits
@@ -125,14 +125,14 @@ def _best_in_words(run: RunData, comparison: Comparison) -> Iterator[str]:
     over_seeds = {label: spread(list(values.values())) for label, values in comparison.values.items()}
     order = best_first(run, comparison)
     federated = [label for label in order if not run.is_pooled(label)]
-    kind, best = comparison.metric.number_format, order[0]
+    metric, best = comparison.metric, order[0]
     title = comparison.title[:1].upper() + comparison.title[1:]
     several = f" has the best mean of the {len(federated)} algorithms that leave the data where it is"
-    yield f"{title}: {_with_interval(best, over_seeds[best], kind)}{several if len(federated) > 1 else ''}."
+    yield f"{title}: {_with_interval(best, over_seeds[best], metric)}{several if len(federated) > 1 else ''}."
     yield from _against_others(best, federated[1:], comparison)
     for label in order:
         if run.is_pooled(label) and federated:
-            yield say("result", "pooled", pooled=_with_interval(label, over_seeds[label], kind))
+            yield say("result", "pooled", pooled=_with_interval(label, over_seeds[label], metric))
 
 
 def _against_others(best: str, others: Sequence[str], comparison: Comparison) -> Iterator[str]:
@@ -160,8 +160,8 @@ def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _with_interval(label: str, found: Spread, kind: str) -> str:
-    low, high = found.interval(share=kind == "percent")
+def _with_interval(label: str, found: Spread, metric: MetricInfo) -> str:
+    kind, (low, high) = metric.number_format, found.interval(share=metric.share)
     interval = f", 95 % interval {show(low, kind)} to {show(high, kind)}"
     return f"{label} ({show(found.mean, kind)}{interval if found.count > 1 else ''})"
 

@@ -17,7 +17,7 @@ from fedloom.errors import InputError, StoreError
 from fedloom.experiment.experiment_file import identity
 from fedloom.experiment.store import Store
 from fedloom.federation.sampling import Sampling
-from fedloom.metrics import is_percentage, short_name
+from fedloom.metrics import is_percentage, is_share, short_name
 from fedloom.results.result import Result, open_store, read_cells
 from fedloom.results.safe_text import distinct_names
 from fedloom.results.sentences import say
@@ -122,6 +122,11 @@ class MetricInfo:
     def percent(self) -> bool:
         """Whether the metric is a share, shown as a percentage."""
         return is_percentage(self.name)
+
+    @property
+    def share(self) -> bool:
+        """Whether the metric is between 0 and 1, shown as a percentage (accuracy) or not (AUROC)."""
+        return is_share(self.name)
 
     @property
     def number_format(self) -> str:

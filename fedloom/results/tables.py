@@ -60,7 +60,7 @@ def comparison(run: RunData) -> Iterator[Table]:
         for one in comparisons(run, name):
             for label, values in one.values.items():
                 over_seeds = spread(list(values.values()))
-                interval = over_seeds.interval(share=metric.percent)
+                interval = over_seeds.interval(share=metric.share)
                 rows.append((one.way, label, over_seeds.mean, over_seeds.std, *interval, over_seeds.count))
         if rows:
             shown = metric.number_format

@@ -63,7 +63,7 @@ def test_marks_stand_for_numbers_or_missing_values() -> None:
         ("3/31/24 14:05", "looks like a date"),
         ("yes", r"looks like yes or no: set categorical = \[\"x\"\]"),
         ("True", "looks like yes or no"),
-        ("icu", r"missing = \{ \"icu\" = 0 \}.*categorical = \[\"x\"\].*drop = \[\"x\"\]"),
+        ("icu", r"missing = \{ \"icu\" = nan \}.*categorical = \[\"x\"\].*drop = \[\"x\"\]"),
         ("", 'Set fill = "mean", "zero" or a number'),
     ],
 )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.data.preprocessing import Column, Preprocessing, categories
+from fedloom.data.preprocessing import Column, Preprocessing, categories, numbers_first
 from fedloom.errors import InputError
 
 WARD = Column(name="ward", categories=("icu", "surgery"))
@@ -29,6 +29,23 @@ def test_a_category_becomes_one_feature_for_each_or_its_number() -> None:
 def test_a_number_is_one_category_however_it_is_written() -> None:
     assert categories(["2", "1.0", "10", "1"], {}) == ("1", "2", "10")
     assert Column(name="code", categories=("1", "2")).codes(["1.0"], where, {}).tolist() == [[1, 0]]
+
+
+def test_nan_and_infinity_are_texts_so_that_the_order_of_categories_never_depends_on_that_of_rows() -> None:
+    for cells in (["nan", "3", "1", "INF"], ["3", "nan", "INF", "1"], ["1", "INF", "3", "nan"]):
+        assert categories(cells, {}) == ("1", "3", "INF", "nan")
+    assert sorted(["3", "nan", "1"], key=numbers_first) == ["1", "3", "nan"]
+
+
+@pytest.mark.parametrize("value", [nan, 0.0])
+def test_a_missing_value_of_an_embedded_column_is_refused(value: float) -> None:
+    with pytest.raises(InputError, match=r"^Row 1 has a missing value in column 'ward', which is embedded.*'unknown'"):
+        WARD.replace(embedded=True).codes(["icu", "?"], where, {"?": value})
+
+
+def test_a_category_may_have_a_decimal_comma() -> None:
+    grades = Preprocessing(columns=(Column(name="grade", categories=("1.5", "2")),), shape=(2,))
+    assert grades.encode({"grade": ["2", "1,5"]}, where, comma_is_decimal=True).tolist() == [[0, 1], [1, 0]]
 
 
 def test_an_unknown_category_is_named_and_a_missing_one_has_its_mark() -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from fedloom.data.preprocessing import Preprocessing
+from fedloom.results.comparisons import Comparison
 from fedloom.results.model_card import NAME, write_card
 from fedloom.results.result import Result
+from fedloom.results.run_data import RunData
 from tests.results.hospitals import EXPERIMENT, hospitals
 
 
@@ -47,6 +49,24 @@ def test_metrics_have_intervals_over_seeds_or_the_range_of_clients(result: Resul
     assert "| metric | algorithm | measured | value | lowest and highest client |" in text
     (line,) = [line for line in text.splitlines() if line.startswith("| accuracy | fedavg | final model")]
     assert " % to " in line
+
+
+def test_the_range_of_clients_is_empty_where_the_value_is_not_of_the_last_round(tmp_path: Path) -> None:
+    best = hospitals(tmp_path, EXPERIMENT + '[evaluate]\nheadline = "best"\n')
+    lines = [line for line in card(best, tmp_path).splitlines() if line.startswith("| accuracy | fedavg")]
+    ranges = {line.split(" | ")[2]: line.rsplit("|", 2)[1].strip() for line in lines}
+    assert len(ranges) == 2
+    assert set(ranges.values()) == {""}
+
+
+def test_an_interval_of_a_share_is_between_0_and_1(
+    result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(run: RunData, metric: str) -> list[Comparison]:
+        return [Comparison("test", run.metric(metric), {"fedavg": {1: 0.95, 2: 1.0}})]
+
+    monkeypatch.setattr("fedloom.results.model_card.comparisons", found)
+    assert "| auroc | fedavg | final model, own test | 0.975 | 0.6573 to 1 |" in card(result, tmp_path).splitlines()
 
 
 def test_names_that_others_chose_cannot_change_the_card(tmp_path: Path) -> None:

@@ -58,6 +58,18 @@ def test_a_frame_gives_a_frame_with_its_index(result: Result) -> None:
         result.predict(frame.assign(ward="ICU"))
 
 
+def test_true_and_false_in_a_frame_are_spelt_as_in_the_training_file() -> None:
+    pandas = pytest.importorskip("pandas")
+    smoker = Preprocessing(
+        columns=(Column(name="smoker", categories=("false", "true")),), shape=(2,), classes=("a", "b")
+    )
+    predictor = Predictor(nn.Identity(), smoker, torch.float32)
+    assert predict(predictor, pandas.DataFrame({"smoker": [True, False]}))["prediction"].tolist() == ["b", "a"]
+    both = smoker.replace(columns=(Column(name="smoker", categories=("TRUE", "true")),))
+    with pytest.raises(InputError, match="has 'True' in column 'smoker'"):
+        predict(Predictor(nn.Identity(), both, torch.float32), pandas.DataFrame({"smoker": [True]}))
+
+
 def test_without_a_global_model_a_client_is_needed(result: Result) -> None:
     with pytest.raises(InputError, match=r"local has no global model.*Name a client\. Known: berlin, oslo"):
         result.predictor("local")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedloom.data.csv_text import CsvText, as_number, numbers
 from fedloom.data.federation import Dataset
-from fedloom.data.preprocessing import Column, Preprocessing, categories
+from fedloom.data.preprocessing import Column, Preprocessing, categories, category, finite_number
 from fedloom.data.sources.archive import NOT_TEXT, open_text, visible
 from fedloom.data.sources.base import Source, Task, locate, require, targets
 from fedloom.data.split import SPLITS
@@ -120,6 +120,8 @@ class Csv(Source):
         needed = [*self._labels, *(name for name in (self.client, self.split_column) if name is not None)]
         found = _Rows(table.shown, features, {name: [] for name in (*needed, *self._categorical)})
         numeric = [name for name in features if name not in self._categorical]
+        # a mark that is a number, such as 0 for an unknown weight, may well be a label
+        unknown = {mark for mark, value in marks.items() if math.isnan(value) and finite_number(mark) is None}
         for lines, cells in table.blocks():
 
             def where(at: int, lines: list[int] = lines) -> str:
@@ -132,10 +134,12 @@ class Csv(Source):
             found.lines += lines
             for name, texts in found.texts.items():
                 values = [as_number(cell.strip(), table.comma_is_decimal) for cell in cells[name]]
-                if "" in values and name in needed:
+                gaps = [at for at, value in enumerate(values) if not value or value in unknown]
+                if gaps and name in needed:
+                    cell = values[gaps[0]]
+                    what = f"'{cell}', which means a missing value," if cell else "an empty cell"
                     raise InputError(
-                        f"{where(values.index(''))} has an empty cell in column '{name}': "
-                        "every example needs its label and its client."
+                        f"{where(gaps[0])} has {what} in column '{name}': every example needs its label and its client."
                     )
                 texts += values
         if not found.lines:
@@ -166,7 +170,10 @@ class Csv(Source):
     def _column(self, name: str, rows: _Rows, marks: dict[str, float]) -> Column:
         if name not in self._categorical:
             return Column(name=name)
-        listed = self.categorical[name] if isinstance(self.categorical, dict) else categories(rows.texts[name], marks)
+        if isinstance(self.categorical, dict):
+            listed = tuple(dict.fromkeys(category(one) for one in self.categorical[name]))  # "01" and "1" are one
+        else:
+            listed = categories(rows.texts[name], marks)
         if not listed:
             raise InputError(f"The column '{name}' has no categories: all its cells are missing.")
         return Column(name=name, categories=listed, embedded=name in (self.embed or ()))

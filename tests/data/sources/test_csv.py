@@ -100,7 +100,7 @@ def test_long_tables_are_read_in_blocks(tmp_path: Path) -> None:
         (
             TABLE,
             {"client": "User"},
-            r"Line 2 of .* has '\?' in column 'Y0'.*missing = \{ \"\?\" = 0 \}.*drop = \[\"Y0\"\]",
+            r"Line 2 of .* has '\?' in column 'Y0'.*missing = \{ \"\?\" = nan \}.*drop = \[\"Y0\"\]",
         ),
         (TABLE, {"missing": {"?": 0}}, r"Line 2 of .* has 'b' in column 'User'.*drop = \[\"User\"\]"),
         (TABLE, {"label": "Klass"}, r"no column 'Klass'. It has: Class, User, X0, Y0\. Did you mean 'Class'"),
@@ -112,6 +112,12 @@ def test_long_tables_are_read_in_blocks(tmp_path: Path) -> None:
         ("Class,a\n1,1e999\n", {}, "Line 2 of .* has '1e999' in column 'a'"),
         ("Class,a\n1,1e39\n", {}, "Line 2 of .* has '1e39' in column 'a'"),
         ("Class,a\n1,2\n\n,2\n", {}, "Line 4 of .* has an empty cell in column 'Class': every example needs"),
+        (
+            "Class,a\n1,NA\nNA,2\n",
+            {"missing": {"NA": float("nan")}},
+            "Line 3 of .* has 'NA', which means a missing value, in column 'Class': every example needs its label",
+        ),
+        ("Class,a\n1,NA\n", {}, r'missing = { "NA" = nan } and normalize'),
         ("Class,u,a\n1,,2\n", {"client": "u"}, "Line 2 of .* has an empty cell in column 'u'"),
         ("Class,a\n1,2\n1,2,3\n", {}, "Line 3 of .* has 3 cells, but there are 2 columns"),
         ("Class,a,a\n1,2,3\n", {}, "two columns 'a'"),
@@ -216,6 +222,16 @@ def test_categories_become_features_in_place(tmp_path: Path) -> None:
     assert embedded.features == ("ward", "age", "smoker=no")
     assert embedded.x[0].tolist() == [0, 1, 1]
     assert bool(embedded.x[1].isnan()[2])
+
+
+def test_listed_categories_that_are_numbers_may_have_zeros_in_front(tmp_path: Path) -> None:
+    path = table(tmp_path, "ward,y\n02,0\n01,1\n")
+    assert load("csv", path=path, label="y", categorical={"ward": ["01", "02"]}).x.tolist() == [[0, 1], [1, 0]]
+
+
+def test_a_number_that_marks_missing_features_may_be_a_label(tmp_path: Path) -> None:
+    data = load("csv", path=table(tmp_path, "weight,y\n0,0\n5,1\n"), label="y", missing={"0": float("nan")})
+    assert (data.y.tolist(), bool(data.x[0].isnan())) == ([0, 1], True)
 
 
 def test_an_embedded_category_is_not_normalised(tmp_path: Path) -> None:
