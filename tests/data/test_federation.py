@@ -46,5 +46,5 @@ def test_built_federations_are_not_kept_alive() -> None:
 
 
 def test_the_signature_of_from_arrays_lists_every_option_of_federate() -> None:
-    options = set(inspect.signature(federate).parameters) - {"dataset"}
+    options = set(inspect.signature(federate).parameters) - {"dataset", "agreed"}  # sites agree by files
     assert options < set(inspect.signature(Federation.from_arrays).parameters)
