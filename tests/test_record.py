@@ -61,8 +61,8 @@ def message(record: type[Record], **values: object) -> str:
 def test_an_unknown_parameter_is_named_with_the_nearest_known_one() -> None:
     assert message(Training, momentun=0.9) == (
         "Training has no parameter 'momentun'. Got 0.9 for it. "
-        "Known: batch_size, beta1, beta2, clip, drop_last, epochs, epsilon, lr, momentum, "
-        "optimizer, optimizer_state, patience, rho, weight_decay. Did you mean 'momentum'?"
+        "Known: batch_size, beta1, beta2, centered, clients, clip, drop_last, epochs, epsilon, local_schedule, lr, "
+        "momentum, optimizer, optimizer_state, patience, rho, schedule, weight_decay. Did you mean 'momentum'?"
     )
     assert message(Needy, path="x", zzz=1) == "Needy has no parameter 'zzz'. Got 1 for it. Known: path."
 
@@ -138,10 +138,19 @@ def test_training_parameters_of_an_algorithm_may_be_given_flat_or_as_a_table_or_
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
-        ({"optimizer": "adam", "momentum": 0.9}, '\'momentum\' is for optimizer = "sgd", not for "adam".'),
-        ({"beta1": 0.8}, '\'beta1\' is for optimizer = "adam", not for "sgd".'),
-        ({"optimizer": "adagrad", "rho": 0.5}, '\'rho\' is for optimizer = "adadelta", not for "adagrad".'),
-        ({"epsilon": 0.1}, "'epsilon' is for the optimizers adam, adagrad and adadelta, not for \"sgd\"."),
+        (
+            {"optimizer": "adam", "momentum": 0.9},
+            '\'momentum\' is for optimizer = "sgd" or "nesterov" or "rmsprop", not for "adam".',
+        ),
+        ({"beta1": 0.8}, '\'beta1\' is for optimizer = "adam" or "adamw", not for "sgd".'),
+        (
+            {"optimizer": "adagrad", "rho": 0.5},
+            '\'rho\' is for optimizer = "adadelta" or "rmsprop", not for "adagrad".',
+        ),
+        (
+            {"epsilon": 0.1},
+            '\'epsilon\' is for optimizer = "adam" or "adamw" or "rmsprop" or "adagrad" or "adadelta", not for "sgd".',
+        ),
     ],
 )
 def test_a_parameter_of_another_optimizer_is_refused(given: dict[str, object], meant: str) -> None:

@@ -30,7 +30,7 @@ for name, group in {
     "audit": auditing.audit_app,
     "flower": flower.app,
 }.items():
-    app.add_typer(group, name=name, cls=Group)
+    app.add_typer(group, name=name, cls=auditing.AuditGroup if name == "audit" else Group)
 
 
 def main() -> None:

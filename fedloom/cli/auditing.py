@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from fedloom.cli import shared
 from fedloom.cli.shared import AsJson, Changes, File, Out, Quiet, command, load, print_json, print_rows, say
 
 
-class AuditGroup(TyperGroup):
+class AuditGroup(shared.Group):
     """Reads `audit FILE.toml` as `audit privacy FILE.toml`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -23,7 +22,6 @@ class AuditGroup(TyperGroup):
 
 
 audit_app = typer.Typer(
-    cls=AuditGroup,
     no_args_is_help=True,
     help="Attack your own experiment (`fedloom audit FILE.toml`), or read and check what a federation logged.",
 )

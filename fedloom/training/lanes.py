@@ -200,7 +200,8 @@ class LaneTrainer:
         copy = LaneTrainer(task, self.training, self.correct, self.setup, *tree_map_only(Tensor, _wide, given))
         both = zip(tree_leaves((copy.tensors, copy.inputs)), tree_leaves((self.tensors, self.inputs)), strict=True)
         for there, here in both:
-            there.copy_(here)
+            if here is not None:  # there is no rate if it never changes
+                there.copy_(here)
         task.module.train()
         return copy
 

@@ -68,7 +68,7 @@ def parse(text: str, base: Path = Path()) -> experiment_file.Experiment:
         ("seeds = 3", ["seeds", "3"]),
         ("format = 2", ["format = 2"]),
         ('name = "a/b"', ["name", "folder"]),
-        ("rounds = 0", ["rounds", "at least 1"]),
+        ("rounds = -1", ["rounds", "at least 0"]),
         ('data = "digits"', ["[data]", "table"]),
     ],
 )

@@ -106,17 +106,20 @@ def test_edited_code_is_another_experiment(federation: fl.Federation, tmp_path: 
     assert folder_of("2.0") != first
 
 
-def test_a_metric_that_is_not_a_mean_is_never_averaged_over_clients(federation: fl.Federation, tmp_path: Path) -> None:
+def test_a_metric_that_is_not_a_mean_over_examples_is_averaged_over_clients_and_pooled(
+    federation: fl.Federation, tmp_path: Path
+) -> None:
     ranking = fl.Task(Net, metrics=["auroc"])
     only = {"algorithms": ALGORITHMS["fedavg"], "evaluate": EvaluateTable(headline="best")}
     result = run(federation, ranking, tmp_path, **only)
-    assert not any(name.endswith("auroc") for name in result.runs[0].headline)
-    assert "pooled_test_auroc" in result.runs[0].final
+    assert {"post_fit_test_auroc", "pooled_post_fit_test_auroc"} <= result.runs[0].final.keys()
+    assert "post_fit_test_auroc" in result.runs[0].headline
+    assert not any(name.startswith("pooled") for name in result.runs[0].headline)
     assert result.plot("auroc").is_file()
 
 
 def test_numbers_and_tables_of_a_call_are_checked(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
-    for wrong in ({"rounds": 0}, {"rounds": 2.5}, {"seeds": [1, 1]}, {"seeds": 0}, {"seeds": "12"}, {"name": "a/b"}):
+    for wrong in ({"rounds": -1}, {"rounds": 2.5}, {"seeds": [1, 1]}, {"seeds": 0}, {"seeds": "12"}, {"name": "a/b"}):
         with pytest.raises(InputError):
             run(federation, task, tmp_path, **wrong)
     with pytest.raises(InputError, match=r"fedloom.Sampling"):

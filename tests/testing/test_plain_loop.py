@@ -35,7 +35,7 @@ def test_it_uses_nothing_of_what_it_is_compared_with() -> None:
     # its settings, and how global generators are seeded
     assert {name for name in used if name.startswith(forbidden)} == {
         "fedloom.training.generators",
-        "fedloom.training.schedule",
+        "fedloom.training.settings",
     }
 
 

@@ -58,7 +58,7 @@ def test_it_is_also_tried_on_processes() -> None:
 def test_a_difference_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     real = plain_loop.make_optimizer
     monkeypatch.setattr(
-        plain_loop, "make_optimizer", lambda training, parameters: real(training.replace(lr=0.03), parameters)
+        plain_loop, "make_optimizer", lambda training, parameters: real(training.replace(weight_decay=0.3), parameters)
     )
     with pytest.raises(AssertionError, match=r"not trained as plain torch .* step by step: '.* differs by"):
         check_task(Task(Normed), DATA)
