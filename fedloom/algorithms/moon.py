@@ -17,7 +17,8 @@ class Moon(FedAvg):
     w_k ← w_k − lr ∇[f + mu · mean of −log(e^{s(w)} / (e^{s(w)} + e^{s(v)}))], then w ← Σ p_k w_k. For each example,
     s(w) is the cosine similarity of its features in the model that is trained and in the global model w, divided by
     the temperature; v is the client's model of its last round. Features are the input of the model's last layer with
-    parameters, or of the layer that `layer` names. Use it for pictures whose labels differ between clients.
+    parameters, or of the layer that `layer` names. In a model of one layer, features are the input, and this is
+    FedAvg. Use it for pictures whose labels differ between clients.
     """
 
     trains_once: ClassVar[bool] = False
