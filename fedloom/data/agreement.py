@@ -7,26 +7,25 @@ have fitted on all rows, and every site uses the same file from then on.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from fedloom.data.federation import Dataset, Federation
 from fedloom.data.normalize import moments
-from fedloom.data.preprocessing import Column, Numbers, Preprocessing, numbers_first
+from fedloom.data.preprocessing import Column, JsonFile, Numbers, Preprocessing, numbers_first
 from fedloom.errors import InputError, nearest
-from fedloom.record import Record
 
 Moment = tuple[float, float, float]  # how many values are known, their mean, and their variance
 
 
-class Summary(Record):
+class Summary(JsonFile):
     """What a site tells about its table."""
+
+    what = "a summary of `fedloom data summarize`"
 
     columns: tuple[Column, ...]
     """The columns that are features, with the categories that occur here."""
@@ -62,18 +61,6 @@ class Summary(Record):
             features=dict(zip(fitted.features, each, strict=True)),
             target=target,
         )
-
-    @staticmethod
-    def read(path: Path) -> Summary:
-        """Read what `write` wrote."""
-        try:
-            return Summary(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            raise InputError(f"{path} cannot be read as a summary of `fedloom data summarize`: {error}") from None
-
-    def write(self, path: Path) -> None:
-        """Write a JSON file."""
-        path.write_text(json.dumps(self.model_dump(), indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 def agree(summaries: Mapping[str, Summary]) -> Preprocessing:

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from fedloom.data.vocabulary import Vocabulary
 from fedloom.data.words import clean, words
 from fedloom.errors import InputError, nearest
 from fedloom.record import Record
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MOST_STATISTICS = 1_000_000  # numbers that a file holds, where every client has its own statistics
 Numbers = tuple[float, ...]
@@ -69,8 +72,28 @@ class Column(Record):
         return np.stack(rows)
 
 
-class Preprocessing(Record):
+class JsonFile(Record):
+    """A record that is kept in a JSON file."""
+
+    what: ClassVar[str]  # in messages
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read what `write` wrote."""
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(f"{path} cannot be read as {cls.what}: {error}") from None
+
+    def write(self, path: Path) -> None:
+        """Write a JSON file."""
+        path.write_text(json.dumps(self.model_dump(), indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+class Preprocessing(JsonFile):
     """What turns a new example into a model's input, and the model's output into an answer."""
+
+    what = "preprocessing"
 
     columns: tuple[Column, ...] = ()
     """The columns of a table that are features, in order; none if examples are not rows of a table."""
@@ -98,18 +121,6 @@ class Preprocessing(Record):
     """The number of words in an example, if examples are texts; the classes are then the vocabulary."""
     symbols: bool = True
     """Whether punctuation counts as words."""
-
-    @staticmethod
-    def read(path: Path) -> Preprocessing:
-        """Read what `write` wrote."""
-        try:
-            return Preprocessing(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            raise InputError(f"{path} cannot be read as preprocessing: {error}") from None
-
-    def write(self, path: Path) -> None:
-        """Write a JSON file."""
-        path.write_text(json.dumps(self.model_dump(), indent=1, ensure_ascii=False), encoding="utf-8")
 
     @property
     def features(self) -> tuple[str, ...]:

@@ -85,7 +85,7 @@ class StepTensors(NamedTuple):
     own: Groups
     optimizer: Tree
     loss_sum: Tensor  # the sum of the examples' losses in this epoch
-    rate: Tensor | None = None  # the learning rate of the next step as a share of `lr`, where it changes
+    rate: Tensor | None = None  # the learning rate of the next step divided by `lr`; None if it never changes
 
     def changing(self) -> list[Tensor]:
         """Return the tensors that a step may change."""

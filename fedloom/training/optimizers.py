@@ -60,7 +60,7 @@ def update(
     """Take one step, in place, with the parameters that have a gradient (`names`, in their order).
 
     `state` has a step count per parameter (in lanes, also per lane): parameters that a batch does not use take no step.
-    `rate` is the learning rate as a share of `training.lr`, where it changes: one number, or one per lane.
+    `rate` is the learning rate divided by `training.lr`, one number or one for each lane; None if it never changes.
     """
     before = [] if rate is None else [parameter.clone() for parameter in parameters]
     _step(training, names, parameters, gradients, state)
