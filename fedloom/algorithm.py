@@ -72,6 +72,7 @@ class Algorithm(Record):
     takes_noise: ClassVar[bool] = True  # whether its formulas hold for noisy sums of clipped answers
     trains_once: ClassVar[bool] = False  # whether clients use their examples in one local training, and nowhere else
     reads_batch: ClassVar[bool] = False  # whether `correct` uses `step.batch`: then clients are trained one by one
+    divides_by_lr: ClassVar[bool] = False  # whether its formula divides by the learning rate, so that it must not be 0
     pooled: ClassVar[bool] = False  # trains on the union of all clients' data: a baseline, not federated
     needs: ClassVar[str] = ""  # "linear" if it trains only linear models
 

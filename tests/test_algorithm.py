@@ -7,8 +7,12 @@ import pytest
 import torch
 
 from fedloom.algorithm import Algorithm, Update, without
-from fedloom.algorithms import CLASSES, FedAvg, FedDC, FedDyn, OpenAIES, Scaffold
+from fedloom.algorithms import CLASSES, FedAvg, FedDC, FedDyn, OpenAIES, QFedAvg, Scaffold
+from fedloom.errors import InputError
+from fedloom.federation.engine import fit
+from fedloom.task import Task
 from fedloom.training.settings import Training
+from tests.conftest import Dense, federation
 
 
 def test_training_parameters_may_be_given_directly() -> None:
@@ -49,3 +53,13 @@ def test_algorithms_that_divide_by_the_number_of_clients_say_that_none_can_join_
     assert OpenAIES(travels="fitness").needs_all_from_start
     assert not OpenAIES().needs_all_from_start
     assert not FedAvg().needs_all_from_start
+
+
+@pytest.mark.parametrize("kind", [FedDC, QFedAvg, Scaffold])
+def test_a_schedule_that_ends_at_zero_is_refused_at_the_start_where_the_formula_divides_by_lr(
+    kind: type[Algorithm],
+) -> None:
+    ends = kind(schedule={"name": "cosine", "over": 3})
+    with pytest.raises(InputError, match="lowers to 0 in round 4"):
+        next(fit(federation((5, 6)), Task(Dense), ends, 5))
+    assert [record.round for record in fit(federation((5, 6)), Task(Dense), ends, 3)] == [1, 2, 3]

@@ -19,6 +19,7 @@ class FedDC(FedAvg):
     local steps on data that differ between clients.
     """
 
+    divides_by_lr: ClassVar[bool] = True
     reference: ClassVar[str] = "Gao et al., FedDC: Federated Learning with Non-IID Data via Local Drift, CVPR 2022"
 
     alpha: NonNegative = 0.01

@@ -33,6 +33,7 @@ class QFedAvg(Algorithm):
 
     takes_complex: ClassVar[bool] = False
     takes_noise: ClassVar[bool] = False
+    divides_by_lr: ClassVar[bool] = True
     reference: ClassVar[str] = "Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020"
 
     weights: Literal["examples", "uniform"] = "uniform"

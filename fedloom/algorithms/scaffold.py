@@ -19,6 +19,7 @@ class Scaffold(Central):
     """
 
     trains_once: ClassVar[bool] = True
+    divides_by_lr: ClassVar[bool] = True
     reference: ClassVar[str] = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, ICML 2020 (option II)"
 
     weights: Literal["examples", "uniform"] = "uniform"

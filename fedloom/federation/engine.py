@@ -108,6 +108,8 @@ def fit(
     sampling.check(federation.clients)
     task.see(federation)
     algorithm.train.check_clients(lambda: [federation.name(client) for client in range(federation.clients)])
+    if algorithm.divides_by_lr:
+        algorithm.train.refuse_zero_rates(type(algorithm).__name__, rounds)
     if protection is not None:
         protection.check(algorithm, task.initial() if protection.table.has_distributed_noise else None)
     if at_clients is not None:

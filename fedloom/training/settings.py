@@ -135,6 +135,15 @@ class Training(Record):
                 "not 'local_schedule' or the 'lr' of single clients."
             )
 
+    def refuse_zero_rates(self, algorithm: str, rounds: int) -> None:
+        """Raise if a schedule lowers the learning rate to 0 within these rounds; for formulas that divide by it."""
+        zero = next((round for round in range(1, rounds + 1) if self.schedule and not self.lr_at(round)), None)
+        if zero is not None:
+            raise InputError(
+                f"{algorithm} divides by the learning rate, which [train] schedule lowers to 0 in round {zero}. "
+                "Give a cosine an 'end' above 0, or a larger 'over'."
+            )
+
     @property
     def batch_sizes(self) -> set[int | str]:
         """The batch sizes of all clients."""

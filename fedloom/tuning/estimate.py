@@ -66,6 +66,8 @@ def _sent_in_a_round(
     plan: Plan, label: str, federation: Federation, task: Task, facts: Probe, cohort: int
 ) -> MessageBytes | None:
     """Return what an algorithm sends in a round. Raise what its run would raise."""
+    if plan.algorithms[label].divides_by_lr:
+        plan.algorithms[label].train.refuse_zero_rates(type(plan.algorithms[label]).__name__, plan.rounds)
     reports = rehearse(plan.algorithms[label], federation, task, facts, cohort)
     if reports and any(report.history for report in reports):  # of local training
         check_clients(plan, label, facts)

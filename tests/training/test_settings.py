@@ -57,3 +57,12 @@ def test_the_rate_is_that_of_the_round_the_step_and_the_client() -> None:
     assert training.of("a") is training
     longer = Training(clients=[{"name": "b", "epochs": 2.0, "batch_size": "full"}])
     assert (longer.of("b").epochs, longer.of("b").batch_size, longer.with_epochs(5).of("b").epochs) == (2, "full", 5)
+
+
+def test_a_formula_that_divides_by_the_rate_refuses_a_schedule_that_reaches_zero() -> None:
+    cosine = Training(schedule={"name": "cosine", "over": 3})
+    cosine.refuse_zero_rates("SCAFFOLD", 3)
+    with pytest.raises(InputError, match=r"^SCAFFOLD divides by the learning rate, which .* lowers to 0 in round 4\."):
+        cosine.refuse_zero_rates("SCAFFOLD", 5)
+    Training(schedule={"name": "exponential", "factor": 0.5}).refuse_zero_rates("SCAFFOLD", 50)
+    Training().refuse_zero_rates("SCAFFOLD", 5)
