@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from fedloom.data.split import SPLITS, SplitName
 from fedloom.errors import FedloomError, TrainingError
 from fedloom.federation.client_state import ClientStates
 from fedloom.federation.work import Place, cut, on_device
+from fedloom.record import Count, Record
 from fedloom.task import Task
 from fedloom.training import evaluation, generators
 from fedloom.training.clients import Clients
@@ -27,6 +28,25 @@ if TYPE_CHECKING:
 
 ByClient = dict[int, dict[str, Measured]]  # client → split
 MANY, TOGETHER = 32, 4  # with at least MANY clients, TOGETHER of them are evaluated in one pass
+
+
+class Evaluation(Record):
+    """What is measured, on which data and how often."""
+
+    every: Count = 1
+    """Evaluate in every round that is a multiple of this, in the first one and in the last one."""
+    splits: tuple[SplitName, ...] = ("test",)
+    """The splits of each client to evaluate on, before and after local training."""
+    clients: Literal["all", "cohort"] = "all"
+    """Evaluate at all clients before local training, or only at those of the cohort."""
+    universal: bool = False
+    """At the end, evaluate every client's model on the union of all test splits."""
+    epochs: bool = False
+    """Also evaluate on the validation split after every local epoch."""
+    server: tuple[Literal["train", "validation", "test"], ...] | None = None
+    """The splits to evaluate the global model on: the server's own data, or else the union of the clients'. By
+    default, whatever the server holds.
+    """
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 
 from fedloom import tree
 from fedloom.algorithm import Algorithm
-from fedloom.algorithms import ALGORITHMS, FedAdam, FedAvg, LocalOnly, Pooled
+from fedloom.algorithms import ALGORITHMS, FedAvg, LocalOnly, Pooled
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError, TrainingError
 from fedloom.federation.engine import Evaluation, RoundRecord, Snapshot, fit
@@ -262,26 +262,6 @@ def test_a_loss_that_is_not_finite_names_round_and_client() -> None:
         next(records)
 
 
-class Turning(Dense):
-    """Has a complex parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.turn = torch.nn.Parameter(torch.ones(3, dtype=torch.cfloat))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (super().forward(x) * self.turn).abs()
-
-
-def test_complex_parameters_are_averaged_and_refused_where_formulas_are_for_real_ones() -> None:
-    data, task = federation((20, 30)), Task(Turning)
-    record = last(fit(data, task, FedAvg(lr=0.1), 1))
-    assert record.state["model"]["turn"].dtype == torch.complex64
-    for algorithm in (FedAdam(lr=0.1), FedAvg(lr=0.1, rule="median")):
-        with pytest.raises(InputError, match="The model has complex parameters"):
-            last(fit(data, task, algorithm, 1))
-
-
 def test_a_backend_that_does_not_inherit_from_the_protocol_is_refused() -> None:
     class Lookalike:
         """Has the method that a backend needs, but not its defaults."""
@@ -292,12 +272,3 @@ def test_a_backend_that_does_not_inherit_from_the_protocol_is_refused() -> None:
     message = r"^A backend must inherit from fedloom\.backends\.protocol\.Backend\. Got .*Lookalike object.* instead\.$"
     with pytest.raises(InputError, match=message):
         next(fit(federation((20,)), Task(Dense), FedAvg(), 1, backend=Lookalike()))  # type: ignore[arg-type]
-
-
-def test_without_rounds_the_initial_model_is_evaluated_and_nothing_is_trained() -> None:
-    data, task = federation((20, 30)), Task(Dense)
-    (alone,) = fit(data, task, FedAvg(), 0)
-    assert (alone.round, alone.cohort, alone.reports) == (0, (), ())
-    assert tree.sha256(alone.state["model"]) == tree.sha256(task.initial())
-    (trained,) = fit(data, task, FedAvg(), 1)
-    assert alone.clients["final"] == trained.clients["pre_fit"]

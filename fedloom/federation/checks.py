@@ -1,0 +1,37 @@
+"""What a run refuses before its first round: settings that do not fit the algorithm, the clients or the model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedloom.data.federation import Federation
+from fedloom.errors import InputError
+from fedloom.federation.sampling import Sampling
+from fedloom.privacy.dp.at_client import AtClients
+from fedloom.privacy.protection import Protection
+from fedloom.tree import Tree
+
+if TYPE_CHECKING:
+    from fedloom.algorithm import Algorithm
+
+
+def check_settings(
+    federation: Federation,
+    algorithm: Algorithm,
+    initial: Tree,
+    rounds: int,
+    sampling: Sampling,
+    protection: Protection | None,
+    at_clients: AtClients | None,
+) -> None:
+    """Raise an error that names what does not fit."""
+    sampling.check(federation.clients)
+    algorithm.train.check_clients(lambda: [federation.name(client) for client in range(federation.clients)])
+    if algorithm.divides_by_lr:
+        algorithm.train.refuse_zero_rates(type(algorithm).__name__, rounds)
+    if protection is not None:
+        protection.check(algorithm, initial if protection.table.has_distributed_noise else None)
+    if at_clients is not None:
+        at_clients.check(algorithm)
+    if not algorithm.takes_complex and any(leaf.is_complex() for leaf in initial.values()):
+        raise InputError(f"The model has complex parameters, and {type(algorithm).__name__} computes with real ones.")
