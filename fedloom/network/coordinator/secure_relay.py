@@ -20,7 +20,7 @@ from fedloom.privacy.secure.aggregation import SecureCall
 from fedloom.privacy.secure.masks import Vector
 from fedloom.privacy.secure.ring import Ring
 from fedloom.privacy.secure.server import SecureServer
-from fedloom.privacy.secure.session import is_signed, survivors_text
+from fedloom.privacy.secure.session import confirmation_text, is_signed, survivors_digest
 from fedloom.tree import Groups
 
 StageOf = Callable[[Collection[int]], SecureStage]  # what the agent of some clients receives
@@ -162,7 +162,8 @@ class SecureRelay:
 
     def _check_confirmed(self, assignment: Assignment, answer: ClientAnswer) -> None:
         signature = bytes.fromhex(_only_secure(answer).signature)
-        text = survivors_text(self.server.sid, self.server.survivors, self.question)
+        digest = survivors_digest(self.server.sid, self.server.survivors, self.question)
+        text = confirmation_text(answer.client, digest)
         if not is_signed(bytes.fromhex(self.keys[answer.client][1]), text, signature):
             raise Rejected("secure", "the signature is not under the set of clients in the sum")
 

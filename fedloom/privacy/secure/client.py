@@ -18,10 +18,11 @@ from fedloom.privacy.secure.session import (
     Floors,
     Refusal,
     Session,
+    confirmation_text,
     is_signed,
     pack,
     session_id,
-    survivors_text,
+    survivors_digest,
 )
 
 STAGES = ("advertise", "share", "mask", "confirm", "unmask")
@@ -135,13 +136,15 @@ class SecureClient:
             self._survivors = frozenset(survivors)
             self._check_members("sent a masked value", self._survivors, self._sharers)
             self._check_holders("sent a masked value", self._survivors)
-            return self._sign(survivors_text(self.sid, self._survivors, self._question))
+            digest = survivors_digest(self.sid, self._survivors, self._question)
+            return self._sign(confirmation_text(self.client, digest))
 
     def unmask(self, signatures: Mapping[int, bytes]) -> dict[int, bytes]:
         """Return exactly one share of each peer: of its seed if it is in the sum, and of its mask key if it is not."""
         with self._stage("unmask"):
-            text = survivors_text(self.sid, self._survivors, self._question)
+            digest = survivors_digest(self.sid, self._survivors, self._question)
             for client, signature in signatures.items():
+                text = confirmation_text(client, digest)
                 if client not in self._survivors or not is_signed(self._roster[client], text, signature):
                     raise Refusal(
                         f"the signature of client {client} is not under the set of clients that we were shown and "

@@ -105,9 +105,17 @@ def session_id(session: Session, advertised: Iterable[Advertisement]) -> bytes:
     return hashlib.sha256(pack(session.text, *keys)).digest()
 
 
-def survivors_text(sid: bytes, survivors: Iterable[int], question: bytes = b"") -> bytes:
-    """Return what a client signs to confirm which clients are in the sum, and what all of them were asked."""
-    return pack("survivors", sid, question, *sorted(survivors))
+def survivors_digest(sid: bytes, survivors: Iterable[int], question: bytes = b"") -> bytes:
+    """Return a hash of what all clients of a sum must agree on: who is in it, and what they were asked."""
+    return hashlib.sha256(pack("survivors", sid, question, *sorted(survivors))).digest()
+
+
+def confirmation_text(client: int, digest: bytes) -> bytes:
+    """Return what one client signs to confirm who is in the sum.
+
+    All clients of an agent sign with its key, so the text says which of them confirms: a signature counts once.
+    """
+    return pack("confirmation", client, digest)
 
 
 @lru_cache(maxsize=1 << 14)  # in a simulation, all clients check the same signatures

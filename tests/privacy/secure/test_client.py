@@ -203,6 +203,18 @@ def test_a_server_that_shows_two_survivor_sets_has_too_few_signatures_under_each
                 table.clients[client].unmask(half)
 
 
+def test_a_signature_counts_for_one_client_of_an_agent_that_hosts_several() -> None:
+    """All clients of an agent sign with its key, so a server could count one confirmation several times."""
+    table = Table(session(6, 4))
+    for number in (1, 2, 3):
+        table.signers[number], table.roster[number] = table.signers[0], table.roster[0]
+    table.clients = {number: table.client(number) for number in table.clients}
+    table.masked(ONES)
+    signatures = {client: table.clients[client].confirm(range(6)) for client in (0, 4, 5)}
+    with pytest.raises(Refusal, match="signature of client 1 is not under the set"):
+        table.clients[0].unmask({**signatures, 1: signatures[0]})
+
+
 def test_a_server_that_asks_clients_about_different_models_gets_no_share() -> None:
     table = Table(session(4, 3)).shared()
     for number, client in table.clients.items():

@@ -9,11 +9,12 @@ from fedloom.privacy.secure.session import (
     Advertisement,
     Floors,
     Refusal,
+    confirmation_text,
     is_signed,
     pack,
     session_id,
     smallest_threshold,
-    survivors_text,
+    survivors_digest,
 )
 from tests.privacy.secure.helpers import session
 
@@ -51,7 +52,9 @@ def test_a_session_s_number_depends_on_all_keys_and_on_no_order() -> None:
 
 
 def test_survivors_are_signed_as_a_set() -> None:
-    assert survivors_text(b"sid", [2, 1]) == survivors_text(b"sid", {1, 2}) != survivors_text(b"sid", {1, 2, 3})
+    found = survivors_digest(b"sid", [2, 1])
+    assert found == survivors_digest(b"sid", {1, 2}) != survivors_digest(b"sid", {1, 2, 3})
+    assert confirmation_text(1, found) == confirmation_text(1, found) != confirmation_text(2, found)
 
 
 def test_only_the_owner_of_a_key_signs() -> None:
