@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,10 @@ from fedloom.experiment.worker_groups import choose_setup
 from fedloom.federation.engine import Evaluation, fit
 from fedloom.federation.work import ClientWork, Outcome, Place, Report, Work
 from fedloom.privacy.dp.client_level import is_noised
+from fedloom.privacy.dp.noise import derive
 from fedloom.privacy.protection import Protection
+from fedloom.privacy.secure.ring import Ring, dtypes_of
+from fedloom.privacy.secure.session import Refusal
 from fedloom.task import Task
 from fedloom.training.probe import probe
 from fedloom.tree import Groups, expand, row, select, zeros_like
@@ -41,7 +45,8 @@ class Watched(Protection):
     def draw(self, round: int, seed: int) -> tuple[int, ...]:
         assert self.dp is not None
         drawn = super().draw(round, seed)
-        if self.dp.mechanism.fixed:  # a neighbour replaces a client, so canaries that are left out change nothing
+        # where a neighbour replaces a client or what it sends, canaries that are left out send zeros
+        if self.dp.mechanism.fixed or self.dp.distributed:
             return drawn
         there = np.concatenate([np.ones(self.clients, bool), self.canaries.included])
         return tuple(client for client in drawn if there[client])
@@ -64,6 +69,7 @@ class WithCanaries(Backend):
 
     place: Place
     canaries: Canaries
+    secret: bytes = b""  # of the noise that clients add to a secure sum
     forms: dict[str, Outcome] = field(default_factory=dict)  # what a client answers, by the method it runs
 
     def run(self, work: Work) -> Any:
@@ -73,10 +79,35 @@ class WithCanaries(Backend):
             self.forms[work.method] = replace(work.only([0]), ids=(0,), keep="stack", guard=None).perform(self.place)
         clients = self.place.federation.clients
         real, everyone = sum(client < clients for client in work.ids), len(work.ids)
-        parts = [work.part(0, real).perform(self.place)] if real else []
-        for begin in range(real, everyone, TOGETHER):
-            parts.append(self._answer(work.part(begin, min(begin + TOGETHER, everyone)), self.forms[work.method]))
-        return work.merge(parts)
+        cut = [*range(0, real, TOGETHER), *range(real, everyone, TOGETHER), everyone]
+        parts = (work.part(begin, end) for begin, end in pairwise(cut))
+        form = self.forms[work.method]
+        answers = (part.perform(self.place) if part.ids[0] < clients else self._answer(part, form) for part in parts)
+        return self._secure_sum(work, answers) if work.keep == "secure" else work.merge(answers)
+
+    def _secure_sum(self, work: ClientWork, answers: Iterable[Outcome]) -> Outcome:
+        """Return the sum in the ring, without masks: they cancel, and with many canaries they would take long."""
+        assert work.guard is not None
+        like: Groups = {}
+        rest: list[Outcome] = []
+        for outcome in answers:
+            if not rest:
+                like = {group: row(stacked, 0) for group, stacked in outcome.stack.items()}
+                ring = Ring(work.guard.ring, like)
+                total = np.zeros(ring.size, ring.dtype)
+            bases = work.guard.bases(outcome.positions or {}, outcome.stack, work.shared)
+            for position, report in enumerate(outcome.reports):
+                mine = {group: row(stacked, position) for group, stacked in outcome.stack.items()}
+                weights = {group: float(weight[position]) for group, weight in outcome.weights.items()}
+                secret = derive(self.secret, "clients", work.round, work.call, report.client)
+                try:
+                    total += ring.encode(mine, weights, bases, secret)
+                except Refusal as why:
+                    raise InputError(f"A client of the copy sends nothing: {why}.") from None
+            rest.append(replace(outcome, stack={}, weights={}))
+        found = work.merge(rest)
+        sums, summed = ring.sums(total, len(found.reports))
+        return replace(found, total=sums, weights=summed, dtypes=dtypes_of(like))
 
     def _answer(self, work: ClientWork, form: Outcome) -> Outcome:
         """Return updates of canaries: their directions, ten times as long as the clip."""
@@ -121,14 +152,14 @@ def canary_run(
     table = plan.privacy.replace(example_dp=None)  # which is about examples, and canaries have none
     watched = Watched(table, cohort, copy.clients, plan.rounds, clients=clients, canaries=canaries)
     dp = watched.dp
-    if dp is None or table.has_distributed_noise:
-        raise InputError("Canaries audit noise that the server adds to a sum: [privacy] dp with noise = 'server'.")
-    quiet, backend = Evaluation(splits=(), server=()), WithCanaries(place, canaries)
+    if dp is None:
+        raise InputError("Canaries audit noise of a sum: [privacy] dp with noise = 'server' or 'distributed'.")
+    quiet, backend = Evaluation(splits=(), server=()), WithCanaries(place, canaries, dp.ledger.secret)
     settings: dict[str, Any] = {"seed": seed, "sampling": cohort, "evaluation": quiet, "backend": backend}
     for record in fit(copy, task, algorithm, plan.rounds, **settings, protection=watched):
         tell(record.round)
     projections, coins = np.stack(watched.projections), canaries.included
-    bound = lower_bound(evidence(projections, dp.q, np.array(watched.clips)), coins, dp.table.delta)
+    bound = lower_bound(evidence(projections, dp.share, np.array(watched.clips)), coins, dp.table.delta)
     guessed = estimate(projections.sum(axis=0), coins, dp.table.delta)
     return {
         "claimed": dp.epsilon,

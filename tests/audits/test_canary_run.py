@@ -9,11 +9,12 @@ import pytest
 
 from fedloom.algorithm import Algorithm
 from fedloom.algorithms import FedAvg, FedAvgM
-from fedloom.audits.canary_run import canary_run
+from fedloom.audits.canary_run import WithCanaries, canary_run
 from fedloom.errors import InputError
 from fedloom.experiment import experiment_file
 from fedloom.experiment.plan import Plan
 from fedloom.privacy.dp import clipping, ledger, noise
+from fedloom.privacy.secure import ring
 from fedloom.tree import Groups
 
 SETTINGS: dict[str, Any] = {
@@ -112,6 +113,50 @@ def test_the_real_run_has_no_canaries() -> None:
     assert np.diff(plan.federation(1).offsets).min() > 0
 
 
-def test_noise_that_clients_add_is_not_audited() -> None:
-    with pytest.raises(InputError, match="with noise = 'server'"):
+def test_noise_that_each_client_adds_for_itself_is_not_audited() -> None:
+    with pytest.raises(InputError, match="with noise = 'server' or 'distributed'"):
         audited(privacy={"dp": {"noise_multiplier": 2.0, "clip": 0.5, "noise": "local"}})
+
+
+# --- under secure aggregation
+
+TOGETHER: dict[str, Any] = {
+    "secure_aggregation": {"min_clients": 3},
+    "dp": {"noise_multiplier": 2.0, "clip": 0.5, "noise": "distributed"},
+}
+
+
+@pytest.mark.parametrize("clip", [0.5, "adaptive"])
+def test_noise_of_all_clients_together_is_audited(clip: Any) -> None:
+    found = audited(rounds=2, privacy={**TOGETHER, "dp": {**TOGETHER["dp"], "clip": clip}})
+    assert found["adjacency"] == "replace by zero what is sent by one client"
+    assert 0 < found["bound"]["epsilon"] < found["claimed"] == pytest.approx(epsilon_of(2.0, rounds=2), abs=1e-3)
+    assert not found["refuted"]
+
+
+def epsilon_of(z: float, rounds: int) -> float:
+    """RDP of Gaussian noise by hand: the least of a · rounds / (2 z²) over orders a, with the usual conversion."""
+    orders = np.linspace(1.01, 200, 200_000)
+    spent = orders * rounds / (2 * z**2)
+    return float((spent + np.log1p(-1 / orders) - np.log(1e-5 * orders) / (orders - 1)).min())
+
+
+@pytest.mark.parametrize("part", [0.0, 0.1], ids=["no noise", "a tenth of the noise"])
+def test_missing_noise_of_clients_is_found(part: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = ring.discrete_gaussian
+    monkeypatch.setattr(ring, "discrete_gaussian", lambda *given: np.rint(part * drawn(*given)).astype(np.int64))
+    assert audited(privacy=TOGETHER)["refuted"]
+
+
+def test_the_sum_of_an_audit_is_the_one_that_masks_would_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both copies have one secret, and differ only in whether masks are added and taken away."""
+    privacy = {"secure_aggregation": {"min_clients": 3}, "dp": SETTINGS["privacy"]["dp"]}
+    plain = audited(privacy=privacy)
+    monkeypatch.setattr(WithCanaries, "_secure_sum", lambda self, work, answers: work.merge(answers))
+    assert audited(privacy=privacy) == plain
+
+
+def test_a_change_that_does_not_fit_the_ring_is_an_error_with_its_reason() -> None:
+    privacy = {"secure_aggregation": {"min_clients": 3, "range": 1e-3}, "dp": SETTINGS["privacy"]["dp"]}
+    with pytest.raises(InputError, match=r"A client of the copy sends nothing: .* out of the range 0\.001"):
+        audited(privacy=privacy)
