@@ -13,6 +13,7 @@ from fedloom.errors import UNKNOWN, InputError, ParameterError, nearest
 
 # types of number fields: strict, so that "0.1" and true are errors
 Count = Annotated[int, Strict(), Ge(1)]
+AtLeastTwo = Annotated[int, Strict(), Ge(2)]
 Whole = Annotated[int, Strict()]
 Positive = Annotated[float, Strict(), AllowInfNan(False), Gt(0)]
 NonNegative = Annotated[float, Strict(), AllowInfNan(False), Ge(0)]

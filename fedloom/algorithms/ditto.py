@@ -24,9 +24,7 @@ class Ditto(FedAvg):
 
     def init_own(self, task: Task, model: Tree) -> Groups:
         kept = super().init_own(task, model)
-        beside = {
-            f"personal_{group}": tree for group, tree in kept.items()
-        }  # a second optimiser, if clients keep theirs
+        beside = {f"personal_{group}": tree for group, tree in kept.items()}  # a second optimiser, if theirs is kept
         return {**kept, **beside, "personal": model}
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:

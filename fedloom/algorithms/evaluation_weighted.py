@@ -20,16 +20,13 @@ class EvaluationWeighted(Central):
     """
 
     name: ClassVar[str] = "evaluation_weighted"
+    linear: ClassVar[bool] = False  # every client's score is public
     reference: ClassVar[str] = "Samani, Federated Machine Learning, UCC 2020"
 
     metric: str = "accuracy"
     """The metric of the clients' scores."""
     scores: Literal["post", "pre"] = "post"
     """Whether clients are scored after (`post`) or before (`pre`) local training."""
-
-    @property
-    def linear(self) -> bool:
-        return False  # every client's score is public
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
         return {"model": cohort.reduce(self.client, state, rule=self.rule)["model"]}

@@ -45,15 +45,15 @@ class FederatedDropout(Algorithm):
         found = cohort.reduce(self.client, state)
         had = found["had"]
 
-        def leaf(old: Tensor, mean: Tensor, share: Tensor) -> Tensor:
+        def leaf(share: Tensor, old: Tensor, mean: Tensor) -> Tensor:
             return torch.where(share > 0, mean / share.clamp(min=1e-12), old).to(old.dtype)
 
-        return {"model": {**found["buffers"], **map_leaves(leaf, _only(state["model"], had), found["model"], had)}}
+        return {"model": {**found["buffers"], **map_leaves(leaf, had, state["model"], found["model"])}}
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         masks = stack([self.masks(task, shared["model"], data.key(p, "sub-model")) for p in range(len(data))])
         start = expand(shared["model"], len(data))
-        start = {**start, **map_leaves(torch.mul, _only(start, masks), masks)}
+        start = {**start, **map_leaves(torch.mul, masks, start)}
         # an optimiser that is kept would move dropped weights too: its state for them is zero, and is restored later
         before = own.get("optimizer", {})
         present = {
@@ -61,7 +61,8 @@ class FederatedDropout(Algorithm):
         }
         own = {**own, "optimizer": map_leaves(torch.mul, before, present)} if before else own
         trained = self.fit(task, start, shared, {**own, "mask": masks}, data)
-        groups = {"model": _only(trained.model, masks), "had": masks, "buffers": without(trained.model, masks)}
+        sent = {name: trained.model[name] for name in masks}
+        groups = {"model": sent, "had": masks, "buffers": without(trained.model, masks)}
         kept = {group: tree for group, tree in trained.own.items() if group != "mask"}
         if before:
             kept["optimizer"] = {n: torch.where(present[n] > 0, x, before[n]) for n, x in kept["optimizer"].items()}
@@ -89,8 +90,3 @@ class FederatedDropout(Algorithm):
             if inputs % units == 0 and f"{following}.weight" in masks:
                 masks[f"{following}.weight"][:, left_out.repeat_interleave(inputs // units)] = 0
         return masks
-
-
-def _only(model: Tree, names: Tree) -> Tree:
-    """Return the leaves that `names` has, in its order."""
-    return {name: model[name] for name in names}

@@ -20,6 +20,7 @@ class FedDC(FedAvg):
     """
 
     divides_by_lr: ClassVar[bool] = True
+    needs_all_from_start: ClassVar[str] = "h is a mean over all clients of the run"
     reference: ClassVar[str] = "Gao et al., FedDC: Federated Learning with Non-IID Data via Local Drift, CVPR 2022"
 
     alpha: NonNegative = 0.01
@@ -30,10 +31,6 @@ class FedDC(FedAvg):
         if self.train.optimizer != "sgd" or self.train.momentum:
             raise InputError('FedDC divides a client\'s change by lr: use optimizer = "sgd" without momentum.')
         return self
-
-    @property
-    def needs_all_from_start(self) -> str:
-        return "h is a mean over all clients of the run"
 
     def init(self, task: Task, model: Tree) -> Groups:
         zeros = zeros_like(select(model, task.trainable))

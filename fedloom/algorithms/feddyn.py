@@ -16,14 +16,11 @@ class FedDyn(Central):
     """
 
     trains_once: ClassVar[bool] = True
+    needs_all_from_start: ClassVar[str] = "h is a mean over all clients of the run"
     reference: ClassVar[str] = "Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021"
 
     alpha: Positive = 0.1
     """Strength of the dynamic regularisation, α."""
-
-    @property
-    def needs_all_from_start(self) -> str:
-        return "h is a mean over all clients of the run"
 
     def init(self, task: Task, model: Tree) -> Groups:
         return {"model": model, "bend": zeros_like(select(model, task.trainable))}

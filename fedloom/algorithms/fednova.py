@@ -7,17 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import model_validator
 
-from fedloom.algorithm import (
-    Central,
-    Clients,
-    Cohort,
-    Groups,
-    InputError,
-    Task,
-    Update,
-    by_size,
-    without,
-)
+from fedloom.algorithm import Central, Clients, Cohort, Groups, InputError, Task, Update, by_size, without
 from fedloom.tree import add, expand, scale, select, sub
 
 

@@ -55,14 +55,9 @@ class IFCA(Central):
         chosen, names = own["cluster"]["number"], list(shared)
         start = concat([{n: leaf[None] for n, leaf in shared[f"model{choice}"].items()} for choice in chosen.tolist()])
         trained = self.fit(task, start, shared, own, data)
-        weigh = by_size(self.weights, data.examples)
-        update = Update(
-            dict.fromkeys(names, trained.model),
-            {name: torch.where(chosen == number, weigh, 0.0) for number, name in enumerate(names)},
-            trained=trained,
-            positions={name: name for name in names},
-        )
-        return update, trained.own
+        each, same = by_size(self.weights, data.examples), {name: name for name in names}
+        weigh = {name: torch.where(chosen == number, each, 0.0) for number, name in enumerate(names)}
+        return Update(dict.fromkeys(names, trained.model), weigh, trained=trained, positions=same), trained.own
 
     def model(self, task: Task, shared: Groups, own: Groups) -> Tree:
         return shared[f"model{int(own['cluster']['number'])}"] if own else shared["model0"]

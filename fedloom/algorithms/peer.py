@@ -24,6 +24,7 @@ class Peer(Algorithm):
     there is no server that all clients trust.
     """
 
+    linear: ClassVar[bool] = False
     reference: ClassVar[str] = "Samani, Federated Machine Learning, UCC 2020; Lian et al., NeurIPS 2017 (gossip)"
 
     weights: Literal["uniform", "score", "within_std", "metropolis"] = "uniform"
@@ -40,10 +41,6 @@ class Peer(Algorithm):
     """The probability of an edge in an `erdos_renyi` topology."""
     redraw: bool = False
     """Draw another random topology in every round."""
-
-    @property
-    def linear(self) -> bool:
-        return False
 
     @property
     def needs_all_from_start(self) -> str:
@@ -89,10 +86,9 @@ class Peer(Algorithm):
             received = rows(inbox.trees["model"], torch.tensor(senders))
             if self._judges:
                 judged = rows(inbox.trees["before"], torch.tensor(senders)) if self.scores == "pre" else received
-                scores[position, senders] = torch.tensor(
-                    [validation_score(self.metric, task, row(judged, n), data, position) for n in range(len(senders))],
-                    dtype=torch.float64,
-                )
+                each_judged = (row(judged, number) for number in range(len(senders)))
+                found = [validation_score(self.metric, task, model, data, position) for model in each_judged]
+                scores[position, senders] = torch.tensor(found, dtype=torch.float64)
             given = None if each is None else each["row"]["weights"][position][senders]
             weigh = self._row(task, scores[position, senders]) if given is None else given
             # averaging equal numbers can change their last bits, and frozen parameters must not drift

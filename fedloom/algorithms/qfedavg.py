@@ -8,17 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import model_validator
 
-from fedloom.algorithm import (
-    Algorithm,
-    Clients,
-    Cohort,
-    Groups,
-    NonNegative,
-    Task,
-    Update,
-    by_size,
-    evaluate,
-)
+from fedloom.algorithm import Algorithm, Clients, Cohort, Groups, NonNegative, Task, Update, by_size, evaluate
 from fedloom.tree import add, expand, scale, select, sub
 
 
@@ -58,9 +48,8 @@ class QFedAvg(Algorithm):
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         trained = self.fit(task, expand(shared["model"], len(data)), shared, own, data)
-        losses = []
-        for position in range(len(data)):
-            losses.append(evaluate(task, shared["model"], data, position, "train").values(task)["loss"])
+        measured = [evaluate(task, shared["model"], data, position, "train") for position in range(len(data))]
+        losses = [found.values(task)["loss"] for found in measured]
         loss = torch.tensor(losses, dtype=torch.float64).clamp(min=1e-10)
         steepness = 1 / self.train.lr_at(data.round)
         change = sub(select(trained.model, task.trainable), select(shared["model"], task.trainable))

@@ -20,6 +20,7 @@ class Scaffold(Central):
 
     trains_once: ClassVar[bool] = True
     divides_by_lr: ClassVar[bool] = True
+    needs_all_from_start: ClassVar[str] = "the control variate c is a mean over all clients of the run"
     reference: ClassVar[str] = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, ICML 2020 (option II)"
 
     weights: Literal["examples", "uniform"] = "uniform"
@@ -34,10 +35,6 @@ class Scaffold(Central):
                 'Scaffold\'s control variates need plain gradient steps: use optimizer = "sgd" without momentum.'
             )
         return self
-
-    @property
-    def needs_all_from_start(self) -> str:
-        return "the control variate c is a mean over all clients of the run"
 
     def init(self, task: Task, model: Tree) -> Groups:
         return {"model": model, "control": zeros_like(select(model, task.trainable))}
@@ -57,12 +54,9 @@ class Scaffold(Central):
         drift = sub(select(shared["model"], task.trainable), select(trained.model, task.trainable))
         assert trained.lr_sums is not None
         change = sub(scale(drift, 1 / trained.lr_sums), shared["control"])
-        update = Update(
-            {"model": trained.model, "control": change},
-            {"model": by_size(self.weights, data.examples), "control": uniform(data.examples)},
-            trained=trained,
-            positions={"model": "model"},
-        )
+        groups = {"model": trained.model, "control": change}
+        weigh = {"model": by_size(self.weights, data.examples), "control": uniform(data.examples)}
+        update = Update(groups, weigh, trained=trained, positions={"model": "model"})
         return update, {**trained.own, "control": add(own["control"], change)}
 
     def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:

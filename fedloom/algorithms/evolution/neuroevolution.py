@@ -14,7 +14,7 @@ from fedloom import keys
 from fedloom.algorithm import Cohort, Groups, InputError, Task
 from fedloom.algorithms.evolution import operators
 from fedloom.algorithms.evolution.fitness import Search
-from fedloom.record import AtLeastOne, Count, NonNegative, Share
+from fedloom.record import AtLeastOne, AtLeastTwo, Count, NonNegative, Share
 from fedloom.tree import Tree, clone, row, select, stack
 
 NEVER = float("inf")  # a value that no generation has
@@ -106,17 +106,8 @@ class RandomSearch(Search):
     name: ClassVar[str] = "random_search"
     reference: ClassVar[str] = "Brooks, A Discussion of Random Methods for Seeking Maxima, Operations Research 1958"
 
-    population: Count = 50
-    """The number of models judged in a round."""
-
-    @model_validator(mode="after")
-    def _sizes(self) -> RandomSearch:
-        if self.population < 2:
-            raise InputError(
-                "The 'population' of random search must be at least 2, because one is the best so far. "
-                f"Got {self.population}."
-            )
-        return self
+    population: AtLeastTwo = 50
+    """The number of models judged in a round. One of them is the best so far."""
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
         best = select(state["model"], cohort.task.trainable)

@@ -6,13 +6,12 @@ import math
 from typing import ClassVar
 
 import torch
-from pydantic import model_validator
 
-from fedloom.algorithm import Clients, Cohort, Count, Groups, InputError, Positive, Task, Tree, Update, without
+from fedloom.algorithm import Clients, Cohort, Groups, Positive, Task, Tree, Update, map_leaves, select, without
 from fedloom.algorithms.evolution import perturbations
 from fedloom.algorithms.evolution.fitness import FitnessName, Search
 from fedloom.algorithms.evolution.perturbations import to_tree, to_vector, weighted_sum
-from fedloom.tree import map_leaves, select
+from fedloom.record import AtLeastTwo
 
 
 class SNES(Search):
@@ -27,7 +26,7 @@ class SNES(Search):
 
     fitness: FitnessName = "cross_entropy"
     """What candidates are judged by."""
-    population: Count = 50
+    population: AtLeastTwo = 50
     """The number of candidates in a round."""
     sigma: Positive = 0.05
     """The width that every weight starts with."""
@@ -35,12 +34,6 @@ class SNES(Search):
     """The learning rate of the weights, η_w."""
     width_lr: Positive | None = None
     """The learning rate of the widths, η_s. By default, (3 + ln d) / (5 √d) for d weights."""
-
-    @model_validator(mode="after")
-    def _several(self) -> SNES:
-        if self.population < 2:
-            raise InputError(f"The 'population' of snes must be at least 2. Got {self.population}.")
-        return self
 
     def init(self, task: Task, model: Tree) -> Groups:
         widths = map_leaves(lambda leaf: torch.full_like(leaf, self.sigma), select(model, task.trainable))

@@ -7,12 +7,10 @@ import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from annotated_types import Ge
-from pydantic import Strict
 
 from fedloom.data.federation import Dataset
 from fedloom.data.preprocessing import Preprocessing
@@ -21,10 +19,9 @@ from fedloom.data.sources.base import Source, locate, require
 from fedloom.data.vocabulary import Vocabulary
 from fedloom.data.words import clean, lines, windows, words
 from fedloom.errors import InputError, nearest
-from fedloom.record import Count
+from fedloom.record import AtLeastTwo, Count
 
 Text = str | list[str]  # as it was written, or as its words
-AtLeastTwo = Annotated[int, Strict(), Ge(2)]
 
 
 class NextWord(Source):

@@ -68,7 +68,7 @@ def test_snes_agrees_with_evotorch() -> None:
 
 
 def test_one_candidate_is_too_few() -> None:
-    with pytest.raises(InputError, match=r"population' of snes must be at least 2"):
+    with pytest.raises(InputError, match=r"The 'population' parameter of SNES must be at least 2\. Got 1 instead"):
         SNES(population=1)
 
 
