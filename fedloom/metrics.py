@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from fedloom.errors import InputError, nearest
+from fedloom.errors import InputError, TrainingError, nearest
 from fedloom.score_metrics import (
     FORMULAS,
     RANKED,
@@ -37,6 +37,7 @@ from fedloom.score_metrics import (
     ranked,
     ranking,
 )
+from fedloom.user_code import said
 
 Range = tuple[float, float]
 NON_NEGATIVE: Range = (0.0, math.inf)
@@ -172,15 +173,18 @@ def own_metric(function: Any, name: str = "") -> Metric:
         raise InputError(f"A metric must be a name, a function of outputs and labels, or a Metric. Got {function!r}.")
     name = short_name(name) or getattr(function, "__name__", type(function).__name__)
     better = bool(getattr(function, "higher_is_better", True))
-    return Metric(name, scores=_output, summary=partial(_called, function), higher_is_better=better)
+    return Metric(name, scores=_output, summary=partial(_called, function, name), higher_is_better=better)
 
 
 def _output(output: Tensor, target: Tensor) -> Tensor:
     return output
 
 
-def _called(function: Callable[..., Any], scores: np.ndarray, targets: np.ndarray) -> float:
-    return float(function(scores, targets))
+def _called(function: Callable[..., Any], name: str, scores: np.ndarray, targets: np.ndarray) -> float:
+    try:
+        return float(function(scores, targets))
+    except Exception as error:
+        raise TrainingError(f"The metric '{name}' failed: {said(error)}") from error
 
 
 def short_name(name: str) -> str:

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from fedloom import metrics
-from fedloom.errors import InputError
+from fedloom.errors import InputError, TrainingError
 
 OUTPUT = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 3.0], [1.0, 0.0, 0.5], [0.1, 0.3, 0.2]])
 TARGET = torch.tensor([0, 1, 2, 1])
@@ -127,6 +127,17 @@ def test_your_own_function_is_a_metric_of_all_examples() -> None:
         InputError, match=r"A metric must be a name, a function of outputs and labels, or a Metric\. Got 3"
     ):
         metrics.own_metric(3)
+
+
+def test_an_error_in_your_own_metric_names_it_and_shows_the_line() -> None:
+    def cost(outputs: np.ndarray, labels: np.ndarray) -> float:
+        raise ValueError("no costs here")
+
+    made = metrics.own_metric(cost)
+    with pytest.raises(
+        TrainingError, match=r"(?s)The metric 'cost' failed: ValueError: no costs.*test_metrics.py"
+    ):
+        made.summary(np.ones((2, 2)), np.ones(2))
 
 
 @pytest.mark.parametrize("name", ["f1_of_x", "specificity_at_100", "specificity_at_0", "auroc_weighted", "top_0"])

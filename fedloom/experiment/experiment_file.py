@@ -292,7 +292,7 @@ def load(path: Path, changes: Mapping[str, Any] | None = None) -> Experiment:
     values = read_toml(path)
     for dotted, value in (changes or {}).items():
         change(values, dotted, value)
-    if (path.parent / "run.db").is_file() and (code := sorted(_code_names(values))):
+    if (path.parent / "run.db").is_file() and (code := sorted(code_names(values))):
         raise InputError(
             f"{path} belongs to a run's folder, whose files somebody else may have written, and names code "
             f"({code[0]}). Nothing was loaded. Use the experiment file that was run, which has its code beside it."
@@ -310,7 +310,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is not a valid TOML file: {error}") from error
 
 
-def _code_names(values: Mapping[str, Any]) -> set[str]:
+def code_names(values: Mapping[str, Any]) -> set[str]:
     """Return the names of code that a file's tables use, before anything is checked or loaded."""
     tables = [values.get("data"), values.get("task")]
     labels = values.get("algorithm")

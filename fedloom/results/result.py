@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from fedloom.errors import InputError, StoreError, nearest
 from fedloom.experiment.store import Store
 from fedloom.metrics import short_name
 from fedloom.results import headline
+from fedloom.user_code import code_file
 
 if TYPE_CHECKING:
     import pandas
@@ -309,11 +310,22 @@ class Result:
             # paths of your own code are relative to the experiment file, which is usually in the current folder
             values = experiment_file.tomllib.loads(file.read_text(encoding="utf-8"))
             values.get("run", {}).pop("compile", None)  # which folders of older versions have
+            self._check_code(experiment_file.code_names(values))
             return make(Plan.of(experiment_file.parse(values, Path.cwd())))
         except (InputError, experiment_file.tomllib.TOMLDecodeError) as error:
             raise InputError(
                 f"{error} (Clients' models are rebuilt from {file}: change to the folder of the file that was run.)"
             ) from error
+
+    def _check_code(self, names: Collection[str]) -> None:
+        """Refuse code that came with the run's folder, which somebody else may have written."""
+        files = {name: code_file(name, Path.cwd()) for name in sorted(names)}
+        inside = [name for name, file in files.items() if file and file.is_relative_to(self.folder.resolve())]
+        if inside:
+            raise InputError(
+                f"The code of this run, {inside[0]}, is in its own folder, whose files somebody else may have written. "
+                "Nothing was loaded. Read the file, and copy it to a folder of yours that has the same path to it."
+            )
 
     def _with_choices(
         self, cell: CellResult, made: Algorithm, task: Task, state: Groups, kept: dict[int, Groups]

@@ -16,7 +16,10 @@ from torch import nn
 import fedloom as fl
 from fedloom import tree
 from fedloom.errors import InputError, StoreError
+from fedloom.experiment import experiment_file
 from fedloom.experiment.experiment_file import EvaluateTable
+from fedloom.experiment.plan import Plan
+from fedloom.experiment.run import run_plan
 from fedloom.experiment.run_folder import locked
 from fedloom.experiment.store import Store
 from fedloom.results.result import CellResult, Result, _overall
@@ -183,3 +186,26 @@ def test_a_notebook_shows_the_picture_itself(comparison: Path, tmp_path: Path) -
         shown, _ = DisplayFormatter().format(picture)
         assert [name for name in shown if name != "text/plain"] == [kind]
     assert result.plot("accuracy", tmp_path / "picture.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_code_that_came_with_a_run_s_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that somebody sent you may name a file inside of itself; models are rebuilt only from your own files."""
+    net = "from torch import nn\n\n\nclass Net(nn.Linear):\n    def __init__(self):\n        super().__init__(64, 10)\n"
+    (tmp_path / "net.py").write_text(net)
+    values = {
+        "rounds": 1,
+        "data": {"source": "digits", "partition": {"name": "iid", "clients": 2}},
+        "task": {"model": "net.py:Net"},
+        "algorithm": {"fedavg": {}},
+        "run": {"backend": "serial"},
+    }
+    folder = tmp_path / "run"
+    run_plan(Plan.of(experiment_file.parse(values, tmp_path)), folder)
+    monkeypatch.chdir(tmp_path)
+    assert Result.read(folder).model("fedavg").out_features == 10
+    (folder / "net.py").write_text(f"open({str(tmp_path / 'it-ran')!r}, 'w')\n{net}")
+    file = folder / "experiment.toml"
+    file.write_text(file.read_text().replace("net.py:Net", "run/net.py:Net"))
+    with pytest.raises(InputError, match=r"run/net\.py:Net, is in its own folder.* Nothing was loaded"):
+        Result.read(folder).model("fedavg")
+    assert not (tmp_path / "it-ran").exists()
