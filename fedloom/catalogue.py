@@ -9,7 +9,7 @@ from pydantic_core import PydanticUndefined
 
 from fedloom.algorithm import Algorithm, Central
 from fedloom.algorithms import ALGORITHMS
-from fedloom.errors import InputError, nearest
+from fedloom.errors import unknown
 
 # the words of a JSON schema in plain English
 KINDS = {"number": "number", "integer": "whole number", "string": "text", "boolean": "true or false", "array": "list"}
@@ -36,7 +36,7 @@ def entry(name: str) -> Entry:
     ('number, at least 0', '0.01')
     """
     if name not in ALGORITHMS:
-        raise InputError(f"There is no algorithm '{name}'. Known: {', '.join(ALGORITHMS)}.{nearest(name, ALGORITHMS)}")
+        raise unknown("algorithm", name, ALGORITHMS)
     kind = ALGORITHMS[name]
     text = inspect.cleandoc(kind.__doc__ or "").split("\n>>>")[0].strip()
     summary, _, details = text.partition("\n")

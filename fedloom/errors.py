@@ -77,6 +77,17 @@ class WorkerTraceback(Exception):
     """The traceback of an error in another process, as text: the cause of the same error here."""
 
 
+def unknown(what: str, name: str, known: Iterable[str], others: str = "") -> InputError:
+    """Return the error for an unknown name. It lists the known ones, and says what `others` you may give.
+
+    >>> str(unknown("rule", "medain", ["median", "krum"]))
+    "There is no rule 'medain'. Known: median, krum. Did you mean 'median'?"
+    """
+    names = list(known)
+    listed = ", ".join([*names, others] if others else names)
+    return InputError(f"There is no {what} '{name}'. Known: {listed}.{nearest(name, names)}")
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint for a misspelt name, or an empty string.
 

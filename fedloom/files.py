@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from gzip import GzipFile
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
 from fedloom import faults
-from fedloom.errors import StoreError
+from fedloom.errors import InputError, StoreError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 
 def write_atomically(path: Path, content: bytes, what: str = "file") -> None:
@@ -87,6 +93,25 @@ def is_locked(folder: Path) -> bool:
             return False
     except (Timeout, OSError):
         return True
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the tables of a TOML file."""
+    try:
+        return dict(tomllib.loads(path.read_text(encoding="utf-8-sig")))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not a valid TOML file: {error}") from error
+
+
+def toml_value(text: str) -> Any:
+    """Return the value that a text is in TOML; raise ValueError if it is none.
+
+    >>> toml_value("[1, 'two']")
+    [1, 'two']
+    """
+    return tomllib.loads(f"value = {text}")["value"]
 
 
 def sha256(file: Path | BinaryIO | GzipFile) -> str:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from fedloom.errors import InputError, TrainingError, nearest
+from fedloom.errors import InputError, TrainingError, unknown
 from fedloom.score_metrics import (
     FORMULAS,
     RANKED,
@@ -128,10 +128,7 @@ EXAMPLES = (*METRICS, *RANKED, *FORMULAS, "f1_macro", "f1_micro", "recall_of_2",
 def loss(name: str) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the loss with this name. The loss returns one value per example."""
     if name not in LOSSES:
-        raise InputError(
-            f"There is no loss '{name}'. Known: {', '.join(LOSSES)}, or your own as 'file.py:name'."
-            f"{nearest(name, LOSSES)}"
-        )
+        raise unknown("loss", name, LOSSES, "or your own as 'file.py:name'")
     return LOSSES[name]
 
 
@@ -152,10 +149,7 @@ def metric(name: str) -> Metric:
         return Metric(name, scores=ranking, summary=summary, range=SHARE)
     if found := re.fullmatch(rf"({'|'.join(FORMULAS)}){AVERAGES}", name):
         return Metric(name, scores=decisions, summary=partial(decided, found[1], _average(found)), range=SHARE)
-    raise InputError(
-        f"There is no metric '{name}'. Known: {', '.join(EXAMPLES)}, with other numbers in them, or your own as "
-        f"'file.py:name'.{nearest(name, EXAMPLES)}"
-    )
+    raise unknown("metric", name, EXAMPLES, "with other numbers in them, or your own as 'file.py:name'")
 
 
 def _average(found: re.Match[str]) -> str | int | None:

@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 import fedloom
 from fedloom.cli import app
 from fedloom.experiment import experiment_file
-from fedloom.experiment.experiment_file import tomllib
+from fedloom.files import tomllib
 from fedloom.network.agent.policy import load_site
 from tests.forked import run_forked
 from tests.network.conftest import free_port, start, wait_for, write_toml

@@ -16,6 +16,7 @@ import fedloom as fl
 from fedloom import user_code
 from fedloom.data.download import get
 from fedloom.experiment import experiment_file
+from fedloom.files import tomllib
 from fedloom.testing import check_algorithm
 from tests.forked import run_forked
 
@@ -72,7 +73,7 @@ def blocks(page: Path, language: str) -> list[str]:
 def test_experiment_files_in_the_documentation_are_valid(page: Path, tmp_path: Path) -> None:
     write_files(page, tmp_path)
     for text in blocks(page, "toml"):
-        values = experiment_file.tomllib.loads(text)
+        values = tomllib.loads(text)
         tables = (
             values if values.keys() & {"data", "rounds", "train", "algorithm", "task", "privacy"} else {"data": values}
         )

@@ -134,9 +134,7 @@ def test_an_error_in_your_own_metric_names_it_and_shows_the_line() -> None:
         raise ValueError("no costs here")
 
     made = metrics.own_metric(cost)
-    with pytest.raises(
-        TrainingError, match=r"(?s)The metric 'cost' failed: ValueError: no costs.*test_metrics.py"
-    ):
+    with pytest.raises(TrainingError, match=r"(?s)The metric 'cost' failed: ValueError: no costs.*test_metrics.py"):
         made.summary(np.ones((2, 2)), np.ones(2))
 
 

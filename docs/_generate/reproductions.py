@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from fedloom.experiment.experiment_file import tomllib
+from fedloom.files import tomllib
 from fedloom.papers import published
 from fedloom.papers.measurement import Measure
 from fedloom.papers.published import Published, Reproduction, Row

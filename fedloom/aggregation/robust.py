@@ -19,7 +19,7 @@ from pydantic import SerializeAsAny, Strict
 from torch import Tensor
 
 from fedloom.aggregation import means
-from fedloom.errors import InputError, ParameterError, RoundAbandoned, nearest
+from fedloom.errors import InputError, ParameterError, RoundAbandoned, unknown
 from fedloom.record import Count, Positive, Record
 from fedloom.tree import Tree, flatten, row, rows, unflatten
 
@@ -271,7 +271,7 @@ def robust(value: Any) -> Any:
     if not isinstance(name, str):
         raise InputError(f'A rule is a name, such as "median", or a table with a name. Got {value!r} instead.')
     if name not in RULES:
-        raise InputError(f"There is no rule '{name}'. Known: {', '.join(RULES)}.{nearest(str(name), RULES)}")
+        raise unknown("rule", name, RULES)
     try:
         return RULES[name](**fields)
     except ParameterError as error:

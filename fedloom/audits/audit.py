@@ -14,7 +14,7 @@ from fedloom.audits.canary_run import canary_run
 from fedloom.audits.membership import membership
 from fedloom.audits.poisoning import poison
 from fedloom.audits.reconstruction import reconstruct
-from fedloom.errors import InputError, StoreError, nearest
+from fedloom.errors import InputError, StoreError, unknown
 from fedloom.experiment.experiment_file import Experiment, differences, identity
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
@@ -38,7 +38,7 @@ def audit(
     }
     for name in only:
         if name not in known:
-            raise InputError(f"There is no audit '{name}'. Known: {', '.join(known)}.{nearest(name, known)}")
+            raise unknown("audit", name, known)
     path, plan = folder / AUDIT, Plan.of(experiment)
     _check_same_experiment(folder, plan)
     about = {"identity": identity(plan.description())}

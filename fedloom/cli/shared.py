@@ -112,7 +112,7 @@ def parse_changes(changes: list[str] | None) -> dict[str, Any]:
     >>> parse_changes(["train.lr=0.1", "data.source=digits"])
     {'train.lr': 0.1, 'data.source': 'digits'}
     """
-    from fedloom.experiment.experiment_file import tomllib
+    from fedloom.files import toml_value
 
     parsed = {}
     for change in changes or []:
@@ -120,8 +120,8 @@ def parse_changes(changes: list[str] | None) -> dict[str, Any]:
         if not equals or not key.strip():
             raise InputError(f"--set {change}: write it as table.key=value, such as --set train.lr=0.1.")
         try:
-            parsed[key.strip()] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
+            parsed[key.strip()] = toml_value(value)
+        except ValueError:
             if any(sign in value for sign in "[]{}\"'="):
                 raise InputError(f"--set {change}: '{value}' is not a valid TOML value.") from None
             parsed[key.strip()] = value.strip()

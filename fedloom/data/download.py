@@ -12,7 +12,6 @@ import hashlib
 import logging
 import shutil
 import subprocess
-import sys
 import tarfile
 import tempfile
 import zipfile
@@ -30,13 +29,8 @@ from pydantic import Field
 from fedloom.data.sources.archive import UNREADABLE, files
 from fedloom.data.sources.base import cache_folder, find, spellings
 from fedloom.errors import InputError, nearest
-from fedloom.files import sha256
+from fedloom.files import read_toml, sha256
 from fedloom.record import Record
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 class Download(Record):
@@ -60,10 +54,7 @@ class Download(Record):
     """What else you can try, for the message when a download fails."""
 
 
-DOWNLOADS = {
-    name: Download(**table)
-    for name, table in tomllib.loads(Path(__file__).with_name("downloads.toml").read_text(encoding="utf-8")).items()
-}
+DOWNLOADS = {name: Download(**table) for name, table in read_toml(Path(__file__).with_name("downloads.toml")).items()}
 Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all (None if unknown)
 BLOCK = 1 << 14
 BEGINNING = 1 << 10

@@ -12,7 +12,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from fedloom import keys
-from fedloom.errors import InputError, nearest
+from fedloom.errors import InputError, unknown
 from fedloom.record import Record
 
 Owners = NDArray[np.int64]  # the client of every example
@@ -196,8 +196,7 @@ def partition(spec: Mapping[str, Any] | Partition) -> Partition:
     fields = dict(spec)
     name = fields.pop("name")
     if name not in PARTITIONS:
-        known = [*PARTITIONS, "natural"]
-        raise InputError(f"There is no partition '{name}'. Known: {', '.join(known)}.{nearest(name, known)}")
+        raise unknown("partition", name, [*PARTITIONS, "natural"])
     return PARTITIONS[name](**fields)
 
 

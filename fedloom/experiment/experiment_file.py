@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -18,19 +17,15 @@ from fedloom.algorithm import Algorithm
 from fedloom.algorithms import ALGORITHMS
 from fedloom.data.sources import Source, source
 from fedloom.data.split import Split
-from fedloom.errors import UNKNOWN, InputError, ParameterError, nearest
+from fedloom.errors import UNKNOWN, InputError, ParameterError, nearest, unknown
 from fedloom.federation.engine import Evaluation
 from fedloom.federation.sampling import Sampling
+from fedloom.files import read_toml
 from fedloom.privacy.table import PrivacyTable
 from fedloom.record import Count, Positive, Record, Whole
 from fedloom.training.local import Training
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-__all__ = ["Experiment", "check_label", "differences", "identity", "load", "parse", "tomllib"]
+__all__ = ["Experiment", "check_label", "differences", "identity", "load", "parse", "read_toml"]
 
 R = TypeVar("R", bound=Record)
 Seed = Whole | Literal["run"]  # a number, or the seed of each run
@@ -300,16 +295,6 @@ def load(path: Path, changes: Mapping[str, Any] | None = None) -> Experiment:
     return parse(values, path.resolve().parent, default_name=path.stem)
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """Return the tables of a TOML file."""
-    try:
-        return dict(tomllib.loads(path.read_text(encoding="utf-8-sig")))
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not a valid TOML file: {error}") from error
-
-
 def code_names(values: Mapping[str, Any]) -> set[str]:
     """Return the names of code that a file's tables use, before anything is checked or loaded."""
     tables = [values.get("data"), values.get("task")]
@@ -426,10 +411,7 @@ def algorithm_class(name: str, base: Path) -> type[Algorithm]:
     for entry in entry_points(group="fedloom.algorithms"):
         if entry.name == name:
             return entry.load()  # type: ignore[no-any-return]
-    raise InputError(
-        f"There is no algorithm '{name}'. Known: {', '.join(ALGORITHMS)}, or your own as 'file.py:Class'."
-        f"{nearest(name, ALGORITHMS)}"
-    )
+    raise unknown("algorithm", name, ALGORITHMS, "or your own as 'file.py:Class'")
 
 
 def check_label(label: object) -> None:

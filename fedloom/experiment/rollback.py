@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedloom.errors import InputError, nearest
+from fedloom.errors import InputError, unknown
 from fedloom.experiment import checkpoint
 from fedloom.experiment.store import Store
 
@@ -17,7 +17,7 @@ def roll_back(folder: Path, round: int, cell: str | None = None) -> dict[str, in
     with Store(folder) as store:
         cells = {f"{row['label']}-{row['seed']}": row for row in store.cells()}
         if cell is not None and cell not in cells:
-            raise InputError(f"There is no cell '{cell}'. Known: {', '.join(cells)}.{nearest(cell, cells)}")
+            raise unknown("cell", cell, cells)
         paths = {name: checkpoint.of_cell(folder, row["label"], row["seed"]) for name, row in cells.items()}
         done = {name: max(int(cells[name]["rounds_done"]), checkpoint.kept(path)[1]) for name, path in paths.items()}
         beyond = {name: done[name] for name in cells if cell in (None, name) and done[name] > round}

@@ -5,18 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedloom.errors import InputError
+from fedloom.files import read_toml
 from fedloom.user_code import code_file, is_code
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ADDRESS = "worker.json"  # in the state folder: the worker's socket and its secret
 
@@ -59,7 +54,7 @@ def data_mark(app: Path, config: Mapping[str, Any]) -> str:
     """Return a hash of the settings and code of a rehearsal's data: another app may have other data. "" for a site."""
     if config.get("site"):
         return ""
-    data = tomllib.loads((app / "experiment.toml").read_text(encoding="utf-8"))["data"]
+    data = read_toml(app / "experiment.toml")["data"]
     file = code_file(data["source"], app) if is_code(data["source"]) else None
     code = file.read_bytes() if file is not None else b""
     return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode() + code).hexdigest()

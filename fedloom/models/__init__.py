@@ -12,7 +12,7 @@ from torch import nn
 
 from fedloom import user_code
 from fedloom.discovery import discover
-from fedloom.errors import FedloomError, InputError, nearest
+from fedloom.errors import FedloomError, InputError, unknown
 
 # a model has the name of its file
 MODELS = discover(__path__, __name__, nn.Module, lambda kind: kind.__module__.rpartition(".")[2])
@@ -30,10 +30,7 @@ def build(name: str, **args: Any) -> nn.Module:
         return construct(name, MODELS[name], args)
     if user_code.is_code(name):
         return construct(name, user_code.code(name, Path(), nn.Module), args)
-    known = ", ".join(MODELS)
-    raise InputError(
-        f"There is no model '{name}'. Known: {known}, or your own as 'package.module:Class'.{nearest(name, MODELS)}"
-    )
+    raise unknown("model", name, MODELS, "or your own as 'package.module:Class'")
 
 
 def construct(name: str, model: Callable[..., nn.Module], args: Mapping[str, Any]) -> nn.Module:

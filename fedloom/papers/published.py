@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from fedloom.errors import InputError, nearest
-from fedloom.experiment.experiment_file import tomllib
+from fedloom.errors import InputError, nearest, unknown
+from fedloom.files import read_toml
 from fedloom.papers.curve_figure import Curves
 from fedloom.papers.measurement import Measure, named
 from fedloom.record import Count, Record
@@ -126,8 +126,5 @@ def load(name: str) -> Reproduction:
     """Load one of them, or your own file."""
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not path.is_file():
-        raise InputError(f"There is no reproduction '{name}'. Known: {', '.join(names())}.{nearest(name, names())}")
-    try:
-        return Reproduction(**tomllib.loads(path.read_text(encoding="utf-8-sig")))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not a valid TOML file: {error}") from error
+        raise unknown("reproduction", name, names())
+    return Reproduction(**read_toml(path))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedloom import files
+from fedloom.discovery import optional
 from fedloom.errors import InputError, StoreError, nearest
 from fedloom.experiment.store import Store
 from fedloom.metrics import short_name
@@ -156,11 +157,7 @@ class Result:
 
     def frame(self, table: str = "clients") -> pandas.DataFrame:
         """Return a table (clients, server, rounds, participants, history, pooled, public) as a pandas data frame."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise InputError("Tables as data frames need pandas: pip install 'fedloom[pandas]'.") from error
-        return pandas.DataFrame(self.rows(table))
+        return optional("pandas", "Tables as data frames need pandas", "pandas").DataFrame(self.rows(table))
 
     def plot(self, metric: str = "accuracy", path: str | Path | None = None) -> Picture:
         """Draw a metric against rounds for all algorithms. Return the picture's path; a notebook shows the picture."""
@@ -308,11 +305,11 @@ class Result:
             )
         try:
             # paths of your own code are relative to the experiment file, which is usually in the current folder
-            values = experiment_file.tomllib.loads(file.read_text(encoding="utf-8"))
+            values = files.read_toml(file)
             values.get("run", {}).pop("compile", None)  # which folders of older versions have
             self._check_code(experiment_file.code_names(values))
             return make(Plan.of(experiment_file.parse(values, Path.cwd())))
-        except (InputError, experiment_file.tomllib.TOMLDecodeError) as error:
+        except InputError as error:
             raise InputError(
                 f"{error} (Clients' models are rebuilt from {file}: change to the folder of the file that was run.)"
             ) from error

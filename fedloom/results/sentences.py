@@ -6,14 +6,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fedloom.experiment.experiment_file import tomllib
+from fedloom.files import read_toml
 
 
 @lru_cache(maxsize=1)
 def sentences() -> dict[str, dict[str, str]]:
     """Return all sentences, by table and name."""
-    text = (Path(__file__).parent / "templates" / "sentences.toml").read_text(encoding="utf-8")
-    return dict(tomllib.loads(text))
+    return read_toml(Path(__file__).parent / "templates" / "sentences.toml")
 
 
 def say(table: str, name: str, **values: Any) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedloom.errors import InputError
-from fedloom.experiment.experiment_file import tomllib
+from fedloom.files import toml_value
 
 Setting = dict[str, Any]
 MOST = 10_000
@@ -62,8 +62,8 @@ def _range(text: str, values: str) -> Range | None:
         return None
     log = len(parts) == 3
     try:
-        low, high = (tomllib.loads(f"v = {part}")["v"] for part in parts[:2])
-    except tomllib.TOMLDecodeError:
+        low, high = (toml_value(part) for part in parts[:2])
+    except ValueError:
         raise InputError(f"--over {text}: '{values}' is not a range of numbers.") from None
     if (log and parts[2].strip() != "log") or not low < high or (log and low <= 0):
         raise InputError(f"--over {text}: a range is low:high or low:high:log, with low below high (log: above 0).")
@@ -72,8 +72,8 @@ def _range(text: str, values: str) -> Range | None:
 
 def _values(text: str, values: str) -> list[Any]:
     try:
-        found: list[Any] = tomllib.loads(f"v = [{values}]")["v"]
-    except tomllib.TOMLDecodeError:
+        found: list[Any] = toml_value(f"[{values}]")
+    except ValueError:
         if any(sign in values for sign in "[]{}\"'="):
             raise InputError(f"--over {text}: '{values}' is not a list of TOML values.") from None
         found = [_word(part.strip()) for part in values.split(",")]
@@ -84,8 +84,8 @@ def _values(text: str, values: str) -> list[Any]:
 
 def _word(text: str) -> Any:
     try:
-        return tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
+        return toml_value(text)
+    except ValueError:
         return text
 
 

@@ -122,9 +122,10 @@ def test_init_writes_a_file_that_checks_and_does_not_overwrite(folder: Path) -> 
 def test_the_template_shows_the_true_defaults() -> None:
     import fedloom
     from fedloom.experiment import experiment_file
+    from fedloom.files import tomllib
 
     text = (Path(fedloom.__file__).parent / "experiment/templates/experiment.toml").read_text()
-    shown = experiment_file.parse(experiment_file.tomllib.loads(text)).resolved()
+    shown = experiment_file.parse(tomllib.loads(text)).resolved()
     plain = experiment_file.parse(
         {"data": {"partition": shown["data"]["partition"]}, "algorithm": {"fedavg": {}, "local": {}, "pooled": {}}}
     )

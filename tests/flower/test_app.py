@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from fedloom.errors import InputError
-from fedloom.experiment.experiment_file import load, tomllib
+from fedloom.experiment.experiment_file import load
 from fedloom.experiment.plan import Plan
+from fedloom.files import tomllib
 from fedloom.flower.app import write_app
 from tests.flower.conftest import VALUES
 from tests.network.conftest import write_toml

@@ -8,7 +8,7 @@ import re
 from fedloom.data.sources.base import Source
 from fedloom.data.sources.custom import custom
 from fedloom.discovery import discover
-from fedloom.errors import InputError, nearest
+from fedloom.errors import unknown
 
 __all__ = ["SOURCES", "Source", "source"]
 
@@ -30,8 +30,5 @@ def source(name: str) -> type[Source]:
     if ":" in name:
         return custom(name)
     if name not in SOURCES:
-        raise InputError(
-            f"There is no source '{name}'. Known: {', '.join(SOURCES)}, or your own function as "
-            f"'my_module:loader' or 'file.py:loader'.{nearest(name, SOURCES)}"
-        )
+        raise unknown("source", name, SOURCES, "or your own function as 'my_module:loader' or 'file.py:loader'")
     return SOURCES[name]

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from fedloom.errors import FedloomError, InputError
-from fedloom.experiment.experiment_file import parse, tomllib
+from fedloom.experiment.experiment_file import parse
+from fedloom.files import tomllib
 from fedloom.network.coordinator.rehearsal import Rehearsal
 from tests.network.conftest import EXPERIMENT, wait_for
 
