@@ -16,7 +16,7 @@ from fedloom.errors import FedloomError, InputError
 from fedloom.results.safe_text import visible, visible_lines
 
 app = typer.Typer()
-CONTINUES = " Its process ended before it was done; the command that started it continues it."
+CONTINUES = "The run is interrupted. Its process ended before it was done; the command that started it continues it."
 
 
 Metric = Annotated[str | None, typer.Option(metavar="NAME", help="The metric to show (default: the first).")]
@@ -29,8 +29,11 @@ def show(folder: Folder, metric: Metric = None, as_json: AsJson = False) -> None
 
     result = Result.read(folder)
     write = print_summary(result, as_json, metric)
-    if not result.finished:
-        write(f"The run is {result.status}." + (CONTINUES if result.status == "interrupted" else ""))
+    if result.status == "failed":
+        for error in dict.fromkeys(cell.error for cell in result.runs if cell.error):
+            write(visible_lines(f"The run failed. {error}"))
+    elif not result.finished:
+        write(CONTINUES if result.status == "interrupted" else f"The run is {result.status}.")
 
 
 @command(app, "list")

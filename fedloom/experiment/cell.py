@@ -75,7 +75,9 @@ class Cell:
         try:
             finished = self._rounds(group, begun, should_stop)
         except FedloomError as error:
-            if not should_stop():  # otherwise the error is that its workers were stopped
+            if should_stop():  # the error is that its workers were stopped, because of another cell
+                store.set_status(self.number, "stopped")
+            else:
                 store.set_status(self.number, "failed", error=str(error))
             raise
         finally:

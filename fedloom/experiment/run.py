@@ -15,7 +15,7 @@ from typing import Any
 from fedloom import tree
 from fedloom.algorithm import Algorithm
 from fedloom.data.federation import Federation
-from fedloom.errors import UNKNOWN, InputError, ParameterError, nearest
+from fedloom.errors import UNKNOWN, FedloomError, InputError, ParameterError, nearest
 from fedloom.experiment import parallel
 from fedloom.experiment.cell import Cell
 from fedloom.experiment.experiment_file import EvaluateTable, RunTable, check_label, check_top, identity
@@ -128,7 +128,12 @@ def run_plan(
         if cells:
             with ExitStack() as stack:
                 seeds = [cell.seed for cell in cells]
-                groups = open_worker_groups(stack, plan, folder, seeds, progress, verbose, connect)
+                try:
+                    groups = open_worker_groups(stack, plan, folder, seeds, progress, verbose, connect)
+                except FedloomError as error:  # the run is refused, such as for its data: no cell waits for its turn
+                    for cell in cells:
+                        store.set_status(cell.number, "failed", error=str(error))
+                    raise
                 parallel.train(cells, groups, should_stop, [group.kill for group in groups])
     return Result.read(folder, plan)
 

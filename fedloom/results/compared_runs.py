@@ -12,7 +12,7 @@ from typing import Any
 
 from fedloom.errors import InputError, nearest
 from fedloom.experiment.experiment_file import differences
-from fedloom.results.result import Result
+from fedloom.results.result import CellResult, Result
 from fedloom.results.run_data import Cell, ClientValues, Curve, RunData
 
 MEASURING = {"headline": "final", "clients": "all"}  # keys of [evaluate] that must agree, with their defaults
@@ -21,9 +21,14 @@ OF_A_RUN = ("name", "seeds", "algorithm", "code", "metrics")  # parts of a descr
 
 @dataclass(frozen=True)
 class ComparedRuns(RunData):
-    """The cells of several runs. An algorithm that is in two of them is named after its run, too."""
+    """The cells of several runs. An algorithm that is in two of them is named after its run, too.
+
+    An algorithm whose models and numbers are the same in two runs is there once: a copy of a result is not evidence,
+    and it would widen the intervals of all pairs.
+    """
 
     sources: Mapping[str, tuple[RunData, str]] = field(default_factory=dict)  # label → its run, and its label there
+    copies: Sequence[str] = ()  # which algorithms are the same in several runs, a sentence each
 
     @cached_property
     def result(self) -> Result:
@@ -85,20 +90,59 @@ def combine(folders: Sequence[Path]) -> ComparedRuns:
         if reasons:
             listed = "\n  ".join(reasons)
             raise InputError(f"{one.folder} and {other.folder} are not comparable:\n  {listed}")
-    labels = Counter(label for run in runs for label in run.labels)
+    kept, copies = _without_copies([(run, label) for run in runs for label in run.labels])
+    labels = Counter(label for _, label in kept)
     names = Counter(run.folder.resolve().name for run in runs)
     sources: dict[str, tuple[RunData, str]] = {}
     cells: dict[Cell, dict[str, Any]] = {}
-    for run in runs:
+    for run, there in kept:
         folder = run.folder.resolve()
         name = folder.name if names[folder.name] == 1 else f"{folder.parent.name}/{folder.name}"
-        for there in run.labels:
-            label = there if labels[there] == 1 else f"{there} ({name})"
-            sources[label] = run, there
-            cells |= {(label, seed): cell for (known, seed), cell in run.cells.items() if known == there}
+        label = there if labels[there] == 1 else f"{there} ({name})"
+        sources[label] = run, there
+        cells |= {(label, seed): cell for (known, seed), cell in run.cells.items() if known == there}
     first = runs[0]
     metrics = {key: info for key, info in first.metrics.items() if all(run.metrics.get(key) == info for run in runs)}
-    return ComparedRuns(first.folder, cells, metrics, first.clients, first.facts, sources=sources)
+    return ComparedRuns(first.folder, cells, metrics, first.clients, first.facts, sources=sources, copies=copies)
+
+
+def _without_copies(all_sources: Sequence[tuple[RunData, str]]) -> tuple[list[tuple[RunData, str]], list[str]]:
+    """Leave out an algorithm that another run has with the same models and numbers; say which ones."""
+    kept: list[tuple[RunData, str]] = []
+    copies = []
+    for run, label in all_sources:
+        same = next((place for place, other in enumerate(kept) if _same(other, (run, label))), None)
+        if same is None:
+            kept.append((run, label))
+            continue
+        known = kept[same][0]
+        copies.append(f"{label} is the same in {known.folder} and {run.folder}, with the same weights: it counts once.")
+        if len(_finished(run, label)) > len(_finished(known, label)):
+            kept[same] = run, label
+    return kept, copies
+
+
+def _same(one: tuple[RunData, str], other: tuple[RunData, str]) -> bool:
+    """Whether two runs have an algorithm of the same name with the same weights and numbers, in all seeds of one."""
+    if one[1] != other[1]:
+        return False
+    these, those = _finished(*one), _finished(*other)
+    seeds = these.keys() & those.keys()
+    return (
+        bool(seeds)
+        and len(seeds) == min(len(these), len(those))
+        and all(
+            these[seed].weights_sha256 == those[seed].weights_sha256
+            and all(those[seed].headline.get(key, value) == value for key, value in these[seed].headline.items())
+            for seed in seeds
+        )
+    )
+
+
+def _finished(run: RunData, label: str) -> dict[int, CellResult]:
+    """Seed → the finished cell of an algorithm whose weights are known."""
+    known = (cell for cell in run.result.runs if cell.algorithm == label and cell.weights_sha256)
+    return {cell.seed: cell for cell in known if cell.status == "done"}
 
 
 def _not_comparable(one: RunData, other: RunData) -> Iterator[str]:
@@ -137,7 +181,7 @@ def _listed(values: Iterable[object]) -> str:
 def what_differs(run: ComparedRuns) -> list[str]:
     """What differs between the first run and each other, apart from their algorithms; a line each."""
     runs = list({source.folder: source for source, _ in run.sources.values()}.values())
-    first, lines = runs[0], []
+    first, lines = runs[0], list(run.copies)
     for other in runs[1:]:
         before, after = ({k: v for k, v in one.description.items() if k not in OF_A_RUN} for one in (first, other))
         rounds = [max(cell["rounds_done"] for cell in one.cells.values()) for one in (first, other)]

@@ -121,6 +121,16 @@ def test_the_list_has_status_date_and_the_best_result(
     assert "The run is interrupted. Its process ended before it was done" in shown
 
 
+def test_a_run_that_failed_says_why(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Store(runs / "two") as store:
+        for cell in store.cells():
+            store.set_status(cell["id"], "failed", error="there is no file x.csv")
+    shown = command("show", "runs/two", monkeypatch=monkeypatch, capsys=capsys)
+    assert shown.count("The run failed. there is no file x.csv") == 1
+
+
 def test_a_missing_folder_is_an_error_and_an_empty_one_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,8 +149,12 @@ def test_a_metric_can_be_shown(runs: Path, monkeypatch: pytest.MonkeyPatch, caps
 def test_runs_are_compared_in_tables_and_pictures(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    with Store(runs / "two") as store:
+        for cell in (cell for cell in store.cells() if cell["label"] == "fedavg"):
+            store.set_status(cell["id"], "done", weights_sha256="other")
     told = command("compare", "runs/one", "runs/two", monkeypatch=monkeypatch, capsys=capsys)
     assert "fedavg (two)" in told
+    assert "pooled is the same in runs/one and runs/two, with the same weights: it counts once." in told
     assert "Paired differences over the same seeds" in told
     folder = runs / "compare-one-two"
     assert {"differences.csv", "overview_accuracy.tex", "comparison.png", "headline.svg"} <= {

@@ -12,6 +12,7 @@ from torch import nn
 import fedloom as fl
 from fedloom import tree
 from fedloom.errors import InputError, QuorumError, TrainingError
+from fedloom.experiment.cell import Cell
 from fedloom.experiment.experiment_file import EvaluateTable
 from fedloom.experiment.store import Store
 from fedloom.results.result import Result
@@ -58,6 +59,19 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
     weights = result.weights()["model"]
     assert result.runs[0].rounds >= 1
     assert tree.is_sound(weights, weights)
+
+
+def test_a_cell_whose_workers_end_because_another_cell_failed_is_stopped(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def workers_are_gone(*_: object) -> bool:
+        raise TrainingError("a worker process ended")
+
+    monkeypatch.setattr(Cell, "_rounds", workers_are_gone)
+    with pytest.raises(TrainingError):
+        run(federation, task, tmp_path, algorithms=fl.FedAvg(), should_stop=lambda: True)
+    (cell,) = Result.read(tmp_path).runs
+    assert (cell.status, cell.error) == ("stopped", None)
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(

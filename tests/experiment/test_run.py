@@ -126,6 +126,22 @@ def test_numbers_and_tables_of_a_call_are_checked(federation: fl.Federation, tas
         run(federation, task, tmp_path, cohort={"count": 2})
 
 
+def test_a_run_that_is_refused_has_failed(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise InputError("there is no file x.csv")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fedloom.experiment.run.open_worker_groups", refuse)
+        with pytest.raises(InputError):
+            run(federation, task, tmp_path)
+    result = fl.load(tmp_path)
+    assert result.status == "failed"
+    assert {cell.error for cell in result.runs} == {"there is no file x.csv"}
+    assert run(federation, task, tmp_path, rounds=1).status == "done"
+
+
 def test_a_setting_that_does_not_exist_is_refused_with_the_nearest_name(
     federation: fl.Federation, task: fl.Task, tmp_path: Path
 ) -> None:

@@ -19,8 +19,16 @@ Change = Callable[[Store], None]
 
 
 @pytest.fixture
-def other(comparison: Path, tmp_path: Path) -> Path:
+def copy(comparison: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(comparison, tmp_path / "other"))
+
+
+@pytest.fixture
+def other(copy: Path) -> Path:
+    """The same numbers, from other weights."""
+    with Store(copy) as store:
+        sql("UPDATE cells SET weights_sha256 = 'other ' || weights_sha256")(store)
+    return copy
 
 
 def change(folder: Path, fact: str, **values: Any) -> None:
@@ -48,6 +56,35 @@ def test_every_algorithm_keeps_the_numbers_of_its_run(comparison: Path, other: P
     }
 
 
+def test_the_same_result_in_two_runs_counts_once(comparison: Path, copy: Path) -> None:
+    with Store(copy) as store:
+        sql("UPDATE cells SET weights_sha256 = 'other' WHERE label = 'fedavg' AND seed = 2")(store)
+    both = combine([comparison, copy])
+    assert both.labels == ("fedavg (small)", "local", "pooled", "fedavg (other)")
+    (differences,) = [table for table in tables.paired_differences(both) if table.name == "differences"]
+    assert len(differences.rows) == 3  # pairs of fedavg, fedavg and pooled; the server measures no local models
+    assert what_differs(both)[0] == (
+        f"local is the same in {comparison} and {copy}, with the same weights: it counts once."
+    )
+
+
+def test_of_two_equal_results_the_one_with_more_seeds_is_kept(comparison: Path, copy: Path) -> None:
+    with Store(copy) as store:
+        sql("UPDATE cells SET status = 'stopped' WHERE label = 'fedavg' AND seed = 2")(store)
+    for folders in ([comparison, copy], [copy, comparison]):
+        both = combine(folders)
+        assert [cell.seed for cell in both.result.runs if cell.algorithm == "fedavg" and cell.status == "done"] == [
+            1,
+            2,
+        ]
+
+
+def test_equal_weights_that_were_measured_in_another_way_stay_two_results(comparison: Path, copy: Path) -> None:
+    with Store(copy) as store:
+        sql("UPDATE client_metrics SET value = value / 2 WHERE phase = 'post_fit'")(store)
+    assert "fedavg (other)" in combine([comparison, copy]).labels
+
+
 def test_an_algorithm_that_only_one_run_has_keeps_its_name(comparison: Path, other: Path) -> None:
     with Store(other) as store:
         store._database.execute("UPDATE cells SET label = 'scaffold' WHERE label = 'local'")
@@ -57,6 +94,8 @@ def test_an_algorithm_that_only_one_run_has_keeps_its_name(comparison: Path, oth
 
 def test_runs_with_the_same_name_are_told_apart_by_their_folders(comparison: Path, tmp_path: Path) -> None:
     folders = [Path(shutil.copytree(comparison, tmp_path / place / "small")) for place in ("monday", "tuesday")]
+    with Store(folders[1]) as store:
+        sql("UPDATE cells SET weights_sha256 = 'other'")(store)
     assert combine(folders).labels[::3] == ("fedavg (monday/small)", "fedavg (tuesday/small)")
 
 
