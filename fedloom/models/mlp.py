@@ -14,16 +14,17 @@ from fedloom.errors import InputError
 class MLP(nn.Module):
     """Dense layers of any widths with ReLU between them: features, the hidden ones, classes."""
 
-    def __init__(self, features: int, hidden: Sequence[int] = (100,), classes: int = 2) -> None:
+    def __init__(self, features: int | None = None, hidden: Sequence[int] = (100,), classes: int = 2) -> None:
         super().__init__()
         if not isinstance(hidden, Sequence) or isinstance(hidden, str):
             raise InputError(
                 f"The 'hidden' parameter of mlp must be a list of widths, such as [200, 200]. Got {hidden!r}."
             )
-        check_sizes(
-            "mlp", features=features, classes=classes, **{f"hidden[{i}]": width for i, width in enumerate(hidden)}
+        check_sizes("mlp", classes=classes, **{f"hidden[{i}]": width for i, width in enumerate(hidden)})
+        widths = (*hidden, classes)
+        self.layers = nn.ModuleList(
+            [linear("mlp", features, widths[0]), *(nn.Linear(*two) for two in pairwise(widths))]
         )
-        self.layers = nn.ModuleList(nn.Linear(*widths) for widths in pairwise((features, *hidden, classes)))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return one logit per class."""
@@ -32,6 +33,14 @@ class MLP(nn.Module):
             x = relu(layer(x))
         logits: Tensor = self.layers[-1](x)
         return logits
+
+
+def linear(model: str, features: int | None, width: int) -> nn.Linear:
+    """Return the first layer of a model. Without `features`, the first examples give it its size."""
+    if features is None:
+        return nn.LazyLinear(width)
+    check_sizes(model, features=features)
+    return nn.Linear(features, width)
 
 
 def check_sizes(model: str, **sizes: int) -> None:

@@ -127,9 +127,16 @@ class Csv(Source):
             def where(at: int, lines: list[int] = lines) -> str:
                 return f"Line {lines[at]} of {table.shown}"
 
-            each = [
-                numbers(cells[name], name, where, marks, table.comma_is_decimal, advice)[:, None] for name in numeric
-            ]
+            each, wrong = [], {}
+            for name in numeric:
+                try:
+                    each.append(numbers(cells[name], name, where, marks, table.comma_is_decimal, advice)[:, None])
+                except InputError as error:
+                    wrong[name] = error
+            if wrong:  # all at once, so that a new table does not take a try for each column
+                first, *others = wrong
+                also = f" Other columns with cells that are not numbers: {', '.join(others)}." if others else ""
+                raise InputError(f"{wrong[first]}{also}")
             found.numbers.append(np.concatenate([np.empty((len(lines), 0), np.float32), *each], axis=1))
             found.lines += lines
             for name, texts in found.texts.items():

@@ -36,6 +36,14 @@ def test_a_table_with_clients_and_marks_for_missing_values(tmp_path: Path) -> No
     assert data.features == ("X0", "Y0")
 
 
+def test_one_error_names_all_columns_that_are_not_numbers(tmp_path: Path) -> None:
+    table(tmp_path, "y,id,age,sex,admitted\n1,P1,30,m,2026-11-17\n0,P2,,f,2026-11-18\n")
+    with pytest.raises(InputError, match=r"'P1' in column 'id'.*that are not numbers: age, sex, admitted\.$"):
+        load("csv", tmp_path, path="data.csv", label="y")
+    with pytest.raises(InputError, match=r"looks like a date.*drop = \[\"admitted\"\]\.$"):  # alone, without a list
+        load("csv", tmp_path, path="data.csv", label="y", drop=["id"], fill=0, categorical=["sex"])
+
+
 @pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress)])
 def test_packed_tables(tmp_path: Path, suffix: str, pack: Any) -> None:
     (tmp_path / f"data.csv{suffix}").write_bytes(pack(TABLE.encode()))
