@@ -100,7 +100,7 @@ def test_a_task_finds_models_by_name() -> None:
     [
         ("mnist_2n", {}, r"no model 'mnist_2n'\. Known: .*mnist_cnn.*Did you mean 'mnist_2nn'\?"),
         ("mnist_2nn", {"classes": 3}, r"'mnist_2nn' cannot be built with classes: .*Its args are: none"),
-        ("mlp", {"layers": 3}, r"'mlp' cannot be built with layers: .*features.*Its args are: features: .*int"),
+        ("mlp", {"layers": 3}, r"'mlp' cannot be built with layers: .*Its args are: features: .*int"),
         ("mlp", {"features": 0}, r"'features' parameter of mlp must be a whole number from 1\. Got 0"),
         ("mlp", {"features": 2, "hidden": [3, 0.5]}, r"'hidden\[1\]' parameter of mlp .* Got 0\.5"),
         ("mlp", {"features": 2, "hidden": 100}, r"'hidden' parameter of mlp must be a list .* Got 100"),
