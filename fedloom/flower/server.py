@@ -196,12 +196,10 @@ class GridPool(AgentPool):
                 reasons = [f"client {one['client']}, {one['code']}: {one['message']}" for one in found if "code" in one]
                 self.rejections.setdefault(agent, []).extend(reasons)
             except Rejected as why:
-                self._refuse(agent, sent, f"{why.code}: {why}")
+                refused = Failure(ask=sent.ask, clients=sent.clients, kind="refused", message=f"{why.code}: {why}")
+                self.fail(agent, refused)
             finally:
                 arrived.discard()
-
-    def _refuse(self, agent: str, sent: PendingMessage, why: str) -> None:
-        self.fail(agent, Failure(ask=sent.ask, clients=sent.clients, kind="refused", message=why))
 
 
 def _first_line(error: Exception) -> str:

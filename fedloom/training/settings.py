@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal
 
-from pydantic import (
-    SerializerFunctionWrapHandler,
-    ValidationInfo,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import SerializerFunctionWrapHandler, ValidationInfo, field_validator, model_serializer, model_validator
 
 from fedloom.errors import InputError, ParameterError, nearest
 from fedloom.record import Count, Decay, NonNegative, Positive, Record

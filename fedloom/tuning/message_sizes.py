@@ -59,11 +59,9 @@ def rehearse(
         if error.__cause__ is not None and place_of(error.__cause__):
             raise TrainingError(f"A rehearsal with {EXAMPLES} examples failed. {error}") from error
         return None  # such as a loss that is not finite; that does not make the experiment invalid
-    return (
-        [replace(report, bytes_up=0, bytes_down=0) for report in clients.reports]
-        if algorithm.pooled
-        else clients.reports
-    )
+    if algorithm.pooled:
+        return [replace(report, bytes_up=0, bytes_down=0) for report in clients.reports]
+    return clients.reports
 
 
 def _few_examples(federation: Federation) -> Federation:

@@ -9,7 +9,8 @@ import hashlib
 import json
 import math
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -127,10 +128,8 @@ class SecureSessions:
             own = self.signer.public  # it may have changed since an earlier run
             self.pins.check(peer for peer in assignment.secure.peers if peer.agent_key != own)
         faults.point("secure.answer")
-        try:
+        with _as_refused():
             return [ClientAnswer(one.client, secure=stage(assignment, one, algorithm)) for one in assignment.clients]
-        except Refusal as why:
-            raise Refused(f"secure aggregation: {why}") from None
 
     def _advertise(self, assignment: Assignment, one: AssignedClient, algorithm: Algorithm) -> SecureResult:
         table = self.plan.privacy.secure_aggregation
@@ -216,7 +215,7 @@ class SecureSessions:
         if {part.role for part in assignment.parts} != {"shared"}:
             raise Refused("a client gets other tensors than the rest, so its part in the sum could be found")
         (model,) = (part.sha256 for part in assignment.parts)
-        try:
+        with _as_refused():
             session = self._session(assignment, one)
             session.question = model
             if self._unmasked(assignment, one, model) in self.unmasked:
@@ -232,15 +231,11 @@ class SecureSessions:
             ciphertexts = from_hex(assignment.secure.ciphertexts.get(str(one.client), {}))
             about = question(assignment.method, model, guard.clip)
             return masked_update(session.client.mask(vector, assignment.secure.clients, ciphertexts, about))
-        except Refusal as why:
-            raise Refused(f"secure aggregation: {why}") from None
 
     def session_id(self, assignment: Assignment, one: AssignedClient) -> str:
         """Return the number of a client's session, in which it masks one answer."""
-        try:
+        with _as_refused():
             return self._session(assignment, one).client.sid.hex()
-        except Refusal as why:
-            raise Refused(f"secure aggregation: {why}") from None
 
     def _session(self, assignment: Assignment, one: AssignedClient) -> OpenSession:
         found = self.open.get(one.client)
@@ -257,6 +252,15 @@ class SecureSessions:
             return {}
         sessions = [(one, self.open[one.client].question) for one in assignment.clients if one.client in self.open]
         return {"unmasked": [self._unmasked(assignment, one, model) for one, model in sessions]}
+
+
+@contextmanager
+def _as_refused() -> Iterator[None]:
+    """Tell the coordinator why a client leaves a session."""
+    try:
+        yield
+    except Refusal as why:
+        raise Refused(f"secure aggregation: {why}") from None
 
 
 def _key(assignment: Assignment) -> tuple[Any, ...]:

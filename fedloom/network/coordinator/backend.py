@@ -208,15 +208,9 @@ class NetworkBackend(Backend):
         assert table is not None
         public = {row["agent"]: row["key"] for row in ledger.agents()}
         hosts = {client: self.roster.hosts[client][0] for client in work.ids}
+        run = f"{self.pool.run_plan['run']}/{cell.label}/{cell.seed}"
         relay = SecureRelay(
-            SecureCall.of(
-                table,
-                guard.ring,
-                f"{self.pool.run_plan['run']}/{cell.label}/{cell.seed}",
-                work.round,
-                work.call,
-                self.attempt,
-            ),
+            SecureCall.of(table, guard.ring, run, work.round, work.call, self.attempt),
             expected,
             question(work.method, shared.sha256, guard.clip),
             guard.clip,
@@ -279,10 +273,7 @@ class NetworkBackend(Backend):
         self._abandoned_in_a_row += 1
         reasons = _reasons(relay.calls[-1])
         if reasons and not relay.calls[-1].answers and self._abandoned_in_a_row > 1:
-            raise TrainingError(
-                f"Round {work.round}: no client could do its work. Correct the cause, and serve the same file to "
-                f"continue. {reasons}"
-            )
+            raise _nobody_could_work(work, reasons)
         if not self.pool.ready():
             raise QuorumError(f"{error} No agent is left: start the agents again, and serve the same file to continue.")
         self.pool.log("abandoned", f"{self.cell.label}: round {work.round} is abandoned. {error} {reasons}")
@@ -390,10 +381,7 @@ class NetworkBackend(Backend):
         able = {client for client, (agent, _) in self.roster.hosts.items() if agent not in revoked}
         reasons = _reasons(call)
         if reasons and able <= self._failing:
-            raise TrainingError(
-                f"Round {work.round}: no client could do its work. Correct the cause, and serve the same file to "
-                f"continue. {reasons}"
-            )
+            raise _nobody_could_work(work, reasons)
         if not self.pool.ready():
             raise QuorumError(
                 f"Round {work.round}: all agents are gone, and none came back within {self.sampling.deadline}. Nothing "
@@ -488,6 +476,11 @@ def _reasons(call: Call) -> str:
     failed = sum(failure.kind == "error" for failure in failures)
     refused = len(failures) - failed
     return f"Clients that failed: {failed}, refused or rejected: {refused}. The first reason: {failures[0].message}"
+
+
+def _nobody_could_work(work: ClientWork, reasons: str) -> TrainingError:
+    what = f"Round {work.round}: no client could do its work"
+    return TrainingError(f"{what}. Correct the cause, and serve the same file to continue. {reasons}")
 
 
 def _parcel_info(role: Any, parcel: Parcel) -> ParcelInfo:

@@ -60,13 +60,11 @@ class DataFormat(Message):
 
     @staticmethod
     def of(federation: Federation) -> DataFormat:
-        x, y = federation.x, federation.y
-        dtype, classes = str(x.dtype).removeprefix("torch."), tuple(federation.classes)
         return DataFormat(
-            features=tuple(x.shape[1:]),
-            dtype=dtype,
-            classes=classes,
-            labels=tuple(y.shape[1:]),
+            features=tuple(federation.x.shape[1:]),
+            dtype=str(federation.x.dtype).removeprefix("torch."),
+            classes=tuple(federation.classes),
+            labels=tuple(federation.y.shape[1:]),
             prepared=federation.preprocessing.sha256,
         )
 
@@ -315,17 +313,8 @@ def write_answer(id: str, answers: Sequence[ClientAnswer]) -> Parcel:
             if found.targets is not None:
                 mine[f"targets/{where}"] = found.targets
         tensors |= {f"{one.client}/{path}": leaf for path, leaf in mine.items()}
-        history = tuple(_without_nan(epoch) for epoch in one.history)
-        results.append(
-            ResultHeader(
-                client=one.client,
-                ticket=one.ticket,
-                history=history,
-                measured=sums,
-                sha256=one.sha256,
-                secure=one.secure,
-            )
-        )
+        rest = {"history": tuple(_without_nan(epoch) for epoch in one.history), "measured": sums, "secure": one.secure}
+        results.append(ResultHeader(client=one.client, ticket=one.ticket, sha256=one.sha256, **rest))
     header = Answer(ask=id, results=tuple(results))
     return Parcel(header.model_dump(mode="json", exclude_defaults=True, exclude_none=False), tensors)
 

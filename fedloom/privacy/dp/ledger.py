@@ -79,24 +79,24 @@ class Ledger:
             return
         path = self.folder / LEDGER
         try:
-            handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            with os.fdopen(handle, "ab") as file:
-                file.write(json.dumps(entry).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
+            _write(path, os.O_APPEND, json.dumps(entry).encode() + b"\n")
         except OSError as error:
             raise StoreError(f"Nothing was released, because {path} cannot be written: {error}.") from error
+
+
+def _write(path: Path, how: int, content: bytes) -> None:
+    """Write to a file that only its owner may read. The content is on the disk when this returns."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | how, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _secret(path: Path, begun: bool) -> bytes:
     """Return the folder's secret; a new folder gets one."""
     try:
         if not begun and not path.exists():
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(handle, "wb") as file:
-                file.write(secrets.token_bytes(32))
-                file.flush()
-                os.fsync(file.fileno())
+            _write(path, os.O_EXCL, secrets.token_bytes(32))
         found = path.read_bytes()
     except OSError as error:
         raise StoreError(
