@@ -126,7 +126,7 @@ class ReplyReader:
     """The bytes of a reply. A compressed one is decompressed only as far as it is read."""
 
     def __init__(self, response: httpx.Response) -> None:
-        raw = _RawStream(response.iter_raw())
+        self._raw = raw = _RawStream(response.iter_raw())
         self._source: Readable = decompressed(raw) if response.headers.get("content-encoding") == "zstd" else raw
 
     def some(self, most: int) -> bytes:
@@ -146,6 +146,11 @@ class ReplyReader:
             pieces.append(self.some(min(size, CHUNK)))
             size -= len(pieces[-1])
         return b"".join(pieces)
+
+    def end(self) -> None:
+        """Check that nothing follows. A reply that is not read to its end costs its connection."""
+        if self._raw.read(1):
+            raise Unreachable("The coordinator's message is longer than it says.")
 
     def into(self, path: Path, size: int, sha256: str) -> None:
         """Write the next `size` bytes to a file if they have this SHA-256."""

@@ -51,10 +51,12 @@ class ParcelCache:
         query = "&".join(f"{key}={value}" for key, value in wanted.items() if value)
         with connection.stream(f"/v1/work?{query}" if query else "/v1/work") as response:
             if response.status_code == 204:
+                response.read()
                 return plain(unquote(response.headers.get("fedloom-finished", "")))
             pieces = ReplyReader(response)
             try:
                 assignment = self._read_assignment(pieces)
+                pieces.end()
             except (ValueError, KeyError, WireError) as error:
                 raise Unreachable(f"The coordinator's message cannot be understood ({type(error).__name__}).") from None
         self._forget({part.sha256 for part in assignment.parts})
@@ -83,7 +85,9 @@ class ParcelCache:
         path = self.folder / f"{sha256}.lasting"
         if not path.is_file() or files.sha256(path) != sha256:
             with connection.stream(f"/v1/tensors/{sha256}") as response:
-                ReplyReader(response).into(path, int(response.headers["content-length"]), sha256)
+                pieces = ReplyReader(response)
+                pieces.into(path, int(response.headers["content-length"]), sha256)
+                pieces.end()
         return path
 
     def groups(self, assignment: Assignment, role: str) -> Groups:

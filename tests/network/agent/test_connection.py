@@ -74,6 +74,10 @@ def test_a_reply_is_read_in_pieces_and_checked(tmp_path: Path) -> None:
     assert reader(packed, **{"content-encoding": "zstd"}).take(6) == b"abcdef"
     with pytest.raises(Unreachable, match="ended too early"):
         reader(b"abc").take(4)
+    longer = reader(b"abcdef")
+    longer.take(4)
+    with pytest.raises(Unreachable, match="longer than it says"):
+        longer.end()
     with pytest.raises(Unreachable, match="not valid zstd"):
         reader(b"nonsense", **{"content-encoding": "zstd"}).take(4)
     with pytest.raises(Unreachable, match="damaged on the way"):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from fedloom.network.agent.connection import Connection
 from fedloom.network.agent.parcel_cache import ParcelCache
 from fedloom.network.protocol.messages import AssignedClient, Assignment, ParcelInfo
-from fedloom.network.protocol.tensors import Parcel, WireError
+from fedloom.network.protocol.tensors import Parcel, WireError, compressed
 from tests.network.conftest import World
 
 SHARED = Parcel({}, {"model/w": torch.arange(3.0)})
@@ -44,6 +48,49 @@ def test_tensors_arrive_with_the_assignment_and_are_not_sent_again(world: World,
     again = received(world, cache, shared=SHARED)
     assert sent - world.bytes >= SHARED.size - 100  # type: ignore[attr-defined]
     assert torch.equal(cache.groups(again, "shared")["model"]["w"], torch.arange(3.0))
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_all_assignments_come_over_one_connection(world: World, tmp_path: Path, compress: bool) -> None:
+    """A reply that is not read to its end costs its connection: agents would make a new one for every assignment."""
+    agent, content = world.speaker(), b"".join(SHARED.pieces())
+    agent.hello()
+    part = ParcelInfo(role="shared", sha256=SHARED.sha256, bytes=SHARED.size)
+    assignment = world.open_call(agent).assignments[agent.signer.agent].model_copy(update={"parts": (part,)})
+    header = json.dumps({**assignment.model_dump(mode="json"), "missing": [SHARED.sha256]}).encode()
+    message = len(header).to_bytes(4, "little") + header + content
+    message, encoding = (b"".join(compressed([message])), "zstd") if compress else (message, "identity")
+    replies = [(200, message), (204, b""), (200, message), (200, message)]
+    connections = []
+
+    class Coordinator(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            connections.append(self.client_address)
+            super().setup()
+
+        def do_GET(self) -> None:
+            status, body = replies.pop(0)
+            self.send_response(status)
+            self.send_header("content-encoding", encoding)
+            if status == 200:
+                self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Coordinator) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        connection = Connection(f"http://127.0.0.1:{server.server_port}", agent.signer, True)
+        cache = ParcelCache(tmp_path / "tensors")
+        found = [cache.next_assignment(connection) for _ in range(4)]
+        connection.close()
+        server.shutdown()
+    assert [one if isinstance(one, str) else one.id for one in found] == ["ask", "", "ask", "ask"]
+    assert len(connections) == 1
 
 
 def test_large_tensors_go_to_the_disk(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
