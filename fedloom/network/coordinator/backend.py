@@ -223,6 +223,13 @@ class NetworkBackend(Backend):
         faults.point("coordinator.ask")
         try:
             found = LearntSum.of(*open_parcel(ledger.updates / known[0].file)) if known else relay.run(work.ids)
+            revoked = ledger.revoked()  # perhaps while the clients worked, or before a restart
+            if gone := [client for client in found.clients if hosts[client] in revoked]:
+                name = self.roster.name(gone[0])
+                raise RoundAbandoned(
+                    f"Round {work.round}: its sum has the update of '{name}', whose agent was revoked, and a sum under "
+                    "masks cannot be taken apart."
+                )
             sums, weights = relay.ring.sums(found.total.copy(), len(found.clients))
         except RoundAbandoned as error:
             self._abandon_secure(work, relay, error)
@@ -271,8 +278,9 @@ class NetworkBackend(Backend):
         """Skip a round; end the run if all agents are gone, or if it happens again because every client fails."""
         self.pool.ledger.end(self.cell.name, work.round, self.attempt, 0, "abandoned")
         self._abandoned_in_a_row += 1
-        reasons = _reasons(relay.calls[-1])
-        if reasons and not relay.calls[-1].answers and self._abandoned_in_a_row > 1:
+        last = relay.calls[-1] if relay.calls else None  # none if the sum was stored before a restart
+        reasons = _reasons(last) if last is not None else ""
+        if reasons and last is not None and not last.answers and self._abandoned_in_a_row > 1:
             raise _nobody_could_work(work, reasons)
         if not self.pool.ready():
             raise QuorumError(f"{error} No agent is left: start the agents again, and serve the same file to continue.")

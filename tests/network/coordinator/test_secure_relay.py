@@ -279,6 +279,38 @@ def test_a_sum_that_was_stored_is_used_again_without_asking(tmp_path: Path, monk
     assert unmasked == [1, 2]
 
 
+def test_a_stored_sum_with_the_update_of_a_revoked_agent_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heal = crash_at(monkeypatch, "coordinator.aggregated")
+    with pytest.raises(Crash):
+        sites(tmp_path / "net").run(Silent())
+    heal()
+    run = sites(tmp_path / "net")
+    run.ledger.revoke("site-4")
+    run.tables.pop()  # it does not come back
+    assert run.run(Silent()).status == "degraded"
+    assert cohorts(tmp_path / "net")[2] == 4
+    assert any("'4', whose agent was revoked, and a sum under masks cannot be taken apart" in line for line in run.said)
+
+
+def test_an_agent_that_is_revoked_while_it_masks_costs_the_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = sites(tmp_path / "net")
+    carry_out = Agent.carry_out
+
+    def revoked(self: Agent, assignment: Assignment) -> None:
+        carry_out(self, assignment)
+        if (self.site.name, assignment.kind, assignment.round) == ("site-1", "train", 1):
+            run.ledger.revoke("site-1")
+            run.pool.working = tuple(one for one in run.agents if one is not self)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(Agent, "carry_out", revoked)
+    assert run.run(Silent()).status == "degraded"
+    assert cohorts(tmp_path / "net") == {2: 4}
+
+
 def test_an_agent_that_was_restarted_in_a_session_has_left_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     carry_out = Agent.carry_out
 
