@@ -176,6 +176,8 @@ def export(
     model: bool = False,
     onnx: bool = False,
     torch_export: bool = False,
+    algorithm: Annotated[str | None, typer.Option(metavar="LABEL")] = None,
+    seed: int | None = None,
     client: Annotated[str | None, typer.Option(metavar="NAME")] = None,
     to: Path | None = None,
 ) -> None:
@@ -188,6 +190,8 @@ def export(
     model: The trained weights: safetensors and a state_dict.
     onnx: Trained models with their preprocessing, for onnxruntime and others.
     torch_export: Trained models with their preprocessing, for torch.export.load.
+    algorithm: Only the models of this algorithm.
+    seed: Only the models of this seed.
     client: The whole model that this client uses.
     to: The folder to write to (default: DIR/export).
     """
@@ -209,11 +213,11 @@ def export(
             "Say what to export: --csv, --parquet, --tensorboard, --mlflow, --model, --onnx or --torch-export; several "
             "are fine."
         )
-    if client is not None and not (model or onnx or torch_export):
-        raise InputError(
-            "--client names the client whose model to export: use it with --model, --onnx or --torch-export."
-        )
-    result = Result.read(folder)
+    chosen = {"--algorithm": algorithm, "--seed": seed, "--client": client}
+    for option in (option for option, value in chosen.items() if value is not None):
+        if not (model or onnx or torch_export):
+            raise InputError(f"{option} chooses models: use it with --model, --onnx or --torch-export.")
+    result = Result.read(folder).only(algorithm, seed)
     target = to or folder / "export"
     target.mkdir(parents=True, exist_ok=True)
     written = dict.fromkeys(path for exporter in wanted for path in exporter(result, target))  # each path once

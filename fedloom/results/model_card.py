@@ -12,8 +12,9 @@ import jinja2
 
 from fedloom import __version__
 from fedloom.data.preprocessing import Preprocessing
+from fedloom.errors import FedloomError
 from fedloom.files import write_atomically
-from fedloom.results.comparisons import PHASES, Comparison, comparisons
+from fedloom.results.comparisons import PHASES, TITLES, Comparison, comparisons
 from fedloom.results.disclosure import what_left
 from fedloom.results.result import Result
 from fedloom.results.run_data import RunData
@@ -23,6 +24,7 @@ from fedloom.results.table import show
 
 MOST_CLIENTS = 50  # in the card's table
 NAME = "MODEL_CARD.md"
+AT_THE_END = ("server_test", "test", "universal")  # ways of measuring a model as it is after the last round
 
 
 def write_card(result: Result, folder: Path, files: Iterable[Path]) -> Path:
@@ -47,6 +49,8 @@ def write_card(result: Result, folder: Path, files: Iterable[Path]) -> Path:
         preparation=list(_preparation(preprocessing)),
         clients=shown,
         examples=f"{sum(client['train'] for client in run.clients):,}",
+        metrics=list(run.metrics),
+        exported=list(_exported(result, run)),
         how=_how(run),
         interval="95 % interval over seeds" if len(run.seeds) > 1 else "lowest and highest client",
         measured=list(_measured(run)),
@@ -103,9 +107,48 @@ def _preparation(preprocessing: Preprocessing) -> Iterator[str]:
         yield "Labels were scaled for training. Predictions are in the labels' own units."
 
 
+def _exported(result: Result, run: RunData) -> Iterator[Sequence[str]]:
+    """One row for each model of the export and way of measuring it at the end: its numbers, and those of clients."""
+    found = {metric: {one.key: one for one in comparisons(run, metric)} for metric in run.metrics}
+    own = _with_own_models(result)
+    for cell in (cell for cell in result.runs if cell.rounds):
+        for key in AT_THE_END:
+            if key == "server_test" and result.rule != "final":
+                continue  # the number is of another round, or of several
+            numbers = [_with_range(run, one.get(key), cell.algorithm, cell.seed) for one in found.values()]
+            if any(numbers):
+                whose = " (of each client's own model)" if key != "server_test" and cell.algorithm in own else ""
+                yield f"{cell.algorithm}, seed {cell.seed}", TITLES[key] + whose, *numbers
+
+
+def _with_own_models(result: Result) -> set[str]:
+    """The labels of algorithms in which clients use models of their own, as far as the run's code is here to tell."""
+    alone = {cell.algorithm for cell in result.runs if cell.rounds and not result.has_global_model(cell)}
+    try:
+        return alone | {*result.personal()}
+    except FedloomError:
+        return alone
+
+
+def _with_range(run: RunData, comparison: Comparison | None, label: str, seed: int) -> str:
+    """The value of one model, and the lowest and highest of its clients."""
+    value = None if comparison is None else comparison.values.get(label, {}).get(seed)
+    if comparison is None or value is None:
+        return ""
+    kind = comparison.metric.number_format
+    if comparison.key != "test":
+        return show(value, kind)
+    clients = run.client_values(label, seed, PHASES["test"], comparison.metric.name).last_round().values
+    return f"{show(value, kind)} ({show(min(clients), kind)} to {show(max(clients), kind)})"
+
+
 def _how(run: RunData) -> str:
     seeds = len(run.seeds)
-    return f"Means over {seeds} seeds." if seeds > 1 else "One seed: its numbers show no spread over repetitions."
+    return (
+        f"The whole training: means over {seeds} seeds."
+        if seeds > 1
+        else "One seed: no spread over repetitions is known."
+    )
 
 
 def _measured(run: RunData) -> Iterator[Sequence[str]]:
@@ -117,6 +160,8 @@ def _measured(run: RunData) -> Iterator[Sequence[str]]:
                 low, high = found.interval(share=one.metric.share) if found.count > 1 else _range(run, one, label)
                 kind = one.metric.number_format
                 interval = "" if math.isnan(low) else f"{show(low, kind)} to {show(high, kind)}"
+                if found.std == 0:
+                    interval = "the same in all seeds"  # an interval without a width would look like certainty
                 yield metric, label, one.way, show(found.mean, kind), interval
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -366,7 +366,14 @@ class Result:
             if algorithm in (None, cell.algorithm) and seed in (None, cell.seed):
                 return cell
         known = ", ".join(f"{cell.algorithm} (seed {cell.seed})" for cell in self.runs)
-        raise InputError(f"There is no run of {algorithm} with seed {seed}. Known: {known}.")
+        asked = " with ".join([algorithm or "any algorithm", *([] if seed is None else [f"seed {seed}"])])
+        raise InputError(f"There is no run of {asked}. Known: {known}.")
+
+    def only(self, algorithm: str | None = None, seed: int | None = None) -> Result:
+        """Return the same result with the cells of one algorithm, of one seed, or of both."""
+        self.cell(algorithm, seed)  # raises if there is none
+        kept = (cell for cell in self.runs if algorithm in (None, cell.algorithm) and seed in (None, cell.seed))
+        return replace(self, runs=tuple(kept))
 
 
 def load(folder: Path | str) -> Result:

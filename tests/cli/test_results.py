@@ -68,6 +68,17 @@ def test_the_model_of_one_client_can_be_exported(
     assert "only" not in told.err
     assert "runs/small/export/ditto-1-3.safetensors" in told.out.split()
 
+    in_this_process(
+        *("export", "runs/small", "--model", "--algorithm", "ditto", "--seed", "1", "--to", "one"),
+        monkeypatch=monkeypatch,
+    )
+    capsys.readouterr()
+    assert {path.stem for path in (folder / "one").iterdir()} == {"ditto-1", "preprocessing-1", "MODEL_CARD"}
+    in_this_process("export", "runs/small", "--model", "--seed", "9", monkeypatch=monkeypatch, code=2)
+    assert "no run of any algorithm with seed 9. Known: " in capsys.readouterr().err
+    in_this_process("export", "runs/small", "--csv", "--seed", "1", monkeypatch=monkeypatch, code=2)
+    assert "--seed chooses models: use it with --model" in capsys.readouterr().err
+
     def exported(name: str) -> dict[str, torch.Tensor]:
         return torch.load(folder / f"runs/small/export/{name}.pt", weights_only=True)
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from pathlib import Path
 
 import pytest
 
 from fedloom.data.preprocessing import Preprocessing
+from fedloom.experiment.store import Store
 from fedloom.results.comparisons import Comparison
 from fedloom.results.model_card import NAME, write_card
 from fedloom.results.result import Result
@@ -99,3 +101,36 @@ def test_the_card_says_what_is_predicted(preprocessing: Preprocessing, said: str
     from fedloom.results.model_card import _purpose
 
     assert _purpose(preprocessing) == said
+
+
+def test_the_card_has_the_numbers_of_the_very_models_in_the_files(result: Result, tmp_path: Path) -> None:
+    lines = card(result, tmp_path).splitlines()
+    assert "| model | measured | accuracy | auroc | loss |" in lines
+    run = RunData.read(result.folder)
+    for cell in result.runs:
+        clients = run.client_values(cell.algorithm, cell.seed, "final", "accuracy").values.tolist()
+        whose = " (of each client's own model)" if cell.algorithm == "local" else ""
+        mean, low, high = (f"{100 * value:.2f} %" for value in (sum(clients) / 2, min(clients), max(clients)))
+        wanted = f"| {cell.algorithm}, seed {cell.seed} | final model, own test{whose} | {mean} ({low} to {high}) |"
+        assert any(line.startswith(wanted) for line in lines), wanted
+
+
+def test_the_card_lists_only_models_that_were_exported(result: Result, tmp_path: Path) -> None:
+    text = card(result.only("fedavg", 2), tmp_path)
+    assert "| fedavg, seed 2 | final model" in text
+    assert "| fedavg, seed 1 | final model" not in text
+    assert "| local, seed 2 | final model" not in text
+
+
+def test_the_card_says_if_the_exported_models_were_not_measured(result: Result, tmp_path: Path) -> None:
+    with Store(Path(shutil.copytree(result.folder, tmp_path / "run"))) as store:
+        store._database.execute("DELETE FROM client_metrics WHERE phase = 'final'")
+    text = card(Result.read(tmp_path / "run", result.plan), tmp_path)
+    assert "The models in the files were not measured after the last round." in text
+
+
+def test_an_interval_without_a_width_is_not_shown_as_one(result: Result, tmp_path: Path) -> None:
+    with Store(Path(shutil.copytree(result.folder, tmp_path / "run"))) as store:
+        store._database.execute("UPDATE client_metrics SET value = 0.5 WHERE phase = 'final'")
+    text = card(Result.read(tmp_path / "run", result.plan), tmp_path)
+    assert "| accuracy | fedavg | final model, own test | 50.00 % | the same in all seeds |" in text
