@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "docs"))
 
-from _generate import reproductions  # noqa: E402
+from _generate import reproduction_figures, reproductions  # noqa: E402
 
 FOLDER = ROOT / "docs" / "reproductions"
 
@@ -70,3 +70,43 @@ def test_a_number_that_was_run_is_not_called_not_run(folder: Path) -> None:
         keep(folder, [68.0])
     with pytest.raises(SystemExit, match=r"'not run'. Possible"):
         keep(folder, [None])
+
+
+def test_a_reason_can_be_about_one_changed_key(folder: Path) -> None:
+    reasons = (folder / "reasons.toml").read_text(encoding="utf-8")
+    about_clipping = """[[reason]]
+reproductions = ["mcmahan-table2"]
+changed = "train.clip"
+verdict = "not reproduced"
+because = "it was clipped"
+"""
+    (folder / "reasons.toml").write_text(about_clipping + reasons, encoding="utf-8")
+    assert keep(folder, [66.0], {"train.clip": "1.0"}).because == "it was clipped"
+    assert keep(folder, [66.0], {"train.lr": "1.0"}).because != "it was clipped"
+
+
+def test_a_row_that_was_run_in_several_ways_says_which_way_a_number_is_from() -> None:
+    lines = reproductions.page().splitlines()
+    assert any(line.startswith("| iid, E 1, B 10 | paper | 34 | 33.3 ± 5.2 |") for line in lines)
+    assert any(line.startswith("| iid, E 1, B 10 (train.clip = 1.0) | paper | 34 | 66.0 |") for line in lines)
+
+
+def test_the_page_and_its_picture_change_with_a_stored_number(folder: Path) -> None:
+    before = reproductions.page(folder)
+    drawn = reproduction_figures.places_of(list(reproductions.numbers(folder)), "rounds")
+    keep(folder, [30.0])
+    assert reproductions.page(folder) != before
+    after = reproduction_figures.places_of(list(reproductions.numbers(folder)), "rounds")
+    assert (34.0, 30.0, "reproduced") in after
+    assert (34.0, 30.0, "reproduced") not in drawn
+
+
+def test_the_pictures_show_what_was_stored(folder: Path) -> None:
+    numbers = list(reproductions.numbers(folder))
+    figure = reproduction_figures.beside(numbers, reproductions.ROUNDS, reproductions.POINTS)
+    shown = sum(len(dots.get_offsets()) for axes in figure.axes for dots in axes.collections[:3])
+    kinds = ("rounds", "accuracy", "percent")
+    assert shown == len(reproduction_figures.places_of(numbers, *kinds)) > 100
+    above, _ = reproduction_figures.curves(folder).axes
+    ends = [line.get_xdata()[-1] for line in above.lines if len(line.get_xdata()) > 2]
+    assert ends[:3] == [34, 35, 31]  # the rounds of the three seeds of the first row

@@ -1,4 +1,4 @@
-"""Writes docs/reproductions/summary.md: every published number beside ours, from the stored results.
+"""Writes docs/reproductions/summary.md and its pictures: every published number beside ours, from the stored results.
 
     python docs/_generate/reproductions.py
 
@@ -55,8 +55,10 @@ NOT_COMPARED = {
     "fsvrg": "it was published as a figure",
     "mcmahan-figure2": "its published numbers are those of Table 2",
     "postures-hapt": "nothing was published for these people",
+    "eeg-held-out": "nothing was published for people held out",
     "next-word-20": "nothing was published for twenty authors",
 }
+About = tuple[str, str, str, str, tuple[str, ...]]  # reproduction, row, measure, source, keys that the run changed
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Number:
     measure: str
     source: str
     told: Published
+    kind: str
+    mean: float | None
     ours: str
     ratio: str
     seeds: str
@@ -116,9 +120,10 @@ def _number(
 ) -> Number:
     found = None if record is None else record["ours"].get(measure.name)
     changes = {} if record is None else _changes(record)
-    about = (name, row.name, measure.name, source, bool(changes))
+    about = (name, row.name, measure.name, source, tuple(changes))
     if record is None or found is None:
-        return Number(*about[:4], told, "", "", "", "", "not run", _because(reasons, about, ("not run",)))
+        because = _because(reasons, about, ("not run",))
+        return Number(*about[:4], told, _kind(measure), None, "", "", "", "", "not run", because)
     mean, shown = _ours(found, measure)
     ratio = mean / told if mean is not None and isinstance(told, float) and told else None
     if changes or not _is_close(mean, told, measure):
@@ -128,7 +133,8 @@ def _number(
         verdict, because = "reproduced", ""
     how = ", ".join(f"{key} = {value}" for key, value in changes.items())
     many = len(record["seeds"])
-    return Number(*about[:4], told, shown, "" if ratio is None else f"{ratio:.2f}", f"{many}", how, verdict, because)
+    times = "" if ratio is None else f"{ratio:.2f}"
+    return Number(*about[:4], told, _kind(measure), mean, shown, times, f"{many}", how, verdict, because)
 
 
 def _changes(record: Mapping[str, Any]) -> dict[str, str]:
@@ -155,35 +161,47 @@ def _is_close(ours: float | None, told: Published, measure: Measure) -> bool:
     """Return whether ours is close enough to count as the same."""
     if ours is None or isinstance(told, str):
         return ours is None and told == "-"
-    if measure.counts_rounds:
+    kind = _kind(measure)
+    if kind == "rounds":
         return 1 / ROUNDS <= ours / told <= ROUNDS
-    if measure.metric == "accuracy" or measure.percent:
+    if kind in ("accuracy", "percent"):
         return abs(ours - told) <= POINTS * (100 if measure.percent else 1)
     return abs(ours - told) <= SHARE * abs(told)
 
 
-def _reason(reasons: Sequence[Mapping[str, Any]], about: tuple[str, str, str, str, bool]) -> Mapping[str, Any]:
+def _kind(measure: Measure) -> str:
+    """Say what a measure counts: rounds, an accuracy as a share, a percentage, or something else."""
+    if measure.counts_rounds:
+        return "rounds"
+    return "percent" if measure.percent else "accuracy" if measure.metric == "accuracy" else "other"
+
+
+def _reason(reasons: Sequence[Mapping[str, Any]], about: About) -> Mapping[str, Any]:
     """Return the first reason that fits a number."""
-    name, row, measure, source, changed = about
+    name, row, measure, source, changes = about
     for reason in reasons:
         if (
             name in reason["reproductions"]
             and any(fnmatchcase(row, pattern) for pattern in reason.get("rows", ["*"]))
             and any(fnmatchcase(measure, pattern) for pattern in reason.get("measures", ["*"]))
             and source in reason.get("sources", [source])
-            and reason.get("changed", changed) == changed
+            and _fits(reason.get("changed"), changes)
         ):
             return reason
+    changed = ", ".join(changes) or "nothing"
     raise SystemExit(f"reasons.toml has no reason for {name}, '{row}', '{measure}', {source} (changed: {changed}).")
 
 
-def _verdict(reasons: Sequence[Mapping[str, Any]], about: tuple[str, str, str, str, bool]) -> str:
+def _fits(changed: bool | str | None, changes: Sequence[str]) -> bool:
+    """Return whether a run changed what a reason is about: something, nothing, or a certain key."""
+    return changed in changes if isinstance(changed, str) else changed in (None, bool(changes))
+
+
+def _verdict(reasons: Sequence[Mapping[str, Any]], about: About) -> str:
     return str(_reason(reasons, about)["verdict"])
 
 
-def _because(
-    reasons: Sequence[Mapping[str, Any]], about: tuple[str, str, str, str, bool], allowed: Sequence[str]
-) -> str:
+def _because(reasons: Sequence[Mapping[str, Any]], about: About, allowed: Sequence[str]) -> str:
     reason = _reason(reasons, about)
     if reason["verdict"] not in allowed:
         raise SystemExit(f"reasons.toml calls {about} '{reason['verdict']}'. Possible: {', '.join(allowed)}.")
@@ -209,6 +227,11 @@ def page(folder: Path = FOLDER) -> str:
         f"{100 * SHARE:.0f} %. Otherwise a note below the table gives the reason. ± is a 95 % interval over seeds. "
         "The pages say more: " + ", ".join(f"[{title}]({target})" for title, target in SOURCES.items()) + ".",
         "",
+        "![Our numbers against the published ones](../images/reproductions-beside.png)",
+        "",
+        "*Every number that was run, from shortened runs and other data too. On the line, ours equals the published "
+        "one; in the shaded band, a run with the published settings counts as reproduced.*",
+        "",
         "Left out: " + "; ".join(f"`{name}`, because {why}" for name, why in NOT_COMPARED.items()) + ".",
         "",
     ]
@@ -224,8 +247,11 @@ def _section(reproduction: Reproduction, name: str, found: Sequence[Number]) -> 
     lines += ["| row | source | published | ours | ratio | seeds | verdict |"]
     lines += ["| --- | --- | ---: | ---: | ---: | ---: | --- |"]
     notes = list(dict.fromkeys(one.note for one in found if one.note))
+    ways = Counter((one.row, one.measure, one.source) for one in found)
     for one in found:
         row = f"{one.row}: {one.measure}" if several else one.row
+        if one.how and ways[one.row, one.measure, one.source] > 1:  # say which of several runs it is
+            row += f" ({one.how})"
         told = "not reached" if one.told == "-" else f"{one.told:,.10g}" if isinstance(one.told, float) else one.told
         verdict = f"{one.verdict} ({notes.index(one.note) + 1})" if one.note else one.verdict
         cells = (row, one.source, told, one.ours or "–", one.ratio, one.seeds, verdict)
@@ -234,6 +260,12 @@ def _section(reproduction: Reproduction, name: str, found: Sequence[Number]) -> 
 
 
 if __name__ == "__main__":
-    target = FOLDER / "summary.md"
+    sys.path.append(str(FOLDER.parent))
+    from _generate import reproduction_figures as figures
+    from fedloom.results.figure_style import save_figure
+
+    target, images = FOLDER / "summary.md", FOLDER.parent / "images"
     target.write_text(page(), encoding="utf-8")
+    save_figure(figures.beside(list(numbers()), ROUNDS, POINTS), images / "reproductions-beside.png")
+    save_figure(figures.curves(FOLDER), images / "fedavg-mnist-curves.png")
     sys.stdout.write(f"{target}\n")

@@ -7,6 +7,7 @@ import torch
 
 from fedloom.errors import InputError
 from fedloom.models import build
+from fedloom.models.eeg_cnn import mean_of_15
 from tests.models.helpers import parameters
 
 
@@ -42,3 +43,8 @@ def test_its_logarithms_make_the_cross_entropy_of_keras() -> None:
     torch.testing.assert_close(torch.nn.functional.cross_entropy(logs(x), y, reduction="none"), expected)
     with pytest.raises(InputError, match="'output' of eeg_cnn must be"):
         build("eeg_cnn", output="softmax")
+
+
+def test_its_means_over_15_samples_are_those_of_torch() -> None:
+    x = torch.randn(3, 10, 232, generator=torch.Generator().manual_seed(0)).double().square()
+    torch.testing.assert_close(mean_of_15(x), torch.nn.functional.avg_pool1d(x, 15, 1), rtol=1e-12, atol=0)
