@@ -190,5 +190,5 @@ class Central(Algorithm):
 
 
 def without(tree: Tree, names: Any) -> Tree:
-    """Return the leaves that are not named, such as the buffers beside the trainable leaves."""
+    """Return the leaves that are not named, such as the buffers besides the trainable leaves."""
     return {name: leaf for name, leaf in tree.items() if name not in names}

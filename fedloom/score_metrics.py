@@ -139,7 +139,7 @@ def _share(part: float, whole: float) -> float:
 
 
 def _precision(right: float, wrong: float, missed: float, rest: float) -> float:
-    return _share(right, right + wrong) if right + wrong or not missed else 0.0  # none found of those that there are
+    return _share(right, right + wrong) if right + wrong or not missed else 0.0  # there are some, and none was found
 
 
 FORMULAS: dict[str, Callable[..., float]] = {  # of right, wrongly chosen, missed and rightly left examples of a class

@@ -210,7 +210,7 @@ class Task:
             part.training = training
 
     def see(self, federation: Federation) -> None:
-        """Take an example from the data, in case that the model has lazy layers and you gave no `example`."""
+        """Take an example from the data, in case the model has lazy layers and you gave no `example`."""
         if self.example is None and len(federation.x):
             object.__setattr__(self, "example", federation.example())
 

@@ -107,7 +107,7 @@ def outliers(changes: Sequence[Mapping[str, float]], examples: Sequence[int], fa
     clients or more have is judged if most of them change something. A client with more `examples` than the median
     takes more steps, so its change may be longer by as much. Among fewer clients, a change is too long only if the next
     round could not compute with it: beyond a million times the (lower) median, and beyond a million. A single client
-    has nobody to be compared with: its change is too long beyond a million times a million.
+    has nothing to be compared with: its change is too long beyond a million times a million.
 
     >>> outliers([{"model": length} for length in (1.0, 2.0, 1.5, 30.0, 1.0)], [20] * 5, factor=10)
     [3]

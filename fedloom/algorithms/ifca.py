@@ -16,8 +16,8 @@ class IFCA(Central):
     """Each client trains the best fitting of several models.
 
     j_k = argmin_j F_k(w_j) on the training data, w_j ← Σ p_k w_k over the clients with j_k = j; a model that no client
-    chose stays as it is. Clients choose whenever they use a model, also for evaluation and in rounds without them. Use
-    it if the clients fall into groups.
+    chose stays as it is. Clients choose whenever they use a model, including for evaluation and in rounds without
+    them. Use it if the clients fall into groups.
     """
 
     reference: ClassVar[str] = "Ghosh et al., An Efficient Framework for Clustered Federated Learning, NeurIPS 2020"

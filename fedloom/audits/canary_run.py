@@ -86,7 +86,7 @@ class WithCanaries(Backend):
         return self._secure_sum(work, answers) if work.keep == "secure" else work.merge(answers)
 
     def _secure_sum(self, work: ClientWork, answers: Iterable[Outcome]) -> Outcome:
-        """Return the sum in the ring, without masks: they cancel, and with many canaries they would take long."""
+        """Return the sum in the ring, without masks: they cancel, and with many canaries they would be slow."""
         assert work.guard is not None
         like: Groups = {}
         rest: list[Outcome] = []

@@ -78,7 +78,7 @@ def chance(correct: int, guesses: int, canaries: int, epsilon: float, delta: flo
 def estimate(scores: Floats, included: Coins, delta: float) -> float:
     """Estimate ε as that of two normal distributions, fitted to the scores of either side (Andrew et al. 2023).
 
-    It is no bound: it trusts that scores are normal, and it ignores how few canaries there are.
+    It is not a bound: it trusts that scores are normal, and it ignores how few canaries there are.
     """
     inside, outside = scores[included], scores[~included]
     here, there = (inside.mean(), inside.std(ddof=1)), (outside.mean(), outside.std(ddof=1))

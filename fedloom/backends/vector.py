@@ -21,7 +21,7 @@ from fedloom.federation.work import Place, Work
 from fedloom.task import Task
 from fedloom.training.clients import Setup
 
-MOST_DEATHS = 2  # of workers without an answer in between, beside one death of each
+MOST_DEATHS = 2  # of workers without an answer in between, besides one death of each
 
 
 class WorkerDied(Exception):

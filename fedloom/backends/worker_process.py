@@ -83,7 +83,7 @@ def main() -> None:
     try:
         serve(socket.socket(fileno=int(sys.argv[1])))
     except (EOFError, ConnectionError):
-        os._exit(0)  # the parent is gone or done: there is nothing to clean up, and torch takes long to exit
+        os._exit(0)  # the parent is gone or done: there is nothing to clean up, and torch takes a long time to exit
 
 
 if __name__ == "__main__":

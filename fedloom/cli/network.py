@@ -291,7 +291,7 @@ def renew_certificate(folder: Folder, certificate: Path | None = None, at_once: 
     """Prepare the next certificate: agents hear of it while the run goes on, and a later `serve` uses it.
 
     certificate: Your own next certificate (PEM), if you serve with --certificate.
-    at_once: Do without the present one, because it was lost or leaked. Agents then need new tokens.
+    at_once: Stop using the present one, because it was lost or leaked. Agents then need new tokens.
     """
     need_network()
     from fedloom.network.coordinator.network_folder import prepare_successor, set_certificate_aside

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedloom.data.federation import Dataset
 from fedloom.errors import InputError
 
-ROWS = 8192  # examples checked at a time, so that checks need little memory beside the data
+ROWS = 8192  # examples checked at a time, so that checks need little memory besides the data
 
 
 def labels(dataset: Dataset) -> Tensor:

@@ -229,7 +229,7 @@ def numbers_first(name: str) -> tuple[bool, float, str]:
 
 
 def finite_number(text: str) -> float | None:
-    """Return the number in a text, or None: infinity and nan are no numbers here, because nan cannot be sorted."""
+    """Return the number in a text, or None: infinity and nan do not count, because nan cannot be sorted."""
     try:
         number = float(text)
     except ValueError:

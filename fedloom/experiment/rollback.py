@@ -10,7 +10,7 @@ from fedloom.experiment.store import Store
 
 
 def roll_back(folder: Path, round: int, cell: str | None = None) -> dict[str, int]:
-    """Delete what came after a round, in one cell or in all that are beyond it; return how far each had come.
+    """Delete what came after a round, in one cell or in all that are beyond it; return how far each one was.
 
     Every such cell must have a whole checkpoint of the round, or nothing is changed. The caller holds the folder.
     """

@@ -21,7 +21,7 @@ from fedloom.former_keys import FORMER_KEYS
 from fedloom.privacy.dp.ledger import LEDGER
 
 GLANCE = 0.5  # seconds to wait for a lock: another process may hold it just to see whether the run goes on
-# What fedloom writes into a run's folder beside pictures. The database goes last, so that a removal that was cut short
+# What fedloom writes into a run's folder besides pictures. The database goes last, so that a removal that was cut short
 # can be repeated.
 WRITTEN = (
     *("cells", "network", "tables", "figures", "export", "experiment.toml", "report.html", "audit.json"),

@@ -181,7 +181,7 @@ class WorkerGroup:
 
 
 def working_bytes(model: int, group: int) -> int:
-    """Return how much memory a worker takes for a model of this size, beside what it takes before it has work."""
+    """Return how much memory a worker takes for a model of this size, besides what it takes before it has work."""
     return model * (6 * group + 4)
 
 

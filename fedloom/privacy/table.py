@@ -52,7 +52,7 @@ class DpTable(Record):
     noise: Literal["server", "distributed", "local"] = "server"
     """Who adds the noise: the server, all clients together under secure aggregation, or each client for itself."""
     correlated: bool = False
-    """Add noise that later rounds partly take back (DP-FTRL), for cohorts that are no secret. Clients take turns."""
+    """Add noise that later rounds partly take back (DP-FTRL), for cohorts that are not secret. Clients take turns."""
     colluders: Annotated[float, Strict(), Ge(0), Lt(1)] | None = None
     """With distributed noise, the share of a round's clients, rounded up, that may work with the server: they add no
     noise, or tell the server theirs. The others add more. By default, 0.1.

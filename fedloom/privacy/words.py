@@ -11,7 +11,7 @@ REPLACED = "two runs that differ in one client, replaced by another one"
 LOCAL = "two runs in which one client has other data, even for somebody who sees its updates"
 TOGETHER = (
     "two runs, in one of which zeros replace what one client sends, even for the server and its colluders. That the "
-    "client took part is no secret"
+    "client took part is not secret"
 )
 EXAMPLE = "two data sets that differ in one of a client's examples, even for somebody who sees its updates"
 # the numbers of a round's record that are an ε, and what each is about

@@ -16,7 +16,7 @@ from fedloom.results.result import CellResult, Result
 from fedloom.results.run_data import Cell, ClientValues, Curve, RunData
 
 MEASURING = {"headline": "final", "clients": "all"}  # keys of [evaluate] that must agree, with their defaults
-OF_A_RUN = ("name", "seeds", "algorithm", "code", "metrics")  # parts of a description that runs need not have alike
+OF_A_RUN = ("name", "seeds", "algorithm", "code", "metrics")  # parts of a description that may differ between runs
 
 
 @dataclass(frozen=True)

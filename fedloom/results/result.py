@@ -59,7 +59,7 @@ def open_store(folder: Path) -> Store:
 
 
 def read_cells(store: Store, folder: Path) -> list[dict[str, Any]]:
-    """Return a run's cells. Where the run's process ended without a word, cells are `interrupted`."""
+    """Return a run's cells. Where the run's process ended without recording why, cells are `interrupted`."""
     cells = store.cells()
     statuses = {cell["status"] for cell in cells}
     # between two cells none is running: then those that wait show that there was no end

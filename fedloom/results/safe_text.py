@@ -10,7 +10,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 NUMBER = re.compile(r"[+-]?\d+(\.\d*)?(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
-# Where a spreadsheet may see a cell begin, also if it splits at other separators than commas: before the signs, in both
+# Where a spreadsheet may see a cell begin, even if it splits at other separators than commas: before the signs, in both
 # widths, that make it read the cell as a formula.
 FORMULA = re.compile(r"(?:^|(?<=[,;|\t\r\n]))(?=[\s\x00-\x1f\u200b-\u200f\u2060\ufeff\"']*[=+\-@＝＋－＠])|^(?=[\t\r])")
 
@@ -43,7 +43,7 @@ HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # Unicode's categories of control, form
 
 
 def for_spreadsheet(value: T) -> T | str:
-    """Put an apostrophe before text that a spreadsheet would evaluate. Numbers stay as they are, also in text.
+    """Put an apostrophe before text that a spreadsheet would evaluate. Numbers stay as they are, even in text.
 
     >>> for_spreadsheet("=1+1"), for_spreadsheet("-0.5"), for_spreadsheet(-0.5), for_spreadsheet("north-east")
     ("'=1+1", '-0.5', -0.5, 'north-east')

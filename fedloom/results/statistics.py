@@ -116,7 +116,7 @@ def difference(
 
 
 def signed_rank(gaps: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
-    """The two-sided p-value of Wilcoxon's signed-rank test: exact if there are few seeds, also with ties."""
+    """The two-sided p-value of Wilcoxon's signed-rank test: exact if there are few seeds, even with ties."""
     from scipy.stats import PermutationMethod, wilcoxon
 
     nonzero = gaps[gaps != 0]

@@ -97,7 +97,7 @@ def _paired_differences(name: str, comparison: Comparison) -> Table:
     kind = "points" if comparison.metric.percent else "difference"
     kinds = ("text", kind, kind, kind, "short", "text", "p", "p")
     ranked, tested = (any(getattr(each, name) is not None for each in found) for name in ("rank_p", "p"))
-    kept = 8 if ranked else 7 if tested else 6  # leave out p-values that there are none of
+    kept = 8 if ranked else 7 if tested else 6  # leave out columns of p-values that no pair has
     unit = " (percentage points)" if comparison.metric.percent else ""
     title = f"Paired differences over the same seeds: {comparison.title}{unit}"
     note = " ".join(verdict(found, comparison.metric))

@@ -53,7 +53,7 @@ def check_algorithm(
     - The serial backend and clients computed together give the same bits, wherever a cohort is cut. Clients trained
       side by side agree with them closely. With `workers`, this is also checked on that many processes.
     - The algorithm does not change its inputs in place: the server's state, what is shared, and what clients keep.
-    - A run that continues from a checkpoint equals one that was never stopped, also if a client was absent.
+    - A run that continues from a checkpoint equals one that was never stopped, even if a client was absent.
     - It runs on a dense net, a CNN with batch normalisation and two LSTMs: one with layer normalisation inside, and
       torch's own, whose clients are never side by side. With `needs = "linear"` it runs on linear models instead.
     - It refuses wrong parameters with a message that names them. Right ones stay the same when written as JSON.

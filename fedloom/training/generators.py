@@ -52,7 +52,7 @@ def seed(key: int, device: str = "cpu") -> None:
 
 @contextmanager
 def seeded(key: int) -> Iterator[None]:
-    """Seed all global generators from a key for a while, also where they are lent already."""
+    """Seed all global generators from a key for a while, even where they are lent already."""
     with GENERATOR:
         before = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
         seed(key)

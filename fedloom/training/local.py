@@ -76,7 +76,7 @@ def initial_optimizer(training: Training, task: Task, model: Tree) -> Groups:
 
 
 class StepTensors(NamedTuple):
-    """The tensors that one client's step reads and changes, beside the batch."""
+    """The tensors that one client's step reads and changes, besides the batch."""
 
     parameters: Tree  # all of the module's, also the frozen ones
     buffers: Tree
@@ -108,7 +108,7 @@ class SingleClientTrainer:
 
 
 def client_tensors(job: TrainingJob, position: int) -> StepTensors:
-    """Return the module's own tensors, and copies of what a client's steps need beside them."""
+    """Return the module's own tensors, and copies of what a client's steps need besides them."""
     task, tensors = job.task, job.task.tensors
     trainable = {name: tensors.parameters[name].detach() for name in task.trainable}
     hooked = job.correct is not None

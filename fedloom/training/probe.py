@@ -28,7 +28,7 @@ from fedloom.training.trials import ROWS, Trial, differentiable, prepared, some_
 from fedloom.tree import Tree, clone, size
 from fedloom.user_code import said
 
-LARGE_MODEL = 64_000_000  # bytes: recording the steps of a larger model takes much memory and gains little
+LARGE_MODEL = 64_000_000  # bytes: recording the steps of a larger model takes a lot of memory and gains little
 LABELS = 4096  # the most examples to try a loss on: one of every label
 
 

@@ -27,7 +27,7 @@ Values = list[dict[Any, Any]]
 
 
 class PythonState:
-    """The values that a module and a loss keep in Python, beside parameters and buffers, as they are now.
+    """The values that a module and a loss keep in Python, besides parameters and buffers, as they are now.
 
     >>> class Counts(nn.Module):
     ...     def __init__(self):

@@ -72,7 +72,7 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class ClientResult:
-    """What local training of one client gives beside the weights."""
+    """What local training of one client gives besides the weights."""
 
     optimizer: Tree
     steps: int

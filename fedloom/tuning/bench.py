@@ -137,7 +137,7 @@ def _time(
 def choices(facts: Probe, setup: Setup, settings: RunTable, cohort: int, workers: object) -> list[str]:
     """Say how clients are computed, and why."""
     where = "this process, one client after another" if workers is None else f"{workers} with one thread each"
-    asked = "as asked" if settings.group != "auto" else ""
+    asked = "as requested" if settings.group != "auto" else ""
     if setup.group > 1:
         why = asked or f"a model of {size(facts.bytes)} is small (up to {size(SMALL_MODEL)}) and {cohort} take part"
         together = f"{setup.group} clients side by side: {why}"

@@ -95,7 +95,7 @@ def estimate(experiment: Experiment) -> Estimate:
         reason, workers = "the serial backend", 1
     elif not reason:
         chosen = f"for a model of {size(facts.bytes)} and {cohort} clients a round"
-        reason = chosen if run.group == "auto" else "as asked"
+        reason = chosen if run.group == "auto" else "as requested"
     sizes = federation.sizes("train")
     step_seconds, rows = _time_step(federation, task, experiment.train.batch_size, sizes)
     steps = np.ceil(sizes / rows).mean() * experiment.train.epochs * cohort

@@ -68,7 +68,7 @@ def test_choices_say_why(file: Path) -> None:
     assert said[0] == "2 worker processes with one thread each"
     assert said[1].startswith("one client at a time: the model has 9.6 kB and 5 take part")
     assert "16 kernels" in said[2]
-    assert "side by side: as asked" in choices(facts, facts.setup(4), RunTable(group=4), 5, None)[1]
+    assert "side by side: as requested" in choices(facts, facts.setup(4), RunTable(group=4), 5, None)[1]
     assert (
         choices(facts, Setup(), RunTable(), 5, None)[2] == "steps are done by autograd: this model's cannot be replayed"
     )

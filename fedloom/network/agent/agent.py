@@ -267,7 +267,7 @@ class Agent:
                     raise
 
     def _may_wait(self, what: str, error: StoreError) -> bool:
-        """Wait a moment for a full disk; return False without waiting if it has been full for long."""
+        """Wait a moment for a full disk; return False without waiting if it has been full for a long time."""
         if time.monotonic() - self._full_since.setdefault(what, time.monotonic()) > DISK_PATIENCE:
             return False
         self.tell(f"{error} Trying again …")

@@ -107,7 +107,7 @@ class AssignmentRunner:
                         f"{where}: the {group} that it keeps is not finite. A smaller lr or a clip may help."
                     )
             write(lambda: self.states.save(cell, one.client, ticket, kept))
-        if guard is not None:  # nothing leaves beside a masked update
+        if guard is not None:  # nothing leaves besides a masked update
             masked = self.sessions.mask(assignment, one, guard, outcome, shared)
             return [ClientAnswer(one.client, masked, ticket)]
         update = Update(outcome.stack, outcome.weights, outcome.public)

@@ -40,7 +40,7 @@ class SitePrivacy:
         return privacy.example_dp is not None or privacy.has_local_noise or privacy.has_distributed_noise
 
     def of_client(self, client: str, cell: str, data: str = "") -> ClientPrivacy | None:
-        """Return what a client does by itself in one cell, or None if the run asks for nothing of the kind.
+        """Return what a client does by itself in one cell, or None if the run does not ask for that.
 
         `data` is the fingerprint of the site's data. Another experiment or other data is another question: its answer
         has other noise, and is charged again.

@@ -43,7 +43,7 @@ def fingerprint(public_key: str) -> str:
 
 
 class PinnedKeys:
-    """The public keys of other agents, as they were first seen. They are no secrets."""
+    """The public keys of other agents, as they were first seen. They are not secret."""
 
     def __init__(self, path: Path, allowed: tuple[str, ...]) -> None:
         self.path, self.allowed = path, allowed
@@ -207,7 +207,7 @@ class SecureSessions:
     ) -> Update:
         """Return a trained and guarded client's update as a masked vector, or an empty one if it has no groups."""
         if outcome.public:
-            raise Refused("the algorithm makes numbers of single clients public, beside a masked update")
+            raise Refused("the algorithm makes numbers of single clients public, besides a masked update")
         if not outcome.stack:  # a method that sends nothing
             return Update({}, {})
         if assignment.secure is None:

@@ -288,7 +288,7 @@ class NetworkBackend(Backend):
         raise error
 
     def _left_out(self, work: ClientWork) -> dict[int, str]:
-        """Return the clients that this call does without, and why."""
+        """Return the clients that this call leaves out, and why."""
         revoked, known = self.pool.ledger.revoked(), self.pool.ledger.left_out(self.cell.name, work.round, work.call)
         gone = {client: REVOKED for client in work.ids if self.roster.hosts[client][0] in revoked}
         return {client: why for client, why in known.items() if client in work.ids} | gone
@@ -321,7 +321,7 @@ class NetworkBackend(Backend):
     def _training_assignments(
         self, work: ClientWork, shared: Parcel, parcels: dict[str, Parcel], skip: set[int]
     ) -> dict[str, Assignment]:
-        """Return the assignments of a training call, and add the parcels that they need beside the shared one."""
+        """Return the assignments of a training call, and add the parcels that they need besides the shared one."""
         assignments = self._assignments(
             work.ids,
             work.own,

@@ -22,7 +22,7 @@ from fedloom.errors import InputError, StoreError
 from fedloom.experiment.checkpoint import kept
 
 Row = dict[str, Any]
-# why a round does without a client's update
+# why a round leaves out a client's update
 OUTLIER = "outlier"  # its change is far longer than the others'
 NOT_FINITE = "not-finite"  # it is the largest, and the result with it is not finite
 REVOKED = "revoked"  # its agent was revoked before the round was closed
@@ -306,7 +306,7 @@ class Ledger:
         (self.updates / update.file).unlink(missing_ok=True)
 
     def leave_out(self, cell: str, round: int, call: int, clients: Mapping[int, str]) -> None:
-        """Record which clients a round does without from this call on, and why; on the disk when this returns."""
+        """Record which clients a round leaves out from this call on, and why; on the disk when this returns."""
         faults.point("ledger.leave_out")
         if clients:
             with self._transaction() as database:
@@ -314,7 +314,7 @@ class Ledger:
                 database.executemany("INSERT OR REPLACE INTO left_out VALUES (?, ?, ?, ?, ?)", rows)
 
     def left_out(self, cell: str, round: int, call: int) -> dict[int, str]:
-        """Return the clients that this call of a round does without, and why."""
+        """Return the clients that this call of a round leaves out, and why."""
         query = "SELECT client, why FROM left_out WHERE cell = ? AND round = ? AND call <= ? ORDER BY client"
         return {row["client"]: row["why"] for row in self._rows(query, cell, round, call)}
 

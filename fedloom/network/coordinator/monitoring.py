@@ -35,7 +35,7 @@ class CountTraffic:
 
         async def counting_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                route = scope.get("route")  # a path that is not one of ours is not told apart: there is no end of them
+                route = scope.get("route")  # paths that are not ours share one label: anybody can make up more of them
                 self.traffic.requests[route.path if route else "other", str(message["status"])] += 1
             self.traffic.bytes_out += len(message.get("body", b""))
             await send(message)
@@ -56,7 +56,7 @@ def metrics(pool: AgentPool, traffic: Traffic, connections: Mapping[str, int], e
         ("answers_total", "verdict", "Answers of clients by verdict.", answers),
         ("requests_total", "path status", "Requests by path and status.", traffic.requests),
         ("rejections_total", "code", "Rejected requests by code.", traffic.rejections),
-        ("events_total", "kind", "Events by kind, also those beyond an agent's quota.", pool.events.counts),
+        ("events_total", "kind", "Events by kind, including those beyond an agent's quota.", pool.events.counts),
         ("received_bytes_total", "", "Bytes of bodies that came in.", traffic.bytes_in),
         ("sent_bytes_total", "", "Bytes of bodies that went out.", traffic.bytes_out),
         ("connections", "of", "Open connections: of agents, by their signed requests, and of strangers.", connections),

@@ -156,7 +156,7 @@ class SecureRelay:
         if tuple(leaf.shape) != (1, self.ring.size) or leaf.dtype != kind:
             raise Rejected("shape", f"the masked vector must have {self.ring.size} numbers of {kind}")
         if answer.measured or answer.history or answer.sha256:
-            raise Rejected("metrics", "nothing may be sent beside a masked update")
+            raise Rejected("metrics", "nothing may be sent besides a masked update")
         if answer.ticket != self.ticket:
             raise Rejected("ticket", f"the client's state should have the version {self.ticket}, not {answer.ticket}")
 

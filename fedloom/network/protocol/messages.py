@@ -107,7 +107,7 @@ class AssignedClient(Message):
     client: Number  # its number in the run
     local: Number  # its number at its site
     ticket: Stamp | None = None  # the version of its own state that counts; none if clients keep nothing
-    row: Number = 0  # its row in the private parcel, also after other clients of the assignment have answered
+    row: Number = 0  # its row in the private parcel, even after other clients of the assignment have answered
     receives: tuple[Number, ...] = ()  # in an exchange: positions in the cohort of the peers whose trees it receives
 
 
@@ -137,7 +137,7 @@ class SecureStage(Message):
 
 
 class SecureResult(Message):
-    """What one client answers in a stage of a secure sum, beside a masked vector."""
+    """What one client answers in a stage of a secure sum, besides a masked vector."""
 
     mask_key: Hex = ""
     channel_key: Hex = ""
@@ -145,7 +145,7 @@ class SecureResult(Message):
     shares: ByClient = {}  # share: encrypted for other clients; unmask: one share of each client
 
 
-SecureKind = Literal["advertise", "share", "confirm", "unmask"]  # stages beside training, which masks
+SecureKind = Literal["advertise", "share", "confirm", "unmask"]  # stages besides training, which masks
 SECURE_KINDS: tuple[SecureKind, ...] = ("advertise", "share", "confirm", "unmask")
 
 

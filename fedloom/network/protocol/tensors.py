@@ -27,7 +27,7 @@ from fedloom.tree import Groups
 
 PROTOCOL = 1
 CHUNK = 1 << 20
-HEADER_LIMIT = 16 << 20  # bytes of JSON beside the tensors of one parcel
+HEADER_LIMIT = 16 << 20  # bytes of JSON besides the tensors of one parcel
 KINDS = {
     torch.float64: "F64",
     torch.float32: "F32",

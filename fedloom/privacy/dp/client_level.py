@@ -58,7 +58,7 @@ def bounded(
 
 
 def is_noised(name: str, leaf: Tensor, position: bool, trainable: Collection[str]) -> bool:
-    """Whether a leaf is part of the sum: all that is trained, and every number of a group that is no model."""
+    """Whether a leaf is part of the sum: all that is trained, and every number of a group that is not a model."""
     return leaf.is_floating_point() and (not position or name in trainable)
 
 
@@ -313,7 +313,7 @@ def weight_bound(algorithm: Algorithm, sampling: Sampling) -> float:
     """Return the largest weight of a client, or raise `InputError` if noisy sums are not enough for the algorithm."""
     name = type(algorithm).__name__
     if algorithm.pooled:
-        raise InputError(f"[privacy] dp protects clients, and {name} trains on all examples at one place.")
+        raise InputError(f"[privacy] dp protects clients, and {name} trains on all examples in one place.")
     if not algorithm.takes_noise:
         raise InputError(
             f"[privacy] dp gives the server clipped and noisy sums, and the formulas of {name} need exact ones."

@@ -1,7 +1,7 @@
-"""Correlated noise for cohorts that are no secret: DP-FTRL with a binary tree (Kairouz et al. 2021).
+"""Correlated noise for cohorts that are not secret: DP-FTRL with a binary tree (Kairouz et al. 2021).
 
 The sum of all rounds up to t has the noise of at most log₂ t + 1 nodes of a tree, each of which covers 2^level rounds.
-Most of a round's noise is taken back in later rounds, so it needs no secret cohorts to be small. The cost follows from
+Most of a round's noise is taken back in later rounds, so it can be small without secret cohorts. The cost follows from
 how often and how densely one client takes part: it is in every node whose rounds it is in.
 """
 

@@ -45,7 +45,7 @@ def check(table: SecureTable, algorithm: Algorithm, sampling: Sampling, populati
     check_sums(algorithm)
     name, start = type(algorithm).__name__, "[privacy] secure_aggregation"
     if algorithm.pooled:
-        raise InputError(f"{start} protects clients, and {name} trains on all examples at one place.")
+        raise InputError(f"{start} protects clients, and {name} trains on all examples in one place.")
     if not algorithm.sums_cover_all:
         raise InputError(
             f"{start} promises sums over at least {table.min_clients} clients, and {name} sums over some of a round's "

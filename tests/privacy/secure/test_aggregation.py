@@ -29,8 +29,8 @@ REFUSED = {
     "staged": "Staged sums over some",
     "fed_dropout": "FederatedDropout sums over some",
     "qfedavg": "QFedAvg weighs clients by numbers without a bound",
-    "pooled": "Pooled trains on all examples at one place",
-    "svrg": "SVRG trains on all examples at one place",
+    "pooled": "Pooled trains on all examples in one place",
+    "svrg": "SVRG trains on all examples in one place",
 }
 RANGES: dict[str, Any] = dict.fromkeys(("neuroevolution", "openai_es", "snes", "fsvrg", "cocoa"), 1000000.0)
 
