@@ -18,6 +18,7 @@ prepare_environment()
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm as Algorithm
     from fedloom.algorithm import Update as Update
+    from fedloom.clock.system import System as System
     from fedloom.data.federation import Federation as Federation
     from fedloom.experiment.run import run as run
     from fedloom.federation.cohort import Cohort as Cohort
@@ -36,6 +37,7 @@ _HOME = {  # public name → its module, for everything but algorithms
     "Federation": "fedloom.data.federation",
     "Sampling": "fedloom.federation.sampling",
     "Step": "fedloom.training.local",
+    "System": "fedloom.clock.system",
     "Task": "fedloom.task",
     "Training": "fedloom.training.local",
     "Update": "fedloom.algorithm",

@@ -119,6 +119,13 @@ class Algorithm(Record):
         """Return how many models a client evaluates on its validation split in a round, for estimates of time."""
         return 0.0
 
+    def passes(self, method: str) -> float:
+        """Return how often a client passes over its training split when it runs a method, for the virtual clock.
+
+        Override it if clients take other steps than those of one local training.
+        """
+        return self.train.epochs
+
     def largest_weight(self, examples: int) -> float:
         """Return the largest weight of a client with this many training examples: a coordinator refuses larger ones.
 

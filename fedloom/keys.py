@@ -42,8 +42,17 @@ def words(key: int) -> tuple[int, int]:
 
 def hashes(key: int, count: int) -> NDArray[np.int64]:
     """Return `count` uniformly distributed 32-bit numbers."""
+    return hashes_at(key, np.arange(count, dtype=np.int64))
+
+
+def hashes_at(key: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return some of the numbers of `hashes`: those at these places.
+
+    >>> bool((hashes_at(7, np.array([0, 3])) == hashes(7, 4)[[0, 3]]).all())
+    True
+    """
     low, high = words(key)
-    return mix(mix((np.arange(count, dtype=np.int64) + low) & MASK) ^ high)  # type: ignore[no-any-return]
+    return mix(mix((places + low) & MASK) ^ high)  # type: ignore[no-any-return]
 
 
 def permutation(key: int, count: int) -> NDArray[np.int64]:

@@ -34,7 +34,7 @@ LAYERS = [
     ],
     ["task"],
     ["training", "privacy"],
-    ["federation", "backends.protocol", "training.probe"],
+    ["federation", "clock", "backends.protocol", "training.probe"],
     ["algorithm"],
     ["algorithms", "backends"],
     ["federation.engine"],

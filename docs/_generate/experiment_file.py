@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, create_model
 
 from _generate.fields import table
+from fedloom.clock.system import Availability, Spread
 from fedloom.data.partition import PARTITIONS
 from fedloom.data.sources import SOURCES
 from fedloom.data.split import Split
@@ -30,6 +31,8 @@ def models() -> dict[str, type[BaseModel]]:
         "A split as a table": Split,
         "train.schedule and train.local_schedule": RateSchedule,
         "train.clients": ClientTraining,
+        "system.speed, download, upload and latency": Spread,
+        "system.availability": Availability,
         "privacy.secure_aggregation": SecureTable,
         "privacy.dp": DpTable,
         "privacy.example_dp": ExampleTable,

@@ -14,6 +14,7 @@ VALUE = "the number; NULL where it is not defined, such as the AUROC of a single
 EXAMPLES = "how many examples it was measured on"
 PHASE = '`"pre_fit"` before local training, `"post_fit"` after it, `"final"` and `"universal"` at the end'
 UP, DOWN = "bytes of weights and numbers that clients sent", "bytes of weights and numbers that clients received"
+VIRTUAL = "virtual seconds since the cell began"
 MEANINGS: dict[str, tuple[str, dict[str, str]]] = {
     "cells": (
         "One row for each cell: one algorithm label with one seed.",
@@ -101,6 +102,31 @@ MEANINGS: dict[str, tuple[str, dict[str, str]]] = {
             "name": "what the number is",
             "about": "the client that it is about, or its place in a list of numbers",
             "value": VALUE,
+        },
+    ),
+    "times": (
+        "When each round began and ended in virtual time, if the experiment has [system].",
+        {
+            "cell": CELL,
+            "round": ROUND,
+            "began": VIRTUAL,
+            "ended": VIRTUAL,
+            "available": "how many clients were available when it drew its clients",
+            "asked": "how many clients were asked",
+        },
+    ),
+    "client_times": (
+        "What each client that was asked did in virtual time.",
+        {
+            "cell": CELL,
+            "round": ROUND,
+            "client": CLIENT,
+            "status": '`"counted"`, `"late"` (after the deadline), `"surplus"` (enough others were faster), '
+            '`"vanished"` or `"left"` (no longer available)',
+            "began": VIRTUAL,
+            "ended": f"{VIRTUAL}; for one that does not count, when the server stopped waiting for it",
+            "computing": "how many seconds of its time it computes, or would compute",
+            "version": "the round in which it was asked",
         },
     ),
     "clients": (

@@ -60,6 +60,9 @@ class CoCoA(Algorithm):
         counted = torch.zeros((), dtype=torch.bool)
         return {"dual": {"alpha": torch.zeros(self.capacity, dtype=torch.float64), "counted": counted}}
 
+    def passes(self, method: str) -> float:
+        return 0.0 if method == "count" else float(self.local_passes)
+
     def round(self, state: Groups, cohort: Cohort) -> Groups:
         before = state["problem"]["examples"]
         new = cohort.reduce(self.count, {})

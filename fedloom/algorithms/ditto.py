@@ -27,6 +27,9 @@ class Ditto(FedAvg):
         beside = {f"personal_{group}": tree for group, tree in kept.items()}  # a second optimiser, if theirs is kept
         return {**kept, **beside, "personal": model}
 
+    def passes(self, method: str) -> float:
+        return 2 * self.train.epochs
+
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         update, kept = super().client(task, shared, own, data)
         optimizer = {"optimizer": own["personal_optimizer"]} if "personal_optimizer" in own else {}

@@ -52,6 +52,9 @@ class FedRep(FedAvg):
             )
         return head, body
 
+    def passes(self, method: str) -> float:
+        return self.train.epochs + self.head_epochs
+
     def init_own(self, task: Task, model: Tree) -> Groups:
         phases = self.phases(task, model)
         kept: Groups = {"head": select(model, self.head_leaves(task, model))}

@@ -34,6 +34,9 @@ class FedSGD(Central):
                 )
         return self
 
+    def passes(self, method: str) -> float:
+        return 1.0
+
     def round(self, state: Groups, cohort: Cohort) -> Groups:
         mean = cohort.reduce(self.client, state, rule=self.rule)
         stepped = add(select(state["model"], mean["gradient"]), mean["gradient"], scale=-self.train.lr_at(cohort.round))

@@ -52,6 +52,9 @@ class FSVRG(Central):
             object.__setattr__(self, "train", fixed)
         return self
 
+    def passes(self, method: str) -> float:
+        return {"gradient": 1.0, "features": 0.0}.get(method, 2 * self.train.epochs)  # a step takes two gradients
+
     def round(self, state: Groups, cohort: Cohort) -> Groups:
         mean = cohort.reduce(self.gradient, state, rule=self.rule)
         shared = {**state, "gradient": mean["gradient"]}

@@ -35,6 +35,9 @@ class Moon(FedAvg):
     def init_own(self, task: Task, model: Tree) -> Groups:
         return {**super().init_own(task, model), "previous": model}
 
+    def passes(self, method: str) -> float:
+        return self.train.epochs * (1 + 5 / 3 if self.mu else 1)  # another gradient, and two evaluations
+
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         update, kept = super().client(task, shared, own, data)
         assert update.trained is not None

@@ -67,6 +67,9 @@ class Peer(Algorithm):
         cohort.exchange(self.mix, sent.groups, graph, each=each)
         return state
 
+    def passes(self, method: str) -> float:
+        return self.train.epochs if method == "client" else 0.0
+
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         trained = self.fit(task, own["model"], shared, own, data)
         sent = {"model": trained.model, **({"before": own["model"]} if self._judges and self.scores == "pre" else {})}

@@ -21,5 +21,8 @@ class PerFedAvg(FedAvg):
     alpha: NonNegative = 0.01
     """The step size of a client's adaptation."""
 
+    def passes(self, method: str) -> float:
+        return 2 * self.train.epochs
+
     def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
         return step.grad_at(add(step.params, step.grad, scale=-self.alpha))

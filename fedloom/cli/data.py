@@ -14,7 +14,7 @@ app = typer.Typer(no_args_is_help=True, help="Describe, export and download data
 
 @command(app)
 def describe(file: File, changes: Changes = None, picture: Path | None = None) -> None:
-    """Show the examples and labels of each client as a table and a picture.
+    """Show the examples and labels of each client as a table and a picture, and with [system] the fleet.
 
     picture: Picture file (default: FILE's name + -data.png).
     """
@@ -24,6 +24,10 @@ def describe(file: File, changes: Changes = None, picture: Path | None = None) -
     experiment = load(file, changes)
     federation = Plan.of(experiment).federation(experiment.seeds[0])
     console(80).print(describe.table(describe.describe(federation)))
+    if experiment.system is not None:
+        from fedloom.clock.describe import table
+
+        console(80).print(table(experiment.system, federation, experiment.seeds[0], experiment.base))
     path = picture or Path(f"{file.stem}-data.png")
     figure.plot(federation, path)
     print(f"Picture: {path}")

@@ -10,12 +10,14 @@ from pathlib import Path
 from fedloom import tree
 from fedloom.algorithm import Algorithm
 from fedloom.backends.protocol import Backend
+from fedloom.clock.fleet import Fleet
 from fedloom.data.federation import Federation
 from fedloom.errors import FedloomError, QuorumError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.checks import check_target
 from fedloom.experiment.plan import Plan
-from fedloom.experiment.progress import Progress
+from fedloom.experiment.progress import CLOCK, Progress
+from fedloom.experiment.step_cost import step_seconds
 from fedloom.experiment.store import Store
 from fedloom.experiment.worker_groups import WorkerGroup
 from fedloom.federation.engine import RoundRecord, Snapshot, fit
@@ -109,6 +111,7 @@ class Cell:
             until=self._target(task),
             protection=protection,
             at_clients=self._at_clients(backend),
+            fleet=self._fleet(group.store, federation, task),
         )
         abandoned = group.store.abandoned(self.number)
         for record in records:
@@ -128,6 +131,7 @@ class Cell:
                     end = "" if record.complete else ", too many: the round does not count"
                     self.progress.note(f"{self.title}, round {record.round}: left out updates {why}, of {names}{end}.")
             values = headline.of_round(record, task) | ({"abandoned": abandoned} if abandoned else {})
+            values |= {CLOCK: record.time.ended} if record.time is not None else {}
             values |= {word: record.notes[kind] for kind, word in IN_A_WORD.items() if kind in record.notes}
             self.progress.step(self.title, record.round, values, record.seconds)
             reached = record.reached
@@ -153,7 +157,8 @@ class Cell:
                 )
             if last:
                 if record.round and not group.store.learnt(self.number):
-                    raise QuorumError(f"No round of {self.label} had enough clients: nothing was learnt.")
+                    why = "" if record.time is None else f" cohort.deadline is {self.plan.cohort.deadline}."
+                    raise QuorumError(f"No round of {self.label} had enough clients: nothing was learnt.{why}")
                 group.store.set_status(self.number, "done", weights_sha256=sha)
                 return True
             if stopping:
@@ -173,6 +178,16 @@ class Cell:
         privacy = self.plan.privacy
         here = not backend.remote and (privacy.example_dp is not None or privacy.has_local_noise)
         return AtClients(privacy, self.plan.rounds, self.checkpoints) if here else None
+
+    def _fleet(self, store: Store, federation: Federation, task: Task) -> Fleet | None:
+        """Return the clients as machines, if the plan has a virtual clock."""
+        system = self.plan.system
+        if system is None or self.algorithm.pooled:
+            return None
+        step = None
+        if system.step == "measure":
+            step = step_seconds(store, self.label, federation, task, self.algorithm.train)
+        return Fleet.of(system, federation, self.seed, step=step, base=self.plan.base)
 
     def _target(self, task: Task) -> Callable[[RoundRecord], bool] | None:
         """Return a function that says whether a round reaches the target, if the cell stops there."""

@@ -36,9 +36,9 @@ def check_clients(plan: Plan, label: str, facts: Probe) -> None:
 
 
 def _drawn(plan: Plan, federation: Federation, seed: int) -> set[int]:
-    """Return the clients that take part in any round. With differential privacy, the draws are secret: all of them."""
+    """Return the clients that take part in any round. If the draws are secret or depend on a virtual clock: all."""
     count = federation.clients
-    if plan.privacy.dp is not None or plan.cohort.size(count) >= count:
+    if plan.privacy.dp is not None or plan.system is not None or plan.cohort.size(count) >= count:
         return {*range(count)}
     rounds = min(plan.rounds, max(MOST_DRAWS // count, 1))
     return {client for round in range(1, rounds + 1) for client in plan.cohort.draw(count, round, seed)}

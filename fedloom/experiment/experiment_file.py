@@ -12,10 +12,12 @@ from typing import Annotated, Any, Literal, TypeVar
 from annotated_types import Ge, Le
 from pydantic import Field, Strict, field_validator, model_validator
 
-from fedloom import user_code
+from fedloom import files, user_code
 from fedloom.algorithm import Algorithm
 from fedloom.algorithms import ALGORITHMS
+from fedloom.clock.system import System
 from fedloom.data.sources import Source, source
+from fedloom.data.sources.base import locate
 from fedloom.data.split import Split
 from fedloom.errors import UNKNOWN, InputError, ParameterError, nearest, unknown
 from fedloom.federation.engine import Evaluation
@@ -192,6 +194,8 @@ class Experiment(Record):
     """What is measured."""
     privacy: PrivacyTable = PrivacyTable()
     """What nobody can learn about a client."""
+    system: System | None = None
+    """Clients as machines. With this table, a simulation has a virtual clock."""
     algorithm: dict[str, Algorithm]
     """The algorithms to compare, by label."""
     names: dict[str, str]
@@ -208,7 +212,7 @@ class Experiment(Record):
 
     def resolved(self) -> dict[str, Any]:
         """Return every key with its value, defaults included, as in a file."""
-        tables = {name: _values(getattr(self, name)) for name in TABLES}
+        tables = {name: _values(table) for name in TABLES if (table := getattr(self, name)) is not None}
         data, run = tables.pop("data"), tables.pop("run")
         algorithms = {}
         for label, algorithm in self.algorithm.items():
@@ -226,13 +230,21 @@ class Experiment(Record):
     def description(self) -> dict[str, Any]:
         """Return what decides the result: all but `rounds` and `[run]`, with fingerprints of your own code files."""
         described = {key: value for key, value in self.resolved().items() if key not in ("rounds", "run")}
-        described["cohort"] = self.cohort.identity()
+        described["cohort"] = self.cohort.identity(in_virtual_time=self.system is not None)
+        if self.system is not None:
+            described["system"] = described_system(self.system, self.base)
         if not described["privacy"]:  # files of versions without this table have the same identity
             del described["privacy"]
         names = [self.data.source, self.task.model, self.task.loss, *self.task.metrics, *self.names.values()]
         files = {name: user_code.code_file(name, self.base) for name in names if user_code.is_code(name)}
         code = {name: user_code.fingerprint(file) for name, file in files.items() if file is not None}
         return {**described, "code": code} if code else described
+
+
+def described_system(system: System, base: Path) -> dict[str, Any]:
+    """Return what [system] decides: its values, and fingerprints of the files that it names."""
+    named = {str(file): files.sha256(locate(base, file)) for file in system.files()}
+    return {**_values(system), **({"files": named} if named else {})}
 
 
 def _values(record: Record) -> dict[str, Any]:
@@ -274,6 +286,7 @@ TABLES: dict[str, type[Record]] = {
     "cohort": Sampling,
     "evaluate": EvaluateTable,
     "privacy": PrivacyTable,
+    "system": System,
     "run": RunTable,
 }
 _NO_TABLES = ("format", "name", "rounds", "seeds")
@@ -326,7 +339,8 @@ def parse(values: Mapping[str, Any], base: Path = Path(), default_name: str = "e
         names[label], algorithms[label] = _algorithm(label, fields, values.get("train", {}), base)
     tables = {
         name: read(TABLES[name], name, values.get(name, {}))
-        for name in ("task", "cohort", "evaluate", "privacy", "run")
+        for name in ("task", "cohort", "evaluate", "privacy", "system", "run")
+        if name != "system" or name in values
     }
     top = {key: values[key] for key in _NO_TABLES if key in values}
     check_top(top)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedloom import user_code
 from fedloom.algorithm import Algorithm
+from fedloom.clock.system import System
 from fedloom.data.agreement import with_agreed_classes
 from fedloom.data.build import federate
 from fedloom.data.federation import Dataset, Federation
@@ -44,10 +45,14 @@ class Plan:
     description: Callable[[], Mapping[str, Any]]  # what decides the result; reads your code files
     resolved: Mapping[str, Any] | None = None  # the experiment file with all its defaults, if there is a file
     agreed: Callable[[], Preprocessing | None] = lambda: None  # what several sites agreed on
+    system: System | None = None  # clients as machines, in virtual time
+    base: Path = Path()  # the folder that relative paths start at
 
     def __post_init__(self) -> None:
         if self.rounds == 0 and self.privacy.on:
             raise InputError("[privacy] protects training, and rounds = 0 trains nothing. Leave [privacy] out.")
+        if self.system is not None and self.privacy.on:
+            raise InputError("[system] lets clients drop out, which [privacy] does not account for. Use one of them.")
         if self.privacy.secure_aggregation is not None:
             for algorithm in self.algorithms.values():
                 aggregation.check(self.privacy.secure_aggregation, algorithm, self.cohort)
@@ -76,6 +81,8 @@ class Plan:
             description=experiment.description,
             resolved=experiment.resolved(),
             agreed=agreed,
+            system=experiment.system,
+            base=experiment.base,
         )
 
 

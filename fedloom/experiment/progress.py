@@ -10,6 +10,7 @@ from typing import Any
 from fedloom.metrics import is_percentage
 
 SECONDS_BETWEEN_LINES = 10.0
+CLOCK = "clock"  # among the values of a round: virtual seconds since the run began
 
 
 class Progress:
@@ -139,6 +140,19 @@ def describe(values: dict[str, float]) -> str:
     """
     words = []
     for name, value in values.items():
-        share = is_percentage(name)
-        words.append(f"{name} {100 * value:.1f} %" if share else f"{name} {value:.3g}")
+        if name == CLOCK:
+            words.append(f"clock {virtual_time(value)}")
+        else:
+            words.append(f"{name} {100 * value:.1f} %" if is_percentage(name) else f"{name} {value:.3g}")
     return " ".join(words)
+
+
+def virtual_time(seconds: float) -> str:
+    """Write virtual seconds in the unit that fits.
+
+    >>> virtual_time(12.3456), virtual_time(600), virtual_time(90_000)
+    ('12.3 s', '10.0 min', '25.0 h')
+    """
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

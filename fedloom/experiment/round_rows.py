@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import astuple
 from typing import Any
 
 from fedloom.federation.engine import RoundRecord
@@ -40,7 +41,11 @@ def tabulate(record: RoundRecord, task: Task) -> dict[str, list[tuple[Any, ...]]
                 clients += [(record.round, client, *place, *row) for row in _values(part, task)]
         for split, found in parts.items():
             pooled += [(record.round, phase, split, *row) for row in _values(pool(found), task)]
-    return {
+    times: dict[str, list[tuple[Any, ...]]] = {}
+    if (passed := record.time) is not None:
+        times["times"] = [(record.round, passed.began, passed.ended, passed.available, len(passed.clients))]
+        times["client_times"] = [(record.round, *astuple(one)) for one in passed.clients]
+    return times | {
         "rounds": [(record.round, record.seconds, len(traffic), record.complete, up, down)],
         "participants": [(record.round, client, *sums) for client, sums in traffic.items()],
         "client_metrics": clients,

@@ -14,11 +14,19 @@ from typing import Any
 
 from fedloom import tree
 from fedloom.algorithm import Algorithm
+from fedloom.clock.system import System
 from fedloom.data.federation import Federation
 from fedloom.errors import UNKNOWN, FedloomError, InputError, ParameterError, nearest
 from fedloom.experiment import parallel
 from fedloom.experiment.cell import Cell
-from fedloom.experiment.experiment_file import EvaluateTable, RunTable, check_label, check_top, identity
+from fedloom.experiment.experiment_file import (
+    EvaluateTable,
+    RunTable,
+    check_label,
+    check_top,
+    described_system,
+    identity,
+)
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.run_folder import claimed, same_experiment
@@ -43,6 +51,7 @@ def run(
     cohort: Sampling = Sampling(),
     evaluate: Evaluation = EvaluateTable(),
     privacy: PrivacyTable = PrivacyTable(),
+    system: System | None = None,
     name: str | None = None,
     out: str | Path | None = None,
     fresh: bool = False,
@@ -67,6 +76,7 @@ def run(
         (cohort, Sampling, "cohort"),
         (evaluate, Evaluation, "evaluate"),
         (privacy, PrivacyTable, "privacy"),
+        *([(system, System, "system")] if system is not None else []),
     ):
         if not isinstance(given, kind):
             raise InputError(f"'{what}' must be a fedloom.{kind.__name__}(…). Got {given!r} instead.")
@@ -94,6 +104,7 @@ def run(
         privacy=privacy,
         name=name,
         description=dict,
+        system=system,
     )
     described = description or _describe(plan)
     plan = replace(plan, description=lambda: described)
@@ -180,9 +191,10 @@ def _describe(plan: Plan) -> dict[str, Any]:
         "code": sorted(code),
         "metrics": [metric.name for metric in task.measures],
         "seeds": list(plan.seeds),
-        "cohort": plan.cohort.identity(),
+        "cohort": plan.cohort.identity(in_virtual_time=plan.system is not None),
         "evaluate": plan.evaluate.model_dump(mode="json", exclude_none=True),
         "algorithm": {k: {"name": type(a).__name__, **a.model_dump(mode="json")} for k, a in algorithms.items()},
+        **({"system": described_system(plan.system, plan.base)} if plan.system is not None else {}),
         **({"privacy": private} if (private := plan.privacy.model_dump(mode="json", exclude_none=True)) else {}),
     }
 

@@ -13,6 +13,7 @@ from fedloom.tree import Tree
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm
+    from fedloom.clock.fleet import Fleet
 
 
 def check_settings(
@@ -23,6 +24,7 @@ def check_settings(
     sampling: Sampling,
     protection: Protection | None,
     at_clients: AtClients | None,
+    fleet: Fleet | None,
 ) -> None:
     """Raise an error that names what does not fit."""
     sampling.check(federation.clients)
@@ -33,5 +35,7 @@ def check_settings(
         protection.check(algorithm, initial if protection.table.has_distributed_noise else None)
     if at_clients is not None:
         at_clients.check(algorithm)
+    if fleet is not None and (protection is not None or at_clients is not None):
+        raise InputError("[system] lets clients drop out, which [privacy] does not account for. Use one of them.")
     if not algorithm.takes_complex and any(leaf.is_complex() for leaf in initial.values()):
         raise InputError(f"The model has complex parameters, and {type(algorithm).__name__} computes with real ones.")

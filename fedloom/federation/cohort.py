@@ -167,9 +167,13 @@ class Cohort:
             **messages,
         )
 
+    def _reached(self, work: ClientWork) -> ClientWork:
+        """Return the work of the clients that answer. In virtual time, some do not."""
+        return work
+
     def _ask(self, fn: ClientMethod, shared: Groups, keep: Keep, **messages: Any) -> Outcome:
         """Have the backend run `fn` on every client, and remember what it reports."""
-        work = self._work(fn, shared, keep, self.ids, **messages)
+        work = self._reached(self._work(fn, shared, keep, self.ids, **messages))
         self.calls += 1
         outcome = without_outliers(self, work, self.backend.run(work))
         # a network may lose clients: the round continues with those that answered

@@ -9,6 +9,9 @@ from functools import partial
 
 from fedloom.algorithm import Algorithm
 from fedloom.backends.protocol import Backend
+from fedloom.clock import clock as virtual
+from fedloom.clock.fleet import Fleet
+from fedloom.clock.timed_cohort import TimedCohort
 from fedloom.data.federation import Federation
 from fedloom.errors import Diverged, InputError, RoundAbandoned
 from fedloom.federation.blame import server_half
@@ -41,6 +44,7 @@ def fit(
     until: Callable[[RoundRecord], bool] | None = None,
     protection: Protection | None = None,
     at_clients: AtClients | None = None,
+    fleet: Fleet | None = None,
 ) -> Iterator[RoundRecord]:
     """Train until round `rounds` and yield a record after each round; `resume` continues after a snapshot.
 
@@ -48,11 +52,11 @@ def fit(
 
     The default backend is the serial one. `until` ends the run early, after the first record that it accepts.
     `protection` is the server's half of what protects the clients' answers, and `at_clients` says what
-    clients do by themselves.
+    clients do by themselves. With a `fleet`, the run has a virtual clock, which decides who answers in time.
     """
     task.see(federation)
     initial = task.initial()
-    check_settings(federation, algorithm, initial, rounds, sampling, protection, at_clients)
+    check_settings(federation, algorithm, initial, rounds, sampling, protection, at_clients, fleet)
     if backend is None:
         from fedloom.backends.serial import Serial
 
@@ -63,6 +67,7 @@ def fit(
     state = dict(resume.state) if resume else algorithm.init(task, initial)
     if protection is not None and GROUP in state:
         protection.restore(state.pop(GROUP))
+    clock = virtual.start(fleet, federation, algorithm, sampling, seed, state.pop(virtual.GROUP, None))
     del initial  # it may be large
     if rounds == 0:
         yield evaluated(Evaluator(backend, federation, algorithm, task), state, own, evaluation)
@@ -71,8 +76,14 @@ def fit(
         federation, arrivals = backend.begin_round(round, federation)
         evaluator = Evaluator(backend, federation, algorithm, task)
         with computing():
-            draw = protection.draw if protection is not None else partial(sampling.draw, federation.clients)
-            ids = (federation.everyone,) if algorithm.pooled else draw(round, seed)
+            if algorithm.pooled:
+                ids: tuple[int, ...] = (federation.everyone,)
+            elif clock is not None:
+                ids = clock.begin(round)
+            elif protection is not None:
+                ids = protection.draw(round, seed)
+            else:
+                ids = sampling.draw(federation.clients, round, seed)
             measuring = round % evaluation.every == 0 or round in (1, rounds)
             splits = evaluation.splits if measuring else ()
             everyone = evaluation.splits and (algorithm.pooled or evaluation.clients == "all")
@@ -80,7 +91,7 @@ def fit(
             clients: dict[Phase, ByClient] = {}
             clients["pre_fit"] = evaluator.clients(state, own, measured, splits, round)
             new_cohort = partial(
-                Cohort,
+                Cohort if clock is None else partial(TimedCohort, clock=clock),
                 backend,
                 algorithm,
                 task,
@@ -104,7 +115,7 @@ def fit(
             if at_clients is not None:
                 cohort.note(**at_clients.charge(round, int(federation.sizes("train").min()), algorithm))
             noise_alone = protection is not None and protection.releases_noise_alone
-            complete = algorithm.pooled or len(ids) >= cohort.needed
+            complete = algorithm.pooled or (len(ids) >= cohort.needed and (clock is None or clock.found_clients))
             # Poisson sampling may draw nobody: a round in which nothing changes, unless noise is released
             while complete and (ids or noise_alone):
                 try:
@@ -120,6 +131,10 @@ def fit(
                     cohort = new_cohort()
             clients["post_fit"] = {report.client: report.post_fit for report in cohort.reports if report.post_fit}
             remembered = {GROUP: protection.state} if protection is not None and protection.state else {}
+            passed = None
+            if clock is not None:
+                passed = clock.end()
+                remembered[virtual.GROUP] = clock.state
             record = RoundRecord(
                 round,
                 state | remembered,
@@ -135,6 +150,7 @@ def fit(
                 outliers=tuple(cohort.outliers),
                 arrivals=arrivals,
                 federation=federation,
+                time=passed,
             )
             reached = until is not None and until(record)
             reached = reached or (round < rounds and protection is not None and protection.is_spent)

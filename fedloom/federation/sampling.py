@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import Ge
+from numpy.typing import NDArray
 from pydantic import Strict, model_validator
 
 from fedloom import keys
 from fedloom.errors import InputError
 from fedloom.record import Count, Duration, NonNegative, Positive, Record, Share
+
+ANYBODY = 1e-9  # the quorum of a round that needs one client
+Allowed = Callable[[NDArray[np.int64]], NDArray[np.bool_]]  # which of these clients can take part
 
 
 class Sampling(Record):
@@ -40,9 +46,13 @@ class Sampling(Record):
     start_when: Count | tuple[str, ...] = 2
     """How many agents to wait for before the first round, or their names. Only on a network."""
     deadline: Duration = "10m"
-    """How long a round may take. Clients that have not answered by then are left out. Only on a network."""
+    """How long a round may take. Clients that have not answered by then are left out. On a network, and in the virtual
+    time of `[system]`.
+    """
     over_select: NonNegative = 0.0
-    """Invite this fraction of extra clients; the first to answer count. Only on a network."""
+    """Invite this fraction of extra clients; the first to answer count. On a network, and in the virtual time of
+    `[system]`.
+    """
     outlier_factor: Positive | Literal["off"] = 10.0
     """Leave out an update whose change is longer than this times the median of the round, if there are five updates or
     more and the server sums them. Changes shorter than 5 % of the model count as that long, and a client with more
@@ -83,10 +93,14 @@ class Sampling(Record):
         size = self.size(population)
         return int(np.ceil(self.quorum * size if self.quorum <= 1 else self.quorum))
 
-    def identity(self) -> dict[str, Any]:
-        """Return the values that decide the result: no waiting times, and network keys only if they were changed."""
+    def identity(self, in_virtual_time: bool = False) -> dict[str, Any]:
+        """Return the values that decide the result: network keys only if they were changed.
+
+        Waiting times decide nothing, except in virtual time.
+        """
+        waiting = set() if in_virtual_time else {"deadline"}
         values = self.model_dump(
-            mode="json", exclude_none=True, exclude={"start_when", "deadline", "max_abandoned", "max_clients"}
+            mode="json", exclude_none=True, exclude={"start_when", "max_abandoned", "max_clients", *waiting}
         )
         plain = {
             name: type(self).model_fields[name].default for name in ("over_select", "weight_cap", "outlier_factor")
@@ -109,30 +123,61 @@ class Sampling(Record):
         """Return whether all clients take part in this round, whatever the other values say."""
         return self.everyone_every is not None and round % self.everyone_every == 0
 
-    def draw(self, population: int, round: int, seed: int) -> tuple[int, ...]:
-        """Draw the clients of a round, in ascending order.
+    def enough(self, population: int, round: int) -> int | None:
+        """Return how many answers suffice, if the round asks more clients than that."""
+        return self.size(population) if self.over_select and not self.is_for_everyone(round) else None
+
+    def draw(self, population: int, round: int, seed: int, allowed: Allowed | None = None) -> tuple[int, ...]:
+        """Draw the clients of a round, in ascending order. `allowed` says which of some clients can take part.
 
         >>> Sampling(count=3).draw(1_000_000, round=1, seed=7) == Sampling(count=3).draw(1_000_000, round=1, seed=7)
         True
         """
-        if self.is_for_everyone(round):
-            return tuple(range(population))
         period = (round - 1) // self.redraw_every
         size = self.size(population)
-        if self.sampling == "window":
-            return tuple(sorted((period + offset) % population for offset in range(size)))
         key = keys.key(seed, "cohort", period)
-        if self.sampling == "poisson":
-            chosen = keys.hashes(key, population) < self.fraction * 2**32
-            return tuple(int(client) for client in np.flatnonzero(chosen))
-        if size == population:
-            return tuple(range(population))
-        if size * 2 > population:
-            return tuple(sorted(int(client) for client in keys.permutation(key, population)[:size]))
-        # a few of many: draw with repetition until enough are different, so the cost does not grow with the population
-        chosen_ids: dict[int, None] = {}
-        draws = size
-        while len(chosen_ids) < size:
-            draws *= 2
-            chosen_ids = dict.fromkeys(int(client) for client in keys.hashes(key, draws) * population >> 32)
-        return tuple(sorted(list(chosen_ids)[:size]))
+        if self.is_for_everyone(round) or (self.sampling == "fixed" and size == population):
+            ids = np.arange(population)
+        elif self.sampling == "window":
+            ids = np.sort((period + np.arange(size)) % population)
+        elif self.sampling == "poisson":
+            ids = np.flatnonzero(keys.hashes(key, population) < self.fraction * 2**32)
+        else:
+            return choose(key, size, population, allowed)
+        return tuple((ids if allowed is None else ids[allowed(ids)]).tolist())
+
+
+def choose(key: int, size: int, population: int, allowed: Allowed | None = None) -> tuple[int, ...]:
+    """Return the first `size` clients in a random order, or the first that are `allowed`: fewer if there are fewer.
+
+    >>> choose(7, 2, 5), choose(7, 2, 5, lambda ids: ids != 3)
+    ((0, 3), (0, 4))
+    """
+    # a few of many: draw with repetition until enough are different, so the cost does not grow with the population
+    draws = size
+    while size * 2 <= population and (allowed is None or draws < population):
+        draws *= 2
+        drawn = keys.hashes(key, draws) * population >> 32
+        chosen = list(dict.fromkeys((drawn if allowed is None else drawn[allowed(drawn)]).tolist()))
+        if len(chosen) >= size:
+            return tuple(sorted(chosen[:size]))
+    order = keys.permutation(key, population)
+    return tuple(sorted((order if allowed is None else order[allowed(order)])[:size].tolist()))
+
+
+class WideSampling(Sampling):
+    """A sampling that draws extra clients."""
+
+    def size(self, population: int) -> int:
+        return min(population, math.ceil(super().size(population) * (1 + self.over_select)))
+
+
+def widened(sampling: Sampling) -> Sampling:
+    """Return the sampling that invites extra clients, if `over_select` asks for them."""
+    if not sampling.over_select:
+        return sampling
+    quorum = min(sampling.quorum, ANYBODY)  # whoever counts the answers checks the rest
+    if sampling.sampling == "poisson":
+        fraction = min(1.0, sampling.fraction * (1 + sampling.over_select))
+        return sampling.model_copy(update={"fraction": fraction, "quorum": quorum})
+    return WideSampling(**{**sampling.model_dump(exclude_unset=True), "quorum": quorum})

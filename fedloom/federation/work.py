@@ -131,16 +131,20 @@ class ClientWork:
     max_examples: int | None = None  # a client with more training examples weighs as much as one with this many
     client_privacy: ClientPrivacy | None = None  # what clients do by themselves, with differential privacy
     first: int = 0  # the cohort position of ids[0]
+    seats: tuple[int, ...] | None = None  # the clients' places in `peers`; by default, their positions in the cohort
 
     def costs(self, place: Place) -> Sequence[int]:
         return [int(count) + 1 for count in place.federation.counts(self.ids, "train")]
 
     def part(self, begin: int, end: int) -> ClientWork:
-        return replace(self._rows(slice(begin, end)), ids=self.ids[begin:end], first=self.first + begin)
+        seats = None if self.seats is None else self.seats[begin:end]
+        return replace(self._rows(slice(begin, end)), ids=self.ids[begin:end], first=self.first + begin, seats=seats)
 
     def only(self, positions: Sequence[int]) -> ClientWork:
         """Return the same work for a smaller cohort, whose clients have these positions in this one."""
-        return replace(self._rows(torch.tensor(positions)), ids=tuple(self.ids[position] for position in positions))
+        seats = self.seats or range(self.first, self.first + len(self.ids))
+        ids, at = (tuple(of[position] for position in positions) for of in (self.ids, seats))
+        return replace(self._rows(torch.tensor(positions)), ids=ids, seats=at)
 
     def _rows(self, index: slice | Tensor) -> ClientWork:
         return replace(
@@ -225,7 +229,8 @@ class ClientWork:
         down = sum(tree.size(group) for group in self.shared.values()) + _bytes_of_one(self.each or {})
         if self.peers is not None and self.graph is not None:
             others = self.graph[position].clone()
-            others[self.first + position] = False  # a client does not receive what it sent itself
+            seat = self.first + position if self.seats is None else self.seats[position]
+            others[seat] = False  # a client does not receive what it sent itself
             down += _bytes_of_one(self.peers) * int(others.sum())
         return down
 

@@ -26,7 +26,7 @@ from fedloom.errors import FedloomError, InputError
 from fedloom.experiment import checkpoint
 from fedloom.federation.engine import RoundRecord, Snapshot, fit
 from fedloom.federation.evaluation import EvaluationWork
-from fedloom.federation.sampling import Sampling
+from fedloom.federation.sampling import Allowed, Sampling
 from fedloom.federation.work import ClientWork, Outcome, Work
 from fedloom.models.mlp import MLP
 from fedloom.task import Task
@@ -275,7 +275,7 @@ def _held(record: Snapshot | RoundRecord) -> dict[str, Groups]:
 class _Absent(Sampling):
     """All clients take part, except the second client in round 2."""
 
-    def draw(self, population: int, round: int, seed: int) -> tuple[int, ...]:
+    def draw(self, population: int, round: int, seed: int, allowed: Allowed | None = None) -> tuple[int, ...]:
         return tuple(client for client in range(population) if (round, client) != (2, 1))
 
 

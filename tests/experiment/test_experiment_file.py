@@ -153,3 +153,31 @@ def test_own_algorithms_are_named_by_file(tmp_path: Path) -> None:
 def test_a_byte_order_mark_is_fine(tmp_path: Path) -> None:
     (tmp_path / "e.toml").write_text("rounds = 3", encoding="utf-8-sig")
     assert experiment_file.load(tmp_path / "e.toml").rounds == 3
+
+
+def test_waiting_times_decide_the_result_in_virtual_time_only(tmp_path: Path) -> None:
+    def identity(text: str) -> str:
+        return experiment_file.identity(parse(text, tmp_path).description())
+
+    short, long = ('[cohort]\ndeadline = "1m"\n', '[cohort]\ndeadline = "2m"\n')
+    assert identity(short) == identity(long) == identity("")
+    timed = "[system]\nstep = 1.0\n"
+    assert len({identity(timed), identity(short + timed), identity(long + timed), identity("")}) == 4
+    assert identity(timed) == identity(timed + "[run]\nworkers = 2\n")
+
+
+def test_the_content_of_a_fleets_files_is_part_of_the_identity(tmp_path: Path) -> None:
+    text = '[system]\nspeed = { name = "file", file = "fleet.csv" }\n'
+    found = set()
+    for speed in (1, 2):
+        (tmp_path / "fleet.csv").write_text(f"client,speed\n0,{speed}\n")
+        found.add(experiment_file.identity(parse(text, tmp_path).description()))
+    assert len(found) == 2
+
+
+def test_the_fleet_is_among_the_resolved_tables() -> None:
+    resolved = parse("[system]\nspeed = { name = 'lognormal' }\n").resolved()
+    assert resolved["system"]["speed"] == {"name": "lognormal"}
+    assert parse("").resolved().keys() == resolved.keys() - {"system"}
+    with pytest.raises(InputError, match=r"\[system\] latency must be at least 0"):
+        parse("[system]\nlatency = -1.0\n")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedloom.clock.clock import ClientTime, RoundTime
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError, StoreError
 from fedloom.experiment import store as module
@@ -199,10 +200,11 @@ def test_a_run_that_is_extended_has_one_end(tmp_path: Path) -> None:
 
 def test_forgetting_removes_later_rounds_of_one_cell_from_every_table(tmp_path: Path) -> None:
     report = Report(0, 1, 1, ({"loss": 1.0},))
+    passed = RoundTime(1.0, 2.0, 3, (ClientTime(0, "counted", 1.0, 2.0, 0.5, 1),))
     with Store(tmp_path) as store:
         cell, other = store.cell("fedavg", 1), store.cell("fedavg", 2)
         for round in (1, 2, 3):
-            made = record(round, reports=(report,), public=((0, "scores", 1, 0.5),))
+            made = record(round, reports=(report,), public=((0, "scores", 1, 0.5),), time=passed)
             store.save(cell, made, TASK)
             store.save(other, made, TASK)
         store.forget_after(cell, 1)

@@ -39,6 +39,10 @@ class Search(Algorithm):
     def init_own(self, task: Task, model: Tree) -> Groups:
         return {}
 
+    def passes(self, method: str) -> float:
+        candidates = getattr(self, "population", 1)
+        return candidates / 3 if self.examples == "all" else 0.0  # an evaluation costs about a third of a gradient
+
     def ask(self, cohort: Cohort, population: Tree, model: Tree) -> Tensor:
         """Return the fitness of each candidate over all examples of the cohort."""
         shared = {"population": population, "fixed": without(model, population)}

@@ -47,3 +47,15 @@ CREATE TABLE public_numbers (
     cell INTEGER REFERENCES cells, round INTEGER, client INTEGER, name TEXT, about INTEGER, value REAL,
     PRIMARY KEY (cell, round, client, name, about)
 ) WITHOUT ROWID;
+
+-- version 3
+CREATE TABLE times (
+    cell INTEGER REFERENCES cells, round INTEGER, began REAL NOT NULL, ended REAL NOT NULL, available INTEGER NOT NULL,
+    asked INTEGER NOT NULL,
+    PRIMARY KEY (cell, round)
+) WITHOUT ROWID;
+CREATE TABLE client_times (
+    cell INTEGER REFERENCES cells, round INTEGER, client INTEGER, status TEXT NOT NULL, began REAL NOT NULL,
+    ended REAL NOT NULL, computing REAL NOT NULL, version INTEGER NOT NULL,
+    PRIMARY KEY (cell, round, client)
+) WITHOUT ROWID;

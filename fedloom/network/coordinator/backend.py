@@ -167,7 +167,7 @@ class NetworkBackend(Backend):
             partial(self.judge.check_trained, work, expected),
             self._deadline(),
             ledger_key=(cell.name, work.round, work.call, digest),
-            enough=self._enough(work.round),
+            enough=self.sampling.enough(self.roster.clients, work.round),
         )
         for update in known:
             self._reopen(call, update)
@@ -303,11 +303,6 @@ class NetworkBackend(Backend):
         self.attempt = self.pool.ledger.next_attempt()
         self.cell.round = 0
         return True
-
-    def _enough(self, round: int) -> int | None:
-        """Return how many answers suffice, if the round asks more clients than that."""
-        more = self.sampling.over_select and not self.sampling.is_for_everyone(round)
-        return self.sampling.size(self.roster.clients) if more else None
 
     def _begin_round(self, work: ClientWork) -> None:
         """Begin a round; delete updates of rounds that are checkpointed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -21,7 +20,7 @@ from fedloom.experiment.experiment_file import Experiment
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.run import run_plan
-from fedloom.federation.sampling import Sampling
+from fedloom.federation.sampling import widened
 from fedloom.federation.work import Place
 from fedloom.network.coordinator.agent_pool import AgentPool, ConnectedAgent
 from fedloom.network.coordinator.backend import NetworkBackend
@@ -36,13 +35,13 @@ from fedloom.record import seconds
 from fedloom.results.result import Result
 from fedloom.task import Task
 
-ANYBODY = 1e-9  # the quorum of a round that needs one client
-
 
 class NetworkRun:
     """Runs an experiment, from the first agent to the last round."""
 
     def __init__(self, experiment: Experiment, folder: Path, tell: Callable[[str], None] = print) -> None:
+        if experiment.system is not None:
+            raise InputError("[system] is for simulations: clients on a network take the time they take. Leave it out.")
         self.experiment, notes = federated(experiment)
         for note in notes:
             tell(note)
@@ -303,21 +302,3 @@ def _held_by_server(experiment: Experiment) -> Collection[str]:
     if isinstance(server, Mapping):
         return server.keys()
     return () if server == "none" else ("test",)
-
-
-class WideSampling(Sampling):
-    """A sampling that draws extra clients."""
-
-    def size(self, population: int) -> int:
-        return min(population, math.ceil(super().size(population) * (1 + self.over_select)))
-
-
-def widened(sampling: Sampling) -> Sampling:
-    """Return the sampling that invites extra clients, if `over_select` asks for them."""
-    if not sampling.over_select:
-        return sampling
-    quorum = min(sampling.quorum, ANYBODY)  # the backend checks the rest
-    if sampling.sampling == "poisson":
-        fraction = min(1.0, sampling.fraction * (1 + sampling.over_select))
-        return sampling.model_copy(update={"fraction": fraction, "quorum": quorum})
-    return WideSampling(**{**sampling.model_dump(exclude_unset=True), "quorum": quorum})

@@ -11,9 +11,9 @@ import pytest
 
 from fedloom.data.preprocessing import Column, Preprocessing
 from fedloom.experiment.progress import Silent
-from fedloom.federation.sampling import Sampling
+from fedloom.federation.sampling import Sampling, widened
 from fedloom.network.agent.agent import Agent
-from fedloom.network.coordinator.network_run import federated, widened
+from fedloom.network.coordinator.network_run import NetworkRun, federated
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.network.protocol.signatures import Signer
 from fedloom.network.protocol.token import Token
@@ -47,6 +47,14 @@ def test_what_needs_all_data_in_one_place_is_left_out_with_a_note() -> None:
     assert len(notes) == 2
     with pytest.raises(InputError, match="nothing to serve"):
         federated(parse({"algorithm": {"pooled": {}}}))
+
+
+def test_a_virtual_clock_is_not_for_a_network(tmp_path: Path) -> None:
+    from fedloom.errors import InputError
+    from fedloom.experiment.experiment_file import parse
+
+    with pytest.raises(InputError, match=r"\[system\] is for simulations"):
+        NetworkRun(parse({"system": {"step": 1.0}}), tmp_path)
 
 
 @pytest.mark.parametrize(

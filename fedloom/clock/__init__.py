@@ -1,0 +1,1 @@
+"""Clients as machines, and the virtual clock that counts what they take."""
