@@ -20,6 +20,8 @@ BUDGET = {  # room → its folders (or modules) and the most lines of code it ma
     "experiment, results, tuning": ("experiment results tuning", 4000),
     "network": ("network", 4200),  # 3,400, and 800 for keeping it safe on the internet
     "privacy": ("privacy audits", 1500),
+    "clock and compression": ("clock compression", 1000),
+    "live page": ("watch", 1000),
     "the rest": ("", 1700),
 }
 CORE_MODULES = (
