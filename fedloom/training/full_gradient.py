@@ -11,7 +11,8 @@ from fedloom.errors import InputError
 from fedloom.task import Task
 from fedloom.training import generators
 from fedloom.training.clients import Clients
-from fedloom.training.local import gradient_of, passes_over, with_zeros
+from fedloom.training.correction import with_zeros
+from fedloom.training.local import gradient_of, passes_over
 from fedloom.training.modules import load
 from fedloom.training.training_rows import check_finite, training_rows
 from fedloom.tree import Tree, row, stack

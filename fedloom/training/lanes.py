@@ -20,11 +20,12 @@ from fedloom.errors import TrainingError
 from fedloom.task import Task
 from fedloom.training import generators, optimizers
 from fedloom.training.clients import Setup
+from fedloom.training.correction import Correct, Step
 from fedloom.training.evaluation import batch
 from fedloom.training.fast_paths import load_shared, must_agree, watched_step
 from fedloom.training.local import StepTensors, client_step, clip, load_client, one_pass
 from fedloom.training.masking import Masked
-from fedloom.training.schedule import ClientResult, ClientSchedule, Correct, Step, TrainingJob
+from fedloom.training.schedule import ClientResult, ClientSchedule, TrainingJob
 from fedloom.training.settings import Training
 from fedloom.training.tape import CannotRecord, Tape, recorded
 from fedloom.tree import Groups, Tree, clone, row, select

@@ -6,23 +6,24 @@ chooses between them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedloom.errors import TrainingError
 from fedloom.task import Task
 from fedloom.training import generators, optimizers
-from fedloom.training.batch_view import Batch, Passes
+from fedloom.training.batch_view import Passes
 from fedloom.training.clients import Clients
+from fedloom.training.correction import Correct, Step, corrected, reads_batch
 from fedloom.training.evaluation import batch, passes
 from fedloom.training.masking import Masked
 from fedloom.training.modules import load
-from fedloom.training.schedule import ClientResult, ClientSchedule, Correct, Step, TrainingJob, reads_batch
+from fedloom.training.schedule import ClientResult, ClientSchedule, TrainingJob
 from fedloom.training.settings import Training
 from fedloom.training.tape import Sealed
 from fedloom.training.training_rows import check_finite
@@ -203,25 +204,13 @@ def client_step(
     task: Task, training: Training, correct: Correct | None, tensors: StepTensors, batch_passes: Passes, count: int
 ) -> Tensor:
     """Take one step of local training on `count` examples, as a loop in plain torch does. Return the loss."""
-    module_tensors = task.tensors
     leaves = {name: tensors.parameters[name] for name in task.trainable}
     buffers = clone(tensors.buffers) if correct else {}
-    with module_tensors.replaced({**tensors.parameters, **tensors.buffers}):
+    with task.tensors.replaced({**tensors.parameters, **tensors.buffers}):
         loss, found = gradient_of(task, batch_passes, count, leaves)
     if correct is not None:
-
-        def grad_at(weights: Tree) -> Tree:
-            if has_hooks(module_tensors.parameters.values()):
-                raise TrainingError("The model has hooks on its parameters, which are not known at other weights.")
-            there = {name: weights[name].detach().requires_grad_() for name in task.trainable}
-            # only the real step may change buffers: this pass gets copies, which are thrown away
-            with module_tensors.replaced({**tensors.parameters, **there, **clone(buffers)}):
-                return with_zeros(gradient_of(task, batch_passes, count, there)[1], there)
-
-        params = {name: leaf.detach() for name, leaf in leaves.items()}
-        seen = Batch(task, tensors.parameters, buffers, batch_passes) if reads_batch(correct) else None
-        step = Step(with_zeros(found, leaves), params, tensors.start, grad_at, seen)
-        found = dict(correct(step, tensors.shared, tensors.own))
+        gradient_at = partial(gradient_of, task, batch_passes, count)
+        found = corrected(correct, task, tensors, buffers, batch_passes, gradient_at, found)
     gradient = {name: found[name] for name in leaves if found[name] is not None}
     if training.clip is not None:
         gradient = clip(gradient, training.clip)
@@ -263,18 +252,8 @@ def _backward(loss: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
     return [g if g is None or g.layout == torch.strided else g.to_dense() for g in found]
 
 
-def with_zeros(gradient: Mapping[str, Any], leaves: Mapping[str, Tensor]) -> Tree:
-    """Return a gradient with zeros for leaves that the batch did not use."""
-    return {name: torch.zeros_like(leaves[name]) if g is None else g for name, g in gradient.items()}
-
-
 def clip(gradient: Mapping[str, Tensor], largest: float) -> Tree:
     """Scale a gradient down to a norm of at most `largest`."""
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(leaf) for leaf in gradient.values()]))
     factor = (largest / (norm + 1e-6)).clamp(max=1.0)
     return {name: leaf * factor for name, leaf in gradient.items()}
-
-
-def has_hooks(parameters: Iterable[Tensor]) -> bool:
-    """Whether functions are registered that see or change gradients of parameters."""
-    return any(leaf._backward_hooks or leaf._post_accumulate_grad_hooks for leaf in parameters)

@@ -14,10 +14,11 @@ from torch import Tensor
 from fedloom import keys
 from fedloom.task import Task
 from fedloom.training import generators
+from fedloom.training.correction import Correct, has_hooks
 from fedloom.training.evaluation import batch
 from fedloom.training.fast_paths import load_shared, must_agree, watched_step
-from fedloom.training.local import StepTensors, client_step, has_hooks, step_on_rows, train_client
-from fedloom.training.schedule import ClientResult, ClientSchedule, Correct, TrainingJob
+from fedloom.training.local import StepTensors, client_step, step_on_rows, train_client
+from fedloom.training.schedule import ClientResult, ClientSchedule, TrainingJob
 from fedloom.training.settings import Training
 from fedloom.training.tape import CannotRecord, Tape, recorded
 from fedloom.tree import size

@@ -8,51 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fedloom import keys
-from fedloom.errors import InputError
 from fedloom.task import Task
 from fedloom.training.clients import Clients
+from fedloom.training.correction import Correct
 from fedloom.training.evaluation import evaluate
 from fedloom.training.settings import Training
 from fedloom.training.training_rows import check_finite, needs_validation, training_rows
 from fedloom.tree import Groups, Tree, clone
-
-if TYPE_CHECKING:
-    from fedloom.training.batch_view import Batch
-
-
-@dataclass(frozen=True)
-class Step:
-    """What an algorithm's `correct` hook sees of one local step. All tensors belong to one client."""
-
-    grad: Tree
-    params: Tree
-    start: Tree  # the weights that this client began the round with
-    grad_at: Callable[[Tree], Tree]  # returns the gradient of the same batch at other weights
-    seen: Batch | None = None
-
-    @property
-    def batch(self) -> Batch:
-        """The batch, and what the model makes of it at any weights; for algorithms that declare `reads_batch`."""
-        if self.seen is None:
-            raise InputError(
-                "`step.batch` is only for algorithms with `reads_batch = True`, whose clients are trained one by one. "
-                "With differential privacy of examples, there is no such look at a batch."
-            )
-        return self.seen
-
-
-Correct = Callable[[Step, Groups, Groups], Tree]
-
-
-def reads_batch(correct: Correct | None) -> bool:
-    """Whether the algorithm of a `correct` hook declares that the hook looks at the batch itself."""
-    return bool(getattr(getattr(correct, "__self__", None), "reads_batch", False))
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
+from fedloom.training.correction import reads_batch
 from fedloom.training.fast_paths import reused
 from fedloom.training.lanes import LaneTrainer, lane_trainer
 from fedloom.training.local import SingleClientTrainer, client_tensors
 from fedloom.training.recorded import RecordedTrainer
-from fedloom.training.schedule import ClientResult, TrainingJob, reads_batch
+from fedloom.training.schedule import ClientResult, TrainingJob
 
 LANES = 10  # fewer lanes do not pay for the cost of vmap
 SMALL_MODEL = 256 * 1024  # bytes: above this, stacked weights leave the cache

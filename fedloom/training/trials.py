@@ -20,8 +20,9 @@ from fedloom.errors import TrainingError
 from fedloom.task import Task
 from fedloom.training import evaluation, generators
 from fedloom.training.clients import Setup
+from fedloom.training.correction import has_hooks
 from fedloom.training.lanes import LaneTrainer
-from fedloom.training.local import StepTensors, client_step, gradient_of, has_hooks, one_pass
+from fedloom.training.local import StepTensors, client_step, gradient_of, one_pass
 from fedloom.training.modules import load
 from fedloom.training.recorded import RecordedTrainer
 from fedloom.training.settings import Training

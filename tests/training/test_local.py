@@ -30,7 +30,6 @@ from tests.conftest import (
     Normed,
     Recurrent,
     federation,
-    numbers_federation,
 )
 from tests.training.helpers import (
     ADAM_KEEP,
@@ -139,62 +138,6 @@ def test_a_gradient_within_the_bound_is_not_clipped() -> None:
     gradient = {"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}
     assert torch.equal(clip(gradient, 10.0)["a"], gradient["a"])
     assert clip(gradient, 1.0)["b"].item() == pytest.approx(0.8, abs=1e-6)
-
-
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("group", [1, 4])
-def test_a_proximal_correction_is_the_gradient_of_the_proximal_term(model: str, group: int) -> None:
-    task, data = Task(MODELS[model], dtype="float64"), federation(RAGGED)
-    training = Training(lr=0.1, batch_size=16, epochs=2)
-    trained = fit(task, data, training, group, correct=Prox(mu=0.5).correct)
-    assert_trees_close(trained.model, fit(task, data, training, 1, correct=Prox(mu=0.5).correct).model, 1e-9)
-    assert tree.sha256(trained.model) != tree.sha256(fit(task, data, training, group).model)
-
-
-def test_fedprox_by_hand() -> None:
-    data = numbers_federation([[1.0], [2.0], [3.0]], [2.0, 3.0, 5.0], [3])
-    model = nn.Linear(1, 1, bias=False)
-    nn.init.constant_(model.weight, 0.5)
-    task = Task(model, loss="mse", metrics=[], dtype="float64")
-    x, y, start = np.array([1.0, 2.0, 3.0]), np.array([2.0, 3.0, 5.0]), 0.5
-    w = start
-    for _ in range(3):
-        w -= 0.01 * (2 * np.mean((w * x - y) * x) + 0.7 * (w - start))
-    trained = fit(task, data, Training(lr=0.01, epochs=3, batch_size="full"), correct=Prox(mu=0.7).correct)
-    assert trained.model["weight"].item() == pytest.approx(w, rel=1e-13)
-
-
-class Spectral(nn.Module):
-    """Its buffers decide about its output, and every call in training moves them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.out = nn.utils.parametrizations.spectral_norm(nn.Linear(FEATURES, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(x)
-
-
-def twice_minus_once(step: Step, shared: Groups, own: Groups) -> Tree:
-    return tree.sub(tree.scale(step.grad, 2.0), step.grad_at(step.params))
-
-
-@pytest.mark.parametrize(
-    ("model", "batch_size", "group"),
-    [
-        *((model, 8, group) for model in MODELS.values() for group in (1, 3)),
-        *((model, 8, 1) for model in (Spectral, Noisy, Recurrent)),
-        *((model, "full", 1) for model in (Normed, Noisy)),
-    ],
-)
-def test_the_gradient_at_the_present_weights_is_the_present_gradient(
-    model: type[nn.Module], batch_size: Any, group: int
-) -> None:
-    task, data = Task(model, dtype="float64"), federation((9, 21))
-    training = Training(batch_size=batch_size, epochs=2)
-    settings = {"micro_batch": 6}  # so that a full batch has more than one pass
-    corrected = fit(task, data, training, group, correct=twice_minus_once, **settings)
-    assert_trees_close(corrected.model, fit(task, data, training, group, **settings).model)
 
 
 @pytest.mark.parametrize("group", [1, 3])

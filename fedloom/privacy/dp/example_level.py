@@ -24,10 +24,11 @@ from fedloom.errors import InputError, TrainingError
 from fedloom.privacy.dp import accounting, clipping, noise
 from fedloom.privacy.dp.accounting import Mechanism
 from fedloom.training import generators, optimizers
+from fedloom.training.correction import Step
 from fedloom.training.evaluation import batch, passes
 from fedloom.training.local import clip
 from fedloom.training.modules import load
-from fedloom.training.schedule import ClientResult, Step, TrainingJob
+from fedloom.training.schedule import ClientResult, TrainingJob
 from fedloom.training.settings import Training
 from fedloom.training.training_rows import training_rows
 from fedloom.tree import Tree

@@ -1,0 +1,87 @@
+"""An algorithm's correction of the gradient: what its `correct` hook sees of one local step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedloom.errors import InputError, TrainingError
+from fedloom.task import Task
+from fedloom.training.batch_view import Batch, Passes
+from fedloom.tree import Groups, Tree, clone
+
+if TYPE_CHECKING:
+    from fedloom.training.local import StepTensors
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an algorithm's `correct` hook sees of one local step. All tensors belong to one client."""
+
+    grad: Tree
+    params: Tree
+    start: Tree  # the weights that this client began the round with
+    grad_at: Callable[[Tree], Tree]  # returns the gradient of the same batch at other weights
+    seen: Batch | None = None
+
+    @property
+    def batch(self) -> Batch:
+        """The batch, and what the model makes of it at any weights; for algorithms that declare `reads_batch`."""
+        if self.seen is None:
+            raise InputError(
+                "`step.batch` is only for algorithms with `reads_batch = True`, whose clients are trained one by one. "
+                "With differential privacy of examples, there is no such look at a batch."
+            )
+        return self.seen
+
+
+Correct = Callable[[Step, Groups, Groups], Tree]
+
+
+def reads_batch(correct: Correct | None) -> bool:
+    """Whether the algorithm of a `correct` hook declares that the hook looks at the batch itself."""
+    return bool(getattr(getattr(correct, "__self__", None), "reads_batch", False))
+
+
+def corrected(
+    correct: Correct,
+    task: Task,
+    tensors: StepTensors,
+    buffers: Tree,
+    passes: Passes,
+    gradient_at: Callable[[Mapping[str, Tensor]], tuple[Tensor, dict[str, Any]]],
+    found: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return what a `correct` hook makes of a step's gradient.
+
+    `found` is the gradient, `buffers` are copies from before the step, and `gradient_at` returns the loss of the same
+    batch and its gradient with respect to some leaves, which must be in the module.
+    """
+    leaves = {name: tensors.parameters[name] for name in task.trainable}
+
+    def grad_at(weights: Tree) -> Tree:
+        if has_hooks(task.tensors.parameters.values()):
+            raise TrainingError("The model has hooks on its parameters, which are not known at other weights.")
+        there = {name: weights[name].detach().requires_grad_() for name in task.trainable}
+        # only the real step may change buffers: this pass gets copies, which are thrown away
+        with task.tensors.replaced({**tensors.parameters, **there, **clone(buffers)}):
+            return with_zeros(gradient_at(there)[1], there)
+
+    params = {name: leaf.detach() for name, leaf in leaves.items()}
+    seen = Batch(task, tensors.parameters, buffers, passes) if reads_batch(correct) else None
+    step = Step(with_zeros(found, leaves), params, tensors.start, grad_at, seen)
+    return dict(correct(step, tensors.shared, tensors.own))
+
+
+def with_zeros(gradient: Mapping[str, Any], leaves: Mapping[str, Tensor]) -> Tree:
+    """Return a gradient with zeros for leaves that the batch did not use."""
+    return {name: torch.zeros_like(leaves[name]) if g is None else g for name, g in gradient.items()}
+
+
+def has_hooks(parameters: Iterable[Tensor]) -> bool:
+    """Whether functions are registered that see or change gradients of parameters."""
+    return any(leaf._backward_hooks or leaf._post_accumulate_grad_hooks for leaf in parameters)
