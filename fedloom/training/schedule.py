@@ -14,11 +14,11 @@ from torch import Tensor
 
 from fedloom import keys
 from fedloom.task import Task
+from fedloom.training.best_epoch import BestEpoch
 from fedloom.training.clients import Clients
 from fedloom.training.correction import Correct
-from fedloom.training.evaluation import evaluate
 from fedloom.training.settings import Training
-from fedloom.training.training_rows import check_finite, needs_validation, training_rows
+from fedloom.training.training_rows import check_finite, training_rows
 from fedloom.tree import Groups, Tree, clone
 
 
@@ -62,8 +62,7 @@ class ClientSchedule:
         self.total = max(1, round(training.epochs * self.per_epoch))
         self.steps = 0
         self.history: list[dict[str, float]] = []
-        self.best: tuple[float, Tree, Tree, int] | None = None  # loss, weights, optimiser, and the steps so far
-        self.epochs_without_gain = 0
+        self.best = BestEpoch(job.task, job.data, position, job.training.patience)
         self._shuffle()
 
     def _shuffle(self) -> None:
@@ -108,32 +107,14 @@ class ClientSchedule:
         check_finite(loss)
         self.history.append({"loss": loss})
         if self.job.data.watch_epochs or self.job.training.patience:
-            done = self._validate(*state()) or done
+            done = self.best.measure(self.history[-1], *state(), self.steps) or done
         if not done:
             self._shuffle()
         return done
 
-    def _validate(self, weights: Tree, optimizer: Tree) -> bool:
-        """Evaluate the validation split. Return True when patience is used up."""
-        job = self.job
-        measured = evaluate(job.task, weights, job.data, self.position, "validation").values(job.task)
-        job.task.module.train()
-        self.history[-1].update({f"validation_{name}": value for name, value in measured.items()})
-        if job.training.patience is None:
-            return False
-        if not measured:
-            raise needs_validation(job.data.name(self.position))
-        if self.best is None or measured["loss"] < self.best[0] or math.isnan(self.best[0]):
-            self.best, self.epochs_without_gain = (measured["loss"], clone(weights), clone(optimizer), self.steps), 0
-        else:
-            self.epochs_without_gain += 1
-        return self.epochs_without_gain >= job.training.patience
-
     def finish(self, weights: Tree, optimizer: Tree) -> ClientResult:
         """Write the client's weights to its row: with patience those of the best epoch, else these."""
-        steps = self.steps
-        if self.best is not None:
-            _, weights, optimizer, steps = self.best  # count only the steps that led to these weights
+        weights, optimizer, steps = self.best.kept or (weights, optimizer, self.steps)
         for name, leaf in weights.items():
             self.job.trained[name][self.position].copy_(leaf)
         changes = self.job.training.changes_rate
