@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test slow docs summary crosscheck flower benchmarks lint lock lint-deploy install clean
+.PHONY: demo test slow browser docs summary crosscheck flower benchmarks lint lock lint-deploy install clean
 
 demo: install
 	$(BIN)/fedloom demo
@@ -13,11 +13,18 @@ test: $(VENV)/.tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	-$(BIN)/python tools/count_lines.py
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not browser"
 
 # what takes long: every odd model and loss in every way that fedloom computes it
 slow: $(VENV)/.tests
 	$(BIN)/python -m pytest -n 2 -m slow
+
+# the page of `fedloom watch` in the system's Chromium, and the types of its JavaScript; both are skipped where they cannot run
+browser: $(VENV)/.tests
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[browser]"
+	if command -v npx > /dev/null; then npx --yes --package typescript tsc -p tests/browser/tsconfig.json; \
+		else echo "npx is not installed: the types of the page's JavaScript are not checked."; fi
+	$(BIN)/python -m pytest -rs -m browser tests/browser
 
 # the documentation site, in site/: a broken link or anchor is an error; nothing is fetched while it is built or read
 docs: $(VENV)/.docs

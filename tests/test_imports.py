@@ -40,6 +40,7 @@ LAYERS = [
     ["federation.engine"],
     ["catalogue", "experiment", "results", "tuning", "papers"],
     ["audits"],
+    ["watch"],
     ["network"],
     ["flower"],
     ["testing"],

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from fedloom import __version__
-from fedloom.cli import auditing, data, flower, network, planning, results, running
+from fedloom.cli import auditing, data, flower, network, planning, results, running, watching
 from fedloom.cli.shared import Group, say
 from fedloom.errors import FedloomError
 
@@ -22,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (running.app, planning.app, results.app, network.app):
+for commands in (running.app, planning.app, results.app, watching.app, network.app):
     app.add_typer(commands)
 for name, group in {
     "data": data.app,

@@ -15,6 +15,7 @@ from fedloom.data.federation import Federation
 from fedloom.errors import FedloomError, QuorumError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.checks import check_target
+from fedloom.experiment.control import PAUSED, Control
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import CLOCK, Progress
 from fedloom.experiment.step_cost import step_seconds
@@ -39,6 +40,7 @@ class Cell:
     label: str
     seed: int
     progress: Progress
+    control: Control
 
     @property
     def algorithm(self) -> Algorithm:
@@ -113,6 +115,8 @@ class Cell:
             at_clients=self._at_clients(backend),
             fleet=self._fleet(group.store, federation, task),
         )
+        if not self._hold(group.store, saved, should_stop):
+            return False
         abandoned = group.store.abandoned(self.number)
         for record in records:
             if record.federation is not None and record.federation is not federation:  # on a network, others joined
@@ -139,7 +143,8 @@ class Cell:
                 self.progress.note(f"{self.title} stops after round {record.round}: it has no ε left for another one.")
             last = record.round == self.plan.rounds or reached
             stopping = not last and should_stop()
-            saving = last or stopping or record.round % self.plan.settings.checkpoint_every == 0
+            saving = last or stopping or self.control.pauses
+            saving = saving or record.round % self.plan.settings.checkpoint_every == 0
             group.store.save(self.number, record, task, durable=saving)
             if self.plan.settings.keep_models:
                 checkpoint.keep_model(self.checkpoints, record.round, self.algorithm.server_model(task, record.state))
@@ -161,9 +166,19 @@ class Cell:
                     raise QuorumError(f"No round of {self.label} had enough clients: nothing was learnt.{why}")
                 group.store.set_status(self.number, "done", weights_sha256=sha)
                 return True
-            if stopping:
+            if stopping or not self._hold(group.store, record.round, should_stop):
                 return False
         return True
+
+    def _hold(self, store: Store, round: int, should_stop: Callable[[], bool]) -> bool:
+        """Wait while the run is paused, and let others see that; return whether it goes on."""
+        if not self.control.pauses:
+            return True
+        store.set_fact(PAUSED, round)
+        try:
+            return self.control.hold(should_stop)
+        finally:
+            store.set_fact(PAUSED, None)
 
     def _protection(self, federation: Federation, backend: Backend) -> Protection | None:
         """Return the server's half of [privacy], which keeps its secrets in the cell's folder."""

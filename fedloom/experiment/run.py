@@ -19,6 +19,7 @@ from fedloom.data.federation import Federation
 from fedloom.errors import UNKNOWN, FedloomError, InputError, ParameterError, nearest
 from fedloom.experiment import parallel
 from fedloom.experiment.cell import Cell
+from fedloom.experiment.control import PAUSED, Control
 from fedloom.experiment.experiment_file import (
     EvaluateTable,
     RunTable,
@@ -129,8 +130,12 @@ def run_plan(
     check_plan(plan.privacy, plan.cohort, plan.algorithms.values())
     with claimed(folder, fresh), Store(folder) as store:
         same_experiment(store, folder, plan)
+        control = Control(folder, progress)
+        control.begin()
+        if store.fact(PAUSED) is not None:  # a process ended during a pause
+            store.set_fact(PAUSED, None)
         cells = [
-            Cell(plan, folder, store.cell(label, seed), label, seed, progress)
+            Cell(plan, folder, store.cell(label, seed), label, seed, progress, control)
             for seed in plan.seeds
             for label in plan.algorithms
         ]
@@ -145,7 +150,8 @@ def run_plan(
                     for cell in cells:
                         store.set_status(cell.number, "failed", error=str(error))
                     raise
-                parallel.train(cells, groups, should_stop, [group.kill for group in groups])
+                kill = [group.kill for group in groups]
+                parallel.train(cells, groups, lambda: should_stop() or control.stops(), kill)
     return Result.read(folder, plan)
 
 

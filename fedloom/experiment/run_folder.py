@@ -14,6 +14,7 @@ import tomli_w
 
 from fedloom import files
 from fedloom.errors import InputError, StoreError
+from fedloom.experiment.control import FILE
 from fedloom.experiment.experiment_file import differences
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.store import Store
@@ -24,7 +25,7 @@ GLANCE = 0.5  # seconds to wait for a lock: another process may hold it just to 
 # What fedloom writes into a run's folder besides pictures. The database goes last, so that a removal that was cut short
 # can be repeated.
 WRITTEN = (
-    *("cells", "network", "tables", "figures", "export", "experiment.toml", "report.html", "audit.json"),
+    *("cells", "network", "tables", "figures", "export", "experiment.toml", "report.html", "audit.json", FILE),
     *("run.db-wal", "run.db-shm", "run.db"),
 )
 
@@ -111,6 +112,7 @@ def same_experiment(store: Store, folder: Path, plan: Plan) -> None:
             f"{folder} was run for {done} rounds, more than the {plan.rounds} asked for now. Use --fresh to start over."
         )
     store.set_fact("description", described)
+    store.set_fact("rounds", plan.rounds)
     if plan.resolved is not None:
         files.write_atomically(folder / "experiment.toml", tomli_w.dumps(dict(plan.resolved)).encode())
 

@@ -12,8 +12,12 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedloom import files
 from fedloom.data.federation import Federation
@@ -173,12 +177,31 @@ class Store:
             names = [column[0] for column in cursor.description]
             return [dict(zip(names, row, strict=True)) for row in cursor]
 
-    def client_values(self, cell: int, phase: str, split: str, metric: str) -> list[tuple[int, int, float | None]]:
-        """Return round, client number and value of one metric of one cell: faster than `rows` for many clients."""
-        query = """SELECT round, client, value FROM client_metrics WHERE cell = ? AND phase = ? AND split = ? AND
-            metric = ? ORDER BY round, client"""
+    def client_values(self, cell: int, phase: str, split: str, metric: str, after: int = -1) -> NDArray[np.float64]:
+        """Return round, client number and value of one metric of one cell, in the rounds after one of them.
+
+        This is faster than `rows` for many clients. An undefined value is infinite.
+        """
+        query = """SELECT round, client, ifnull(value, 9e999) FROM client_metrics WHERE cell = ? AND round > ? AND
+            phase = ? AND split = ? AND metric = ? ORDER BY round, client"""
+        return self._numbers(query, 3, cell, after, phase, split, metric)
+
+    def participations(self, cell: int, after: int = -1) -> NDArray[np.float64]:
+        """Return round, client number, bytes up and bytes down of every participation in the rounds after one."""
+        query = """SELECT round, client, bytes_up, bytes_down FROM participants WHERE cell = ? AND round > ?
+            ORDER BY round, client"""
+        return self._numbers(query, 4, cell, after)
+
+    def marked(self, cell: int, name: str, after: int = -1) -> NDArray[np.float64]:
+        """Return the round and the number of every client that a round after one of them is marked with."""
+        query = "SELECT round, client FROM public_numbers WHERE cell = ? AND round > ? AND name = ? ORDER BY 1, 2"
+        return self._numbers(query, 2, cell, after, name)
+
+    def _numbers(self, query: str, columns: int, *values: Any) -> NDArray[np.float64]:
         with self._transaction("BEGIN") as database:
-            return database.execute(query, (cell, phase, split, metric)).fetchall()
+            rows = database.execute(query, values).fetchall()
+        flat = np.fromiter(chain.from_iterable(rows), np.float64, columns * len(rows))
+        return flat.reshape(-1, columns)
 
     def participating(self, cell: int) -> list[int]:
         """Return the numbers of the clients that took part at least once."""

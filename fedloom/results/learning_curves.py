@@ -69,14 +69,18 @@ def _panels(run: RunData, metric: str, split: str) -> tuple[Panels, int]:
     undefined = 0
     for panel in TITLES:
         for label, seed in run.cells:
-            if panel == "server":
-                values = _one_a_round(run.server_values(label, seed, metric, split))
-            else:
-                values = run.client_values(label, seed, panel, metric, split)
+            values = panel_values(run, label, seed, panel, metric, split)
             undefined += values.undefined
             if len(values):
                 panels.setdefault(panel, {}).setdefault(label, []).append(values.by_round())
     return panels, undefined
+
+
+def panel_values(run: RunData, label: str, seed: int, panel: str, metric: str, split: str = "test") -> ClientValues:
+    """The values of one cell that a panel shows: at its clients, or one a round if the server measured them."""
+    if panel == "server":
+        return _one_a_round(run.server_values(label, seed, metric, split))
+    return run.client_values(label, seed, panel, metric, split)
 
 
 def _one_a_round(curve: Curve) -> ClientValues:
@@ -112,7 +116,7 @@ def _draw(panels: Panels, styles: Styles, metric: str, split: str, note: str) ->
     right = LEFT + len(bands) * (PANEL + GAP) - GAP
     width = right + 0.61 + max(name.get_window_extent().width for name in names.values()) / figure.dpi
     crowded = len(shown) > MOST_BANDS
-    lines = textwrap.wrap(_caption(seeds, set(bands), crowded) + note, int(width * 20))
+    lines = textwrap.wrap(caption(seeds, set(bands), crowded) + note, int(width * 20))
     bottom, plot = BOTTOM + 0.13 * len(lines), max(HEIGHT, LINE * len(shown))
     height = bottom + plot + TOP
     figure.set_size_inches(width, height)
@@ -188,7 +192,8 @@ def spread_places(wanted: Sequence[float], gap: float, low: float, high: float) 
     return [max(low, min(level, most)) + number * gap for number, level in enumerate(levels)]
 
 
-def _caption(seeds: int, panels: set[str], crowded: bool) -> str:
+def caption(seeds: int, panels: set[str], crowded: bool) -> str:
+    """Say what lines and bands show."""
     if seeds > 1:
         means = "seeds" if panels == {"server"} else "clients and seeds"
         bands = "Bands would hide the lines." if crowded else "Bands: 95 % t interval over seeds."

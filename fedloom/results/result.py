@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -118,7 +118,8 @@ class Result:
                 )
                 for cell in read_cells(store, folder)
             )
-        return Result(folder, folder.resolve().name, _overall(runs), runs, rule, tuple(map(short_name, metrics)), plan)
+        status = overall({run.status for run in runs}, any(run.abandoned for run in runs))
+        return Result(folder, folder.resolve().name, status, runs, rule, tuple(map(short_name, metrics)), plan)
 
     @property
     def finished(self) -> bool:
@@ -385,9 +386,8 @@ def _preprocessing_of(seed: int) -> Callable[[Plan], Preprocessing]:
     return lambda plan: plan.federation(seed).preprocessing
 
 
-def _overall(runs: Sequence[CellResult]) -> str:
+def overall(statuses: set[str], abandoned: bool) -> str:
     """The status of the whole run: the worst of its cells', or `degraded` if some rounds of it did not count."""
-    statuses = {run.status for run in runs} or {"waiting"}
-    done = "degraded" if any(run.abandoned for run in runs) else "done"
     worst_first = ("failed", "running", "interrupted", "stopped", "waiting")
-    return next((status for status in worst_first if status in statuses), done)
+    done = "degraded" if abandoned else "done"
+    return next((status for status in worst_first if status in statuses), done if statuses else "waiting")

@@ -58,6 +58,23 @@ class ClientValues:
     def __len__(self) -> int:
         return len(self.values)
 
+    @staticmethod
+    def of(table: Floats) -> ClientValues:
+        """Take a table with the columns round, client and value; leave out values that are not finite."""
+        finite = np.isfinite(table[:, 2])
+        kept = table[finite]
+        rounds, clients = kept[:, 0].astype(np.int64), kept[:, 1].astype(np.int64)
+        return ClientValues(rounds, clients, kept[:, 2], len(table) - len(kept))
+
+    def followed_by(self, later: ClientValues) -> ClientValues:
+        """Return these values and those of later rounds."""
+        return ClientValues(
+            np.concatenate([self.rounds, later.rounds]),
+            np.concatenate([self.clients, later.clients]),
+            np.concatenate([self.values, later.values]),
+            self.undefined + later.undefined,
+        )
+
     def by_round(self) -> Stats:
         """Statistics over clients, for each round."""
         return grouped(self.rounds, self.values)
@@ -165,6 +182,21 @@ class RunData:
             for row in rows
         }
         return RunData(folder, cells, metrics, tuple(clients), facts)
+
+    def reread(self) -> RunData:
+        """Read the run as it is now. Of what clients measured, only rounds that are new are read."""
+        now = RunData.read(self.folder)
+        with open_store(self.folder) as store:
+            for key, known in list(self._read.items()):  # other threads may add to it
+                if key[0] == "participants" and known:  # the label trains at clients, or on everybody's examples
+                    now._read[key] = known
+                elif isinstance(known, ClientValues) and len(known) and key[2] in ("pre_fit", "post_fit"):
+                    label, seed, phase, metric, split = key
+                    cell, last = now.cells.get((label, seed)), int(known.rounds.max())
+                    if cell is not None and cell["rounds_done"] >= last:  # otherwise some rounds were taken back
+                        later = ClientValues.of(store.client_values(cell["id"], phase, split, metric, after=last))
+                        now._read[key] = known.followed_by(later)
+        return now
 
     @property
     def name(self) -> str:
@@ -340,11 +372,7 @@ class RunData:
     def _stored_values(self, label: str, seed: int, phase: str, metric: str, split: str) -> ClientValues:
         def read(store: Store) -> ClientValues:
             cell = self.cells.get((label, seed))
-            rows = store.client_values(cell["id"], phase, split, metric) if cell else []
-            kept = [row for row in rows if row[2] is not None and math.isfinite(row[2])]
-            table = np.array(kept, dtype=np.float64).reshape(-1, 3)
-            rounds, clients = table[:, 0].astype(np.int64), table[:, 1].astype(np.int64)
-            return ClientValues(rounds, clients, table[:, 2], len(rows) - len(kept))
+            return ClientValues.of(store.client_values(cell["id"], phase, split, metric) if cell else np.empty((0, 3)))
 
         values: ClientValues = self._cached((label, seed, phase, metric, split), read)
         return values

@@ -57,5 +57,5 @@ def test_the_commands_are_listed_in_the_order_in_which_you_need_them() -> None:
     )
     assert list(root.commands) == [
         *(*expected.split(), "export", "remove"),
-        *("serve", "join", "status", "data", "agents", "audit", "flower"),
+        *("watch", "serve", "join", "status", "data", "agents", "audit", "flower"),
     ]

@@ -417,3 +417,24 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
     store.close()
     with pytest.raises(StoreError, match="closed"):
         store.cells()
+
+
+def test_numbers_of_clients_can_be_read_from_a_round_on(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        cell = store.cell("fedavg", 1)
+        for round in (1, 2, 3):
+            store.save(cell, record(round, left_out=(1,) if round == 3 else ()), TASK)
+        found = store.client_values(cell, "post_fit", "test", "accuracy", after=1)
+        assert found.tolist() == [[2, 0, 0.8], [2, 1, 0.4], [3, 0, 0.8], [3, 1, 0.4]]
+        assert store.participations(cell, after=2).tolist() == [[3, 0, 100, 200], [3, 1, 100, 200]]
+        assert len(store.participations(cell)) == 6
+        assert store.marked(cell, "left_out").tolist() == [[3, 1]]
+        assert store.marked(cell, "left_out", after=3).shape == (0, 2)
+        assert store.marked(cell, "outlier").shape == (0, 2)
+
+
+def test_an_undefined_value_of_a_client_is_not_finite(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        cell = store.cell("fedavg", 1)
+        store.save(cell, record(1, clients={"post_fit": {0: {"test": ranked([0.5], [1])}}}), RANKING)
+        assert store.client_values(cell, "post_fit", "test", "auroc").tolist() == [[1, 0, math.inf]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from fedloom.experiment.plan import Plan
 from fedloom.experiment.run import run_plan
 from fedloom.experiment.run_folder import locked
 from fedloom.experiment.store import Store
-from fedloom.results.result import CellResult, Result, _overall
+from fedloom.results.result import CellResult, Result, overall
 from fedloom.results.run_data import RunData
 from tests.experiment.small_run import ALGORITHMS, run
 
@@ -124,7 +123,7 @@ def test_the_fingerprint_covers_all_cells_in_any_order_and_waits_for_the_last_on
 
 
 @pytest.mark.parametrize(
-    ("statuses", "overall"),
+    ("statuses", "worst"),
     [
         ([], "waiting"),
         (["done", "done"], "done"),
@@ -134,13 +133,13 @@ def test_the_fingerprint_covers_all_cells_in_any_order_and_waits_for_the_last_on
         (["running", "failed", "done"], "failed"),
     ],
 )
-def test_the_status_of_a_run_is_the_worst_of_its_cells(statuses: list[str], overall: str) -> None:
-    assert _overall([replace(cell(), status=status) for status in statuses]) == overall
+def test_the_status_of_a_run_is_the_worst_of_its_cells(statuses: list[str], worst: str) -> None:
+    assert overall({*statuses}, abandoned=False) == worst
 
 
 def test_a_run_in_which_some_rounds_did_not_count_is_degraded() -> None:
-    assert _overall([cell(), replace(cell(), abandoned=1)]) == "degraded"
-    assert _overall([replace(cell(), status="failed"), replace(cell(), abandoned=1)]) == "failed"
+    assert overall({"done"}, abandoned=True) == "degraded"
+    assert overall({"failed", "done"}, abandoned=True) == "failed"
 
 
 def test_json_names_the_headline_only_if_it_differs_from_the_end() -> None:

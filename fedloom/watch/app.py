@@ -1,0 +1,212 @@
+"""The page's requests: files of the page, what the views show, a stream that says when something changed."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import HTTPException
+from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from pydantic import BaseModel
+
+from fedloom import __version__
+from fedloom.errors import FedloomError
+from fedloom.experiment.control import Wish, read_control, write_wish
+from fedloom.watch import views
+from fedloom.watch.guard import Guarded, Sessions, own_hosts
+from fedloom.watch.live_run import LiveRun
+
+STATIC = Path(__file__).parent / "static"
+FILES = {path.name: path for path in sorted(STATIC.iterdir())}
+GLANCE = 0.25  # seconds between two looks at the files of the runs, while somebody watches
+ALIVE = 10.0  # seconds after which the stream says something, so that a broken connection is noticed
+Json = dict[str, Any]
+
+
+class Operator(Protocol):
+    """What a coordinator adds to the page: its agents, and what an operator can do about them."""
+
+    def state(self) -> Json:
+        """Return what the coordinator is doing now."""
+
+    def act(self, deed: str, name: str) -> Json:
+        """Do something: invite an agent, or revoke one; raise `FedloomError` if that cannot be done."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page to serve: some runs, and who may do what."""
+
+    runs: Sequence[LiveRun]
+    is_token: Callable[[Request, str], bool]
+    hosts: Collection[str] = ()
+    private: bool = False  # whether the token is needed to see anything
+    operator: Operator | None = None
+    is_own_host: Callable[[str], bool] | None = None
+    closing: Callable[[], bool] = lambda: False
+    recognise: Callable[[Request], None] = lambda request: None
+    sessions: Sessions = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sessions", Sessions(self.is_token))
+
+    def reader(self, request: Request) -> None:
+        """Refuse a request that may not read."""
+        if not self.private:
+            return
+        self.writer(request)
+
+    def writer(self, request: Request) -> None:
+        """Refuse a request that is not the operator's."""
+        if not self.sessions.is_open(request):
+            raise HTTPException(401, "The operator's token is needed.")
+        self.recognise(request)
+
+    def run(self, number: int) -> LiveRun:
+        """Return the run with a number."""
+        if not 0 <= number < len(self.runs):
+            raise HTTPException(404, "There is no such run.")
+        return self.runs[number]
+
+
+def same_token(known: str) -> Callable[[Request, str], bool]:
+    """Return a function that compares a token with the known one, in constant time."""
+    return lambda request, given: hmac.compare_digest(given.encode(), known.encode())
+
+
+class Login(BaseModel):
+    """What the form sends."""
+
+    token: str
+
+
+class Control(BaseModel):
+    """What the operator wishes a run to do."""
+
+    wish: Wish
+
+
+class Deed(BaseModel):
+    """What the operator does about agents."""
+
+    deed: str
+    name: str = ""
+
+
+def make_app(page: Page) -> FastAPI:
+    """Return the application of a page."""
+    app = FastAPI(title="fedloom watch", openapi_url=None, docs_url=None, redoc_url=None)
+    app.add_middleware(Guarded, is_own_host=page.is_own_host or own_hosts(page.hosts))
+    reads, writes = Depends(page.reader), Depends(page.writer)
+
+    @app.exception_handler(FedloomError)
+    def _told(request: Request, error: FedloomError) -> JSONResponse:
+        return JSONResponse({"detail": str(error)}, status_code=409)
+
+    @app.get("/")
+    def index() -> Response:
+        return FileResponse(FILES["index.html"])
+
+    @app.get("/static/{name}")
+    def static(name: str) -> Response:
+        if name not in FILES:
+            raise HTTPException(404, "There is no such file.")
+        return FileResponse(FILES[name])
+
+    @app.get("/api/page")
+    def about(request: Request) -> Json:
+        known = page.sessions.is_open(request)
+        if page.private and not known:
+            return {"version": __version__, "locked": True, "operator": False, "federation": False}
+        runs = [{"number": number, "folder": str(run.folder)} for number, run in enumerate(page.runs)]
+        about = {"version": __version__, "locked": False, "operator": known, "federation": page.operator is not None}
+        return {**about, "runs": runs, "shades": views.shades(), "marks": ["took part", *views.MARK_WORDS]}
+
+    @app.get("/api/runs/{number}", dependencies=[reads])
+    def overview(number: int) -> Json:
+        live = page.run(number)
+        return views.overview(live.data(), read_control(live.folder))
+
+    @app.get("/api/runs/{number}/curves", dependencies=[reads])
+    def curves(number: int, metric: str, panel: str) -> Json:
+        return views.curves(page.run(number).data(), metric, panel)
+
+    @app.get("/api/runs/{number}/clients", dependencies=[reads])
+    def clients(number: int, label: str, seed: int, metric: str, phase: str) -> Json:
+        return views.clients(page.run(number), label, seed, metric, phase)
+
+    @app.get("/api/runs/{number}/matrix", dependencies=[reads])
+    def matrix(number: int, label: str, seed: int, metric: str, phase: str, after: int = 0) -> Response:
+        content = views.matrix(page.run(number), label, seed, metric, phase, after)
+        return Response(content, media_type="application/octet-stream")
+
+    @app.get("/api/runs/{number}/distribution", dependencies=[reads])
+    def distribution(number: int, metric: str, phase: str, seed: int, round: int | None = None) -> Json:
+        return views.distribution(page.run(number).data(), metric, phase, seed, round)
+
+    @app.get("/api/runs/{number}/settings", dependencies=[reads])
+    def settings(number: int) -> Json:
+        live = page.run(number)
+        return {**views.settings(live.data()), "cautions": live.cautions()}
+
+    @app.get("/api/events", dependencies=[reads])
+    async def events() -> StreamingResponse:
+        return StreamingResponse(_changes(page), media_type="text/event-stream")
+
+    @app.post("/api/login")
+    def login(request: Request, given: Login) -> Response:
+        cookie = page.sessions.open(request, given.token)
+        if cookie is None:
+            raise HTTPException(401, "This is not the operator's token.")
+        return JSONResponse({}, headers={"set-cookie": cookie})
+
+    @app.post("/api/logout", dependencies=[writes])
+    def logout(request: Request) -> Response:
+        return JSONResponse({}, headers={"set-cookie": page.sessions.close(request)})
+
+    @app.post("/api/runs/{number}/control", dependencies=[writes])
+    def control(number: int, given: Control) -> Json:
+        live = page.run(number)
+        write_wish(live.folder, given.wish)
+        return read_control(live.folder)
+
+    @app.get("/api/federation", dependencies=[writes])
+    def federation() -> Json:
+        return _operator(page).state()
+
+    @app.post("/api/federation", dependencies=[writes])
+    def act(given: Deed) -> Json:
+        return _operator(page).act(given.deed, given.name)
+
+    return app
+
+
+def _operator(page: Page) -> Operator:
+    if page.operator is None:
+        raise HTTPException(404, "These runs have no agents.")
+    return page.operator
+
+
+async def _changes(page: Page) -> AsyncIterator[str]:
+    """Say which runs have changed, as long as somebody listens. Nobody looks at their files otherwise."""
+    yield "retry: 500\n\n"
+    known: dict[int, object] = {}
+    silent = 0.0
+    while not page.closing():
+        changed = []
+        for number, live in enumerate(page.runs):
+            stamp = live.stamp()
+            if known.get(number) != stamp:
+                known[number] = stamp
+                changed.append(number)
+        silent += GLANCE
+        if changed or silent >= ALIVE:  # without news it is a sign of life; a process may have ended without a word
+            yield f"data: {json.dumps({'runs': changed})}\n\n"
+            silent = 0.0
+        await asyncio.sleep(GLANCE)

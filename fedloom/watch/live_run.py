@@ -1,0 +1,99 @@
+"""A run's folder that may still grow: read again when it changes, and only what is new."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from fedloom.experiment.store import Store
+from fedloom.results.report_warnings import cautions
+from fedloom.results.run_data import Floats, RunData
+
+SHARE = 20  # cautions need the whole run: they take at most one part in this many of the time
+MARKS = ("left_out", "outlier", "late", "refused")  # why an answer of a client did not count
+
+
+@dataclass
+class Cell:
+    """What is known about who took part in one cell, up to a round."""
+
+    upto: int = 0
+    participations: Floats = field(default_factory=lambda: np.empty((0, 4)))
+    marked: dict[str, Floats] = field(default_factory=lambda: {name: np.empty((0, 2)) for name in MARKS})
+
+
+class LiveRun:
+    """Reads one run's folder. Several threads may use it.
+
+    The run's database is only read: a writer never waits for a reader. Nothing happens until somebody asks.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._stamp: object = None
+        self._data = RunData.read(folder)  # raises an error if this is not a run
+        self._cells: dict[int, Cell] = {}
+        self._cautions: tuple[object, list[str]] = (None, [])
+        self._due = 0.0
+
+    def stamp(self) -> tuple[int, ...]:
+        """Return numbers that change when the run's process has written something; they cost two or three stats."""
+        found: list[int] = []
+        for name in ("run.db", "run.db-wal", "control.json"):
+            try:
+                status = (self.folder / name).stat()
+                found += [status.st_ino, status.st_mtime_ns, status.st_size]
+            except OSError:
+                found += [0, 0, 0]
+        return tuple(found)
+
+    def data(self) -> RunData:
+        """Return the run as it is now."""
+        with self._lock:
+            return self._current()
+
+    def _current(self) -> RunData:
+        stamp = self.stamp()  # first: what is written while we read is read the next time
+        if stamp != self._stamp:
+            fresh = isinstance(self._stamp, tuple) and self._stamp[0] != stamp[0]
+            self._data = RunData.read(self.folder) if fresh or self._stamp is None else self._data.reread()
+            if fresh:  # another run has taken the folder's place
+                self._cells.clear()
+            self._stamp = stamp
+        return self._data
+
+    def cell(self, label: str, seed: int) -> tuple[RunData, Cell]:
+        """Return the run, and who took part in one of its cells."""
+        with self._lock:
+            run = self._current()
+            row = run.cells[label, seed]
+            known = self._cells.get(row["id"], Cell())
+            if row["rounds_done"] < known.upto:  # some rounds were taken back
+                known = Cell()
+            with Store(self.folder, read_only=True) as store:
+                later = store.participations(row["id"], known.upto)
+                marked = {
+                    name: np.concatenate([before, store.marked(row["id"], name, known.upto)])
+                    for name, before in known.marked.items()
+                }
+            rounds = np.concatenate([later[:, 0], *(table[:, 0] for table in marked.values()), [known.upto]])
+            found = Cell(int(rounds.max()), np.concatenate([known.participations, later]), marked)
+            self._cells[row["id"]] = found
+            return run, found
+
+    def cautions(self, now: Callable[[], float] = time.monotonic) -> list[str]:
+        """Return what the report would warn of, perhaps of a moment ago: it is computed rarely in a large run."""
+        with self._lock:
+            run = self._current()
+            stamp, known = self._cautions
+            if stamp != self._stamp and (now() >= self._due or stamp is None):
+                began = now()
+                known = cautions(run)
+                self._cautions, self._due = (self._stamp, known), now() + SHARE * (now() - began)
+            return known

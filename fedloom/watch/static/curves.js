@@ -1,0 +1,55 @@
+// Curves of every algorithm and seed, with their intervals; several runs side by side on the same axes.
+
+import { AXES, drawLines, ranges } from "./chart.js";
+import { choice, el, get, shown, tick } from "./dom.js";
+
+/** @typedef {import("./page.js").Context} Context */
+/** @typedef {import("./chart.js").AxisName} AxisName */
+
+/** @param {HTMLElement} into @param {Context} context @returns {() => Promise<void>} */
+export function open(into, context) {
+  const { state } = context;
+  const bar = el("div", { class: "bar" });
+  const grid = el("div", { class: "runs" });
+  into.replaceChildren(bar, grid);
+  const redo = () => { context.remember(); void update(); };
+  bar.append(
+    choice("Metric", context.metrics().map((one) => [one.name, one.name]), state.metric, (value) => { state.metric = value; redo(); }),
+    choice("Measured", Object.entries(context.panels()), state.panel, (value) => { state.panel = value; redo(); }),
+    choice("Against", /** @type {[string, string][]} */ (Object.entries(AXES)), state.axis, (value) => { state.axis = /** @type {AxisName} */ (value); redo(); }),
+    tick("Intervals", state.bands, (on) => { state.bands = on; redo(); }),
+    tick("Every seed", state.eachSeed, (on) => { state.eachSeed = on; redo(); }),
+  );
+  const boxes = context.overviews.map((run) => {
+    const box = { title: el("h2", {}, context.overviews.length > 1 ? run.name : "Curves"), chart: el("div"), caption: el("p", { class: "note" }), table: el("div", { class: "scroll" }) };
+    grid.append(el("div", {}, box.title, box.chart, box.caption, box.table));
+    return box;
+  });
+
+  async function update() {
+    const found = await Promise.all(context.overviews.map((_, number) => get(`runs/${number}/curves`, { metric: state.metric, panel: state.panel })));
+    const metric = context.metrics().find((one) => one.name === state.metric);
+    const has = found.every((one) => one.lines.every((/** @type {any} */ line) => state.axis in line.x));
+    const axis = has ? state.axis : "rounds";
+    const visible = found.flatMap((one) => one.lines).filter((line) => !state.hidden.has(line.label));
+    const range = found.length > 1 && visible.length ? ranges(visible, axis, state.eachSeed) : undefined;
+    found.forEach((one, number) => {
+      const box = boxes[number];
+      const run = context.overviews[number];
+      const styles = new Map(run.labels.map((style) => [style.label, style]));
+      const title = `${state.metric} of ${run.name}, ${(context.panels()[state.panel] ?? "").toLowerCase()}`;
+      drawLines(box.chart, { lines: one.lines, styles, axis, metric, title, bands: state.bands && !one.crowded, seeds: state.eachSeed, hidden: state.hidden, range, toggle: (label) => { if (!state.hidden.delete(label)) state.hidden.add(label); redo(); } });
+      const lacking = has ? "" : ` ${AXES[state.axis]}: not measured in ${found.length > 1 ? "every run" : "this run"}, so rounds are shown.`;
+      box.caption.textContent = one.lines.length ? one.caption + lacking : "Nothing has been measured yet.";
+      const rows = [...one.lines].filter((line) => line.mean.length).map((line) => ({ line, last: line.mean.length - 1 }));
+      rows.sort((a, b) => (metric?.up === false ? 1 : -1) * (Number(a.line.mean[a.last]) - Number(b.line.mean[b.last])));
+      const body = rows.map(({ line, last }) => {
+        const [low, high] = [line.low[last], line.high[last]];
+        return el("tr", {}, el("th", { class: "text", scope: "row" }, line.label), el("td", {}, line.x.rounds[last]), el("td", {}, shown(line.mean[last], metric)), el("td", {}, high > low ? `${shown(low, metric)} to ${shown(high, metric)}` : "–"), el("td", {}, line.seeds.length));
+      });
+      const head = ["algorithm", "round", state.metric, "band", "seeds"].map((words, place) => el("th", { class: place ? "" : "text", scope: "col" }, words));
+      box.table.replaceChildren(rows.length ? el("table", {}, el("caption", { class: "note" }, "The last round that all seeds of an algorithm have reached, the best first."), el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...body)) : "");
+    });
+  }
+  return update;
+}

@@ -1,0 +1,259 @@
+// The page: which view is open, what it shows, and when it changes.
+
+import * as clients from "./clients.js";
+import * as curves from "./curves.js";
+import * as distribution from "./distribution.js";
+import * as matrix from "./matrix.js";
+import * as settings from "./settings.js";
+import { byId, bytes, choice, clock, duration, el, get, onTheme, post, redraw, Refused } from "./dom.js";
+
+/** @typedef {{label: string, seed: number, status: string, rounds_done: number, error: string | null, started: string | null, finished: string | null}} Cell */
+/** @typedef {{wish: string, time: string, running: boolean, paused: number | null}} Control */
+/** @typedef {{name: string, folder: string, status: string, rounds: number | null, cells: Cell[], labels: import("./dom.js").Style[], seeds: number[], metrics: import("./dom.js").Metric[], panels: Record<string, string>, clients: number, started: string | null, finished: string | null, seconds_left: number | null, seconds: number, bytes_up: number, bytes_down: number, epsilon: {label: string, seed: number, spent: number, word: string, about: string, budget: number | null}[], control: Control, network: boolean}} Overview */
+/** @typedef {{run: number, view: string, metric: string, panel: string, phase: string, label: string, seed: number, axis: import("./chart.js").AxisName, round: number | null, client: number | null, hidden: Set<string>, eachSeed: boolean, bands: boolean, sort: string, down: boolean, filter: string, paint: string}} State */
+/** @typedef {{state: State, about: any, overviews: Overview[], run: () => Overview, metrics: () => import("./dom.js").Metric[], panels: () => Record<string, string>, runChoice: () => HTMLElement[], remember: () => void, refresh: () => Promise<void>, ask: (words: string, button: string) => Promise<boolean>, fail: (error: unknown) => void}} Context */
+/** @typedef {{title: string, open: (into: HTMLElement, context: Context) => () => Promise<void>, when?: () => boolean}} View */
+
+/** @type {State} */
+const state = { run: 0, view: "curves", metric: "", panel: "", phase: "", label: "", seed: 0, axis: "rounds", round: null, client: null, hidden: new Set(), eachSeed: false, bands: true, sort: "number", down: false, filter: "", paint: "value" };
+/** @type {Record<string, View>} */
+const views = {
+  curves: { title: "Curves", open: curves.open },
+  clients: { title: "Clients", open: clients.open },
+  matrix: { title: "Rounds", open: matrix.open },
+  distribution: { title: "Distribution", open: distribution.open },
+  settings: { title: "Settings and cautions", open: settings.open },
+};
+/** @type {Context} */
+const context = {
+  state,
+  about: {},
+  overviews: [],
+  run: () => context.overviews[state.run],
+  metrics: () => context.run().metrics,
+  panels: () => Object.assign({}, ...context.overviews.map((run) => run.panels)),
+  runChoice: () => (context.overviews.length > 1 ? [choice("Run", context.overviews.map((run, number) => [String(number), run.name]), String(state.run), (value) => { state.run = Number(value); remember(); reopen(); })] : []),
+  remember,
+  refresh: () => refresh(true),
+  ask,
+  fail,
+};
+/** @type {(() => Promise<void>) | null} */
+let update = null;
+let opened = "";
+
+function remember() {
+  const kept = { ...state, hidden: [...state.hidden] };
+  history.replaceState(null, "", `#${encodeURIComponent(JSON.stringify(kept))}`);
+}
+
+function recall() {
+  try {
+    const kept = JSON.parse(decodeURIComponent(location.hash.slice(1)));
+    for (const key of /** @type {(keyof State)[]} */ (Object.keys(state))) {
+      if (key === "hidden") { if (Array.isArray(kept.hidden)) state.hidden = new Set(kept.hidden.map(String)); }
+      else if (typeof kept[key] === typeof state[key] || key === "round" || key === "client") /** @type {any} */ (state)[key] = kept[key] ?? state[key];
+    }
+  } catch { /* there is nothing to recall */ }
+}
+
+/** Choose what exists instead of what does not. */
+function settle() {
+  state.run = Math.min(Math.max(state.run, 0), context.overviews.length - 1);
+  const run = context.run();
+  /** @param {string[]} known @param {string} value */
+  const known = (known, value) => (known.includes(value) ? value : known[0] ?? "");
+  const panels = Object.keys(context.panels());
+  state.metric = known(run.metrics.map((one) => one.name), state.metric);
+  state.panel = known(panels, state.panel);
+  state.phase = known(panels.filter((one) => one !== "server"), state.phase);
+  state.label = known(run.labels.map((one) => one.label), state.label);
+  state.seed = Number(known(run.seeds.map(String), String(state.seed)));
+  state.view = known(Object.keys(views).filter((name) => views[name].when?.() ?? true), state.view);
+}
+
+function tabs() {
+  const names = Object.keys(views).filter((name) => views[name].when?.() ?? true);
+  /** @param {string} name */
+  const select = (name) => { state.view = name; remember(); reopen(); byId(`tab-${name}`).focus(); };
+  redraw(byId("tabs"), () => byId("tabs").replaceChildren(...names.map((name, place) => el("button", {
+    type: "button", role: "tab", id: `tab-${name}`, "aria-selected": String(name === state.view), "aria-controls": "view", tabindex: name === state.view ? 0 : -1, onclick: () => select(name),
+    onkeydown: (/** @type {KeyboardEvent} */ event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (step) { event.preventDefault(); select(names[(place + step + names.length) % names.length]); }
+    },
+  }, views[name].title))));
+  byId("view").setAttribute("aria-labelledby", `tab-${state.view}`);
+}
+
+/** Draw the toolbar of the open view again: another view was chosen, or there is more to choose from. */
+function reopen() {
+  settle();
+  tabs();
+  opened = signature();
+  delete document.body.dataset.drawn;
+  const run = context.run();
+  if (!run.metrics.length && ["curves", "clients", "matrix", "distribution"].includes(state.view)) {
+    update = null;
+    byId("view").replaceChildren(el("p", { class: "note" }, run.status === "running" ? "The first round has not finished yet." : "No round has been measured."));
+    return;
+  }
+  update = views[state.view].open(byId("view"), context);
+  void redo();
+}
+
+const signature = () => JSON.stringify([state.view, state.run, context.about.operator, context.overviews.map((run) => [run.name, run.metrics, run.labels, run.seeds, run.panels])]);
+
+/** @type {Promise<void> | null} */
+let working = null;
+let again = false;
+
+/** Bring the open view up to date, one request at a time: what happens meanwhile is one more. */
+async function redo() {
+  if (working) { again = true; return; }
+  do {
+    again = false;
+    working = (update ? update() : Promise.resolve()).catch(fail);
+    await working;
+    working = null;
+  } while (again);
+  document.body.dataset.drawn = state.view;
+}
+
+/** @param {unknown} error */
+function fail(error) {
+  if (error instanceof Refused && error.status === 401) { void start(); return; }
+  if (error instanceof TypeError) return; // the server is away: the stream says so
+  byId("alerts").replaceChildren(el("div", {}, error instanceof Error ? error.message : String(error)));
+}
+
+function overview() {
+  const boxes = context.overviews.map((run, number) => {
+    const done = run.cells.reduce((sum, cell) => sum + cell.rounds_done, 0);
+    const all = (run.rounds ?? 0) * run.cells.length;
+    const finished = run.cells.filter((cell) => cell.status === "done").length;
+    const words = run.status === "running" && run.control.wish === "pause" ? (run.control.paused === null ? "pausing" : "paused") : run.status;
+    const tone = { failed: "bad", interrupted: "bad", degraded: "warn", done: "good", paused: "warn", pausing: "warn" }[words] ?? "";
+    const time = run.seconds_left !== null && words !== "paused" ? ["about " + duration(run.seconds_left), "left"] : [duration(run.seconds), "of computing"];
+    /** @param {string} big @param {string} small @param {string} [tone] */
+    const card = (big, small, tone = "") => el("div", { class: "card" }, el("b", { class: tone }, big), el("span", {}, small));
+    const spent = run.epsilon.map((one) => card(`ε ${one.spent.toPrecision(3)}${one.budget ? ` of ${one.budget}` : ""}`, `${one.label}, seed ${one.seed}: ${one.word}`));
+    return el("div", {},
+      context.overviews.length > 1 ? el("h2", {}, run.name) : null,
+      el("div", { class: "cards" },
+        card(words, run.finished ? `since ${clock(run.finished)}` : run.started ? `began ${clock(run.started)}` : "not begun", tone),
+        card(all ? `${done} of ${all}` : String(done), run.cells.length > 1 ? `rounds; ${finished} of ${run.cells.length} cells done` : "rounds"),
+        card(time[0], time[1]),
+        card(String(run.clients), "clients"),
+        card(bytes(run.bytes_up), "sent by clients"), card(bytes(run.bytes_down), "received by clients"), ...spent),
+      all ? el("progress", { max: all, value: done, "aria-label": `Rounds of ${run.name}` }) : null,
+      controls(run, number));
+  });
+  redraw(byId("overview"), () => byId("overview").replaceChildren(el("div", { class: "runs" }, ...boxes)));
+  byId("title").textContent = context.overviews.map((run) => run.name).join(", ");
+  byId("where").textContent = context.overviews.map((run) => run.folder).join(", ");
+  document.title = `${context.overviews.map((run) => `${run.name}: ${run.status}`).join(", ")} · fedloom`;
+}
+
+/** @param {Overview} run @param {number} number */
+function controls(run, number) {
+  const { wish, running, paused, time } = run.control;
+  const since = time ? ` since ${clock(time)}` : "";
+  const words = wish === "pause" ? (running ? (paused === null ? "The run pauses after the round that is running." : `Paused after round ${paused}${since}.`) : `A pause is asked for${since}: the run waits when it is started again.`)
+    : wish === "stop" ? (running ? "The run stops after the round that is running." : "") : wish ? "control.json in the run’s folder cannot be read: it is ignored." : "";
+  const said = words ? el("p", { class: "warn" }, words) : null;
+  if (!context.about.operator) {
+    return el("div", {}, said, running || wish === "pause" ? askForToken(number) : null);
+  }
+  /** @param {string} wanted */
+  const send = (wanted) => post(`runs/${number}/control`, { wish: wanted }).then(() => refresh(true)).catch(fail);
+  const buttons = [
+    running && !wish ? el("button", { type: "button", onclick: () => send("pause") }, "Pause") : null,
+    wish === "pause" ? el("button", { type: "button", onclick: () => send("continue") }, "Continue") : null,
+    running && wish !== "stop" ? el("button", { type: "button", onclick: async () => { if (await ask(`Stop ${run.name} after the round that is running? The command that started it continues it later.`, "Stop the run")) void send("stop"); } }, "Stop") : null,
+    el("button", { type: "button", onclick: () => post("logout", {}).then(start).catch(fail) }, "Forget the token"),
+  ];
+  return el("div", {}, said, el("div", { class: "bar" }, ...buttons.filter((one) => one !== null)));
+}
+
+/** @type {Map<number, HTMLElement>} */
+const forms = new Map();
+
+/** The form of a run, always the same one: a new round must not close it, or empty it while somebody types. @param {number} number */
+function askForToken(number) {
+  const made = forms.get(number) ?? el("details", {}, el("summary", {}, "Pause or stop"), loginForm(`token-${number}`));
+  forms.set(number, made);
+  return made;
+}
+
+/** @param {string} id */
+function loginForm(id) {
+  const input = el("input", { type: "password", id, autocomplete: "off", required: true, size: 34 });
+  const said = el("p", { class: "bad", role: "alert" });
+  const submit = async (/** @type {Event} */ event) => {
+    event.preventDefault();
+    try {
+      await post("login", { token: input.value });
+      forms.clear();
+      await start();
+    } catch (error) {
+      said.textContent = error instanceof Error ? error.message : String(error);
+    }
+  };
+  return el("form", { onsubmit: submit }, el("div", { class: "bar" }, el("label", { for: id }, "The operator’s token", input), el("button", { type: "submit" }, "Use it")), said);
+}
+
+/** @param {string} words @param {string} button @returns {Promise<boolean>} */
+function ask(words, button) {
+  return new Promise((answer) => {
+    const made = el("dialog", { "aria-label": button, onclose: () => { answer(made.returnValue === "yes"); made.remove(); } },
+      el("p", {}, words), el("form", { method: "dialog" }, el("div", { class: "bar" }, el("button", { value: "no" }, "Cancel"), el("button", { value: "yes" }, button))));
+    document.body.append(made);
+    made.showModal();
+  });
+}
+
+/** @param {boolean} always */
+async function refresh(always) {
+  try {
+    context.overviews = await Promise.all(context.about.runs.map((/** @type {any} */ one) => get(`runs/${one.number}`)));
+  } catch (error) { fail(error); return; }
+  settle();
+  overview();
+  if (signature() !== opened) reopen();
+  else if (always) await redo();
+}
+
+/** @type {EventSource | null} */
+let stream = null;
+
+function listen() {
+  stream?.close();
+  stream = new EventSource("api/events");
+  stream.onopen = () => { byId("live").textContent = "Live"; byId("live").className = "on"; };
+  stream.onerror = () => {
+    byId("live").textContent = "Reconnecting …";
+    byId("live").className = "";
+    if (stream?.readyState === EventSource.CLOSED) setTimeout(start, 1000); // it was refused: ask again what is allowed
+  };
+  stream.onmessage = (event) => { void refresh(JSON.parse(event.data).runs.length > 0); };
+}
+
+async function start() {
+  try {
+    context.about = await get("page");
+  } catch { setTimeout(start, 1000); return; }
+  byId("footer").textContent = `fedloom ${context.about.version}. Nothing on this page comes from elsewhere. fedloom report writes the page to hand in.`;
+  byId("locked").hidden = !context.about.locked;
+  byId("page").hidden = context.about.locked;
+  if (context.about.locked) { stream?.close(); byId("live").textContent = "Locked"; byId("locked-form").replaceChildren(loginForm("token")); return; }
+  opened = "";
+  await refresh(true);
+  listen();
+}
+
+let timer = 0;
+addEventListener("resize", () => { clearTimeout(timer); timer = window.setTimeout(() => void redo(), 120); });
+onTheme(() => void redo());
+recall();
+void start();

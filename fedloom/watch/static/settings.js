@@ -1,0 +1,32 @@
+// What is run, where, and what a careful reader should know: the report's cautions.
+
+import { el, get } from "./dom.js";
+
+/** @typedef {import("./page.js").Context} Context */
+
+/** @param {string[]} cautions */
+export function warnings(cautions) {
+  return el("div", { class: "warnings" }, el("b", {}, cautions.length ? "Before you trust these numbers" : "No cautions"), el("ul", {}, ...cautions.map((one) => el("li", {}, one))));
+}
+
+/** @param {HTMLElement} into @param {Context} context @returns {() => Promise<void>} */
+export function open(into, context) {
+  const grid = el("div", { class: "runs" });
+  const boxes = context.overviews.map(() => el("div"));
+  grid.append(...boxes);
+  into.replaceChildren(grid);
+  return async () => {
+    await Promise.all(boxes.map(async (box, number) => {
+      const found = await get(`runs/${number}/settings`);
+      const run = context.overviews[number];
+      const facts = Object.entries({ ...found.machine, ...Object.fromEntries(Object.entries(found.data).map(([seed, sha]) => [`data of seed ${seed}`, sha])) });
+      const cells = run.cells.map((cell) => el("tr", {}, el("th", { class: "text", scope: "row" }, cell.label), el("td", {}, cell.seed), el("td", {}, cell.status), el("td", {}, `${cell.rounds_done}${run.rounds ? ` of ${run.rounds}` : ""}`), el("td", { class: "text" }, cell.error ?? "")));
+      box.replaceChildren(
+        el("h2", {}, run.name), warnings(found.cautions),
+        el("h3", {}, "Cells"), el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, ...["algorithm", "seed", "status", "rounds", "error"].map((words, place) => el("th", { class: place === 0 || place === 4 ? "text" : "", scope: "col" }, words)))), el("tbody", {}, ...cells))),
+        el("h3", {}, "Experiment"), el("pre", { tabindex: 0 }, found.experiment),
+        el("h3", {}, "Machine and data"), el("dl", {}, ...facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
+      );
+    }));
+  };
+}

@@ -1,0 +1,270 @@
+"""What the page shows, as values that JSON can hold; the report and the page share the code that computes them."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedloom.errors import InputError
+from fedloom.experiment.control import PAUSED
+from fedloom.privacy.words import EPSILONS, IN_A_WORD
+from fedloom.results import figure_style, learning_curves
+from fedloom.results.result import overall
+from fedloom.results.run_data import Floats, Ints, RunData
+from fedloom.watch.live_run import MARKS, LiveRun
+
+Json = dict[str, Any]
+PHASES = ("post_fit", "pre_fit")  # of what is measured at clients
+# In the dark, two of the report's colours do not show; Okabe and Ito's yellow, too pale for white paper, does.
+IN_THE_DARK = {"#000000": "#f2f4f7", "#882255": "#F0E442"}
+MOST_CELLS = 4_000_000  # of a matrix: of more, the last rounds are shown
+MARK_WORDS = ("left out", "left out as an outlier", "too late", "refused")
+TOOK_PART = 1  # in a matrix; each of MARKS follows
+
+
+def overview(run: RunData, control: Json) -> Json:
+    """Return what the top of the page shows: how far the run is, and what there is to look at."""
+    rounds = run.facts.get("rounds")
+    cells = [
+        {
+            "label": label,
+            "seed": seed,
+            **{key: row[key] for key in ("status", "rounds_done", "error", "started", "finished")},
+        }
+        for (label, seed), row in run.cells.items()
+    ]
+    totals = [run.costs(*cell) for cell in run.cells]
+    abandoned = any(not row["complete"] for cell in run.cells for row in run.rows("rounds", *cell))
+    return {
+        "name": run.name,
+        "folder": str(run.folder),
+        "status": overall({cell["status"] for cell in cells}, abandoned),
+        "rounds": rounds,
+        "cells": cells,
+        "labels": [{"label": label, **_style(number)} for number, label in enumerate(run.labels)],
+        "seeds": run.seeds,
+        "metrics": [
+            {"name": name, "percent": metric.percent, "share": metric.share, "up": metric.higher_is_better}
+            for name, metric in run.metrics.items()
+        ],
+        "panels": {name: learning_curves.TITLES[name] for name in panels(run)},
+        "clients": len(run.clients),
+        "started": run.started_at,
+        "finished": run.finished_at if run.done else None,
+        "seconds_left": seconds_left(run),
+        "seconds": float(sum(one.seconds.sum() for one in totals)),
+        "bytes_up": int(sum(one.bytes_up.sum() for one in totals)),
+        "bytes_down": int(sum(one.bytes_down.sum() for one in totals)),
+        "epsilon": epsilon(run),
+        "control": {**control, "paused": run.facts.get(PAUSED)},
+        "network": bool(run.facts.get("network")),
+    }
+
+
+def _style(number: int) -> Json:
+    style = figure_style.line_style(number)
+    dashes = [] if style["linestyle"] == "solid" else [1.6 * part for part in style["linestyle"][1]]
+    return {"colour": style["color"], "dark": IN_THE_DARK.get(style["color"], style["color"]), "dashes": dashes}
+
+
+def panels(run: RunData) -> list[str]:
+    """Return the panels for which something was measured; the one that the headline is about comes first."""
+    wanted = ["post_fit", "pre_fit"] if run.evaluation.get("splits", ("test",)) else []
+    return ["server", *wanted] if run.has_server_test else wanted
+
+
+def seconds_left(run: RunData) -> float | None:
+    """Estimate how long the rest takes: the rounds that are left, as slow as the label's last ten, side by side."""
+    rounds = run.facts.get("rounds")
+    statuses = [row["status"] for row in run.cells.values()]
+    if rounds is None or not {"running", "waiting"} & {*statuses} or "running" not in statuses:
+        return None
+    recent = {cell: run.costs(*cell).seconds[-10:].tolist() for cell in run.cells}
+    of_label: dict[str, list[float]] = {}
+    for (label, _), some in recent.items():
+        of_label.setdefault(label, []).extend(some)
+    everything = [one for some in recent.values() for one in some]
+    if not everything:
+        return None
+    left = 0.0
+    for (label, _), row in run.cells.items():
+        if row["status"] in ("running", "waiting"):
+            left += (rounds - row["rounds_done"]) * statistics.median(of_label[label] or everything)
+    return left / max(statuses.count("running"), 1)
+
+
+def epsilon(run: RunData) -> list[Json]:
+    """Return the ε that each cell has spent, what it is about, and the budget if there is one."""
+    privacy = run.description.get("privacy") or {}
+    found = []
+    for label, seed in run.cells:
+        rows = run.rows("server_metrics", label, seed)
+        spent = {row["metric"]: row["value"] for row in rows if row["split"] == "notes"}  # the last round's
+        for kind in (kind for kind in EPSILONS if spent.get(kind) is not None):
+            table = privacy.get("example_dp" if kind == "example_epsilon" else "dp") or {}
+            about = {"word": IN_A_WORD[kind], "about": EPSILONS[kind], "budget": table.get("epsilon")}
+            found.append({"label": label, "seed": seed, "spent": spent[kind], **about})
+    return found
+
+
+def curves(run: RunData, metric: str, panel: str, split: str = "test") -> Json:
+    """Return a metric against rounds, bytes and seconds: one line with its band per algorithm, and one per seed."""
+    _known(panel, learning_curves.TITLES, "panel")
+    by_seed = {
+        (label, seed): learning_curves.panel_values(run, label, seed, panel, metric, split).by_round()
+        for label, seed in run.cells
+    }
+    by_seed = {cell: stats for cell, stats in by_seed.items() if len(stats.index)}
+    seeds = max((sum(label == one for one, _ in by_seed) for label, _ in by_seed), default=1)
+    lines = []
+    for label in dict.fromkeys(label for label, _ in by_seed):
+        mine = {seed: stats for (one, seed), stats in by_seed.items() if one == label}
+        band = learning_curves.band(list(mine.values()), metric, seeds)
+        axes = {seed: _axes(run, label, seed) for seed in mine}
+        lines.append(
+            {
+                "label": label,
+                "x": _mean_axes(list(axes.values()), band.rounds),
+                **{side: _rounded(getattr(band, side)) for side in ("mean", "low", "high")},
+                "seeds": [
+                    {"seed": seed, "x": _mean_axes([axes[seed]], one.index), "mean": _rounded(one.mean)}
+                    for seed, one in mine.items()
+                ],
+            }
+        )
+    crowded = len(lines) > learning_curves.MOST_BANDS
+    words = learning_curves.caption(seeds, {panel}, crowded)
+    return {"lines": lines, "caption": words, "crowded": crowded, "metric": metric, "panel": panel}
+
+
+def _axes(run: RunData, label: str, seed: int) -> tuple[Ints, dict[str, Floats]]:
+    costs = run.costs(label, seed)
+    found = {"bytes": costs.bytes_so_far.astype(np.float64), "seconds": np.cumsum(costs.seconds)}
+    virtual = getattr(costs, "virtual_seconds", None)
+    if virtual is not None and len(virtual) and np.isfinite(virtual).all():
+        found["virtual"] = virtual
+    return costs.rounds, found
+
+
+def _mean_axes(axes: Sequence[tuple[Ints, dict[str, Floats]]], rounds: Ints) -> Json:
+    """Return where rounds are on other axes, as means over seeds; an axis that a seed lacks is left out."""
+    found: Json = {"rounds": rounds.tolist()}
+    for name in ("bytes", "seconds", "virtual"):
+        if all(name in columns for _, columns in axes):
+            found[name] = _rounded(np.mean([np.interp(rounds, at, columns[name]) for at, columns in axes], axis=0))
+    return found
+
+
+def clients(live: LiveRun, label: str, seed: int, metric: str, phase: str) -> Json:
+    """Return the table of clients, column by column: who they are, how often they took part, how they fare."""
+    run, cell = live.cell(*_cell(live, label, seed))
+    count = len(run.clients)
+    took = cell.participations
+    who = took[:, 1].astype(np.int64)
+    here = who < count  # the pooled baseline trains a client that does not exist
+    who, took = who[here], took[here]
+    last = run.client_values(label, seed, _known(phase, PHASES, "phase"), metric)
+    value, measured = np.full(count, np.nan), np.zeros(count)
+    value[last.clients], measured[last.clients] = last.values, last.rounds  # later rounds replace earlier ones
+    seen = np.zeros(count)
+    np.maximum.at(seen, who, took[:, 0])
+    missed = [np.bincount(table[:, 1].astype(np.int64), minlength=count)[:count] for table in cell.marked.values()]
+    return {
+        "names": run.client_names,
+        "columns": {
+            **{split: [row[split] for row in run.clients] for split in ("train", "validation", "test")},
+            "took_part": np.bincount(who, minlength=count).tolist(),
+            "last_round": seen.astype(int).tolist(),
+            "not_counted": np.sum(missed, axis=0).tolist(),
+            "bytes_up": np.bincount(who, took[:, 2], count).astype(np.int64).tolist(),
+            "bytes_down": np.bincount(who, took[:, 3], count).astype(np.int64).tolist(),
+            "value": _rounded(value),
+            "measured": measured.astype(int).tolist(),
+        },
+    }
+
+
+def matrix(live: LiveRun, label: str, seed: int, metric: str, phase: str, after: int = 0) -> bytes:
+    """Return rounds × clients after a round: six 32-bit numbers, then a value and a state for each pair.
+
+    The numbers are the first round, how many rounds and clients there are, and zeros. Values are 32-bit floats, NaN
+    where a client was not measured. A state is a byte: 0, or 1 if the client took part, or 2 and more by `MARKS`.
+    """
+    run, cell = live.cell(*_cell(live, label, seed))
+    count = len(run.clients)
+    values = run.client_values(label, seed, _known(phase, PHASES, "phase"), metric)
+    last = max(int(run.cells[label, seed]["rounds_done"]), cell.upto)
+    first = max(after, last - MOST_CELLS // max(count, 1), 0) + 1
+    rounds = max(last - first + 1, 0)
+    states, shown = np.zeros((rounds, count), np.uint8), np.full((rounds, count), np.nan, np.float32)
+
+    def place(at: Any, who: Any) -> tuple[Any, Any, Any]:
+        at, who = at.astype(np.int64) - first, who.astype(np.int64)
+        here = (at >= 0) & (at < rounds) & (who < count)
+        return at[here], who[here], here
+
+    at, who, _ = place(cell.participations[:, 0], cell.participations[:, 1])
+    states[at, who] = TOOK_PART
+    for number, name in enumerate(MARKS, TOOK_PART + 1):
+        at, who, _ = place(cell.marked[name][:, 0], cell.marked[name][:, 1])
+        states[at, who] = number
+    at, who, here = place(values.rounds, values.clients)
+    shown[at, who] = values.values[here]
+    return struct.pack("<6I", first, rounds, count, 0, 0, 0) + shown.tobytes() + states.tobytes()
+
+
+def distribution(run: RunData, metric: str, phase: str, seed: int, round: int | None = None) -> Json:
+    """Return each algorithm's values at its clients, in the last measured round up to a given one."""
+    found = []
+    for label in run.labels:
+        values = run.client_values(label, seed, _known(phase, PHASES, "phase"), metric)
+        if round is not None:
+            values = values.keep(values.rounds <= round)
+        last = values.last_round()
+        if len(last):
+            shown = {"round": int(last.rounds[0]), "clients": last.clients.tolist(), "values": _rounded(last.values)}
+            found.append({"label": label, **shown})
+    return {"lines": found}
+
+
+def settings(run: RunData) -> Json:
+    """Return what was run: the experiment file, or what a Python program gave, and where it ran."""
+    file = run.folder / "experiment.toml"
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    machine = run.facts.get("machine") or {}
+    return {
+        "experiment": text or json.dumps(run.description, indent=2, ensure_ascii=False),
+        "machine": {key: str(value) for key, value in machine.items()},
+        "data": run.data_fingerprints,
+    }
+
+
+def shades() -> list[str]:
+    """Return the colours of matrices, from the least to the most, as the report's."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return [to_hex(colormaps["cividis"](step / 31)) for step in range(32)]
+
+
+def _cell(live: LiveRun, label: str, seed: int) -> tuple[str, int]:
+    if (label, seed) not in live.data().cells:
+        raise InputError(f"There is no cell {label} with seed {seed} in {live.folder}.")
+    return label, seed
+
+
+def _known(value: str, known: Any, what: str) -> str:
+    if value not in known:
+        raise InputError(f"There is no {what} '{value}'. Known: {', '.join(known)}.")
+    return value
+
+
+def _rounded(values: Floats) -> list[float | None]:
+    """Six digits are more than a screen shows. JSON has no NaN."""
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]

@@ -1,0 +1,101 @@
+"""A run that grows is read again, only what is new, and never half a round."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedloom.errors import StoreError
+from fedloom.experiment.store import Store
+from fedloom.results.report_warnings import cautions
+from fedloom.results.run_data import RunData
+from fedloom.watch.live_run import LiveRun
+from tests.watch.growing_run import GrowingRun
+
+
+def values(run: RunData) -> list[tuple[int, int, float]]:
+    found = run.client_values("fedavg", 1, "post_fit", "accuracy")
+    return list(zip(found.rounds.tolist(), found.clients.tolist(), found.values.tolist(), strict=True))
+
+
+def test_it_sees_new_rounds_and_reads_only_those(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    growing = GrowingRun(tmp_path).add(3)
+    live = LiveRun(tmp_path)
+    stamp = live.stamp()
+    assert values(live.data()) == values(RunData.read(tmp_path))
+    assert live.stamp() == stamp
+    asked: list[int] = []
+    read = Store.client_values
+
+    def counted(store: Store, *where: object, after: int = -1) -> object:
+        asked.append(after)
+        return read(store, *where, after=after)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Store, "client_values", counted)
+    growing.add(2)
+    assert live.stamp() != stamp
+    assert {round for round, _, _ in values(live.data())} == {1, 2, 3, 4, 5}
+    assert asked == [3]
+    assert values(live.data()) == values(RunData.read(tmp_path))
+
+
+def test_rounds_that_are_taken_back_and_a_folder_that_is_replaced_are_read_again(tmp_path: Path) -> None:
+    growing = GrowingRun(tmp_path / "run").add(5)
+    live = LiveRun(tmp_path / "run")
+    values(live.data())
+    assert live.cell("fedavg", 1)[1].upto == 5
+    for cell in growing.cells.values():
+        growing.store.forget_after(cell, 2)
+    assert {round for round, _, _ in values(live.data())} == {1, 2}
+    assert set(live.cell("fedavg", 1)[1].participations[:, 0]) == {1, 2}
+    growing.store.close()
+    (tmp_path / "run").rename(tmp_path / "old")
+    GrowingRun(tmp_path / "run", clients=["only"]).add(4)
+    assert values(live.data()) == values(RunData.read(tmp_path / "run"))
+    assert set(live.cell("fedavg", 1)[1].participations[:, 1]) == {0}
+
+
+def test_who_took_part_and_who_was_left_out_comes_from_the_store(tmp_path: Path) -> None:
+    growing = GrowingRun(tmp_path).add(1).add(1, left_out=(2,))
+    live = LiveRun(tmp_path)
+    _, cell = live.cell("fedavg", 1)
+    assert cell.participations.tolist() == [[r, c, 100, 200] for r in (1, 2) for c in range(3)]
+    assert cell.marked["left_out"].tolist() == [[2, 2]]
+    growing.add(1, outliers=(0,))
+    _, cell = live.cell("fedavg", 1)
+    assert cell.marked["outlier"].tolist() == [[3, 0]]
+    assert cell.marked["left_out"].tolist() == [[2, 2]]
+    assert np.unique(cell.participations[:, 0]).tolist() == [1, 2, 3]
+
+
+def test_cautions_are_the_reports_and_are_computed_rarely(tmp_path: Path) -> None:
+    growing = GrowingRun(tmp_path, seeds=(1,)).add(2)
+    live = LiveRun(tmp_path)
+    assert live.cautions() == cautions(RunData.read(tmp_path))
+    times = iter([0.0, 100.0, 110.0, 110.0, 200.0, 200.0])
+    live = LiveRun(tmp_path)
+    first = live.cautions(lambda: next(times, 2000.0))  # takes ten seconds, so the next ones come 200 s later
+    growing.add(1, left_out=(1,))
+    assert live.cautions(lambda: 150.0) == first
+    assert live.cautions(lambda: 5000.0) == cautions(RunData.read(tmp_path)) != first
+
+
+def test_reading_never_blocks_the_writer(tmp_path: Path) -> None:
+    growing = GrowingRun(tmp_path).add(1)
+    growing.store._database.execute("PRAGMA busy_timeout = 0")  # a lock would be an error at once
+    live = LiveRun(tmp_path)
+    for _ in range(5):
+        values(live.data())
+        growing.add(1)
+    assert {round for round, _, _ in values(live.data())} == {*range(1, 7)}
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="is not a run folder"):
+        LiveRun(tmp_path)
+    (tmp_path / "control.json").write_text(json.dumps({}))
+    with pytest.raises(StoreError, match="is not a run folder"):
+        LiveRun(tmp_path)

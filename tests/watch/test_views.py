@@ -1,0 +1,179 @@
+"""The page shows what the report shows, and numbers that were computed by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedloom.errors import InputError
+from fedloom.results import figure_style, learning_curves
+from fedloom.results.run_data import RunData
+from fedloom.watch import views
+from fedloom.watch.live_run import LiveRun
+from tests.watch.growing_run import GrowingRun
+
+CONTROL = {"wish": "", "time": "", "running": True}
+
+
+def unpacked(content: bytes) -> tuple[int, np.ndarray, np.ndarray]:
+    first, rounds, clients, *_ = struct.unpack("<6I", content[:24])
+    values = np.frombuffer(content, np.float32, rounds * clients, 24).reshape(rounds, clients)
+    states = np.frombuffer(content, np.uint8, rounds * clients, 24 + 4 * rounds * clients).reshape(rounds, clients)
+    return first, values, states
+
+
+def test_the_curves_are_those_of_the_reports_figure(comparison: Path) -> None:
+    run = RunData.read(comparison)
+    for panel in ("post_fit", "pre_fit", "server"):
+        found = views.curves(run, "accuracy", panel)
+        shown = ["fedavg", "pooled"] if panel == "server" else list(run.labels)  # `local` has no global model
+        assert [line["label"] for line in found["lines"]] == shown
+        for line in found["lines"]:
+            stats = [
+                learning_curves.panel_values(run, line["label"], seed, panel, "accuracy").by_round()
+                for seed in run.seeds
+            ]
+            band = learning_curves.band(stats, "accuracy", 2)
+            assert line["x"]["rounds"] == band.rounds.tolist()
+            for side in ("mean", "low", "high"):
+                np.testing.assert_allclose(line[side], getattr(band, side), rtol=1e-5)
+        assert "95 % t interval over seeds" in found["caption"]
+
+
+def test_a_curve_has_known_means_bytes_and_seconds(tmp_path: Path) -> None:
+    growing = GrowingRun(tmp_path, clients=["a", "b"]).add(2)
+    (line, _) = views.curves(RunData.read(tmp_path), "accuracy", "post_fit")["lines"]
+    by_seed = {
+        seed: [np.mean([growing.accuracy(0, seed, client, round) for client in (0, 1)]) for round in (1, 2)]
+        for seed in (1, 2)
+    }
+    np.testing.assert_allclose(line["mean"], np.mean(list(by_seed.values()), axis=0), rtol=1e-5)
+    assert [one["seed"] for one in line["seeds"]] == [1, 2]
+    np.testing.assert_allclose(line["seeds"][1]["mean"], by_seed[2], rtol=1e-5)
+    assert line["x"] == {"rounds": [1, 2], "bytes": [600.0, 1200.0], "seconds": [0.5, 1.0]}
+
+
+def test_the_overview_says_how_far_the_run_is_and_how_long_it_takes(tmp_path: Path) -> None:
+    growing = GrowingRun(tmp_path, rounds=10).add(4)
+    found = views.overview(RunData.read(tmp_path), CONTROL)
+    assert (found["rounds"], found["clients"], found["seeds"]) == (10, 3, (1, 2))
+    assert {cell["rounds_done"] for cell in found["cells"]} == {4}
+    assert found["bytes_up"] == 4 * 4 * 3 * 100
+    assert found["panels"] == {"post_fit": "After local training", "pre_fit": "Before local training"}
+    # the process that wrote it holds no lock, as after a crash
+    assert (found["status"], found["seconds_left"]) == ("interrupted", None)
+    with figure_of_lock(tmp_path):
+        running = views.overview(RunData.read(tmp_path), CONTROL)
+    # four cells side by side, six rounds of half a second each
+    assert (running["status"], running["seconds_left"]) == ("running", 4 * 6 * 0.5 / 4)
+    growing.end()
+    ended = views.overview(RunData.read(tmp_path), CONTROL)
+    assert (ended["status"], ended["seconds_left"], ended["control"]["paused"]) == ("done", None, None)
+    json.dumps(ended, allow_nan=False)
+
+
+def figure_of_lock(folder: Path):  # type: ignore[no-untyped-def]
+    from fedloom.files import locked
+
+    return locked(folder, "busy")
+
+
+def test_lines_have_the_reports_colours_and_dashes(tmp_path: Path) -> None:
+    labels = [f"algorithm-{number}" for number in range(10)]
+    GrowingRun(tmp_path, labels, (1,), ["a"]).add(1)
+    found = views.overview(RunData.read(tmp_path), CONTROL)["labels"]
+    styles = figure_style.line_styles(labels)
+    assert [one["colour"] for one in found] == [styles[label]["color"] for label in labels]
+    assert found[0]["dashes"] == []
+    assert found[1]["dashes"] == [1.6 * part for part in styles[labels[1]]["linestyle"][1]]
+    assert len({one["dark"] for one in found[:8]}) == 8
+
+
+def test_spent_epsilon_stands_beside_its_budget(tmp_path: Path) -> None:
+    description = {"name": "dp", "metrics": ["accuracy"], "privacy": {"dp": {"epsilon": 8.0}}, "cohort": {}}
+    growing = GrowingRun(tmp_path, ["fedavg"], (1,), facts={"description": description})
+    growing.add(1, notes={"epsilon": 1.5, "diversity": 3.0}).add(1, notes={"epsilon": 2.5})
+    (found,) = views.overview(RunData.read(tmp_path), CONTROL)["epsilon"]
+    assert (found["spent"], found["budget"], found["word"]) == (2.5, 8.0, "ε (± 1 client)")
+
+
+def test_the_table_of_clients_counts_rounds_bytes_and_answers_that_did_not_count(tmp_path: Path) -> None:
+    growing = GrowingRun(tmp_path).add(2, left_out=(1,))
+    found = views.clients(LiveRun(tmp_path), "fedavg", 2, "accuracy", "post_fit")
+    assert found["names"] == ["cork", "kerry", "clare"]
+    columns = found["columns"]
+    assert columns["took_part"] == [2, 2, 2]
+    assert columns["not_counted"] == [0, 2, 0]
+    assert (columns["bytes_up"], columns["bytes_down"]) == ([200] * 3, [400] * 3)
+    assert (columns["last_round"], columns["measured"]) == ([2] * 3, [2] * 3)
+    np.testing.assert_allclose(columns["value"], [growing.accuracy(0, 2, client, 2) for client in range(3)], rtol=1e-5)
+
+
+def test_the_matrix_has_a_value_and_a_state_for_each_pair_and_grows_by_new_rounds(tmp_path: Path) -> None:
+    growing = GrowingRun(tmp_path).add(1).add(1, left_out=(2,))
+    live = LiveRun(tmp_path)
+    first, values, states = unpacked(views.matrix(live, "fedavg", 1, "accuracy", "post_fit"))
+    assert (first, states.tolist()) == (1, [[1, 1, 1], [1, 1, 2]])
+    wanted = [[growing.accuracy(0, 1, client, round) for client in range(3)] for round in (1, 2)]
+    np.testing.assert_allclose(values, wanted, rtol=1e-5)
+    growing.add(1, outliers=(0,), clients={})
+    first, values, states = unpacked(views.matrix(live, "fedavg", 1, "accuracy", "post_fit", after=2))
+    assert (first, states.tolist()) == (3, [[3, 1, 1]])
+    assert np.isnan(values).all()
+    first, values, states = unpacked(views.matrix(live, "fedavg", 1, "accuracy", "post_fit", after=3))
+    assert (first, states.shape) == (4, (0, 3))
+
+
+def test_a_matrix_with_too_many_pairs_shows_the_last_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    GrowingRun(tmp_path).add(5)
+    monkeypatch.setattr(views, "MOST_CELLS", 6)
+    first, values, _ = unpacked(views.matrix(LiveRun(tmp_path), "fedavg", 1, "accuracy", "post_fit"))
+    assert (first, values.shape) == (4, (2, 3))
+
+
+def test_the_distribution_is_of_the_last_measured_round_up_to_the_chosen_one(tmp_path: Path) -> None:
+    growing = GrowingRun(tmp_path).add(3).add(1, clients={})
+    run = RunData.read(tmp_path)
+    for wanted, found in ((None, 3), (4, 3), (2, 2)):
+        line = views.distribution(run, "accuracy", "post_fit", 1, wanted)["lines"][1]
+        assert (line["label"], line["round"], line["clients"]) == ("local", found, [0, 1, 2])
+        expected = [growing.accuracy(1, 1, client, found) for client in range(3)]
+        np.testing.assert_allclose(line["values"], expected, rtol=1e-5)
+
+
+def test_the_pooled_baseline_has_no_client_of_its_own_in_the_table(comparison: Path) -> None:
+    live = LiveRun(comparison)
+    found = views.clients(live, "pooled", 1, "accuracy", "pre_fit")
+    assert found["columns"]["took_part"] == [0, 0, 0, 0]
+    _, _, states = unpacked(views.matrix(live, "pooled", 1, "accuracy", "pre_fit"))
+    assert not states.any()
+    assert views.settings(live.data())["data"].keys() == {"1"}  # both seeds have the same
+
+
+def test_an_undefined_value_is_null_and_what_is_not_there_is_named(tmp_path: Path) -> None:
+    assert views._rounded(np.array([1.0, math.nan, math.inf])) == [1.0, None, None]
+    GrowingRun(tmp_path).add(1)
+    live = LiveRun(tmp_path)
+    with pytest.raises(InputError, match="There is no cell other with seed 1"):
+        views.clients(live, "other", 1, "accuracy", "post_fit")
+    with pytest.raises(InputError, match=r"There is no phase 'nose'\. Known: post_fit, pre_fit"):
+        views.clients(live, "fedavg", 1, "accuracy", "nose")
+    with pytest.raises(InputError, match="There is no panel 'nose'"):
+        views.curves(live.data(), "accuracy", "nose")
+
+
+def test_shades_are_the_reports() -> None:
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    found = views.shades()
+    assert (found[0], found[-1], len(found)) == (
+        to_hex(colormaps["cividis"](0.0)),
+        to_hex(colormaps["cividis"](1.0)),
+        32,
+    )
