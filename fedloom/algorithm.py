@@ -69,6 +69,8 @@ class Algorithm(Record):
     name: ClassVar[str]  # in experiment files; by default, the name of the class in lower case
     reference: ClassVar[str] = ""
     takes_complex: ClassVar[bool] = True  # whether its formulas hold for complex parameters
+    takes_stale: ClassVar[bool] = False  # whether its formulas hold for answers that started from earlier versions
+    mixes_weights: ClassVar[bool] = False  # whether stale answers count as they are, for `cohort.freshness` to scale
     takes_noise: ClassVar[bool] = True  # whether its formulas hold for noisy sums of clipped answers
     trains_once: ClassVar[bool] = False  # whether clients use their examples in one local training, and nowhere else
     reads_batch: ClassVar[bool] = False  # whether `correct` uses `step.batch`: then clients are trained one by one

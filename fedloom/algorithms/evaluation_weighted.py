@@ -21,6 +21,7 @@ class EvaluationWeighted(Central):
 
     name: ClassVar[str] = "evaluation_weighted"
     linear: ClassVar[bool] = False  # every client's score is public
+    takes_stale: ClassVar[bool] = True
     reference: ClassVar[str] = "Samani, Federated Machine Learning, UCC 2020"
 
     metric: str = "accuracy"

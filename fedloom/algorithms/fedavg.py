@@ -16,6 +16,7 @@ class FedAvg(Central):
     5.0
     """
 
+    takes_stale: ClassVar[bool] = True
     trains_once: ClassVar[bool] = True
     reference: ClassVar[str] = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017"
 

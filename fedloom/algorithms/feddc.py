@@ -19,6 +19,7 @@ class FedDC(FedAvg):
     local steps on data that differ between clients.
     """
 
+    takes_stale: ClassVar[bool] = False  # h must be the mean of what clients keep, which nothing scales
     divides_by_lr: ClassVar[bool] = True
     needs_all_from_start: ClassVar[str] = "h is a mean over all clients of the run"
     reference: ClassVar[str] = "Gao et al., FedDC: Federated Learning with Non-IID Data via Local Drift, CVPR 2022"

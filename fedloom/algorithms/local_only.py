@@ -15,6 +15,7 @@ class LocalOnly(Algorithm):
     w_k ← steps on F_k from w_k, round after round. This is the baseline that federation should beat.
     """
 
+    takes_stale: ClassVar[bool] = True  # there is nothing to be stale
     trains_once: ClassVar[bool] = True
     name: ClassVar[str] = "local"
 

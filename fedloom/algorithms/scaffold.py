@@ -18,6 +18,7 @@ class Scaffold(Central):
     c ← c + (1/K) Σ (c_k⁺ − c_k). Use it for many local steps on data that differ between clients.
     """
 
+    takes_stale: ClassVar[bool] = True
     trains_once: ClassVar[bool] = True
     divides_by_lr: ClassVar[bool] = True
     needs_all_from_start: ClassVar[str] = "the control variate c is a mean over all clients of the run"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 from fedloom.algorithm import Cohort, Groups, mean, within_one_std
 from fedloom.algorithms.evaluation_weighted import EvaluationWeighted, higher_is_better
@@ -15,6 +16,8 @@ class Selective(EvaluationWeighted):
     the scores. A client with an undefined score, such as the AUROC of a single class, is left out. If no score is
     defined, all clients count. The server sees each client's weights and score.
     """
+
+    takes_stale: ClassVar[bool] = False
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
         answers = cohort.map(self.client, state)

@@ -18,6 +18,7 @@ class Staged(FedAvg):
     because a group counts as much as its clients together.
     """
 
+    takes_stale: ClassVar[bool] = False
     takes_noise: ClassVar[bool] = False
     reference: ClassVar[str] = "Liu et al., Client-Edge-Cloud Hierarchical Federated Learning, ICC 2020"
 

@@ -29,8 +29,8 @@ class Windows(Protocol):
     def until(self, ids: Ids, now: float) -> Times:
         """Return when each client's present time ends; −∞ for a client that is not available now."""
 
-    def next(self, now: float) -> float:
-        """Return the first moment from now on at which a client is available; ∞ if there is none."""
+    def next(self, now: float, ids: Ids | None = None) -> float:
+        """Return the first moment from now on at which a client, or one of some, is available; ∞ if there is none."""
 
 
 class Always:
@@ -41,8 +41,8 @@ class Always:
     def until(self, ids: Ids, now: float) -> Times:
         return np.full(len(ids), math.inf)
 
-    def next(self, now: float) -> float:
-        return now
+    def next(self, now: float, ids: Ids | None = None) -> float:
+        return now if ids is None or len(ids) else math.inf
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,11 @@ class Cycle:
         ends = self._start(begins, self._last(begins, now)) + self.share * self.period
         return np.where(ends > now, ends, -math.inf)
 
-    def next(self, now: float) -> float:
-        if (self.until(np.arange(len(self.begins)), now) > now).any():
+    def next(self, now: float, ids: Ids | None = None) -> float:
+        some = np.arange(len(self.begins)) if ids is None else ids
+        if (self.until(some, now) > now).any():
             return now
-        return float(self._start(self.begins, self._last(self.begins, now) + 1).min())
+        return float(self._start(self.begins[some], self._last(self.begins[some], now) + 1).min(initial=math.inf))
 
 
 @dataclass(frozen=True)
@@ -136,10 +137,12 @@ class Trace:
         found[self.clients[open_now]] = turn + self.ends[open_now]
         return found[ids]
 
-    def next(self, now: float) -> float:
+    def next(self, now: float, ids: Ids | None = None) -> float:
         turn = self._turn(now)
         here = now - turn
-        if ((self.begins <= here) & (here < self.ends)).any():
+        mine = slice(None) if ids is None else np.isin(self.clients, ids)
+        begins, ends = self.begins[mine], self.ends[mine]
+        if ((begins <= here) & (here < ends)).any():
             return now
-        later = self.begins[self.begins > here]
-        return turn + float(later.min() if len(later) else self.repeat + self.begins.min())
+        later = begins[begins > here]
+        return turn + float(later.min() if len(later) else self.repeat + begins.min(initial=math.inf))

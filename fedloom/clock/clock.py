@@ -193,23 +193,6 @@ class Clock:
         self._round = replace(self._round, clients=tuple(known[client] for client in sorted(known)))
 
 
-def start(
-    fleet: Fleet | None,
-    federation: Federation,
-    algorithm: Algorithm,
-    sampling: Sampling,
-    seed: int,
-    remembered: Tree | None = None,
-) -> Clock | None:
-    """Return the clock of a cell, if there is a fleet. The pooled baseline has no clients, so it has no clock."""
-    if fleet is None or algorithm.pooled:
-        return None
-    clock = Clock(fleet, federation, algorithm, sampling, seed)
-    if remembered is not None:
-        clock.restore(remembered)
-    return clock
-
-
 def steps(train: Training, counts: Ids, factor: float = 1.0) -> Times:
     """Return how many steps clients with these numbers of training examples take in a round.
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedloom import user_code
 from fedloom.algorithm import Algorithm
+from fedloom.clock.choice import check_async
 from fedloom.clock.system import System
 from fedloom.data.agreement import with_agreed_classes
 from fedloom.data.build import federate
@@ -53,6 +54,11 @@ class Plan:
             raise InputError("[privacy] protects training, and rounds = 0 trains nothing. Leave [privacy] out.")
         if self.system is not None and self.privacy.on:
             raise InputError("[system] lets clients drop out, which [privacy] does not account for. Use one of them.")
+        if self.cohort.mode == "async":
+            if self.system is None:
+                raise InputError('[cohort] mode = "async" needs a clock, which says who answers first: add [system].')
+            for algorithm in self.algorithms.values():
+                check_async(algorithm)
         if self.privacy.secure_aggregation is not None:
             for algorithm in self.algorithms.values():
                 aggregation.check(self.privacy.secure_aggregation, algorithm, self.cohort)

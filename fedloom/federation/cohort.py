@@ -74,6 +74,7 @@ class Cohort:
     outlier_factor: float | None = None  # leave out changes longer than this × the median of a sum; None: never
     outliers: list[int] = field(default_factory=list)  # clients that were left out for that
     max_examples: int | None = None  # no client weighs more than one with this many training examples
+    freshness: float = 1.0  # the mean of s(τ) over the answers of an asynchronous round; otherwise 1
     needed: int = 0  # the fewest clients for the round to count
     client_privacy: ClientPrivacy | None = None  # what clients do by themselves, with differential privacy
     protection: Protection | None = None  # what stands between the clients' answers and the server
@@ -175,14 +176,19 @@ class Cohort:
         """Have the backend run `fn` on every client, and remember what it reports."""
         work = self._reached(self._work(fn, shared, keep, self.ids, **messages))
         self.calls += 1
-        outcome = without_outliers(self, work, self.backend.run(work))
+        (outcome,) = without_outliers(self, [work], [self.backend.run(work)])
         # a network may lose clients: the round continues with those that answered
-        self.ids = tuple(report.client for report in outcome.reports)
-        self.own.put(self.ids, outcome.own)
-        self.reports.extend(outcome.reports)
+        self.ids = self._keep(outcome)
         self.public.update(outcome.public)
         self.publishers.update(dict.fromkeys(outcome.public, self.ids))
         return outcome
+
+    def _keep(self, outcome: Outcome) -> tuple[int, ...]:
+        """Keep what clients reported and what they hold now; return which clients answered."""
+        ids = tuple(report.client for report in outcome.reports)
+        self.own.put(ids, outcome.own)
+        self.reports.extend(outcome.reports)
+        return ids
 
 
 def _answers(outcome: Outcome) -> Answers:

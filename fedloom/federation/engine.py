@@ -9,15 +9,14 @@ from functools import partial
 
 from fedloom.algorithm import Algorithm
 from fedloom.backends.protocol import Backend
+from fedloom.clock import choice
 from fedloom.clock import clock as virtual
 from fedloom.clock.fleet import Fleet
-from fedloom.clock.timed_cohort import TimedCohort
 from fedloom.data.federation import Federation
 from fedloom.errors import Diverged, InputError, RoundAbandoned
 from fedloom.federation.blame import server_half
 from fedloom.federation.checks import check_settings
 from fedloom.federation.client_state import ClientStates
-from fedloom.federation.cohort import Cohort
 from fedloom.federation.divergence import checked
 from fedloom.federation.evaluation import ByClient, Evaluation, Evaluator
 from fedloom.federation.round_record import Phase, RoundRecord, Snapshot, evaluated, public_numbers
@@ -67,7 +66,7 @@ def fit(
     state = dict(resume.state) if resume else algorithm.init(task, initial)
     if protection is not None and GROUP in state:
         protection.restore(state.pop(GROUP))
-    clock = virtual.start(fleet, federation, algorithm, sampling, seed, state.pop(virtual.GROUP, None))
+    clock = choice.start(fleet, federation, algorithm, sampling, seed, state.pop(virtual.GROUP, None))
     del initial  # it may be large
     if rounds == 0:
         yield evaluated(Evaluator(backend, federation, algorithm, task), state, own, evaluation)
@@ -91,7 +90,7 @@ def fit(
             clients: dict[Phase, ByClient] = {}
             clients["pre_fit"] = evaluator.clients(state, own, measured, splits, round)
             new_cohort = partial(
-                Cohort if clock is None else partial(TimedCohort, clock=clock),
+                choice.cohort_kind(clock),
                 backend,
                 algorithm,
                 task,
@@ -117,7 +116,7 @@ def fit(
             noise_alone = protection is not None and protection.releases_noise_alone
             complete = algorithm.pooled or (len(ids) >= cohort.needed and (clock is None or clock.found_clients))
             # Poisson sampling may draw nobody: a round in which nothing changes, unless noise is released
-            while complete and (ids or noise_alone):
+            while complete and (ids or noise_alone or sampling.mode == "async"):
                 try:
                     state = checked(server_half(algorithm, state, cohort), state, cohort, federation)
                     break
@@ -155,7 +154,7 @@ def fit(
             reached = until is not None and until(record)
             reached = reached or (round < rounds and protection is not None and protection.is_spent)
             if round == rounds or reached:
-                clients["final"] = evaluator.clients(state, own, measured, evaluation.splits, round)
+                clients["final"] = evaluator.clients(state, own, measured or cohort.ids, evaluation.splits, round)
         record = replace(record, clients={phase: found for phase, found in clients.items() if found})
         yield replace(record, seconds=time.perf_counter() - began, reached=reached)
         if reached:

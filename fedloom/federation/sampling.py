@@ -16,6 +16,7 @@ from fedloom.errors import InputError
 from fedloom.record import Count, Duration, NonNegative, Positive, Record, Share
 
 ANYBODY = 1e-9  # the quorum of a round that needs one client
+_ASYNC = ("buffer", "concurrency", "staleness", "staleness_exponent")  # keys that only asynchronous rounds use
 Allowed = Callable[[NDArray[np.int64]], NDArray[np.bool_]]  # which of these clients can take part
 
 
@@ -70,6 +71,36 @@ class Sampling(Record):
     max_clients: Count = 100
     """Refuse an agent that hosts more clients than this. Only on a network."""
 
+    mode: Literal["sync", "async"] = "sync"
+    """`sync` rounds wait for their clients. In `async` rounds, `concurrency` clients are at work all the time, and a
+    round is over the next `buffer` answers. Needs `[system]`.
+    """
+    buffer: Count = 10
+    """The answers of an asynchronous round, K."""
+    concurrency: Count | None = None
+    """The clients that are at work at any time, M. By default, as many as a cohort has."""
+    staleness: Literal["polynomial", "constant"] = "polynomial"
+    """How much the change of a client counts that started τ rounds ago: `polynomial` is (1 + τ)^−`staleness_exponent`,
+    and `constant` is 1.
+    """
+    staleness_exponent: NonNegative = 0.5
+    """The exponent of a polynomial staleness."""
+
+    @model_validator(mode="after")
+    def _fits_mode(self) -> Sampling:
+        fields = type(self).model_fields
+        if self.mode == "sync":
+            given = next((key for key in _ASYNC if getattr(self, key) != fields[key].default), None)
+            if given is not None:
+                raise InputError(f'[cohort] {given} is for mode = "async". Got mode = "sync".')
+            return self
+        for key in ("sampling", "redraw_every", "everyone_every", "over_select", "quorum"):
+            if getattr(self, key) != fields[key].default:
+                raise InputError(
+                    f'[cohort] {key} is for rounds that wait for their clients. Leave it out of mode = "async".'
+                )
+        return self
+
     @model_validator(mode="after")
     def _fits(self) -> Sampling:
         if self.count is not None and "fraction" in self.model_fields_set and self.fraction != 1.0:
@@ -88,6 +119,22 @@ class Sampling(Record):
         """Return how many clients a round has (the expected number for Poisson sampling)."""
         return self.count or max(int(self.fraction * population + 0.5), 1)
 
+    def answers(self, population: int) -> int:
+        """Return how many answers a round is over, if all clients answer."""
+        return self.buffer if self.mode == "async" else self.size(population)
+
+    def slots(self, population: int) -> int:
+        """Return how many clients are at work at any time in asynchronous rounds."""
+        return self.concurrency or self.size(population)
+
+    def freshness(self, staleness: int) -> float:
+        """Return how much a change counts that started from a version this many rounds old.
+
+        >>> Sampling(mode="async").freshness(0), Sampling(mode="async").freshness(3)
+        (1.0, 0.5)
+        """
+        return 1.0 if self.staleness == "constant" else float((1 + staleness) ** -self.staleness_exponent)
+
     def needed(self, population: int) -> int:
         """Return the fewest clients for a round to count."""
         size = self.size(population)
@@ -98,10 +145,12 @@ class Sampling(Record):
 
         Waiting times decide nothing, except in virtual time.
         """
-        waiting = set() if in_virtual_time else {"deadline"}
-        values = self.model_dump(
-            mode="json", exclude_none=True, exclude={"start_when", "max_abandoned", "max_clients", *waiting}
-        )
+        nothing = {"start_when", "max_abandoned", "max_clients"}
+        if not in_virtual_time:
+            nothing.add("deadline")
+        if self.mode == "sync":
+            nothing |= {"mode", *_ASYNC}
+        values = self.model_dump(mode="json", exclude_none=True, exclude=nothing)
         plain = {
             name: type(self).model_fields[name].default for name in ("over_select", "weight_cap", "outlier_factor")
         }
@@ -113,6 +162,18 @@ class Sampling(Record):
             raise InputError(
                 f"cohort.count = {self.count}, but there are only {population} clients. Allowed: 1 to {population}."
             )
+        if self.mode == "async":
+            slots = self.slots(population)
+            if slots > population:
+                raise InputError(
+                    f"cohort.concurrency = {slots}, but there are only {population} clients. Allowed: 1 to "
+                    f"{population}."
+                )
+            if self.buffer > slots:
+                raise InputError(
+                    f"cohort.buffer = {self.buffer}, but only {slots} clients are at work at any time "
+                    f"(cohort.concurrency). Allowed: 1 to {slots}."
+                )
         if self.needed(population) > self.size(population):
             raise InputError(
                 f"cohort.quorum = {self.quorum:g} can never be met: a round has {self.size(population)} of "

@@ -13,6 +13,7 @@ from typing import Any
 from fedloom import machine
 from fedloom.algorithm import Algorithm
 from fedloom.backends.vector import Workers
+from fedloom.clock.fleet import Fleet
 from fedloom.experiment.experiment_file import Experiment, RunTable
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
@@ -74,6 +75,8 @@ def bench(experiment: Experiment, rounds: int, progress: Progress) -> Bench:
         federation, task, facts, cohort = first_seed(Plan.of(experiment))
         setup = choose_setup(facts, experiment.run, cohort)
         common: dict[str, Any] = {"seed": experiment.seeds[0], "sampling": experiment.cohort}
+        if (system := experiment.system) is not None:  # a virtual clock: its times decide who takes part
+            common["fleet"] = Fleet.of(system, federation, experiment.seeds[0], step=0.01, base=experiment.base)
         common["backend"] = backend_on(workers, federation, task, setup)
         processes = None  # on a cluster they are on other machines
         if workers is None or isinstance(workers, Workers):

@@ -78,7 +78,7 @@ def first_seed(plan: Plan) -> tuple[Federation, Task, Probe, int]:
     """Return the data and the task of the first seed, what is known about them, and the clients of a round."""
     federation, task = plan.federation(plan.seeds[0]), plan.task(plan.seeds[0])
     plan.cohort.check(federation.clients)
-    return federation, task, probe(federation, task), plan.cohort.size(federation.clients)
+    return federation, task, probe(federation, task), plan.cohort.answers(federation.clients)
 
 
 def estimate(experiment: Experiment) -> Estimate:

@@ -30,6 +30,34 @@ def test_the_same_bits_with_other_workers_and_after_kill_9(folder: Path) -> None
     assert shas(fedloom("run", "small.toml", "--json", "-q", "--out", "killed", folder=folder).stdout) == expected
 
 
+ASYNC = """
+[cohort]
+count = 4
+mode = "async"
+buffer = 2
+[system]
+step = 1.0
+speed = { name = "lognormal", sigma = 1.0 }
+vanish = 0.1
+"""
+
+
+@pytest.mark.slow
+def test_asynchronous_rounds_have_the_same_bits_with_any_workers_and_after_kill_9(folder: Path) -> None:
+    (folder / "async.toml").write_text(EXPERIMENT.replace("[cohort]\ncount = 5\n", ASYNC))
+    common = ("run", "async.toml", "--json", "-q", "--set", "rounds=40")
+    expected = shas(fedloom(*common, "--set", "run.backend=serial", "--out", "one", folder=folder).stdout)
+    for workers in ("1", "2", "8"):
+        found = fedloom(*common, "--workers", workers, "--out", f"with-{workers}", folder=folder)
+        assert shas(found.stdout) == expected
+    command = [sys.executable, "-m", "fedloom.cli", *common, "--out", "killed"]
+    killed = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: list((folder / "killed").glob("cells/fedavg-1/round-000005.json")), killed)
+    killed.kill()
+    killed.wait()
+    assert shas(fedloom(*common, "--out", "killed", folder=folder).stdout) == expected
+
+
 def test_interrupting_stops_after_a_checkpoint_and_says_how_to_go_on(folder: Path) -> None:
     serial = ("--set", "run.backend=serial", "--set", "rounds=15")
     expected = shas(fedloom("run", "small.toml", "--json", "-q", *serial, "--out", "whole", folder=folder).stdout)

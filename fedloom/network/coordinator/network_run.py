@@ -42,6 +42,8 @@ class NetworkRun:
     def __init__(self, experiment: Experiment, folder: Path, tell: Callable[[str], None] = print) -> None:
         if experiment.system is not None:
             raise InputError("[system] is for simulations: clients on a network take the time they take. Leave it out.")
+        if experiment.cohort.mode == "async":
+            raise InputError('[cohort] mode = "async" is for simulations: a network works in rounds. Leave it out.')
         self.experiment, notes = federated(experiment)
         for note in notes:
             tell(note)

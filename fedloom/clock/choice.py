@@ -1,0 +1,69 @@
+"""Choose the clock of a run, and the cohort that goes with it: rounds that wait, or arrivals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fedloom.clock.async_clock import AsyncClock
+from fedloom.clock.async_cohort import AsyncCohort
+from fedloom.clock.clock import Clock
+from fedloom.clock.fleet import Fleet
+from fedloom.clock.timed_cohort import TimedCohort
+from fedloom.data.federation import Federation
+from fedloom.errors import InputError
+from fedloom.federation.cohort import Cohort
+from fedloom.federation.sampling import Sampling
+from fedloom.tree import Tree
+
+if TYPE_CHECKING:
+    from fedloom.algorithm import Algorithm
+
+
+def start(
+    fleet: Fleet | None,
+    federation: Federation,
+    algorithm: Algorithm,
+    sampling: Sampling,
+    seed: int,
+    remembered: Tree | None = None,
+) -> Clock | None:
+    """Return the clock of a cell, if there is a fleet. The pooled baseline has no clients, so it has no clock."""
+    if algorithm.pooled:
+        return None
+    if sampling.mode == "async":
+        check_async(algorithm)
+    if fleet is None:
+        if sampling.mode == "async":
+            raise InputError('[cohort] mode = "async" needs a clock, which says who answers first: add [system].')
+        return None
+    kind = AsyncClock if sampling.mode == "async" else Clock
+    clock = kind(fleet, federation, algorithm, sampling, seed)
+    if remembered is not None:
+        clock.restore(remembered)
+    return clock
+
+
+def cohort_kind(clock: Clock | None) -> Callable[..., Cohort]:
+    """Return what makes the cohorts of a run with this clock."""
+    if clock is None:
+        return Cohort
+    if isinstance(clock, AsyncClock):
+        return partial(AsyncCohort, clock=clock)
+    return partial(TimedCohort, clock=clock)
+
+
+def check_async(algorithm: Algorithm) -> None:
+    """Raise if an algorithm's formulas do not hold for answers that started from earlier versions of the state."""
+    name = type(algorithm).__name__
+    if not algorithm.takes_stale and not algorithm.pooled:
+        raise InputError(
+            f'[cohort] mode = "async" is not for {name}: its formulas need answers that all start from the same model. '
+            "Use it in rounds, or fedavg, fedprox, fedadam, scaffold or fedasync."
+        )
+    if getattr(algorithm, "rule", None) is not None:
+        raise InputError(
+            f'[cohort] mode = "async" takes means, and the rule of {name} compares changes from one model. '
+            "Leave out the rule."
+        )
