@@ -48,6 +48,10 @@ def has(table: PrivacyTable, cohort: int | None = None, whole_or_poisson: bool =
                 f"Of {cohort} clients in a round, {needed} must stay until its end: "
                 f"{lost or 'none'} may be lost, otherwise the round is abandoned."
             )
+        else:
+            examples = ((n, n - secure.needed(n)) for n in sorted({max(fewest, 3), max(fewest, 10), max(fewest, 100)}))
+            listed = ", ".join(f"{lost or 'none'} of {n}" for n, lost in examples)
+            yield f"How many clients of a round may be lost depends on how many it has: {listed}."
     if dp is not None:
         spent = f"ε = {dp.epsilon:g}" if dp.epsilon is not None else f"noise multiplier {dp.noise_multiplier or 0:g}"
         who = {"server": "the server", "distributed": "all clients together", "local": "each client"}[dp.noise]

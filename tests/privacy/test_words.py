@@ -15,6 +15,13 @@ def test_secure_aggregation_says_how_many_clients_may_be_lost(clients: int, word
     assert words in " ".join(has(PrivacyTable(secure_aggregation=SecureTable()), clients))
 
 
+def test_without_a_number_of_clients_it_says_how_many_may_be_lost_of_some() -> None:
+    """An experiment that agents bring their data to knows no number of clients."""
+    assert "none of 3, 3 of 10, 33 of 100." in " ".join(has(PrivacyTable(secure_aggregation=SecureTable())))
+    strict = PrivacyTable(secure_aggregation=SecureTable(min_clients=20))
+    assert "none of 20, 33 of 100." in " ".join(has(strict))
+
+
 def test_an_experiment_without_protection_lacks_both() -> None:
     assert list(has(PrivacyTable())) == []
     assert [sentence.partition(":")[0] for sentence in lacks(PrivacyTable())] == [
