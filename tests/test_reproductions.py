@@ -46,6 +46,14 @@ def test_every_stored_result_belongs_to_a_row_and_has_the_hash_of_its_weights() 
             assert record["weights_sha256"] or record["changes"]["rounds"] == "1051"  # that run was stopped
 
 
+def test_the_page_about_a_result_names_its_weights() -> None:
+    for path in sorted((FOLDER / "results").glob("*.json")):
+        page = (FOLDER / reproductions.PAGES[path.stem]).read_text(encoding="utf-8")
+        for record in json.loads(path.read_text(encoding="utf-8")):
+            if record["weights_sha256"]:
+                assert record["weights_sha256"][:12] in page, (path.name, record["row"], record["changes"])
+
+
 def test_ours_is_shown_with_an_interval_over_seeds_and_the_ratio(folder: Path) -> None:
     found = keep(folder, [34.0, 35.0, 31.0])
     # the standard deviation is 2.0817, and t(0.975, 2) is 4.3027: 4.3027 × 2.0817 / √3 = 5.171
