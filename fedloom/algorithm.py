@@ -7,6 +7,7 @@ step changes, inherit from FedAvg and override `correct`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -77,6 +78,8 @@ class Algorithm(Record):
     divides_by_lr: ClassVar[bool] = False  # whether its formula divides by the learning rate, so that it must not be 0
     pooled: ClassVar[bool] = False  # trains on the union of all clients' data: a baseline, not federated
     needs: ClassVar[str] = ""  # "linear" if it trains only linear models
+    has_one_rate: ClassVar[bool] = False  # whether its formula has one learning rate for all steps of a round
+    refuses: ClassVar[Mapping[str, str]] = {}  # keys of [train] that contradict its formula, and the message for each
 
     train: Training = Training()
     """How clients train. You may also give its fields directly, as in `FedAvg(lr=0.1)`."""
@@ -96,6 +99,15 @@ class Algorithm(Record):
         train = values.get("train", {})
         given = train.model_dump(exclude_unset=True) if isinstance(train, Training) else dict(train)
         return {**{k: v for k, v in values.items() if k not in flat}, "train": {**given, **flat}}
+
+    @model_validator(mode="after")
+    def _suits_formula(self) -> Algorithm:
+        for key, why in self.refuses.items():
+            if getattr(self.train, key) != Training.model_fields[key].default:
+                raise InputError(why)
+        if self.has_one_rate:
+            self.train.refuse_uneven_rates(type(self).__name__)
+        return self
 
     @property
     def linear(self) -> bool:

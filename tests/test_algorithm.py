@@ -63,3 +63,17 @@ def test_a_schedule_that_ends_at_zero_is_refused_at_the_start_where_the_formula_
     with pytest.raises(InputError, match="lowers to 0 in round 4"):
         next(fit(federation((5, 6)), Task(Dense), ends, 5))
     assert [record.round for record in fit(federation((5, 6)), Task(Dense), ends, 3)] == [1, 2, 3]
+
+
+def test_an_algorithm_refuses_the_keys_of_training_that_it_names_and_uneven_rates() -> None:
+    class Strict(FedAvg):
+        """Averages what clients learn with one rate and without clipping."""
+
+        has_one_rate = True
+        refuses = {"clip": "Strict never clips. Leave it out."}
+
+    assert Strict(lr=0.2, momentum=0.9).train.momentum == 0.9
+    with pytest.raises(InputError, match=r"^Strict never clips\. Leave it out\.$"):
+        Strict(clip=1.0)
+    with pytest.raises(InputError, match=r"^Strict's formula has one learning rate"):
+        Strict(local_schedule={"name": "exponential", "factor": 0.9})

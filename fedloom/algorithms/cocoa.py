@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import model_validator
 
 from fedloom import keys
 from fedloom.algorithm import Algorithm, Clients, Cohort, Count, Groups, InputError, Positive, Task, Tree, Update, batch
@@ -30,6 +29,9 @@ class CoCoA(Algorithm):
     takes_noise: ClassVar[bool] = False
     reference: ClassVar[str] = "Ma et al., Adding vs. Averaging in Distributed Primal-Dual Optimization, ICML 2015"
     needs: ClassVar[str] = "linear"
+    refuses: ClassVar[dict[str, str]] = {
+        "weight_decay": "CoCoA's L2 term is 'regularization', so 'weight_decay' has no meaning. Leave it out."
+    }
 
     regularization: Positive = 0.01
     """λ, the strength of the L2 penalty."""
@@ -39,12 +41,6 @@ class CoCoA(Algorithm):
     """Passes of dual coordinate ascent over a client's examples in a round."""
     capacity: Count = 10_000
     """The most training examples a client may have. Each client keeps one dual variable per example."""
-
-    @model_validator(mode="after")
-    def _one_penalty(self) -> CoCoA:
-        if self.train.weight_decay:
-            raise InputError("CoCoA's L2 term is 'regularization', so 'weight_decay' has no meaning. Leave it out.")
-        return self
 
     def init(self, task: Task, model: Tree) -> Groups:
         layer = linear_layer(task)

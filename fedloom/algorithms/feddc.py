@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import model_validator
-
-from fedloom.algorithm import Clients, Cohort, Groups, InputError, NonNegative, Step, Task, Tree, Update, by_size
+from fedloom.algorithm import Clients, Cohort, Groups, NonNegative, Step, Task, Tree, Update, by_size
 from fedloom.algorithms.fedavg import FedAvg
+from fedloom.training.settings import only_plain_sgd
 from fedloom.tree import add, expand, scale, select, sub, zeros_like
 
 
@@ -21,17 +20,12 @@ class FedDC(FedAvg):
 
     takes_stale: ClassVar[bool] = False  # h must be the mean of what clients keep, which nothing scales
     divides_by_lr: ClassVar[bool] = True
+    refuses: ClassVar[dict[str, str]] = only_plain_sgd("FedDC divides a client's change by lr")
     needs_all_from_start: ClassVar[str] = "h is a mean over all clients of the run"
     reference: ClassVar[str] = "Gao et al., FedDC: Federated Learning with Non-IID Data via Local Drift, CVPR 2022"
 
     alpha: NonNegative = 0.01
     """How strongly the drift is bound to the distance from the global model, α."""
-
-    @model_validator(mode="after")
-    def _plain_steps(self) -> FedDC:
-        if self.train.optimizer != "sgd" or self.train.momentum:
-            raise InputError('FedDC divides a client\'s change by lr: use optimizer = "sgd" without momentum.')
-        return self
 
     def init(self, task: Task, model: Tree) -> Groups:
         zeros = zeros_like(select(model, task.trainable))

@@ -19,6 +19,7 @@ class FedNova(Central):
     """
 
     takes_noise: ClassVar[bool] = False
+    has_one_rate: ClassVar[bool] = True
     reference: ClassVar[str] = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"
 
     weights: Literal["examples", "uniform"] = "examples"
@@ -30,7 +31,6 @@ class FedNova(Central):
             raise InputError(
                 f'FedNova counts steps of optimizer = "sgd", with or without momentum, not "{self.train.optimizer}".'
             )
-        self.train.refuse_uneven_rates(type(self).__name__)
         return self
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import model_validator
-
-from fedloom.algorithm import Central, Clients, Cohort, Groups, InputError, Task, Update, by_size
-from fedloom.training.full_gradient import full_gradient
+from fedloom.algorithm import Central, Clients, Cohort, Groups, Task, Update, by_size, full_gradient
 from fedloom.tree import add, expand, select
 
 
@@ -19,20 +16,15 @@ class FedSGD(Central):
     `schedule` have a meaning.
     """
 
+    refuses: ClassVar[dict[str, str]] = {
+        name: f"FedSGD takes one plain gradient step a round, so '{name}' has no meaning. Leave it out, or use fedavg "
+        'with batch_size = "full".'
+        for name in ("optimizer", "momentum", "weight_decay", "clip", "patience", "local_schedule", "clients")
+    }
     reference: ClassVar[str] = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017"
 
     weights: Literal["examples", "uniform"] = "examples"
     """How much each client counts in the mean."""
-
-    @model_validator(mode="after")
-    def _plain_steps(self) -> FedSGD:
-        for name in ("optimizer", "momentum", "weight_decay", "clip", "patience", "local_schedule", "clients"):
-            if getattr(self.train, name) != type(self.train).model_fields[name].default:
-                raise InputError(
-                    f"FedSGD takes one plain gradient step a round, so '{name}' has no meaning. "
-                    'Leave it out, or use fedavg with batch_size = "full".'
-                )
-        return self
 
     def passes(self, method: str) -> float:
         return 1.0

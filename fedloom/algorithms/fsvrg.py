@@ -9,11 +9,11 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from fedloom.aggregation.weights import by_examples, uniform
-from fedloom.algorithm import Central, Clients, Cohort, Groups, InputError, Step, Task, Trained, Tree, Update, without
-from fedloom.record import Positive
+from fedloom.algorithm import Central, Clients, Cohort, Groups, Positive, Step, Task, Trained, Tree, Update, without
 from fedloom.training import local
 from fedloom.training.evaluation import batch
 from fedloom.training.full_gradient import full_gradient
+from fedloom.training.settings import only_plain_sgd
 from fedloom.tree import add, expand, map_leaves, scale, select, sub
 
 
@@ -29,6 +29,10 @@ class FSVRG(Central):
     """
 
     takes_noise: ClassVar[bool] = False
+    refuses: ClassVar[dict[str, str]] = {
+        **only_plain_sgd("FSVRG takes plain steps"),
+        "clip": "FSVRG divides gradients by a client's examples, so 'clip' has no meaning. Leave it out.",
+    }
     reference: ClassVar[str] = "Konečný et al., Federated Optimization for On-Device Intelligence, 2016"
 
     h: Positive | None = None
@@ -41,10 +45,6 @@ class FSVRG(Central):
 
     @model_validator(mode="after")
     def _one_example_a_step(self) -> FSVRG:
-        if self.train.optimizer != "sgd" or self.train.momentum:
-            raise InputError('FSVRG takes plain steps: use optimizer = "sgd" without momentum.')
-        if self.train.clip is not None:
-            raise InputError("FSVRG divides gradients by a client's examples, so 'clip' has no meaning. Leave it out.")
         # the method fixes these, whatever the [train] table says
         lr = self.train.lr if self.h is None else self.h
         fixed = self.train.replace(batch_size=1, epochs=1.0, patience=None, lr=lr, clients=None)

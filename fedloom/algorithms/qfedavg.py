@@ -6,7 +6,6 @@ import math
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import model_validator
 
 from fedloom.algorithm import Algorithm, Clients, Cohort, Groups, NonNegative, Task, Update, by_size, evaluate
 from fedloom.tree import add, expand, scale, select, sub
@@ -24,17 +23,13 @@ class QFedAvg(Algorithm):
     takes_complex: ClassVar[bool] = False
     takes_noise: ClassVar[bool] = False
     divides_by_lr: ClassVar[bool] = True
+    has_one_rate: ClassVar[bool] = True
     reference: ClassVar[str] = "Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020"
 
     weights: Literal["examples", "uniform"] = "uniform"
     """How much each client counts, before its loss is considered."""
     q: NonNegative = 1.0
     """How much more a larger loss counts. 0 is FedAvg."""
-
-    @model_validator(mode="after")
-    def _one_rate(self) -> QFedAvg:
-        self.train.refuse_uneven_rates(type(self).__name__)
-        return self
 
     def passes(self, method: str) -> float:
         return self.train.epochs + 1 / 3  # an evaluation costs about a third of a gradient

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import model_validator
-
-from fedloom.aggregation.weights import by_size, uniform
-from fedloom.algorithm import Central, Clients, Cohort, Groups, InputError, Positive, Step, Task, Tree, Update
+from fedloom.algorithm import Central, Clients, Cohort, Groups, Positive, Step, Task, Tree, Update, by_size, uniform
+from fedloom.training.settings import only_plain_sgd
 from fedloom.tree import add, expand, scale, select, sub, zeros_like
 
 
@@ -21,6 +19,7 @@ class Scaffold(Central):
     takes_stale: ClassVar[bool] = True
     trains_once: ClassVar[bool] = True
     divides_by_lr: ClassVar[bool] = True
+    refuses: ClassVar[dict[str, str]] = only_plain_sgd("Scaffold's control variates need plain gradient steps")
     needs_all_from_start: ClassVar[str] = "the control variate c is a mean over all clients of the run"
     reference: ClassVar[str] = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, ICML 2020 (option II)"
 
@@ -28,14 +27,6 @@ class Scaffold(Central):
     """How much each client counts in the mean."""
     server_lr: Positive = 1.0
     """The server's learning rate, η."""
-
-    @model_validator(mode="after")
-    def _plain_steps(self) -> Scaffold:
-        if self.train.optimizer != "sgd" or self.train.momentum:
-            raise InputError(
-                'Scaffold\'s control variates need plain gradient steps: use optimizer = "sgd" without momentum.'
-            )
-        return self
 
     def init(self, task: Task, model: Tree) -> Groups:
         return {"model": model, "control": zeros_like(select(model, task.trainable))}

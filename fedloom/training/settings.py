@@ -171,6 +171,11 @@ class Training(Record):
                 raise InputError(f"[train] clients: there is no client '{one.name}'.{nearest(one.name, names)}")
 
 
+def only_plain_sgd(why: str) -> dict[str, str]:
+    """Return what an algorithm refuses (`Algorithm.refuses`) if its formula holds only for plain gradient steps."""
+    return dict.fromkeys(("optimizer", "momentum"), f'{why}: use optimizer = "sgd" without momentum.')
+
+
 _MEANT_FOR = {
     "momentum": ("sgd", "nesterov", "rmsprop"),
     "beta1": ("adam", "adamw"),
