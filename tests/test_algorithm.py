@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from typing import ClassVar
 
 import pytest
 import torch
@@ -70,7 +71,7 @@ def test_an_algorithm_refuses_the_keys_of_training_that_it_names_and_uneven_rate
         """Averages what clients learn with one rate and without clipping."""
 
         has_one_rate = True
-        refuses = {"clip": "Strict never clips. Leave it out."}
+        refuses: ClassVar[dict[str, str]] = {"clip": "Strict never clips. Leave it out."}
 
     assert Strict(lr=0.2, momentum=0.9).train.momentum == 0.9
     with pytest.raises(InputError, match=r"^Strict never clips\. Leave it out\.$"):
