@@ -15,6 +15,7 @@ from fedloom.results.figure_style import (
     legend_size,
     line_style,
     new_figure,
+    styled,
 )
 from fedloom.results.run_data import RunData
 
@@ -45,6 +46,7 @@ class Curves(Record):
         return found
 
 
+@styled()
 def draw(curves: Curves, rows: Mapping[str, RunData], title: str, target: float | None = None) -> CaptionedFigure:
     """Draw a column of panels per group and a row of panels per metric; of several seeds, the first."""
     panels = curves.panels(rows)

@@ -36,6 +36,11 @@ def test_a_line_has_the_values_of_the_server_or_the_best_so_far(run: RunData) ->
     assert axes.get_ylabel() == "Best accuracy so far"
 
 
+def test_it_has_the_style_of_all_figures(run: RunData) -> None:
+    (axes,) = draw(Curves(), {"iid, fast": run}, "Digits").figure.axes
+    assert [side for side, spine in axes.spines.items() if spine.get_visible()] == ["left", "bottom"]
+
+
 def test_a_row_of_panels_for_each_metric_is_saved_in_three_formats(run: RunData, tmp_path: Path) -> None:
     curves = Curves(metrics=("accuracy", "loss"))
     assert len(draw(curves, {"a, x": run, "b, x": run}, "").figure.axes) == 4
