@@ -14,12 +14,12 @@ import numpy as np
 from fedloom.data.figure import draw_shares, shorten
 from fedloom.data.split import SPLITS
 from fedloom.errors import InputError
-from fedloom.results import audit_findings, headline, learning_curves
+from fedloom.results import audit_findings, headline, learning_curves, round_figure
 from fedloom.results import figure_style as style
 from fedloom.results.client_tables import average
 from fedloom.results.comparisons import Comparison, main_comparison, universal_comparison
 from fedloom.results.figure_style import BEFORE_TRAINING, FAINT, INK, MOST_PANELS, CaptionedFigure
-from fedloom.results.run_data import Curve, Floats, RunData, Stats
+from fedloom.results.run_data import Curve, Floats, Ints, RunData, Stats
 from fedloom.results.sentences import say
 from fedloom.results.statistics import spread
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_ROWS = 60  # clients in a heat map
+UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
 
 def draw_all(
@@ -47,6 +48,8 @@ def draw_all(
         "means of clients": partial(before_and_after, run, metric, "clients", fill),
         "the pooled model": partial(pooled_curve, run),
         "bytes": partial(against_bytes, run, metric),
+        "time": partial(against_time, run, metric),
+        "a round": partial(round_figure.draw, run),
         "clients": partial(heat_map, run, metric),
         "labels": partial(label_distribution, run),
         "reconstruction": partial(audit_findings.reconstruction, run.audit),
@@ -66,7 +69,10 @@ def draw_comparison(run: RunData) -> list[CaptionedFigure]:
     main = main_comparison(run)
     metric = run.main_metric if main is None else main.metric.name
     with style.styled():
-        drawn = [at_a_glance(run), *(make(run, metric) for make in (comparison, global_model, against_bytes))]
+        drawn = [
+            at_a_glance(run),
+            *(make(run, metric) for make in (comparison, global_model, against_bytes, against_time)),
+        ]
         return [style.lay_out(figure) for figure in drawn if figure is not None]
 
 
@@ -274,23 +280,55 @@ def pooled_curve(run: RunData) -> CaptionedFigure | None:
 
 def against_bytes(run: RunData, metric: str) -> CaptionedFigure | None:
     """The metric against all bytes that clients have sent and received so far."""
+
+    def megabytes(label: str, seed: int, rounds: Ints) -> Floats:
+        costs = run.costs(label, seed)
+        return costs.bytes_so_far[np.searchsorted(costs.rounds, rounds)] / 1e6
+
+    figure = _against(run, metric, megabytes, "Megabytes sent and received by all clients", "sends no weights")
+    if figure is None:
+        return None
+    caption = f"The curve is {headline.curve_in_words(run)}; bytes are those of weights and numbers, uncompressed."
+    return CaptionedFigure("bytes", f"{metric.capitalize()} against bytes", caption + _seeds_in_words(run), figure)
+
+
+def against_time(run: RunData, metric: str) -> CaptionedFigure | None:
+    """The metric against virtual time."""
+    ends = [run.times(*cell).ended for cell in run.cells]
+    longest = max((float(each[-1]) for each in ends if len(each)), default=0.0)
+    unit, size = next((one for one in UNITS if longest >= 2 * one[1]), UNITS[-1])
+
+    def passed(label: str, seed: int, rounds: Ints) -> Floats:
+        times = run.times(label, seed)
+        return times.at(rounds) / size if len(times.rounds) else np.zeros(len(rounds))
+
+    figure = _against(run, metric, passed, f"Virtual {unit}", "has no clock") if longest else None
+    if figure is None:
+        return None
+    caption = f"The curve is {headline.curve_in_words(run)}; time is that of the simulated fleet."
+    return CaptionedFigure("time", f"{metric.capitalize()} against time", caption + _seeds_in_words(run), figure)
+
+
+def _against(
+    run: RunData, metric: str, cost: Callable[[str, int, Ints], Floats], axis: str, without: str
+) -> Figure | None:
+    """Curves of the metric against what rounds have cost until then; a dotted line where they cost nothing."""
     lines: dict[str, tuple[Floats, Floats]] = {}
     silent: dict[str, float] = {}
     for label in run.labels:
-        curves, sent = [], []
+        curves, costs = [], []
         for seed, (rounds, values) in headline.curves(run, label, metric).items():
-            costs = run.costs(label, seed)
             curves.append(values)
-            sent.append(costs.bytes_so_far[np.searchsorted(costs.rounds, rounds)])
+            costs.append(cost(label, seed, rounds))
         if curves:
-            mean, total = _mean_of_shortest(curves), _mean_of_shortest(sent)
+            mean, total = _mean_of_shortest(curves), _mean_of_shortest(costs)
             if run.is_pooled(label) or not total[-1]:
                 silent[label] = float(mean[-1])
             else:
-                lines[label] = (total / 1e6, mean)
+                lines[label] = (total, mean)
     if not lines:
         return None
-    ends_at = {f"{label} (sends no weights), end": label for label in silent}
+    ends_at = {f"{label} ({without}), end": label for label in silent}
     width, height = style.legend_size([*lines, *ends_at])
     figure = style.new_figure(4.2 + width, max(2.9, height))
     axes = figure.add_subplot()
@@ -306,11 +344,10 @@ def against_bytes(run: RunData, metric: str) -> CaptionedFigure | None:
         for formatter in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
             formatter(lambda value, _: f"{value:g}")
     style.finish_axes(axes, "", run.metric(metric).percent, most_ticks=0)
-    axes.set_xlabel("Megabytes sent and received by all clients")
+    axes.set_xlabel(axis)
     axes.set_ylabel(f"Test {metric}")
     style.add_legend(figure)
-    caption = f"The curve is {headline.curve_in_words(run)}; bytes are those of weights and numbers, uncompressed."
-    return CaptionedFigure("bytes", f"{metric.capitalize()} against bytes", caption + _seeds_in_words(run), figure)
+    return figure
 
 
 def heat_map(run: RunData, metric: str) -> CaptionedFigure | None:

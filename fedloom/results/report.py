@@ -36,6 +36,7 @@ CHAPTERS = {  # chapter → how the names of its figures begin, and how those of
     "Differences": ((), ("differences",)),
     "Clients": (("clients", "sausage_users", "labels"), ("summary", "universal_test", "clients")),
     "Cost": (("bytes",), ("traffic",)),
+    "Time": (("time", "round_time"), ("virtual_time",)),
     "Audit": (("reconstruction", "poisoning"), ("audit",)),
 }
 

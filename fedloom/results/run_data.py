@@ -112,6 +112,19 @@ def grouped(index: Ints, values: Floats) -> Stats:
 
 
 @dataclass(frozen=True)
+class RoundTimes:
+    """When each round began and ended, in virtual seconds."""
+
+    rounds: Ints
+    began: Floats
+    ended: Floats
+
+    def at(self, rounds: Ints) -> Floats:
+        """When these rounds ended."""
+        return self.ended[np.searchsorted(self.rounds, rounds)]
+
+
+@dataclass(frozen=True)
 class RoundCosts:
     """Seconds, bytes and participants of each round."""
 
@@ -297,6 +310,8 @@ class RunData:
             later = before.keep(before.rounds > 1)
             clients, values = np.append(later.clients, final.clients), np.append(later.values, final.values)
             found = ClientValues(np.append(later.rounds - 1, final.rounds), clients, values)
+        if self.has_clock:  # every algorithm has its own clients: there are none to show the pooled model for
+            return found.keep(np.zeros(len(found), dtype=np.bool_))
         if self.sampling is None:
             return found
         drawn = np.zeros(len(found), dtype=np.bool_)
@@ -386,7 +401,8 @@ class RunData:
 
         For the pooled model these are all clients, so it has no value where the others' values are about drawn clients.
         """
-        if self.sampling is not None and self.about_drawn_clients(phase) and self.is_pooled(label):
+        some = self.sampling is not None or self.has_clock
+        if some and self.about_drawn_clients(phase) and self.is_pooled(label):
             return np.empty(0, np.int64), np.empty(0)
         return self._curve("pooled_metrics", label, seed, metric=metric, split=split, phase=phase)
 
@@ -401,6 +417,25 @@ class RunData:
         rounds, seconds = _column(rows, "round", np.int64), _column(rows, "seconds", np.float64)
         counts = (_column(rows, name, np.int64) for name in ("bytes_up", "bytes_down", "participants"))
         return RoundCosts(rounds, seconds, *counts)
+
+    @property
+    def has_clock(self) -> bool:
+        """Whether the run has a virtual clock."""
+        return "system" in self.description
+
+    @property
+    def slots(self) -> int | None:
+        """How many clients are at work at any time in asynchronous rounds; None in rounds that wait."""
+        cohort = self.description.get("cohort") or {}
+        if not self.has_clock or cohort.get("mode") != "async":
+            return None
+        return Sampling(**cohort).slots(len(self.clients))
+
+    def times(self, label: str, seed: int) -> RoundTimes:
+        """Virtual time of every round; empty without a virtual clock."""
+        rows = self.rows("times", label, seed)
+        began, ended = (_column(rows, name, np.float64) for name in ("began", "ended"))
+        return RoundTimes(_column(rows, "round", np.int64), began, ended)
 
     def marked_clients(self, label: str, seed: int, why: str) -> list[tuple[str, int]]:
         """The names of clients that rounds are marked with, such as those that were left out, with the rounds."""

@@ -19,7 +19,7 @@ MOST_SENTENCES = 6  # with more pairs of algorithms, the note has no sentence ab
 
 def all_tables(run: RunData) -> list[Table]:
     """Every table that the run has numbers for."""
-    makers = (overview, comparison, paired_differences, targets, fairness, costs)
+    makers = (overview, comparison, paired_differences, targets, fairness, costs, virtual_time)
     found = [table for maker in makers for table in maker(run)]
     for name in run.metrics:
         found += client_tables.all_tables(run, name)
@@ -119,7 +119,10 @@ def verdict(found: Sequence[Difference], metric: MetricInfo) -> Iterator[str]:
 
 
 def target_costs(run: RunData, label: str, metric: str, target: float) -> list[tuple[float, ...] | None]:
-    """Round, interpolated round, bytes and seconds at which each seed reached a target; None if it did not."""
+    """Round, interpolated round, bytes and seconds at which each seed reached a target; None if it did not.
+
+    With a virtual clock, the virtual seconds follow.
+    """
     found: list[tuple[float, ...] | None] = []
     for seed, (rounds, values) in headline.curves(run, label, metric).items():
         reached = curve_numbers.reached(rounds, values, target, run.metric(metric).higher_is_better)
@@ -129,27 +132,32 @@ def target_costs(run: RunData, label: str, metric: str, target: float) -> list[t
             costs = run.costs(label, seed)
             until = costs.rounds <= reached.round
             sent = (costs.bytes_up + costs.bytes_down)[until].sum()
-            found.append((reached.round, reached.crossing, int(sent), float(costs.seconds[until].sum())))
+            times = run.times(label, seed)
+            virtual = times.at(np.array([reached.round])).tolist() if len(times.rounds) else []
+            found.append((reached.round, reached.crossing, int(sent), float(costs.seconds[until].sum()), *virtual))
     return found
 
 
 def targets(run: RunData) -> Iterator[Table]:
     """Rounds, bytes and seconds to each target of the experiment."""
-    columns = ("algorithm", "seeds there", "first round", "crossing", "bytes", "time", "speed-up")
-    kinds = ("text", "text", "short", "short", "bytes", "seconds", "factor")
+    columns: tuple[str, ...] = ("algorithm", "seeds there", "first round", "crossing", "bytes", "time")
+    kinds: tuple[str, ...] = ("text", "text", "short", "short", "bytes", "seconds")
+    columns += ("virtual time", "speed-up") if run.has_clock else ("speed-up",)
+    kinds += ("seconds", "factor") if run.has_clock else ("factor",)
     note = say("note", "target", curve=headline.curve_in_words(run))
     for metric, target in (run.evaluation.get("target") or {}).items():
         rows: list[tuple[Any, ...]] = []
         for label in run.labels:
             found = target_costs(run, label, metric, target)
             reached = [costs for costs in found if costs is not None]
-            means: list[float | None] = [None] * 4
+            means: list[float | None] = []
             if reached and len(reached) == len(found):
                 means = [float(np.mean(column)) for column in zip(*reached, strict=True)]
+            means += [None] * (5 - len(means))
             if run.is_pooled(label):
                 means[2] = None
             if found:
-                rows.append((label, f"{len(reached)} of {len(found)}", *means))
+                rows.append((label, f"{len(reached)} of {len(found)}", *means[: 5 if run.has_clock else 4]))
         slowest = max((row[2] for row in rows if row[2]), default=0.0)
         rows = [(*row, slowest / row[2] if row[2] else None) for row in rows]
         if rows:
@@ -178,6 +186,42 @@ def fairness(run: RunData) -> Iterator[Table]:
         kinds = ("text", shown, metric.deviation_format, "number", shown, shown, "text")
         note = say("note", "fairness", curve=headline.curve_in_words(run))
         yield Table("fairness", f"Fairness, last rounds and peak: {name}", columns, tuple(rows), kinds, note)
+
+
+def virtual_time(run: RunData) -> Iterator[Table]:
+    """Virtual time of every algorithm, and what clients did with it."""
+    rows: list[tuple[Value, ...]] = []
+    for label in run.labels:
+        found = [_time_of(run, label, seed) for seed in run.seeds if len(run.times(label, seed).rounds)]
+        if found:
+            rows.append((label, *(float(np.mean(column)) for column in zip(*found, strict=True))))
+    if rows:
+        columns = ("algorithm", "rounds", "virtual time", "a round (median)", "clients at work", "in vain", "staleness")
+        kinds = ("text", "whole", "seconds", "seconds", "percent", "percent", "short")
+        yield Table("virtual_time", "Virtual time", columns, tuple(rows), kinds, say("note", "virtual_time"))
+
+
+def _time_of(run: RunData, label: str, seed: int) -> tuple[float, ...]:
+    """Rounds, time, time of a round, utilisation, share of work that did not count, and staleness of one cell."""
+    times, rows = run.times(label, seed), run.rows("client_times", label, seed)
+    busy = np.array([row["ended"] - row["began"] for row in rows])
+    counted = np.array([row["status"] == "counted" for row in rows], dtype=bool)
+    lengths = times.ended - times.began
+    slots = dict.fromkeys(times.rounds.tolist(), 0)
+    for row in rows:
+        slots[row["round"]] += 1
+    offered = float(sum(length * slots[round] for round, length in zip(times.rounds.tolist(), lengths, strict=True)))
+    if run.slots is not None:  # asynchronous: the same number of clients all the time
+        offered = float(lengths.sum() * run.slots)
+    late = [row["round"] - row["version"] for row, counts in zip(rows, counted, strict=True) if counts]
+    return (
+        len(lengths),
+        float(times.ended[-1]),
+        float(np.median(lengths)),
+        min(float(busy.sum()) / offered, 1.0) if offered else 0.0,
+        float(busy[~counted].sum() / busy.sum()) if busy.sum() else 0.0,
+        float(np.mean(late)) if late else 0.0,
+    )
 
 
 def costs(run: RunData) -> Iterator[Table]:

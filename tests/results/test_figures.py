@@ -16,8 +16,8 @@ def test_progress_names_every_figure_before_it_is_drawn(run: RunData) -> None:
     lines: list[str] = []
     drawn = figures.draw_all(run, progress=lines.append)
     assert len(drawn) == 9
-    assert len(lines) == 11  # two more are about an audit, and there was none
-    assert lines[0] == "Drawing figure 1 of 11: the result"
+    assert len(lines) == 13  # two are about an audit and two about virtual time, and there was neither
+    assert lines[0] == "Drawing figure 1 of 13: the result"
 
 
 def test_the_headline_shows_every_seed_and_the_mean(run: RunData) -> None:
