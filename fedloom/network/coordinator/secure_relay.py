@@ -17,10 +17,11 @@ from fedloom.network.protocol.secure import MASKED, advertisement, from_hex, mas
 from fedloom.network.protocol.tensors import Parcel
 from fedloom.privacy.secure import shamir
 from fedloom.privacy.secure.aggregation import SecureCall
-from fedloom.privacy.secure.masks import Vector
+from fedloom.privacy.secure.client import CIPHERTEXT
+from fedloom.privacy.secure.masks import Vector, is_usable
 from fedloom.privacy.secure.ring import Ring
 from fedloom.privacy.secure.server import SecureServer
-from fedloom.privacy.secure.session import confirmation_text, is_signed, survivors_digest
+from fedloom.privacy.secure.session import confirmation_text, is_signed, survivors_digest, without_repeated_keys
 from fedloom.tree import Groups
 
 StageOf = Callable[[Collection[int]], SecureStage]  # what the agent of some clients receives
@@ -76,7 +77,7 @@ class SecureRelay:
         server = self.server
         faults.point("secure.advertise")
         self._stage("advertise", clients, lambda some: SecureStage(), self._check_keys)
-        server.close_advertise([advertisement(self._peer(one)) for one in self.calls[-1].answers])
+        server.close_advertise(without_repeated_keys(advertisement(self._peer(one)) for one in self.calls[-1].answers))
         peers = tuple(self._peer(client) for client in sorted(server.advertised))
         faults.point("secure.share")
         self._stage("share", server.advertised, lambda some: SecureStage(peers=peers), self._check_shares)
@@ -142,11 +143,15 @@ class SecureRelay:
             raise Rejected("secure", "the keys are malformed") from None
         if not is_signed(bytes.fromhex(key), mine.text(self.call.session), mine.signature):
             raise Rejected("secure", "the keys are not signed by the agent for this session")
+        if not (is_usable(mine.mask_key) and is_usable(mine.channel_key)):
+            raise Rejected("secure", "a key is not a valid X25519 key")
 
     def _check_shares(self, assignment: Assignment, answer: ClientAnswer) -> None:
         sent = from_hex(_only_secure(answer).shares)
         if set(sent) != set(self.server.graph.holders(answer.client)) - {answer.client}:
             raise Rejected("secure", "there must be a share for every holder")
+        if any(len(text) != CIPHERTEXT for text in sent.values()):
+            raise Rejected("secure", f"an encrypted share must have {CIPHERTEXT} bytes")
 
     def _check_masked(self, assignment: Assignment, answer: ClientAnswer) -> None:
         update, kind = answer.update, torch.int32 if self.ring.bits == 32 else torch.int64

@@ -27,6 +27,7 @@ from fedloom.privacy.secure.session import (
 
 STAGES = ("advertise", "share", "mask", "confirm", "unmask")
 NONCE = 12  # bytes before each ciphertext
+CIPHERTEXT = NONCE + 2 * shamir.SHARE_BYTES + 16  # bytes of two encrypted shares, with AES-GCM's tag
 
 
 class SecureClient:

@@ -28,6 +28,15 @@ def agree(private: X25519PrivateKey, public: bytes, sid: bytes, purpose: str) ->
     return HKDF(SHA256(), 32, salt=None, info=pack(sid, purpose)).derive(common)
 
 
+def is_usable(public: bytes) -> bool:
+    """Return whether others can agree on a key with this one: it has 32 bytes, and is not one of the few weak ones."""
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        return False
+    return True
+
+
 def add_stream(key: bytes, *targets: tuple[Vector, int]) -> None:
     """Add the stream of a key to vectors of one length, or subtract it: each comes with the sign 1 or −1.
 

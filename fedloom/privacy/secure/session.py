@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -103,6 +104,16 @@ def session_id(session: Session, advertised: Iterable[Advertisement]) -> bytes:
     ordered = sorted(advertised, key=lambda one: one.client)
     keys = [pack(one.client, one.mask_key, one.channel_key, one.signature) for one in ordered]
     return hashlib.sha256(pack(session.text, *keys)).digest()
+
+
+def without_repeated_keys(advertised: Iterable[Advertisement]) -> list[Advertisement]:
+    """Leave out clients with a key that the session has twice: the others would refuse all of it.
+
+    Keys are relayed after everybody has sent theirs, so an honest client's key is never the copied one.
+    """
+    found = list(advertised)
+    counts = Counter(key for one in found for key in (one.mask_key, one.channel_key))
+    return [one for one in found if counts[one.mask_key] == counts[one.channel_key] == 1]
 
 
 def survivors_digest(sid: bytes, survivors: Iterable[int], question: bytes = b"") -> bytes:

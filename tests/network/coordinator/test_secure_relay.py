@@ -14,9 +14,11 @@ from fedloom.errors import InputError, QuorumError, TrainingError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.progress import Silent
 from fedloom.network.agent.agent import Agent
+from fedloom.network.agent.secure_sessions import SecureSessions
 from fedloom.network.coordinator.ledger import Ledger
-from fedloom.network.protocol.messages import Assignment
+from fedloom.network.protocol.messages import Assignment, SecureResult
 from fedloom.privacy.dp import distributed
+from fedloom.privacy.secure.session import Advertisement
 from fedloom.privacy.table import DpTable
 from fedloom.results.result import Result
 from tests.network.conftest import EXPERIMENT, InProcessRun, serial_weights, weights
@@ -154,6 +156,48 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, site: str, stage: str, round: int =
         return carry_out(self, assignment)
 
     monkeypatch.setattr(Agent, "carry_out", failing)
+
+
+GOOD = "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("mask_key", "channel_key"),
+    [("09", GOOD), ("00" * 32, GOOD), (GOOD, "01" + "00" * 31), (GOOD, GOOD)],
+    ids=["too short", "zero", "of low order", "twice the same"],
+)
+def test_a_site_with_bad_keys_costs_only_itself_the_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask_key: str, channel_key: str
+) -> None:
+    """Honest clients refuse a roster with such keys, so it must not reach them."""
+    advertise = SecureSessions._advertise
+
+    def hostile(self: SecureSessions, assignment: Assignment, one: Any, algorithm: Any) -> SecureResult:
+        result = advertise(self, assignment, one, algorithm)
+        if one.client != 1:
+            return result
+        forged = Advertisement(1, bytes.fromhex(mask_key), bytes.fromhex(channel_key))
+        signature = self._sign(forged.text(self.open[1].call.session))
+        return SecureResult(mask_key=mask_key, channel_key=channel_key, signature=signature.hex())
+
+    monkeypatch.setattr(SecureSessions, "_advertise", hostile)
+    assert sites(tmp_path / "net").run(Silent()).status == "done"
+    assert cohorts(tmp_path / "net") == {1: 4, 2: 4}
+
+
+def test_a_site_that_sends_shares_of_a_wrong_length_costs_only_itself_the_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share = SecureSessions._share
+
+    def hostile(self: SecureSessions, assignment: Assignment, one: Any, algorithm: Any) -> SecureResult:
+        result = share(self, assignment, one, algorithm)
+        short = {client: text[:-2] for client, text in result.shares.items()}
+        return result.model_copy(update={"shares": short}) if one.client == 1 else result
+
+    monkeypatch.setattr(SecureSessions, "_share", hostile)
+    assert sites(tmp_path / "net").run(Silent()).status == "done"
+    assert cohorts(tmp_path / "net") == {1: 4, 2: 4}
 
 
 @pytest.mark.parametrize("stage", ["advertise", "share", "mask", "confirm", "unmask"])

@@ -6,7 +6,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from fedloom.privacy.secure import masks
-from fedloom.privacy.secure.masks import PairMasks, PairMasksOnce, add_stream, agree, pair_sign
+from fedloom.privacy.secure.masks import PairMasks, PairMasksOnce, add_stream, agree, is_usable, pair_sign
 from fedloom.privacy.secure.session import Refusal
 
 
@@ -56,3 +56,8 @@ def test_computing_each_pair_once_gives_the_same_masks() -> None:
     vectors = [masked(once, client) for client in (2, 0, 3, 1)]
     assert all(np.array_equal(v, masked(PairMasks(), c)) for v, c in zip(vectors, (2, 0, 3, 1), strict=True))
     assert np.array_equal(sum(vectors), 4 * np.arange(10, dtype=np.uint32))
+
+
+def test_a_public_key_is_usable_unless_it_is_weak_or_has_another_length() -> None:
+    assert is_usable(X25519PrivateKey.generate().public_key().public_bytes_raw())
+    assert not any(is_usable(key) for key in (b"", bytes(31), bytes(32), b"\x01" + bytes(31), bytes(33)))

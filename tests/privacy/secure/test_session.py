@@ -15,6 +15,7 @@ from fedloom.privacy.secure.session import (
     session_id,
     smallest_threshold,
     survivors_digest,
+    without_repeated_keys,
 )
 from tests.privacy.secure.helpers import session
 
@@ -49,6 +50,12 @@ def test_a_session_s_number_depends_on_all_keys_and_on_no_order() -> None:
     first, second = Advertisement(0, b"a" * 32, b"b" * 32), Advertisement(1, b"c" * 32, b"d" * 32)
     assert session_id(session(), [first, second]) == session_id(session(), [second, first])
     assert session_id(session(), [first]) != session_id(session(), [first, second])
+
+
+def test_clients_with_a_key_that_is_there_twice_are_left_out() -> None:
+    honest = Advertisement(0, b"a" * 32, b"b" * 32)
+    alike, copies = Advertisement(1, b"c" * 32, b"c" * 32), [Advertisement(n, b"d" * 32, bytes([n])) for n in (2, 3)]
+    assert without_repeated_keys([honest, alike, *copies]) == [honest]
 
 
 def test_survivors_are_signed_as_a_set() -> None:
