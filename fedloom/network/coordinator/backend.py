@@ -223,6 +223,10 @@ class NetworkBackend(Backend):
         faults.point("coordinator.ask")
         try:
             found = LearntSum.of(*open_parcel(ledger.updates / known[0].file)) if known else relay.run(work.ids)
+            for client in sorted(relay.server.wrong):
+                name = self.roster.name(client)
+                words = f"{cell.label}: round {work.round}: '{name}' gave wrong shares. The sum was found without them."
+                self.pool.log("rejected", words, hosts[client])
             revoked = ledger.revoked()  # perhaps while the clients worked, or before a restart
             if gone := [client for client in found.clients if hosts[client] in revoked]:
                 name = self.roster.name(gone[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -23,6 +24,7 @@ class SecureServer:
         self.sharers: frozenset[int] = frozenset()  # U2
         self.survivors: frozenset[int] = frozenset()  # U3
         self.signatures: dict[int, bytes] = {}  # U4
+        self.wrong: set[int] = set()  # clients that gave wrong shares, which the sum did without
         self._ciphertexts: dict[int, Mapping[int, bytes]] = {}  # by sender, then by receiver
         self._masked: set[int] = set()
         self._total: Vector | None = None
@@ -93,15 +95,23 @@ class SecureServer:
         return total
 
     def _rebuild(self, client: int, answers: Mapping[int, Mapping[int, bytes]]) -> bytes:
-        """Return the one secret of a client of which the others gave shares."""
-        holders = [one for one in self.graph.holders(client) if client in answers.get(one, {})]
-        if len(holders) < self.graph.threshold:
+        """Return the one secret of a client of which the others gave shares. One client with wrong shares is found."""
+        given = [one for one in self.graph.holders(client) if client in answers.get(one, {})]
+        holders, needed = [one for one in given if one not in self.wrong], self.graph.threshold
+        if len(holders) < needed:
             raise RoundAbandoned(
                 f"Round {self.session.round}: {len(holders)} clients gave a share of client {client}'s mask, and "
-                f"{self.graph.threshold} are needed."
+                f"{needed} are needed."
             )
-        shares = {self.graph.point(one): answers[one][client] for one in holders[: self.graph.threshold]}
-        try:
-            return shamir.combine(shares)
-        except shamir.WrongShares as error:
-            raise RoundAbandoned(f"Round {self.session.round}: the mask of client {client}: {error}") from None
+        for suspect in (None, *holders[:needed]):
+            used = [one for one in holders if one != suspect][:needed]
+            if len(used) < needed:
+                break
+            with suppress(shamir.WrongShares):
+                secret = shamir.combine({self.graph.point(one): answers[one][client] for one in used})
+                self.wrong |= {suspect} if suspect is not None else set()
+                return secret
+        raise RoundAbandoned(
+            f"Round {self.session.round}: the shares of client {client}'s mask do not belong together. It sent wrong "
+            "ones, or clients that hold them did."
+        )

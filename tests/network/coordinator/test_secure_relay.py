@@ -200,6 +200,23 @@ def test_a_site_that_sends_shares_of_a_wrong_length_costs_only_itself_the_round(
     assert cohorts(tmp_path / "net") == {1: 4, 2: 4}
 
 
+def test_a_site_that_gives_wrong_shares_is_named_and_the_sum_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unmask = SecureSessions._unmask
+
+    def hostile(self: SecureSessions, assignment: Assignment, one: Any, algorithm: Any) -> SecureResult:
+        result = unmask(self, assignment, one, algorithm)
+        wrong = {client: "00" * (len(share) // 2 - 1) + "01" for client, share in result.shares.items()}
+        return result.model_copy(update={"shares": wrong}) if one.client == 1 else result
+
+    monkeypatch.setattr(SecureSessions, "_unmask", hostile)
+    run = sites(tmp_path / "net")
+    assert run.run(Silent()).status == "done"
+    assert weights(tmp_path / "net") == simulated(tmp_path / "serial")
+    assert any("round 2: '1' gave wrong shares. The sum was found without them" in line for line in run.said)
+
+
 @pytest.mark.parametrize("stage", ["advertise", "share", "mask", "confirm", "unmask"])
 def test_a_site_may_vanish_at_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
     fail_at(monkeypatch, "site-2", stage)

@@ -55,7 +55,25 @@ def test_wrong_shares_abandon_the_round() -> None:
     table = Table(session(5, 4)).confirmed(ONES, lost=(4,))
     given = answers(table)
     given[0][1], given[0][2] = given[0][2], given[0][1]
-    with pytest.raises(RoundAbandoned, match=r"mask of client 1: The shares .* do not belong together"):
+    with pytest.raises(RoundAbandoned, match=r"shares of client 1's mask do not belong together"):
+        table.server.total(given)
+
+
+@pytest.mark.parametrize("liar", [0, 2, 4])
+def test_one_client_with_wrong_shares_is_found_and_the_sum_does_without_them(liar: int) -> None:
+    table = Table(session(6, 4)).confirmed(ONES, lost=(5,))
+    given = answers(table)
+    given[liar] = {peer: bytes(len(share) - 1) + b"\x01" for peer, share in given[liar].items()}
+    assert table.server.total(given).tolist() == [5, 5, 5, 5]
+    assert table.server.wrong == ({liar} if liar < 4 else set())  # four shares are enough, and the last was not read
+
+
+def test_a_client_whose_own_shares_do_not_belong_together_costs_the_round() -> None:
+    table = Table(session(6, 4)).confirmed(ONES)
+    given = answers(table)
+    for number, shares in given.items():
+        shares[3] = number.to_bytes(len(shares[3]), "big")[::-1]
+    with pytest.raises(RoundAbandoned, match=r"shares of client 3's mask do not belong together. It sent wrong ones"):
         table.server.total(given)
 
 
