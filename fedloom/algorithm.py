@@ -73,6 +73,7 @@ class Algorithm(Record):
     takes_stale: ClassVar[bool] = False  # whether its formulas hold for answers that started from earlier versions
     mixes_weights: ClassVar[bool] = False  # whether stale answers count as they are, for `cohort.freshness` to scale
     takes_noise: ClassVar[bool] = True  # whether its formulas hold for noisy sums of clipped answers
+    remembers_sent: ClassVar[bool] = False  # whether clients keep sums of what they send, as the server does
     trains_once: ClassVar[bool] = False  # whether clients use their examples in one local training, and nowhere else
     reads_batch: ClassVar[bool] = False  # whether `correct` uses `step.batch`: then clients are trained one by one
     divides_by_lr: ClassVar[bool] = False  # whether its formula divides by the learning rate, so that it must not be 0

@@ -123,7 +123,7 @@ class Task:
 
     def release(self) -> None:
         """Free the module's memory but keep its names. The module is built again if you need it."""
-        for name in ("trainable", "frozen"):
+        for name in ("trainable", "frozen", "form"):
             getattr(self, name)
         for name in ("module", "tensors", "python_state"):
             self.__dict__.pop(name, None)
@@ -137,6 +137,16 @@ class Task:
     def frozen(self) -> tuple[str, ...]:
         """The names of parameters that are not trained. They never change, not even in their last bits."""
         return tuple(name for name, parameter in self.module.named_parameters() if not parameter.requires_grad)
+
+    @cached_property
+    def form(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """The shape and dtype of every leaf of the model."""
+        return {name: (tuple(leaf.shape), leaf.dtype) for name, leaf in _named(self.module).items()}
+
+    @property
+    def learnt(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """The shape and dtype of every parameter that is trained."""
+        return {name: self.form[name] for name in self.trainable}
 
     @cached_property
     def transient(self) -> Tree:
@@ -236,9 +246,13 @@ def widened(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 def leaves(module: nn.Module) -> Tree:
     """Return a module's parameters and saved buffers by their state_dict names. Tied parameters appear once."""
-    persistent = module.state_dict().keys()
-    named = {**dict(module.named_parameters()), **{n: b for n, b in module.named_buffers() if n in persistent}}
+    named = _named(module)
     return {name: leaf.detach().clone(memory_format=torch.contiguous_format) for name, leaf in named.items()}
+
+
+def _named(module: nn.Module) -> Tree:
+    persistent = module.state_dict().keys()
+    return {**dict(module.named_parameters()), **{n: b for n, b in module.named_buffers() if n in persistent}}
 
 
 def _glorot(module: nn.Module) -> None:

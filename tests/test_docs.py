@@ -74,9 +74,7 @@ def test_experiment_files_in_the_documentation_are_valid(page: Path, tmp_path: P
     write_files(page, tmp_path)
     for text in blocks(page, "toml"):
         values = tomllib.loads(text)
-        tables = (
-            values if values.keys() & {"data", "rounds", "train", "algorithm", "task", "privacy"} else {"data": values}
-        )
+        tables = values if values.keys() & {"rounds", "algorithm", *experiment_file.TABLES} else {"data": values}
         assert experiment_file.parse(tables, tmp_path).rounds > 0
 
 

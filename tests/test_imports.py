@@ -33,7 +33,7 @@ LAYERS = [
         "models",
     ],
     ["task"],
-    ["training", "privacy"],
+    ["training", "privacy", "compression"],
     ["federation", "clock", "backends.protocol", "training.probe"],
     ["algorithm"],
     ["algorithms", "backends"],

@@ -18,6 +18,7 @@ from _generate.parts import PARTS  # noqa: E402
 
 from fedloom.aggregation.robust import RULES  # noqa: E402
 from fedloom.algorithms import ALGORITHMS  # noqa: E402
+from fedloom.compression.methods import METHODS  # noqa: E402
 from fedloom.data.partition import PARTITIONS  # noqa: E402
 from fedloom.data.sources import SOURCES  # noqa: E402
 
@@ -49,7 +50,7 @@ def test_the_reference_names_every_key_that_an_experiment_file_may_have() -> Non
 
 
 def test_every_key_has_a_meaning() -> None:
-    kinds = {**experiment_file.models(), **SOURCES, **PARTITIONS, **ALGORITHMS, **RULES}
+    kinds = {**experiment_file.models(), **SOURCES, **PARTITIONS, **ALGORITHMS, **RULES, **METHODS}
     silent = [f"{name}: {key}" for name, kind in kinds.items() for key in kind.model_fields if not meaning(kind, key)]
     assert silent == [], "write a string under the field that says what it means"
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, create_model
 
 from _generate.fields import table
 from fedloom.clock.system import Availability, Spread
+from fedloom.compression.methods import METHODS
 from fedloom.data.partition import PARTITIONS
 from fedloom.data.sources import SOURCES
 from fedloom.data.split import Split
@@ -37,6 +38,14 @@ def models() -> dict[str, type[BaseModel]]:
         "privacy.dp": DpTable,
         "privacy.example_dp": ExampleTable,
     }
+
+
+def compression() -> str:
+    """Write a section for each compression method."""
+    lines = []
+    for name, method in METHODS.items():
+        lines += [f"### {name}", "", summary(method), "", table(method) if method.model_fields else "No keys.", ""]
+    return "\n".join(lines)
 
 
 def keys() -> str:

@@ -8,6 +8,7 @@ from _generate import algorithms, command_line, experiment_file, messages, packa
 
 PARTS: dict[str, Callable[[], str]] = {
     "experiment_file": experiment_file.keys,
+    "compression": experiment_file.compression,
     "sources": experiment_file.sources,
     "partitions": experiment_file.partitions,
     "algorithm_overview": algorithms.overview,

@@ -22,6 +22,7 @@ class FedDC(FedAvg):
     divides_by_lr: ClassVar[bool] = True
     refuses: ClassVar[dict[str, str]] = only_plain_sgd("FedDC divides a client's change by lr")
     needs_all_from_start: ClassVar[str] = "h is a mean over all clients of the run"
+    remembers_sent: ClassVar[bool] = True
     reference: ClassVar[str] = "Gao et al., FedDC: Federated Learning with Non-IID Data via Local Drift, CVPR 2022"
 
     alpha: NonNegative = 0.01

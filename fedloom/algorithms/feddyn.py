@@ -17,6 +17,7 @@ class FedDyn(Central):
 
     trains_once: ClassVar[bool] = True
     needs_all_from_start: ClassVar[str] = "h is a mean over all clients of the run"
+    remembers_sent: ClassVar[bool] = True
     reference: ClassVar[str] = "Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021"
 
     alpha: Positive = 0.1

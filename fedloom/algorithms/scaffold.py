@@ -18,6 +18,7 @@ class Scaffold(Central):
 
     takes_stale: ClassVar[bool] = True
     trains_once: ClassVar[bool] = True
+    remembers_sent: ClassVar[bool] = True
     divides_by_lr: ClassVar[bool] = True
     refuses: ClassVar[dict[str, str]] = only_plain_sgd("Scaffold's control variates need plain gradient steps")
     needs_all_from_start: ClassVar[str] = "the control variate c is a mean over all clients of the run"

@@ -14,6 +14,7 @@ from fedloom.audits.canary_run import canary_run
 from fedloom.audits.membership import membership
 from fedloom.audits.poisoning import poison
 from fedloom.audits.reconstruction import reconstruct
+from fedloom.compression.table import NO_COMPRESSION
 from fedloom.errors import InputError, StoreError, unknown
 from fedloom.experiment.experiment_file import Experiment, differences, identity
 from fedloom.experiment.plan import Plan
@@ -47,6 +48,8 @@ def audit(
     progress.expect(1, 1)  # each audit has a bar of its own
     for name in wanted:
         try:
+            if name != "membership" and plan.compress != NO_COMPRESSION:
+                raise InputError(f"The {name} audit attacks updates as they are. Leave out [compress] for it.")
             found[name] = known[name](experiment, plan, folder, _telling(name, progress))
         except (InputError, StoreError) as why:
             if only:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -13,7 +14,7 @@ from fedloom.clock.async_clock import AsyncClock
 from fedloom.errors import InputError
 from fedloom.federation.cohort import Aggregate, Answers, ClientMethod, Cohort, Rule
 from fedloom.federation.left_out import without_outliers
-from fedloom.federation.work import Outcome, means_of
+from fedloom.federation.work import ClientWork, Outcome
 from fedloom.tree import Groups, Tree
 
 
@@ -34,12 +35,12 @@ class AsyncCohort(Cohort):
             self._refuse("asks clients several times in a round")
         if rule is not None or each is not None:
             self._refuse("needs the answers of one cohort that started together")
-        taken = self.clock.arrivals(self.round, shared, lambda ids: self._work(fn, shared, "sum", ids), self.backend)
+        taken = self.clock.arrivals(self.round, shared, partial(self._sum_of, fn, shared), self.backend)
         versions = {version: self.clock.versions[version] for version in sorted({one.version for one in taken})}
         works = []  # what starts from the same version is computed together
         for version, known in versions.items():
             ids = tuple(sorted(one.client for one in taken if one.version == version))
-            works.append(replace(self._work(fn, known, "sum", ids), round=version))
+            works.append(replace(self._sum_of(fn, known, ids), round=version))
         self.calls += 1
         self.clock.forget_versions()
         outcomes = without_outliers(self, works, [self.backend.run(work) for work in works])
@@ -53,8 +54,11 @@ class AsyncCohort(Cohort):
         self.freshness = sum(map(self.clock.sampling.freshness, late)) / len(late)
         self.note(staleness=sum(late) / len(late))
         if [*found] == [self.round]:
-            return Aggregate(*means_of(found[self.round]), self.public)
+            return Aggregate(*self.means(found[self.round], shared), self.public)
         return Aggregate(*self._stale_means(found, versions, shared), self.public)
+
+    def _sum_of(self, fn: ClientMethod, shared: Groups, ids: tuple[int, ...]) -> ClientWork:
+        return self._work(fn, shared, "sum", ids, compress=self.up)
 
     def _stale_means(
         self, found: dict[int, Outcome], versions: dict[int, Groups], shared: Groups
@@ -65,7 +69,7 @@ class AsyncCohort(Cohort):
         is a plain mean.
         """
         freshness = {version: self.clock.sampling.freshness(self.round - version) for version in found}
-        parts = [(version, *means_of(outcome)) for version, outcome in found.items()]
+        parts = [(version, *self.means(outcome, versions[version])) for version, outcome in found.items()]
         positions = {} if self.algorithm.mixes_weights else next(iter(found.values())).positions or {}
         weights = {group: torch.stack([each[group] for _, _, each in parts]).sum(0) for group in parts[0][2]}
         groups: Groups = {}

@@ -114,6 +114,7 @@ class Cell:
             protection=protection,
             at_clients=self._at_clients(backend),
             fleet=self._fleet(group.store, federation, task),
+            compress=self.plan.compress,
         )
         if not self._hold(group.store, saved, should_stop):
             return False

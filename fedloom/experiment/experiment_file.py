@@ -16,6 +16,7 @@ from fedloom import files, user_code
 from fedloom.algorithm import Algorithm
 from fedloom.algorithms import ALGORITHMS
 from fedloom.clock.system import System
+from fedloom.compression.table import CompressTable
 from fedloom.data.sources import Source, source
 from fedloom.data.sources.base import locate
 from fedloom.data.split import Split
@@ -196,6 +197,8 @@ class Experiment(Record):
     """What nobody can learn about a client."""
     system: System | None = None
     """Clients as machines. With this table, a simulation has a virtual clock."""
+    compress: CompressTable = CompressTable()
+    """How messages are made smaller."""
     algorithm: dict[str, Algorithm]
     """The algorithms to compare, by label."""
     names: dict[str, str]
@@ -233,8 +236,9 @@ class Experiment(Record):
         described["cohort"] = self.cohort.identity(in_virtual_time=self.system is not None)
         if self.system is not None:
             described["system"] = described_system(self.system, self.base)
-        if not described["privacy"]:  # files of versions without this table have the same identity
-            del described["privacy"]
+        for table in ("privacy", "compress"):
+            if not described[table]:  # files of versions without this table have the same identity
+                del described[table]
         names = [self.data.source, self.task.model, self.task.loss, *self.task.metrics, *self.names.values()]
         files = {name: user_code.code_file(name, self.base) for name in names if user_code.is_code(name)}
         code = {name: user_code.fingerprint(file) for name, file in files.items() if file is not None}
@@ -287,6 +291,7 @@ TABLES: dict[str, type[Record]] = {
     "evaluate": EvaluateTable,
     "privacy": PrivacyTable,
     "system": System,
+    "compress": CompressTable,
     "run": RunTable,
 }
 _NO_TABLES = ("format", "name", "rounds", "seeds")
@@ -339,7 +344,7 @@ def parse(values: Mapping[str, Any], base: Path = Path(), default_name: str = "e
         names[label], algorithms[label] = _algorithm(label, fields, values.get("train", {}), base)
     tables = {
         name: read(TABLES[name], name, values.get(name, {}))
-        for name in ("task", "cohort", "evaluate", "privacy", "system", "run")
+        for name in ("task", "cohort", "evaluate", "privacy", "system", "compress", "run")
         if name != "system" or name in values
     }
     top = {key: values[key] for key in _NO_TABLES if key in values}

@@ -14,6 +14,7 @@ from fedloom import user_code
 from fedloom.algorithm import Algorithm
 from fedloom.clock.choice import check_async
 from fedloom.clock.system import System
+from fedloom.compression.table import NO_COMPRESSION, CompressTable
 from fedloom.data.agreement import with_agreed_classes
 from fedloom.data.build import federate
 from fedloom.data.federation import Dataset, Federation
@@ -42,6 +43,7 @@ class Plan:
     evaluate: EvaluateTable
     settings: RunTable
     privacy: PrivacyTable
+    compress: CompressTable = NO_COMPRESSION
     name: str | None
     description: Callable[[], Mapping[str, Any]]  # what decides the result; reads your code files
     resolved: Mapping[str, Any] | None = None  # the experiment file with all its defaults, if there is a file
@@ -62,6 +64,8 @@ class Plan:
         if self.privacy.secure_aggregation is not None:
             for algorithm in self.algorithms.values():
                 aggregation.check(self.privacy.secure_aggregation, algorithm, self.cohort)
+        for algorithm in self.algorithms.values():
+            self.compress.check(algorithm, self.privacy)
 
     @staticmethod
     def of(experiment: Experiment) -> Plan:
@@ -83,6 +87,7 @@ class Plan:
             evaluate=experiment.evaluate,
             settings=experiment.run,
             privacy=experiment.privacy,
+            compress=experiment.compress,
             name=experiment.name,
             description=experiment.description,
             resolved=experiment.resolved(),

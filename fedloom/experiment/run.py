@@ -15,6 +15,7 @@ from typing import Any
 from fedloom import tree
 from fedloom.algorithm import Algorithm
 from fedloom.clock.system import System
+from fedloom.compression.table import NO_COMPRESSION, CompressTable
 from fedloom.data.federation import Federation
 from fedloom.errors import UNKNOWN, FedloomError, InputError, ParameterError, nearest
 from fedloom.experiment import parallel
@@ -53,6 +54,7 @@ def run(
     evaluate: Evaluation = EvaluateTable(),
     privacy: PrivacyTable = PrivacyTable(),
     system: System | None = None,
+    compress: CompressTable = NO_COMPRESSION,
     name: str | None = None,
     out: str | Path | None = None,
     fresh: bool = False,
@@ -78,6 +80,7 @@ def run(
         (evaluate, Evaluation, "evaluate"),
         (privacy, PrivacyTable, "privacy"),
         *([(system, System, "system")] if system is not None else []),
+        (compress, CompressTable, "compress"),
     ):
         if not isinstance(given, kind):
             raise InputError(f"'{what}' must be a fedloom.{kind.__name__}(…). Got {given!r} instead.")
@@ -103,6 +106,7 @@ def run(
         evaluate=evaluation,
         settings=table,
         privacy=privacy,
+        compress=compress,
         name=name,
         description=dict,
         system=system,
@@ -202,6 +206,7 @@ def _describe(plan: Plan) -> dict[str, Any]:
         "algorithm": {k: {"name": type(a).__name__, **a.model_dump(mode="json")} for k, a in algorithms.items()},
         **({"system": described_system(plan.system, plan.base)} if plan.system is not None else {}),
         **({"privacy": private} if (private := plan.privacy.model_dump(mode="json", exclude_none=True)) else {}),
+        **({"compress": packed} if (packed := plan.compress.model_dump(mode="json", exclude_none=True)) else {}),
     }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fedloom.compression.method import form_of
+from fedloom.compression.table import CompressTable
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError
 from fedloom.federation.sampling import Sampling
@@ -25,6 +27,7 @@ def check_settings(
     protection: Protection | None,
     at_clients: AtClients | None,
     fleet: Fleet | None,
+    compress: CompressTable,
 ) -> None:
     """Raise an error that names what does not fit."""
     sampling.check(federation.clients)
@@ -37,5 +40,8 @@ def check_settings(
         at_clients.check(algorithm)
     if fleet is not None and (protection is not None or at_clients is not None):
         raise InputError("[system] lets clients drop out, which [privacy] does not account for. Use one of them.")
+    compress.check(algorithm, protection.table if protection is not None else None)
+    if compress.up is not None:
+        compress.up.check(form_of(initial))
     if not algorithm.takes_complex and any(leaf.is_complex() for leaf in initial.values()):
         raise InputError(f"The model has complex parameters, and {type(algorithm).__name__} computes with real ones.")

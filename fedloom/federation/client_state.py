@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+
+import torch
 
 from fedloom import tree
 from fedloom.errors import InputError
-from fedloom.tree import Groups
+from fedloom.tree import Groups, Tree
 
 
 class ClientStates:
@@ -18,12 +20,11 @@ class ClientStates:
         self.changed: set[int] = set()
         self._before: dict[int, Groups | None] = {}  # the states when the changes were last taken
 
-    def gather(self, ids: Iterable[int]) -> Groups:
-        """Return the states of some clients, stacked."""
-        if not self.initial:
-            return {}
+    def gather(self, ids: Iterable[int], hidden: Collection[str] = ()) -> Groups:
+        """Return the states of some clients, stacked, without hidden groups."""
+        groups = [group for group in self.initial if group not in hidden]
         found = [self.states.get(client, self.initial) for client in ids]
-        return {group: tree.stack([state[group] for state in found]) for group in self.initial} if found else {}
+        return {group: _stack([state.get(group, {}) for state in found]) for group in groups} if found else {}
 
     def put(self, ids: Iterable[int], own: Groups) -> None:
         """Store the new states of some clients, given as a stack."""
@@ -54,3 +55,11 @@ class ClientStates:
             else:
                 self.states[client] = state
             self.changed.discard(client)
+
+
+def _stack(trees: list[Tree]) -> Tree:
+    """Stack trees. A leaf that only some clients have yet is zero for the others, as what compression leaves out."""
+    known = {name: leaf for one in trees for name, leaf in one.items()}
+    if any(len(one) != len(known) for one in trees):
+        trees = [{name: one.get(name, torch.zeros_like(leaf)) for name, leaf in known.items()} for one in trees]
+    return tree.stack(trees)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from fedloom import keys
+from fedloom.compression.downlink import Downlink, rebased
+from fedloom.compression.table import NO_COMPRESSION, CompressTable
 from fedloom.data.split import SplitName
 from fedloom.errors import InputError
 from fedloom.federation.client_state import ClientStates
@@ -23,6 +25,7 @@ from fedloom.tree import Groups, Tree
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm, Update
     from fedloom.backends.protocol import Backend
+    from fedloom.compression.method import Method
     from fedloom.privacy.dp.at_client import ClientPrivacy
 
 ClientMethod = Callable[..., "tuple[Update, Groups]"]
@@ -78,6 +81,7 @@ class Cohort:
     needed: int = 0  # the fewest clients for the round to count
     client_privacy: ClientPrivacy | None = None  # what clients do by themselves, with differential privacy
     protection: Protection | None = None  # what stands between the clients' answers and the server
+    compress: CompressTable = NO_COMPRESSION  # how messages are made smaller
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -106,9 +110,31 @@ class Cohort:
         if self.protection is not None:
             return Aggregate(*protected_means(self, self.protection, fn, shared, rule, each), {})
         if rule is not None:
-            return self.combine(self.map(fn, shared, each=each), shared, rule)
-        outcome = self._ask(fn, shared, "sum", each=each)
-        return Aggregate(*means_of(outcome), outcome.public)
+            return self.combine(_answers(self._ask(fn, shared, "stack", each=each, compress=self.up)), shared, rule)
+        outcome = self._ask(fn, shared, "sum", each=each, compress=self.up)
+        return Aggregate(*self.means(outcome, shared), outcome.public)
+
+    def means(self, outcome: Outcome, shared: Groups) -> tuple[Groups, dict[str, Tensor]]:
+        """Return the means of all groups and the sums of weights, of clients that the server sent `shared`."""
+        groups, weights = means_of(outcome)
+        return self.rebased(groups, outcome.positions, shared), weights
+
+    @property
+    def up(self) -> Method | None:
+        """How the answers to `reduce` are compressed. Other verbs' answers may be no changes of the model."""
+        return None if self.algorithm.pooled else self.compress.up
+
+    def received(self, shared: Groups) -> tuple[Groups, int | None]:
+        """Return what clients receive if the server sends this, and the bytes if they are other than its own."""
+        link = Downlink.of(self.compress, self.algorithm, self.task)
+        return (shared, None) if link is None else link.received(shared)
+
+    def rebased(self, groups: Groups, positions: Mapping[str, str] | None, shared: Groups) -> Groups:
+        """Return answers as if clients had started from exactly what the server shared."""
+        down = self.compress.down
+        if down is None or down.exact:
+            return groups
+        return rebased(groups, positions or {}, shared, self.received(shared)[0])
 
     def map(self, fn: ClientMethod, shared: Groups, *, each: Groups | None = None) -> Answers:
         """Every client runs `fn`; the server sees each answer."""
@@ -144,6 +170,7 @@ class Cohort:
 
     def _work(self, fn: ClientMethod, shared: Groups, keep: Keep, ids: tuple[int, ...], **messages: Any) -> ClientWork:
         """Return the work that has clients run `fn`."""
+        shared, shared_bytes = self.received(shared)
         if getattr(fn, "__func__", None) is not getattr(type(self.algorithm), fn.__name__, None):
             raise InputError(
                 "A verb takes a method of the algorithm, such as self.client, because clients look it up by its name. "
@@ -165,6 +192,7 @@ class Cohort:
             report_lengths=keep == "sum" and self.protection is None,
             client_privacy=self.client_privacy,
             max_examples=self.max_examples,
+            shared_bytes=shared_bytes,
             **messages,
         )
 
@@ -177,6 +205,8 @@ class Cohort:
         work = self._reached(self._work(fn, shared, keep, self.ids, **messages))
         self.calls += 1
         (outcome,) = without_outliers(self, [work], [self.backend.run(work)])
+        if outcome.stack and keep == "stack":
+            outcome = replace(outcome, stack=self.rebased(outcome.stack, outcome.positions, shared))
         # a network may lose clients: the round continues with those that answered
         self.ids = self._keep(outcome)
         self.public.update(outcome.public)

@@ -12,6 +12,7 @@ from fedloom.backends.protocol import Backend
 from fedloom.clock import choice
 from fedloom.clock import clock as virtual
 from fedloom.clock.fleet import Fleet
+from fedloom.compression.table import CompressTable
 from fedloom.data.federation import Federation
 from fedloom.errors import Diverged, InputError, RoundAbandoned
 from fedloom.federation.blame import server_half
@@ -44,6 +45,7 @@ def fit(
     protection: Protection | None = None,
     at_clients: AtClients | None = None,
     fleet: Fleet | None = None,
+    compress: CompressTable = CompressTable(),
 ) -> Iterator[RoundRecord]:
     """Train until round `rounds` and yield a record after each round; `resume` continues after a snapshot.
 
@@ -52,28 +54,30 @@ def fit(
     The default backend is the serial one. `until` ends the run early, after the first record that it accepts.
     `protection` is the server's half of what protects the clients' answers, and `at_clients` says what
     clients do by themselves. With a `fleet`, the run has a virtual clock, which decides who answers in time.
+    `compress` says how messages are made smaller.
     """
     task.see(federation)
     initial = task.initial()
-    check_settings(federation, algorithm, initial, rounds, sampling, protection, at_clients, fleet)
+    check_settings(federation, algorithm, initial, rounds, sampling, protection, at_clients, fleet, compress)
     if backend is None:
         from fedloom.backends.serial import Serial
 
         backend = Serial(federation, task)
     if not isinstance(backend, Backend):
         raise InputError(f"A backend must inherit from fedloom.backends.protocol.Backend. Got {backend!r} instead.")
-    own = ClientStates(backend.keep(algorithm.init_own(task, initial)), resume.own if resume else None)
+    kept = backend.keep({**algorithm.init_own(task, initial), **compress.initial_own})
+    own = ClientStates(kept, resume.own if resume else None)
     state = dict(resume.state) if resume else algorithm.init(task, initial)
     if protection is not None and GROUP in state:
         protection.restore(state.pop(GROUP))
     clock = choice.start(fleet, federation, algorithm, sampling, seed, state.pop(virtual.GROUP, None))
     del initial  # it may be large
     if rounds == 0:
-        yield evaluated(Evaluator(backend, federation, algorithm, task), state, own, evaluation)
+        yield evaluated(Evaluator(backend, federation, algorithm, task, compress), state, own, evaluation)
     for round in range(resume.round + 1 if resume else 1, rounds + 1):
         began = time.perf_counter()
         federation, arrivals = backend.begin_round(round, federation)
-        evaluator = Evaluator(backend, federation, algorithm, task)
+        evaluator = Evaluator(backend, federation, algorithm, task, compress)
         with computing():
             if algorithm.pooled:
                 ids: tuple[int, ...] = (federation.everyone,)
@@ -109,6 +113,7 @@ def fit(
                 needed=sampling.needed(federation.clients),
                 client_privacy=None if at_clients is None else at_clients.privacy,
                 protection=protection,
+                compress=compress,
             )
             cohort = new_cohort()
             if at_clients is not None:

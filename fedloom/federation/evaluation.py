@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from fedloom import tree
+from fedloom.compression.downlink import Downlink
+from fedloom.compression.table import NO_COMPRESSION, CompressTable
+from fedloom.compression.uplink import MEMORY
 from fedloom.data.federation import Federation
 from fedloom.data.split import SPLITS, SplitName
 from fedloom.errors import FedloomError, TrainingError
@@ -145,14 +148,17 @@ class Evaluator:
     federation: Federation
     algorithm: Algorithm
     task: Task
+    compress: CompressTable = NO_COMPRESSION
 
     def clients(
         self, state: Groups, own: ClientStates, ids: tuple[int, ...], splits: tuple[SplitName, ...], round: int
     ) -> ByClient:
-        """Evaluate the models that clients use on their own splits."""
+        """Evaluate the models that clients use, as they receive them, on their own splits."""
         if not splits or not ids:
             return {}
-        return self._own(EvaluationWork(self.algorithm, state, own.gather(ids), ids, splits, round))
+        link = Downlink.of(self.compress, self.algorithm, self.task)
+        state = state if link is None else link.received(state)[0]
+        return self._own(EvaluationWork(self.algorithm, state, own.gather(ids, hidden=(MEMORY,)), ids, splits, round))
 
     def server(self, state: Groups, splits: tuple[SplitName, ...] | None, round: int = 0) -> dict[str, Measured]:
         """Evaluate the global model, if there is one: on whatever the server holds, or on these splits.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from fedloom.compression.uplink import Uplink
 from fedloom.errors import InputError
 from fedloom.federation.work import Keep, means_of, sums_of
 from fedloom.privacy.protection import Protection, RoundOfClients
@@ -33,12 +34,17 @@ def protected_means(
     if guard.noise is not None and protection.dp is not None:
         protection.dp.charge_question(cohort.round, cohort.calls, shared)
     if cohort.ids or protection.dp is None or keep == "secure":
-        outcome = cohort._ask(fn, shared, keep, each=each, guard=guard)
+        outcome = cohort._ask(fn, shared, keep, each=each, guard=guard, compress=cohort.up)
     else:  # an empty cohort releases noise: a client that is not in it shows the form of a sum
-        outcome = cohort.backend.run(cohort._work(fn, shared, keep, (0,), guard=guard))
+        outcome = cohort.backend.run(cohort._work(fn, shared, keep, (0,), guard=guard, compress=cohort.up))
         outcome = replace(outcome, sums={node: zeros_like(part) for node, part in outcome.sums.items()})
     if outcome.public:
         raise InputError(f"[privacy] lets no number of a single client leave, and {fn.__name__} makes some public.")
+    exact, positions, uplink = shared, outcome.positions or {}, None
+    received, _ = cohort.received(exact)
+    if keep == "secure" and cohort.up is not None:
+        uplink = Uplink(cohort.up, cohort.task.learnt, cohort.seed, cohort.round, where.call, fn.__name__)
+    shared = received if uplink is None else uplink.projected(received, positions)
     if keep == "secure" and outcome.total is None:
         outcome, found = protection.secure_sum(where, outcome, shared, guard)
         cohort.own.undo([client for client in cohort.ids if client not in found.clients])
@@ -57,5 +63,8 @@ def protected_means(
         groups, weights = means_of_sums(outcome.total, outcome.weights, bases, outcome.dtypes), outcome.weights
     else:
         groups, weights = means_of(outcome)
+    if uplink is not None:
+        groups = uplink.expand(groups, received, positions)
+    groups = cohort.rebased(groups, positions, exact)
     cohort.note(**protection.notes())
     return groups, weights

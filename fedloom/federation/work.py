@@ -17,8 +17,11 @@ from fedloom import tree
 from fedloom.aggregation import means
 from fedloom.aggregation.means import Node, PairwiseSum
 from fedloom.aggregation.outliers import with_lengths
+from fedloom.compression.method import Method
+from fedloom.compression.uplink import MEMORY, Sent, Uplink
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
+from fedloom.errors import TrainingError
 from fedloom.federation.blame import perform_named
 from fedloom.privacy.protection import ClientGuard
 from fedloom.task import Task
@@ -89,6 +92,7 @@ class Outcome:
     reports: tuple[Report, ...] = ()
     dtypes: dict[str, dict[str, torch.dtype]] = field(default_factory=dict)  # of leaves whose sums have another dtype
     positions: dict[str, str] | None = field(default_factory=dict)  # as in `Update`; None if they are not known
+    parts: Groups = field(default_factory=dict)  # of one client's compressed leaves, if the stack lacks them
     total: Groups | None = None  # the sum of guarded answers, if the backend's clients computed it with masks
     outliers: tuple[int, ...] = ()  # clients that the backend left out, because their changes were far too long
     left_out: tuple[int, ...] = ()  # clients that the backend left out, because they made the result not finite
@@ -132,6 +136,9 @@ class ClientWork:
     client_privacy: ClientPrivacy | None = None  # what clients do by themselves, with differential privacy
     first: int = 0  # the cohort position of ids[0]
     seats: tuple[int, ...] | None = None  # the clients' places in `peers`; by default, their positions in the cohort
+    compress: Method | None = None  # how clients compress their answers
+    as_parts: bool = False  # answer with the parts of compressed leaves, as one client sends them
+    shared_bytes: int | None = None  # what `shared` takes on its way to a client, if it is compressed
 
     def costs(self, place: Place) -> Sequence[int]:
         return [int(count) + 1 for count in place.federation.counts(self.ids, "train")]
@@ -185,20 +192,51 @@ class ClientWork:
             extra.append(Inbox(on_device(device, self.peers), self.graph))
         if self.each is not None:
             extra.append(on_device(device, self.each))
-        update, own = method(place.task, on_device(device, self.shared), on_device(device, self.own), data, *extra)
-        update = self._capped(replace(update, groups=on_device("cpu", update.groups)))
+        kept = {group: leaves for group, leaves in self.own.items() if group != MEMORY}
+        update, own = method(place.task, on_device(device, self.shared), on_device(device, kept), data, *extra)
+        update, own = self._capped(replace(update, groups=on_device("cpu", update.groups))), on_device("cpu", own)
         finite = _finite(update, place.task, len(data))
-        reports = tuple(self._report(place, data, update, position, finite[position]) for position in range(len(data)))
         if self.client_privacy is not None and self.client_privacy.local is not None:
             names = [data.name(position) for position in range(len(data))]
             where = f"round {self.round}, call {self.call}"
             update = self.client_privacy.local.apply(update, self.shared, place.task, where, names)
+        trained, shared, sent = update, self.shared, None
+        if self.compress is not None:
+            update, shared, own, sent = self._compressed(self.uplink(self.compress, place.task), update, own)
+            arrived = _finite(update, place.task, len(data))  # a number may be too large for half precision
+            finite = [before and after for before, after in zip(finite, arrived, strict=True)]
+        sizes = sent.bytes if sent else [_bytes_of_one(update.groups)] * len(data)
+        reports = tuple(
+            self._report(place, data, trained, position, finite[position], sizes[position])
+            for position in range(len(data))
+        )
         if self.guard is not None:
-            update = self.guard.apply(update, self.shared, place.task)
+            update = self.guard.apply(update, shared, place.task)
         if self.report_lengths:
             examples = [min(count, self.max_examples or count) for count in data.examples.tolist()]
             reports = with_lengths(reports, update, self.shared, place.task, examples)
-        return self.outcome([update], on_device("cpu", own), reports)
+        if sent is None or not self.as_parts:
+            return self.outcome([update], own, reports)
+        if not all(finite):
+            where = f"Round {self.round}, client '{data.name(0)}'"
+            raise TrainingError(f"{where}: its update is not finite. A smaller lr or a clip may help.")
+        return replace(self.outcome([replace(update, groups=sent.rest)], own, reports), parts=sent.only_parts())
+
+    def uplink(self, method: Method, task: Task) -> Uplink:
+        """Return how the answers to this call are compressed."""
+        return Uplink(method, task.learnt, self.seed, self.round, self.call, self.method)
+
+    def _compressed(self, uplink: Uplink, update: Update, own: Groups) -> tuple[Update, Groups, Groups, Sent | None]:
+        """Return the update as the server reads it, what it compares it with, what clients keep, and what they send."""
+        memory = self.own.get(MEMORY, {})
+        sent = None
+        if self.guard is not None and self.guard.table.secure_aggregation is not None:
+            update, memory = uplink.project(update, self.shared, self.ids, memory)
+            shared = uplink.projected(self.shared, update.positions)
+        else:
+            sent = uplink.send(update, self.shared, self.ids, memory)
+            update, memory, shared = sent.update, sent.memory, self.shared
+        return update, shared, own | ({MEMORY: memory} if MEMORY in self.own else {}), sent
 
     def _capped(self, update: Update) -> Update:
         """Return an update in which no client weighs more than one with `max_examples`."""
@@ -207,7 +245,8 @@ class ClientWork:
         largest = self.algorithm.largest_weight(self.max_examples)
         return replace(update, weight={group: update.weights(group).clamp(max=largest) for group in update.groups})
 
-    def _report(self, place: Place, data: Clients, update: Update, position: int, finite: bool) -> Report:
+    def _report(self, place: Place, data: Clients, update: Update, position: int, finite: bool, size: int) -> Report:
+        """Report on one client, whose leaves take `size` bytes."""
         post_fit: dict[str, Measured] = {}
         history: tuple[dict[str, float], ...] = ()
         if update.trained is not None:
@@ -221,12 +260,15 @@ class ClientWork:
                     post_fit["universal"] = evaluation.evaluate_rows(place.task, model, data, everyone)
             except Exception as error:
                 raise data.blame(error, "evaluation after training", position) from error
-        sent = _bytes_of_one({**update.groups, "": update.public}) + 8 * len(update.groups)
+        sent = size + _bytes_of_one({"": update.public}) + 8 * len(update.groups)
         return Report(self.ids[position], sent, self.received(position), history, post_fit, finite)
 
     def received(self, position: int) -> int:
         """Return how many bytes one client receives for this work."""
-        down = sum(tree.size(group) for group in self.shared.values()) + _bytes_of_one(self.each or {})
+        shared = self.shared_bytes
+        if shared is None:
+            shared = sum(tree.size(group) for group in self.shared.values())
+        down = shared + _bytes_of_one(self.each or {})
         if self.peers is not None and self.graph is not None:
             others = self.graph[position].clone()
             seat = self.first + position if self.seats is None else self.seats[position]

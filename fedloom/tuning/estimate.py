@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from fedloom import machine, tree
+from fedloom.compression.table import NO_COMPRESSION
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
 from fedloom.experiment.checks import check_clients, check_target
@@ -39,6 +40,7 @@ class Estimate:
     data_bytes: int
     memory_bytes: int
     traffic_a_round: dict[str, MessageBytes | None]  # by algorithm
+    uncompressed_a_round: dict[str, MessageBytes | None]  # the same without [compress], if the file has one
     seconds_a_round: float
     seconds_at_the_end: float  # of a cell: to measure all clients' models on everybody's tests
     seconds: float
@@ -55,7 +57,10 @@ class Estimate:
             f"{self.smallest_client:,} to {self.largest_client:,} each",
             f"{self.parameters:,} parameters; {self.cohort:,} clients a round; {self.cells} cells (algorithm × seed)",
             f"data {size(self.data_bytes)}, memory about {size(self.memory_bytes)}",
-            *(f"{label} sends {_sent(traffic)}" for label, traffic in self.traffic_a_round.items()),
+            *(
+                f"{label} sends {_sent(traffic)}{_instead(traffic, self.uncompressed_a_round.get(label))}"
+                for label, traffic in self.traffic_a_round.items()
+            ),
             f"group size {self.group}: {self.group_reason}",
             f"roughly {duration(self.seconds_a_round)} a round on this machine, {duration(self.seconds)} in all",
             *([f"keeping the model of every round takes {size(self.kept_bytes)} of disk"] if self.kept_bytes else []),
@@ -68,10 +73,22 @@ def _sent_in_a_round(
     """Return what an algorithm sends in a round. Raise what its run would raise."""
     if plan.algorithms[label].divides_by_lr:
         plan.algorithms[label].train.refuse_zero_rates(type(plan.algorithms[label]).__name__, plan.rounds)
-    reports = rehearse(plan.algorithms[label], federation, task, facts, cohort)
+    if plan.compress.up is not None:
+        plan.compress.up.check(task.form)
+    reports = rehearse(plan.algorithms[label], federation, task, facts, cohort, plan.compress)
     if reports and any(report.history for report in reports):  # of local training
         check_clients(plan, label, facts)
     return None if reports is None else MessageBytes.of(reports)
+
+
+def _without_compression(
+    plan: Plan, federation: Federation, task: Task, facts: Probe, cohort: int
+) -> dict[str, MessageBytes | None]:
+    """Return what algorithms would send without compression, if there is one."""
+    if plan.compress == NO_COMPRESSION:
+        return {}
+    plain = replace(plan, compress=NO_COMPRESSION)
+    return {label: _sent_in_a_round(plain, label, federation, task, facts, cohort) for label in plan.algorithms}
 
 
 def first_seed(plan: Plan) -> tuple[Federation, Task, Probe, int]:
@@ -130,6 +147,7 @@ def estimate(experiment: Experiment) -> Estimate:
         traffic_a_round={
             label: _sent_in_a_round(plan, label, federation, task, facts, cohort) for label in experiment.algorithm
         },
+        uncompressed_a_round=_without_compression(plan, federation, task, facts, cohort),
         seconds_a_round=float(seconds),
         seconds_at_the_end=float(at_the_end),
         seconds=float((seconds * experiment.rounds + at_the_end) * cells + 3),
@@ -170,6 +188,16 @@ def _sent(traffic: MessageBytes | None) -> str:
     if not traffic.up and not traffic.down:
         return "nothing"
     return f"{size(traffic.up)} up and {size(traffic.down)} down a round"
+
+
+def _instead(traffic: MessageBytes | None, plain: MessageBytes | None) -> str:
+    """Say what compression changes."""
+    if traffic is None or plain is None or not (plain.up or plain.down):
+        return ""
+    if traffic == plain:
+        return ": [compress] finds no change of the model in its messages, so they are sent as they are"
+    as_it_is = "; what its clients send is sent as it is" if traffic.up == plain.up else ""
+    return f", instead of {_sent(plain)} without [compress]{as_it_is}"
 
 
 def size(count: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from fedloom.algorithm import Algorithm
 from fedloom.backends.protocol import Backend
+from fedloom.compression.table import NO_COMPRESSION, CompressTable
 from fedloom.data.federation import Federation
 from fedloom.data.split import Split
 from fedloom.errors import FedloomError, InputError, TrainingError
@@ -40,7 +41,12 @@ class MessageBytes:
 
 
 def rehearse(
-    algorithm: Algorithm, federation: Federation, task: Task, facts: Probe, cohort: int
+    algorithm: Algorithm,
+    federation: Federation,
+    task: Task,
+    facts: Probe,
+    cohort: int,
+    compress: CompressTable = NO_COMPRESSION,
 ) -> Sequence[Report] | None:
     """Return what the clients of a round with a cohort of this size report, as in a run; None if only it can tell.
 
@@ -48,9 +54,10 @@ def rehearse(
     """
     backend = _OneForAll(Place(_few_examples(federation), task, facts.setup(group=1)))
     initial = task.initial()
-    own, ids = _AllAlike(algorithm.init_own(task, initial)), tuple(range(1 if algorithm.pooled else cohort))
+    kept = {**algorithm.init_own(task, initial), **compress.initial_own}
+    own, ids = _AllAlike(kept), tuple(range(1 if algorithm.pooled else cohort))
     short = algorithm.replace(epochs=1.0)
-    clients = Cohort(backend, short, task, ids, federation.clients, round=1, seed=0, own=own)
+    clients = Cohort(backend, short, task, ids, federation.clients, round=1, seed=0, own=own, compress=compress)
     try:
         server_half(short, algorithm.init(task, initial), clients)
     except InputError:
@@ -81,7 +88,7 @@ def _few_examples(federation: Federation) -> Federation:
 class _AllAlike(ClientStates):
     """Every client keeps its initial state: one copy stands for all."""
 
-    def gather(self, ids: Iterable[int]) -> Groups:
+    def gather(self, ids: Iterable[int], hidden: Collection[str] = ()) -> Groups:
         count = len(list(ids))
         return {group: expand(kept, count) for group, kept in self.initial.items()}
 

@@ -66,6 +66,13 @@ def test_an_audit_you_ask_for_says_why_it_cannot_be_made(tmp_path: Path, name: s
     assert not (tmp_path / "audit.json").exists()
 
 
+@pytest.mark.parametrize("name", ["epsilon", "reconstruction", "poisoning"])
+def test_attacks_on_updates_are_left_out_if_updates_are_compressed(tmp_path: Path, name: str) -> None:
+    experiment = experiment_file.parse({**SETTINGS, **PRIVATE, "compress": {"up": "eden"}})
+    with pytest.raises(InputError, match=f"The {name} audit attacks updates as they are"):
+        audit(experiment, tmp_path, [name], Progress())
+
+
 def test_findings_do_not_mix_with_the_run_of_another_experiment(tmp_path: Path) -> None:
     run_plan(Plan.of(experiment_file.parse(SETTINGS)), tmp_path)
     other = experiment_file.parse({**SETTINGS, "train": {"lr": 0.7}})

@@ -74,3 +74,22 @@ def test_a_run_that_may_stop_in_any_round_measures_everybodys_tests_in_each(monk
     found = estimate.estimate(experiment)
     assert found.seconds_a_round == pytest.approx(4 * 200 * 3.0 + 4 * 400, abs=0.1)
     assert found.seconds_at_the_end == 0
+
+
+def test_compression_is_said_in_bytes() -> None:
+    values: dict[str, Any] = {
+        "data": {"source": "digits", "partition": {"name": "iid", "clients": 4}},
+        "algorithm": {"fedavg": {}, "peer": {}, "local": {}},
+        "compress": {"up": {"name": "topk", "keep": 0.01}},
+        "run": {"backend": "serial"},
+    }
+    found = estimate.estimate(experiment_file.parse(values))
+    said = {line.split()[0]: line for line in found.lines()}
+    assert " up and " in said["fedavg"].split(", instead of ")[1]
+    assert "finds no change of the model in its messages" in said["peer"]
+    assert said["local"] == "local sends nothing"
+    up, plain = found.traffic_a_round["fedavg"], found.uncompressed_a_round["fedavg"]
+    assert up is not None
+    assert plain is not None
+    assert up.up < plain.up / 40
+    assert up.down == plain.down

@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 
 from fedloom import faults, tree
 from fedloom.algorithm import Algorithm, Update
+from fedloom.compression.downlink import Downlink
+from fedloom.compression.method import Method
+from fedloom.compression.uplink import MEMORY
 from fedloom.errors import TrainingError
 from fedloom.federation.evaluation import EvaluationWork
 from fedloom.federation.work import ClientWork, Place
@@ -39,10 +42,11 @@ class AssignmentRunner:
     def evaluate(self, assignment: Assignment) -> list[ClientAnswer]:
         """Evaluate for all clients of an assignment, or fingerprint their models."""
         self._check_unprotected(assignment)
-        shared, answers = self.parcels.groups(assignment, "shared"), []
+        shared, answers = self._shared(assignment), []
         place, algorithm = self._place(assignment, shared), self.experiment.algorithm(assignment.label)
         for one in assignment.clients:
-            own = self._own(assignment, one, place.task)
+            kept = self._own(assignment, one, place.task)
+            own = {group: leaves for group, leaves in kept.items() if group != MEMORY}
             if assignment.kind == "fingerprint":
                 answers.append(ClientAnswer(one.client, sha256=tree.sha256(algorithm.model(place.task, shared, own))))
             else:
@@ -58,7 +62,7 @@ class AssignmentRunner:
         self, assignment: Assignment, one: AssignedClient, write: Callable[[Callable[[], None]], None]
     ) -> list[ClientAnswer]:
         """Run one method of the algorithm for one client and store its new state; `write` retries on a full disk."""
-        cell, shared = _cell(assignment), self.parcels.groups(assignment, "shared")
+        cell, shared = _cell(assignment), self._shared(assignment)
         place = replace(self._place(assignment, shared, one), go_on=self.go_on)
         algorithm = self.experiment.algorithm(assignment.label)
         if one.ticket is not None:
@@ -66,6 +70,7 @@ class AssignmentRunner:
         own = self._own(assignment, one, place.task)
         peers, graph = self.parcels.peers(assignment, one)
         guard = self.sessions.guard(assignment, algorithm)
+        compress = self._compression(assignment)
         name, data = place.federation.name(one.client), self.experiment.prepared(assignment.seed).federation.fingerprint
         client_privacy = self.privacy.of_client(name, cell, data) if self.privacy else None
         if self.privacy is not None and guard is not None and guard.noise is not None:
@@ -88,6 +93,8 @@ class AssignmentRunner:
             max_examples=self.experiment.plan.cohort.max_examples,
             client_privacy=client_privacy,
             guard=guard,
+            compress=compress,
+            as_parts=guard is None,
         )
         outcome = work.perform(place)
         if self.privacy is not None and (outcome.stack or outcome.public):
@@ -108,11 +115,27 @@ class AssignmentRunner:
                     )
             write(lambda: self.states.save(cell, one.client, ticket, kept))
         if guard is not None:  # nothing leaves besides a masked update
+            if compress is not None:
+                shared = work.uplink(compress, place.task).projected(shared, outcome.positions or {})
             masked = self.sessions.mask(assignment, one, guard, outcome, shared)
             return [ClientAnswer(one.client, masked, ticket)]
         update = Update(outcome.stack, outcome.weights, outcome.public)
-        answer = ClientAnswer(one.client, update, ticket, report.history, report.post_fit)
+        answer = ClientAnswer(one.client, update, ticket, report.history, report.post_fit, parts=outcome.parts)
         return [self._withhold(answer, place.task)]
+
+    def _shared(self, assignment: Assignment) -> Groups:
+        """Return what the coordinator shared, decompressed as the run announced."""
+        self.questions.check_announced(assignment)
+        task, algorithm = self.experiment.prepared(assignment.seed).task, self.experiment.algorithm(assignment.label)
+        link = Downlink.of(self.experiment.plan.compress, algorithm, task)
+        return self.parcels.shared(assignment, link)
+
+    def _compression(self, assignment: Assignment) -> Method | None:
+        """Return how the answer is compressed."""
+        up = self.experiment.plan.compress.up
+        if assignment.compressed and up is None:
+            raise Refused("the coordinator asks for a compressed answer, and the run announced no [compress] up")
+        return up if assignment.compressed else None
 
     def _check_unprotected(self, assignment: Assignment) -> None:
         """Raise `Refused` if an answer that no mask and no noise covers must not leave."""

@@ -76,6 +76,8 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
     task = plan.task(parsed.seeds[0])
     setup = probe(federation, task).setup(group=1)
     hello_message(site, federation, setup, "")  # raises if the site's table does not fit its data
+    if (up := parsed.compress.up) is not None:
+        yield f"Changes of the model are compressed with {up.name} before they leave. This hides nothing."
     for label, algorithm in parsed.algorithm.items():
         if not algorithm.pooled:
             attempt = partial(first_round, algorithm, task)

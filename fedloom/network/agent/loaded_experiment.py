@@ -100,7 +100,8 @@ class LoadedExperiment:
     def initial_own(self, label: str, seed: int, task: Task) -> Groups:
         """Return a client's own state before it first takes part."""
         if (label, seed) not in self._own:
-            self._own = {(label, seed): self.algorithm(label).init_own(task, task.initial())}
+            kept = self.algorithm(label).init_own(task, task.initial())
+            self._own = {(label, seed): {**kept, **self.plan.compress.initial_own}}
         return self._own[label, seed]
 
     def place(self, seed: int, clients: tuple[AssignedClient, ...], population: int) -> Place:

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from fedloom import files, tree
+from fedloom.compression.downlink import Downlink
 from fedloom.errors import StoreError
 from fedloom.network.agent.connection import Connection, ReplyReader
 from fedloom.network.agent.unsigned_requests import Unreachable
 from fedloom.network.protocol.messages import AssignedClient, Assignment
+from fedloom.network.protocol.packed_parcel import PACKED, unpack
 from fedloom.network.protocol.tensors import HEADER_LIMIT, WireError, load_parcel, read_parcel, unflatten
 from fedloom.results.safe_text import plain
 from fedloom.tree import Groups
@@ -93,6 +95,15 @@ class ParcelCache:
     def groups(self, assignment: Assignment, role: str) -> Groups:
         """Return the tensors of an assignment that have this role."""
         return self._open(assignment, role)[1]
+
+    def shared(self, assignment: Assignment, link: Downlink | None) -> Groups:
+        """Return what all clients of an assignment receive."""
+        (part,) = (part for part in assignment.parts if part.role == "shared")
+        header, content = self._open(assignment, "shared")
+        if PACKED in header:  # once for all clients of an assignment
+            content = unpack(header, content, link)
+            self._read[part.sha256] = {}, content
+        return content
 
     def private(self, assignment: Assignment, one: AssignedClient) -> Groups | None:
         """Return the message for one client, as a stack of one."""

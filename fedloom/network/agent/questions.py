@@ -119,11 +119,15 @@ class Questions:
                 f"rounds of {facts['algorithm']} began again with other models {most} times, and may not do so again"
             )
 
+    def check_announced(self, assignment: Assignment) -> None:
+        """Raise `Refused` if the run announced no such round or seed."""
+        if not 1 <= assignment.round <= self.plan.rounds or assignment.seed not in self.plan.seeds:
+            raise Refused(f"the run announced {self.plan.rounds} rounds and the seeds {list(self.plan.seeds)}")
+
     def check(self, assignment: Assignment, shared: Groups) -> None:
         """Raise `Refused` if this goes beyond what the run announced, asks about another model, or asks too often."""
         evaluate, last = self.plan.evaluate, assignment.round == self.plan.rounds
-        if not 1 <= assignment.round <= self.plan.rounds or assignment.seed not in self.plan.seeds:
-            raise Refused(f"the run announced {self.plan.rounds} rounds and the seeds {list(self.plan.seeds)}")
+        self.check_announced(assignment)
         if assignment.call >= MOST_CALLS:
             raise Refused(f"a round may have {MOST_CALLS} calls, and this one is number {assignment.call + 1}")
         if assignment.watch_epochs and not evaluate.epochs:

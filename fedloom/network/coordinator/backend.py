@@ -14,8 +14,10 @@ from typing import Any, NoReturn
 import torch
 
 from fedloom import faults, tree
-from fedloom.algorithm import Algorithm
+from fedloom.algorithm import Algorithm, Update
 from fedloom.backends.protocol import Arrivals, Backend
+from fedloom.compression.downlink import Downlink
+from fedloom.compression.table import NO_COMPRESSION, CompressTable
 from fedloom.data.federation import Federation
 from fedloom.errors import FedloomError, QuorumError, RoundAbandoned, TrainingError
 from fedloom.experiment.checkpoint import kept
@@ -42,6 +44,7 @@ from fedloom.network.protocol.messages import (
     ticket_of,
     verb_of,
 )
+from fedloom.network.protocol.packed_parcel import pack
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.network.protocol.secure import question
 from fedloom.network.protocol.tensors import Parcel, flatten, open_parcel
@@ -52,6 +55,7 @@ from fedloom.task import Task
 from fedloom.training.evaluation import Measured
 from fedloom.tree import Groups
 
+AT_A_TIME = 16  # compressed updates that are added up together
 SUM = -1  # stands for all clients of a secure sum in the ledger
 
 
@@ -88,9 +92,10 @@ class NetworkBackend(Backend):
         attempt: int,
         same_sizes: bool,
         roster_of: Callable[[int], Roster],
+        compress: CompressTable = NO_COMPRESSION,
     ) -> None:
         self.pool, self.roster, self.task, self.sampling = pool, roster, task, sampling
-        self.attempt, self._calls, self.roster_of = attempt, 0, roster_of
+        self.attempt, self._calls, self.roster_of, self.compress = attempt, 0, roster_of, compress
         self.judge = Judge(roster, task, sampling, same_sizes)
         self.cell = CellProgress("", 0, Path())
         self._abandoned_in_a_row = 0  # secure sums
@@ -149,7 +154,7 @@ class NetworkBackend(Backend):
         cell = self.cell
         if work.round != cell.round:
             self._begin_round(work)
-        shared = Parcel({}, flatten(work.shared))
+        shared = pack(work.shared, Downlink.of(self.compress, work.algorithm, self.task))
         parcels = {shared.sha256: shared}
         digest = self._digest(work, shared)
         if work.keep == "secure" and (expected := self.judge.expected_update(work)).groups:
@@ -333,6 +338,7 @@ class NetworkBackend(Backend):
             method=work.method,
             splits=work.measure,
             watch_epochs=work.watch_epochs,
+            compressed=work.compress is not None,
         )
         if work.each is None and work.peers is None:
             return assignments
@@ -367,12 +373,22 @@ class NetworkBackend(Backend):
         measured = _comparable([answer.measured for answer in answers])
         reports = tuple(self._report(call, *one) for one in zip(answers, measured, counting, strict=True))
         own = ticket_group(tickets) if tickets else {}
-        updates = [answer.update for answer in answers]
-        if work.guard is not None and work.keep == "sum":  # the agents sent their updates as they are
-            positions = self.judge.expected_update(work).positions
-            whole = [replace(update, positions=positions) for update in updates]
-            updates = [work.guard.apply(update, work.shared, self.task) for update in whole]
-        return work.outcome(updates, own, reports)
+        if work.compress is None or work.keep != "sum":
+            return work.outcome([self._whole(work, answer) for answer in answers], own, reports)
+        parts = []  # whole updates take more memory than what arrived: a few at a time
+        for first in range(0, len(answers), AT_A_TIME):
+            some = [self._whole(work, answer) for answer in answers[first : first + AT_A_TIME]]
+            parts.append(replace(work, first=first).outcome(some, {}, reports[first : first + AT_A_TIME]))
+        return replace(work.merge(parts), own=own)
+
+    def _whole(self, work: ClientWork, answer: ClientAnswer) -> Update:
+        """Return a client's update, decompressed and guarded."""
+        expected = self.judge.expected_update(work)
+        update = self.judge.decompressed(work, expected, answer).update
+        if work.guard is None or work.keep != "sum":
+            return update
+        # the agents sent their updates without a bound
+        return work.guard.apply(replace(update, positions=expected.positions), work.shared, self.task)
 
     def _report(self, call: Call, answer: ClientAnswer, measured: dict[str, Measured], judged: Report) -> Report:
         agent, _ = self.roster.hosts[answer.client]
@@ -409,15 +425,23 @@ class NetworkBackend(Backend):
         title = f"{self.cell.label}: evaluation in round {work.round}"
         fields = {"kind": "evaluate", "round": work.round, "splits": work.splits}
         fields["method"] = "given" if work.model is not None else ""
-        call = self._evaluation(title, work.ids, work.own, groups, self.judge.check_evaluated, **fields)
+        link = Downlink.of(self.compress, work.algorithm, self.task) if work.model is None else None
+        call = self._evaluation(title, work.ids, work.own, groups, self.judge.check_evaluated, link, **fields)
         found = {client: call.answers[client].measured for client in work.ids if client in call.answers}
         return dict(zip(found, _comparable(list(found.values())), strict=True))
 
     def _evaluation(
-        self, title: str, ids: tuple[int, ...], own: Groups, groups: Groups, check: Check, **fields: Any
+        self,
+        title: str,
+        ids: tuple[int, ...],
+        own: Groups,
+        groups: Groups,
+        check: Check,
+        link: Downlink | None = None,
+        **fields: Any,
     ) -> Call:
         """Make a call whose answers are not stored, and wait for it."""
-        shared = Parcel({}, flatten(groups))
+        shared = pack(groups, link)
         assignments = self._assignments(ids, own, shared, verb="evaluate", **fields)
         return self._ask(Call(title, assignments, {shared.sha256: shared}, check, self._deadline()), needed=0)
 

@@ -230,7 +230,10 @@ class NetworkRun:
             same_sizes = self.experiment.data.seed != "run"
 
             def connect(federation: Federation, task: Task) -> Backend:
-                return NetworkBackend(self.pool, roster, task, sampling, self.attempt, same_sizes, self._roster)
+                compress = self.experiment.compress
+                return NetworkBackend(
+                    self.pool, roster, task, sampling, self.attempt, same_sizes, self._roster, compress
+                )
 
             plan = replace(self.plan, federation=lambda seed: roster, cohort=widened(sampling))
             result = run_plan(plan, self.folder, connect=connect, progress=progress, should_stop=should_stop)

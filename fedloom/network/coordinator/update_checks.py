@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedloom.aggregation.outliers import outliers, with_lengths
+from fedloom.compression.method import Damaged
 from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import ClientWork, Place, Report
 from fedloom.machine import computing
@@ -73,9 +74,24 @@ class Judge:
         largest = work.algorithm.largest_weight(self._examples(answer.client))
         limits = Limits(self.sampling.norm_bound, min(self.sampling.weight_cap, largest))
         ticket = (assignment.round, assignment.attempt, assignment.call) if work.own else None
-        check_update(answer, expected, work.shared, limits, ticket)
+        check_update(self.decompressed(work, expected, answer), expected, work.shared, limits, ticket)
         self.check_evaluated(assignment, answer)
         check_history(answer.history, math.ceil(work.algorithm.train.epochs), self._ranges())
+
+    def decompressed(self, work: ClientWork, expected: ExpectedUpdate, answer: ClientAnswer) -> ClientAnswer:
+        """Return an answer with whole leaves. Raise `Rejected` if its parts cannot be those of an honest answer."""
+        if work.compress is None:
+            if answer.parts:
+                raise Rejected("compressed", "the answer is compressed, and the run announced no compression for it")
+            return answer
+        link, update = work.uplink(work.compress, self.task), answer.update
+        try:
+            groups = link.receive(
+                answer.client, update.groups, answer.parts, expected.groups, expected.positions, work.shared
+            )
+        except Damaged as error:
+            raise Rejected("compressed", str(error)) from None
+        return replace(answer, update=replace(update, groups=groups), parts={})
 
     def _examples(self, client: int) -> int:
         """Return how many training examples a client may have."""
@@ -93,11 +109,11 @@ class Judge:
 
     def lengths(self, work: ClientWork, expected: ExpectedUpdate, answers: Sequence[ClientAnswer]) -> list[Report]:
         """Return how long the changes of answers are."""
-        updates = [replace(answer.update, positions=expected.positions) for answer in answers]
-        return [
-            with_lengths([Report(one.client)], update, work.shared, self.task, [self._examples(one.client)])[0]
-            for one, update in zip(answers, updates, strict=True)
-        ]
+        return [self._length(work, expected, self.decompressed(work, expected, answer)) for answer in answers]
+
+    def _length(self, work: ClientWork, expected: ExpectedUpdate, answer: ClientAnswer) -> Report:
+        update, examples = replace(answer.update, positions=expected.positions), [self._examples(answer.client)]
+        return with_lengths([Report(answer.client)], update, work.shared, self.task, examples)[0]
 
     def outliers(self, work: ClientWork, reports: Sequence[Report]) -> list[int]:
         """Return the clients whose changes are too long for a sum: those that a simulation leaves out."""

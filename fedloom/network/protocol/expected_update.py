@@ -119,6 +119,7 @@ def expected_update(work: ClientWork, own: Groups, place: Place) -> ExpectedUpda
         universal=False,
         watch_epochs=False,
         first=0,
+        compress=work.compress if work.guard is not None and work.guard.table.secure_aggregation is not None else None,
     )
     try:
         with computing():

@@ -167,6 +167,7 @@ class Assignment(Message):
     clients: tuple[AssignedClient, ...]
     splits: tuple[Literal["train", "validation", "test"], ...] = ()
     watch_epochs: bool = False
+    compressed: bool = False  # whether clients compress their answers, as the run announced
     durable: Number = 0  # the round of the coordinator's oldest checkpoint
     seconds: float = 0.0  # until the deadline
     parts: tuple[ParcelInfo, ...] = ()
@@ -296,6 +297,7 @@ class ClientAnswer:
     measured: dict[str, Measured] = field(default_factory=dict)
     sha256: str | None = None
     secure: SecureResult | None = None
+    parts: Groups = field(default_factory=dict)  # of compressed leaves, which the update lacks
 
 
 def write_answer(id: str, answers: Sequence[ClientAnswer]) -> Parcel:
@@ -305,6 +307,7 @@ def write_answer(id: str, answers: Sequence[ClientAnswer]) -> Parcel:
     for one in answers:
         update, sums = one.update, {}
         mine = flatten(update.groups, "update/")
+        mine |= flatten(one.parts, "parts/")
         mine |= {f"weights/{group}": update.weights(group) for group in update.groups}
         mine |= {f"public/{name}": value for name, value in update.public.items()}
         for where, found in one.measured.items():
@@ -348,7 +351,14 @@ def read_answer(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tup
         history = tuple(_with_nan(epoch) for epoch in result.history)
         update = Update(groups, weights, below(mine, "public/"))
         found[result.client] = ClientAnswer(
-            result.client, update, result.ticket, history, measured, result.sha256, result.secure
+            result.client,
+            update,
+            result.ticket,
+            history,
+            measured,
+            result.sha256,
+            result.secure,
+            unflatten(below(mine, "parts/")),
         )
     if sent:
         raise WireError("the answer has tensors of clients that its header does not list")

@@ -1,0 +1,1 @@
+"""Compression of what clients send and receive."""
