@@ -335,15 +335,19 @@ class AgentPool:
         states = [one["state"] for one in found["agents"]]
         return {
             **{key: found[key] for key in ("awaited_clients", "seconds_left", "accepted", "rejected")},
-            "agents": {state: states.count(state) for state in ("ready", "joining", "refused", "gone")},
+            "agents": {state: states.count(state) for state in ("ready", "joining", "refused", "gone", "revoked")},
         }
 
     def status(self) -> dict[str, Any]:
         """Return the stage of the run, the agents, and whom the coordinator is waiting for."""
+        revoked = self.ledger.revoked()
         with self.changed:
             call = self.call
             awaited: Mapping[int, str] = dict(call.waiting) if call is not None else {}
-            agents = [one.shown(one.agent in awaited.values()) for one in self.agents.values()]
+            agents = [
+                one.shown(one.agent in awaited.values()) | ({"state": "revoked"} if one.agent in revoked else {})
+                for one in self.agents.values()
+            ]
             return {
                 "stage": self.finished or (call.title if call is not None else self.stage),
                 "awaited_clients": len(awaited),
