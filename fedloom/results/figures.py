@@ -288,7 +288,7 @@ def against_bytes(run: RunData, metric: str) -> CaptionedFigure | None:
     figure = _against(run, metric, megabytes, "Megabytes sent and received by all clients", "sends no weights")
     if figure is None:
         return None
-    caption = f"The curve is {headline.curve_in_words(run)}; bytes are those of weights and numbers, uncompressed."
+    caption = f"The curve is {headline.curve_in_words(run)}; bytes are those of weights and numbers as they are sent."
     return CaptionedFigure("bytes", f"{metric.capitalize()} against bytes", caption + _seeds_in_words(run), figure)
 
 

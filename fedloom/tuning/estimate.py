@@ -197,7 +197,8 @@ def _instead(traffic: MessageBytes | None, plain: MessageBytes | None) -> str:
     if traffic == plain:
         return ": [compress] finds no change of the model in its messages, so they are sent as they are"
     as_it_is = "; what its clients send is sent as it is" if traffic.up == plain.up else ""
-    return f", instead of {_sent(plain)} without [compress]{as_it_is}"
+    before = _sent(plain).removesuffix(" a round")
+    return f", instead of {before} without [compress]{as_it_is}"
 
 
 def size(count: float) -> str:
