@@ -108,9 +108,9 @@ def new_figure(width: float, height: float, *, arranged: bool = True) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    # room at the edges: text is a little wider in some formats than in others
+    # room at the edges: text is a little wider in some formats than in others, and widest at the 72 dots of an SVG file
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06) if arranged else None
-    figure = Figure(figsize=(width, height), layout=layout)
+    figure = Figure(figsize=(width, height), layout=layout, dpi=72)
     FigureCanvasAgg(figure)
     return figure
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 60  # clients in a heat map
 UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
+FEW_CLIENTS = 6  # up to these, the name of a client has two lines of this many letters
+LINE = 20
 
 
 def draw_all(
@@ -189,6 +191,9 @@ def before_and_after(run: RunData, metric: str, against: str, fill: str) -> Capt
         style.finish_axes(axes, style.panel_title(label), info.percent, most_ticks=5 if against == "rounds" else 0)
         if against == "clients":
             _name_clients_across(axes, run, next(iter(phases.values())).index)
+    if any(text.get_rotation() for text in grid[-1].get_xticklabels()):  # slanted names need height
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(width, height + 0.7)
     grid[0].set_ylabel(f"Test {metric}")
     _before_and_after_legend(figure, shade, against)
     figure.supxlabel("Round" if against == "rounds" else "Client", size=8.5, color=INK)
@@ -217,9 +222,14 @@ def _draw_clients(axes: Axes, stats: Stats, around: Any, colour: str, beside: fl
 
 
 def _name_clients_across(axes: Axes, run: RunData, clients: Any) -> None:
-    names = [shorten(run.client_name(int(client)), 8) for client in _evenly(clients)]
-    step = max(1, math.ceil(sum(len(name) + 1 for name in names) / 24))
-    axes.set_xticks(range(0, len(names), step), names[::step])
+    names = [run.client_name(int(client)) for client in _evenly(clients)]
+    if len(names) <= FEW_CLIENTS and max(map(len, names)) > 24 // len(names):
+        slanted = [shorten(name, 18) for name in names]
+        axes.set_xticks(range(len(names)), slanted, rotation=40, ha="right", rotation_mode="anchor")
+    else:
+        names = [shorten(name, 8) for name in names]
+        step = max(1, math.ceil(sum(len(name) + 1 for name in names) / 24))
+        axes.set_xticks(range(0, len(names), step), names[::step])
     axes.set_xlim(-0.6, len(names) - 0.4)
 
 
@@ -366,7 +376,9 @@ def heat_map(run: RunData, metric: str) -> CaptionedFigure | None:
         image = style.draw_grid(axes, values, low, high, info.higher_is_better, extent=extent)
         axes.set_title(style.panel_title(label), loc="left")
         style.whole_numbers(axes)
-        _name_clients(axes, run, clients, most=10, length=10)
+        names = _client_names(run, clients, most=10, length=10)
+        _name_clients(axes, clients, names)
+    _widen(figure, names, 10)
     settings = {"pad": 0.01, "fraction": 0.025, "extend": "min" if info.percent else "both"}
     style.show_percent(style.add_colour_bar(figure, image, panels, f"Test {metric}", **settings), info.percent)
     figure.supxlabel("Round", size=8.5, color=INK)
@@ -410,7 +422,9 @@ def label_distribution(run: RunData) -> CaptionedFigure | None:
     names = [shorten(str(name), 12) for name in classes[::step]]
     slanted: dict[str, Any] = {"rotation": 40, "ha": "right"} if max(map(len, names)) > 7 * step else {}
     axes.set_xticks(range(0, len(classes), step), names, **slanted)
-    _name_clients(axes, run, clients, most=25, length=14)
+    named = _client_names(run, clients, most=25, length=14)
+    _name_clients(axes, clients, named)
+    _widen(figure, named, 14)
     axes.set_xlabel("Label")
     axes.set_ylabel("Client")
     style.add_colour_bar(figure, image, axes, "Share of examples", pad=0.02, format=lambda value, _: f"{value:.0%}")
@@ -425,10 +439,24 @@ def _evenly(clients: Any) -> Any:
     return clients[np.linspace(0, len(clients) - 1, min(len(clients), MOST_ROWS)).astype(int)]
 
 
-def _name_clients(axes: Axes, run: RunData, clients: Any, most: int, length: int) -> None:
-    step = max(1, math.ceil(len(clients) / most))
-    names = [shorten(run.client_name(int(client)), length) for client in clients[::step]]
-    axes.set_yticks(range(0, len(clients), step), names)
+def _client_names(run: RunData, clients: Any, most: int, length: int) -> list[str]:
+    """Names for the rows of a heat map, as many as fit: in two lines if there is room, else without their middle."""
+    shown = clients[:: max(1, math.ceil(len(clients) / most))]
+    if len(shown) > FEW_CLIENTS:
+        return [shorten(run.client_name(int(client)), length) for client in shown]
+    names = (shorten(run.client_name(int(client)), 2 * LINE) for client in shown)
+    return ["\n".join(textwrap.wrap(name, LINE, max_lines=2, placeholder="…")) or name for name in names]
+
+
+def _name_clients(axes: Axes, clients: Any, names: Sequence[str]) -> None:
+    axes.set_yticks(range(0, len(clients), max(1, math.ceil(len(clients) / len(names)))), names)
+
+
+def _widen(figure: Figure, names: Sequence[str], usual: int) -> None:
+    """Make room for names that are longer than usual."""
+    longest = max(len(line) for name in names for line in name.split("\n"))
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width + 0.065 * max(0, longest - usual), height)
 
 
 def _mean_of_shortest(curves: Sequence[Any]) -> Any:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedloom.results import figures
-from fedloom.results.figure_style import line_styles
+from fedloom.results.figure_style import lay_out, line_styles, styled
 from fedloom.results.run_data import RunData
+from tests.results.drawn_runs import write_run
 
 
 def test_progress_names_every_figure_before_it_is_drawn(run: RunData) -> None:
@@ -129,3 +131,26 @@ def test_rounds_are_whole_and_shares_are_in_per_cent_in_all_figures(run: RunData
                 assert all(tick == int(tick) for tick in axes.get_xticks())
             if "ccuracy" in axes.get_ylabel():
                 assert all(tick.get_text().endswith(" %") for tick in axes.get_yticklabels())
+
+
+def test_long_labels_are_whole_at_every_resolution(tmp_path: Path) -> None:
+    large = write_run(tmp_path, "large")  # labels of 40 letters
+    with styled():
+        drawn = figures.at_a_glance(large)
+        assert drawn is not None
+        figure = lay_out(drawn).figure
+        for dots in (72, 96, 180, 200):  # 72: an SVG file
+            figure.set_dpi(dots)
+            figure.draw_without_rendering()
+            assert min(label.get_window_extent().x0 for label in figure.axes[0].get_yticklabels()) >= 0
+
+
+def test_few_clients_have_long_names_in_two_lines(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunData, "client_name", lambda self, client: f"Hospital {client} of the Northern Region")
+    drawn = figures.heat_map(run, "accuracy")
+    assert drawn is not None
+    names = [label.get_text() for label in drawn.figure.axes[0].get_yticklabels()]
+    assert names == [f"Hospital {client} of the\nNorthern Region" for client in range(len(run.clients))]
+    across = figures.before_and_after(run, "accuracy", "clients", "min-max")
+    assert across is not None
+    assert len(across.figure.axes[-1].get_xticks()) == len(run.clients)  # every client is named

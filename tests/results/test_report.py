@@ -184,6 +184,16 @@ def test_a_run_that_failed_before_it_knew_its_machine_has_a_report(comparison: P
     assert f"fedloom {fl.__version__}" in report.write(folder, files=False).read_text()
 
 
+def test_a_figure_fits_a_phone_and_a_tap_enlarges_it(written: Path) -> None:
+    style = (report.TEMPLATES / "report.css").read_text(encoding="utf-8")
+    phone = re.search(r"@media \(max-width: 640px\) \{\n(.*?)\n\}", style, re.DOTALL)
+    assert phone is not None
+    assert ".drawing svg {" not in phone[1].replace(".drawing:focus svg {", "")  # its width stays that of the screen
+    assert ".drawing:focus svg { max-width: none; min-width: 720px; }" in phone[1]
+    text = (written / "report.html").read_text(encoding="utf-8")
+    assert text.count('<div class="drawing" tabindex="0">') == text.count("<figcaption>") > 0
+
+
 def test_a_dark_scheme_is_for_screens_only_and_leaves_figures_on_white() -> None:
     style = (report.TEMPLATES / "report.css").read_text(encoding="utf-8")
     dark = re.search(r"@media screen and \(prefers-color-scheme: dark\) \{\n(.*?)\n\}", style, re.DOTALL)
