@@ -24,6 +24,11 @@ def prepare_environment() -> None:
     os.environ.setdefault("MKL_CBWR", "AVX512" if "avx512f" in flags else "AVX2")
 
 
+def has_worker_processes() -> bool:
+    """Whether the vector backend can start workers here: not on Windows."""
+    return os.name == "posix"
+
+
 def prepare_process() -> None:
     """Use one torch thread and no denormal numbers, in a process that only computes clients."""
     import torch

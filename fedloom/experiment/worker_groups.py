@@ -190,6 +190,9 @@ def start_workers(settings: RunTable, note: Callable[[str], None]) -> Workers | 
     if settings.backend == "serial":
         return None
     if settings.backend == "vector":
+        if not machine.has_worker_processes():
+            note("Worker processes need Linux or macOS: this run computes in one process, with the same results.")
+            return None
         return Workers(machine.worker_count(settings.workers), note)
     from fedloom.backends.ray_cluster import Cluster
 
@@ -209,6 +212,7 @@ def backend_on(workers: Workers | Cluster | None, federation: Federation, task: 
 
 def choose_setup(facts: Probe, settings: RunTable, cohort: int) -> Setup:
     """Choose how clients are computed: as asked, or by a rule on facts that are known before the first round."""
-    group = 1 if settings.backend == "serial" else lanes(settings.group, facts.bytes, cohort)
+    alone = settings.backend == "serial" or (settings.backend == "vector" and not machine.has_worker_processes())
+    group = 1 if alone else lanes(settings.group, facts.bytes, cohort)
     device = machine.device("cpu" if settings.backend == "ray" else settings.device)
     return facts.setup(group, device=device, replay=settings.replay)

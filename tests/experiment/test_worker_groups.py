@@ -104,3 +104,14 @@ class Notes(Silent):
 
     def note(self, text: str) -> None:
         self.texts.append(text)
+
+
+def test_without_worker_processes_a_run_says_so_and_computes_the_same(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr(machine, "has_worker_processes", lambda: False)  # as on Windows
+    monkeypatch.setattr(Silent, "note", lambda self, text: notes.append(text))
+    found = run(federation, task, tmp_path / "vector", rounds=2, backend="vector", workers=2)
+    assert notes == ["Worker processes need Linux or macOS: this run computes in one process, with the same results."]
+    assert found.weights_sha256 == run(federation, task, tmp_path / "serial", rounds=2).weights_sha256
