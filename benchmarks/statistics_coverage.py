@@ -9,7 +9,7 @@ difference (which is zero: so 1 − coverage is also the share with at least one
 import numpy as np
 from scipy.stats import t
 
-from fedloom.results.statistics import LEVEL
+from fedloom.results.statistics import LEVEL, differences
 
 DRAWS = {
     "normal": lambda draws, shape: draws.normal(size=shape),
@@ -24,4 +24,7 @@ for kind, draw in DRAWS.items():
         values = draw(np.random.default_rng(seeds), (10_000, 3, seeds))
         gaps = np.stack([values[:, one] - values[:, other] for one, other in ((0, 1), (0, 2), (1, 2))], 1)
         reach = t.ppf(1 - (1 - LEVEL) / 6, seeds - 1) * gaps.std(2, ddof=1) / np.sqrt(seeds)
+        for one in range(20):  # what is computed here for many experiments at once is what a report computes for one
+            found = differences({str(label): dict(enumerate(run)) for label, run in enumerate(values[one])})
+            assert np.allclose([pair.spread.high for pair in found], gaps[one].mean(1) + reach[one])
         print(f"{kind}, {seeds} seeds: {(abs(gaps.mean(2)) <= reach).all(1).mean():.1%}")
