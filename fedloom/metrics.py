@@ -102,6 +102,13 @@ def _exp(mean: float) -> float:
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {loss.__name__: loss for loss in (cross_entropy, mse, bce, mae)}
 NUMBER_LOSSES = ("mse", "mae")  # for labels that are numbers, never for classes
+
+
+def usual(loss: object) -> tuple[str, ...]:
+    """Return what is measured if nobody says what: accuracy for classes, the mean absolute error for numbers."""
+    return ("mae",) if isinstance(loss, str) and loss in NUMBER_LOSSES else ("accuracy",)
+
+
 METRICS = {
     "accuracy": Metric("accuracy", _accuracy, range=SHARE),
     "mse": Metric("mse", mse, higher_is_better=False, range=NON_NEGATIVE),
@@ -178,7 +185,8 @@ def _called(function: Callable[..., Any], name: str, scores: np.ndarray, targets
     try:
         return float(function(scores, targets))
     except Exception as error:
-        raise TrainingError(f"The metric '{name}' failed: {said(error)}") from error
+        hint = "\nA metric of your own is called with numpy arrays." if "numpy.ndarray" in str(error) else ""
+        raise TrainingError(f"The metric '{name}' failed: {said(error)}{hint}") from error
 
 
 def short_name(name: str) -> str:

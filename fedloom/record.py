@@ -94,6 +94,9 @@ def explain(record: type[BaseModel], error: ValidationError) -> InputError:
         known = record.known() if issubclass(record, Record) else sorted(record.model_fields)
         advice = f" Got {first['input']!r} for it. Known: {', '.join(known)}.{nearest(name, known)}"
         return ParameterError(record.__name__, name, UNKNOWN, advice)
+    if first["type"] == "missing" and len(place) == 1 and place[0] in record.model_fields:
+        meaning = record.model_fields[str(place[0])].description or ""
+        return ParameterError(record.__name__, name, "is needed", f" {' '.join(meaning.split())}".rstrip())
     # a field of several types has an error for each type: name them all
     alternatives = [_problem(detail) for detail in details if detail["loc"][0] == first["loc"][0]]
     problems = list(dict.fromkeys(problem.removeprefix("must be ") for problem, _ in alternatives))

@@ -44,7 +44,7 @@ class Task:
 
     model: str | type[nn.Module] | nn.Module | Callable[..., nn.Module]
     loss: str | Callable[[Tensor, Tensor], Tensor] = "cross_entropy"
-    metrics: Sequence[str | Metric | Callable[..., float]] = ("accuracy",)
+    metrics: Sequence[str | Metric | Callable[..., float]] | None = None  # default: accuracy; for numbers, mae
     args: Mapping[str, Any] = field(default_factory=dict)
     init: str = "torch"  # torch | glorot | a safetensors file
     dtype: str = "float32"
@@ -65,9 +65,9 @@ class Task:
                 f"The loss has parameters ({names}), but only the model's are trained. Make them part of "
                 "the model, and let the model return what the loss needs of them."
             )
-        measures = tuple(
-            metrics.metric(one) if isinstance(one, str) else metrics.own_metric(one) for one in self.metrics
-        )
+        named = metrics.usual(self.loss) if self.metrics is None else self.metrics
+        measures = tuple(metrics.metric(one) if isinstance(one, str) else metrics.own_metric(one) for one in named)
+        object.__setattr__(self, "metrics", named)
         object.__setattr__(self, "measures", measures)
 
     @property

@@ -1,6 +1,7 @@
 """Losses and metrics."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,6 +137,12 @@ def test_an_error_in_your_own_metric_names_it_and_shows_the_line() -> None:
     made = metrics.own_metric(cost)
     with pytest.raises(TrainingError, match=r"(?s)The metric 'cost' failed: ValueError: no costs.*test_metrics.py"):
         made.summary(np.ones((2, 2)), np.ones(2))
+
+    def as_for_tensors(outputs: Any, labels: Any) -> float:
+        return outputs.topk(2).values.mean()
+
+    with pytest.raises(TrainingError, match="called with numpy arrays"):
+        metrics.own_metric(as_for_tensors).summary(np.ones((2, 2)), np.ones(2))
 
 
 @pytest.mark.parametrize("name", ["f1_of_x", "specificity_at_100", "specificity_at_0", "auroc_weighted", "top_0"])

@@ -104,6 +104,15 @@ def test_a_missing_parameter_is_named() -> None:
     assert message(Needy) == "The 'path' parameter of Needy is needed."
 
 
+def test_a_missing_field_is_named_with_its_meaning() -> None:
+    class Described(Record):
+        clients: int
+        """The number of
+        clients."""
+
+    assert message(Described) == "The 'clients' parameter of Described is needed. The number of clients."
+
+
 def test_whole_numbers_are_numbers() -> None:
     assert Recipe(positive=2).positive == 2.0
     assert isinstance(Recipe(positive=2).positive, float)

@@ -45,6 +45,8 @@ class CsvText:
     ) -> CsvText:
         """Read the header, or take these `columns`. Without a delimiter, the one that gives most columns counts."""
         first = text.readline()
+        if not first:
+            raise InputError(f"The file {shown} is empty.")
         delimiter = delimiter or max(DELIMITERS, key=lambda one: len(next(csv.reader([first], delimiter=one), [])))
         rows = csv.reader(chain([first], text), delimiter=delimiter)
         header = [name.strip() for name in (list(columns) or next(rows, []))]
@@ -120,6 +122,10 @@ def cell_advice(cell: str, column: str) -> str:
             "It looks like a date, and models take numbers. Replace the column by what the date means, such as an age "
             f"in years or days since admission, or leave it out: {drop}."
         )
+    if re.fullmatch(r"[+-]?[\d.,]+ ?%", cell):
+        return f"Write it without the % sign, as a number, or leave the column out: {drop}."
+    if re.fullmatch(r"[+-]?\d{1,3}([, '\u00a0\u202f]\d{3})+(\.\d+)?", cell):
+        return f"It has separators between thousands: write it without them, or leave the column out: {drop}."
     categorical = f'categorical = ["{column}"]'
     if cell.lower() in YES_OR_NO:
         return f"It looks like yes or no: set {categorical}, or leave the column out: {drop}."

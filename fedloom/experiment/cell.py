@@ -207,10 +207,10 @@ class Cell:
 
     def _target(self, task: Task) -> Callable[[RoundRecord], bool] | None:
         """Return a function that says whether a round reaches the target, if the cell stops there."""
+        check_target(self.plan.evaluate, task)
         if self.plan.evaluate.stop != "target":
             return None
         (metric, target), *_ = self.plan.evaluate.target.items()
-        check_target(self.plan.evaluate, task)
         lower = metric == "loss" or any(m.name == metric and not m.higher_is_better for m in task.measures)
 
         def reached(record: RoundRecord) -> bool:

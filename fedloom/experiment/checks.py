@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,15 +16,21 @@ from fedloom.training.probe import Probe
 from fedloom.training.settings import Training
 from fedloom.training.training_rows import check_size, needs_validation
 
+UNLIMITED = (-math.inf, math.inf)
 MOST_DRAWS = 10_000_000  # clients × rounds: the cohorts of more rounds are not drawn beforehand
 
 
 def check_target(evaluate: EvaluateTable, task: Task) -> None:
-    """Raise if a run stops at a target that is about an unknown metric."""
-    known = ["loss", *(measure.name for measure in task.measures)]
-    for metric in evaluate.target if evaluate.stop == "target" else ():
-        if metric not in known:
-            raise InputError(f"[evaluate] target must be about one of {', '.join(known)}. Got '{metric}' instead.")
+    """Raise if a target is about an unknown metric, or outside of the metric's values."""
+    ranges = {"loss": UNLIMITED, **{measure.name: measure.range for measure in task.measures}}
+    for metric, target in evaluate.target.items():
+        if metric not in ranges:
+            raise InputError(f"[evaluate] target must be about one of {', '.join(ranges)}. Got '{metric}' instead.")
+        low, high = ranges[metric]
+        if not low <= target <= high:
+            raise InputError(
+                f"[evaluate] target: {metric} is always between {low:g} and {high:g}. Got {target:g} instead."
+            )
 
 
 def check_clients(plan: Plan, label: str, facts: Probe) -> None:

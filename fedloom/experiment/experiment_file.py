@@ -24,6 +24,7 @@ from fedloom.errors import UNKNOWN, InputError, ParameterError, nearest, unknown
 from fedloom.federation.engine import Evaluation
 from fedloom.federation.sampling import Sampling
 from fedloom.files import read_toml
+from fedloom.metrics import usual
 from fedloom.privacy.table import PrivacyTable
 from fedloom.record import Count, Positive, Record, Whole
 from fedloom.training.local import Training
@@ -79,7 +80,7 @@ class TaskTable(Record):
     """A shipped loss, or `my_file.py:my_loss`."""
     metrics: tuple[str, ...] = ("accuracy",)
     """What is measured besides the loss: metrics, or your own as `my_file.py:my_metric`. The first one is what results
-    are compared by.
+    are compared by. With a loss for numbers (`mse`, `mae`), the default is `["mae"]`.
     """
     init: str = "torch"
     """The initial weights: torch's own, `glorot`, or a safetensors file."""
@@ -87,6 +88,11 @@ class TaskTable(Record):
     """The precision of the weights."""
     seed: Seed = 0
     """The seed of the initial weights. `run` draws new ones for every seed of the experiment."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _usual_metrics(cls, given: Any) -> Any:
+        return {"metrics": usual(given["loss"]), **given} if isinstance(given, Mapping) and "loss" in given else given
 
 
 class EvaluateTable(Evaluation):

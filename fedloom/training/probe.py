@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_map_only
 
 from fedloom.data.federation import Federation
 from fedloom.errors import FedloomError, InputError
-from fedloom.metrics import NUMBER_LOSSES
-from fedloom.score_metrics import confidences, decisions, ranking
+from fedloom.metrics import METRICS, NUMBER_LOSSES
+from fedloom.score_metrics import confidences, decisions, predicted, ranking
 from fedloom.task import Task
 from fedloom.training import generators
 from fedloom.training.clients import Setup
@@ -214,9 +214,16 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
             f'With loss = "{task.loss}" the model must give one number per label. For labels of shape '
             f"{tuple(y.shape)} it gave {tuple(output.shape)}."
         )
+    several = isinstance(output, Tensor) and output.dim() > y.dim()
     for metric in task.measures:
-        if metric.scores in (ranking, decisions, confidences) and not classes and y.dim() == 1:
-            raise InputError(f"The metric {metric.name} is for classes, but the labels are numbers.")
+        if classes and several and metric.scores is predicted:
+            raise InputError(f"The metric {metric.name} is for numbers, but the labels are {classes} classes.")
+        of_classes = metric.scores in (ranking, decisions, confidences) and y.dim() == 1
+        if not classes and (of_classes or (metric is METRICS["accuracy"] and task.loss in NUMBER_LOSSES)):
+            raise InputError(
+                f"The metric {metric.name} is for classes, but the labels are numbers. For numbers, there are "
+                "mae, mse, rmse and r2."
+            )
     shape = tree_map_only(Tensor, lambda leaf: tuple(leaf.shape), output)
     traced = tree_map_only(Tensor, differentiable, output)
     try:

@@ -20,6 +20,7 @@ from fedloom.experiment.plan import Plan
 from fedloom.experiment.worker_groups import choose_setup, working_bytes
 from fedloom.task import Task
 from fedloom.training import evaluation
+from fedloom.training.clients import Clients
 from fedloom.training.probe import Probe, probe
 from fedloom.tuning.message_sizes import MessageBytes, rehearse
 
@@ -103,6 +104,7 @@ def estimate(experiment: Experiment) -> Estimate:
     plan, run = Plan.of(experiment), experiment.run
     federation, task, facts, cohort = first_seed(plan)
     check_target(experiment.evaluate, task)
+    _measure_once(federation, task, facts, experiment.evaluate.splits)
     group = choose_setup(facts, run, cohort).group
     reason = facts.__dict__.get("cannot_group")  # known only if clients were to train side by side
     workers = machine.cores() if run.workers == "auto" else run.workers
@@ -161,6 +163,13 @@ def _tested(federation: Federation, wanted: Sequence[SplitName] | None) -> int:
     if wanted is None:
         return sum(held.values())
     return sum(held[split] if split in held else int(federation.sizes(split).sum()) for split in wanted)
+
+
+def _measure_once(federation: Federation, task: Task, facts: Probe, splits: Sequence[SplitName]) -> None:
+    """Measure the initial model at the first client, as a run does first. Raise what your own metrics would raise."""
+    data = Clients(federation, (0,), setup=facts.setup(group=1))
+    for split in splits:
+        evaluation.evaluate(task, task.initial(), data, 0, split).values(task)
 
 
 def _time_step(

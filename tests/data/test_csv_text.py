@@ -65,9 +65,18 @@ def test_marks_stand_for_numbers_or_missing_values() -> None:
         ("True", "looks like yes or no"),
         ("icu", r"missing = \{ \"icu\" = nan \}.*categorical = \[\"x\"\].*drop = \[\"x\"\]"),
         ("", 'Set fill = "mean", "zero" or a number'),
+        ("12.5%", "without the % sign"),
+        ("1,000", "separators between thousands"),
+        ("1 234 567.5", "separators between thousands"),
+        ("12,34", r"missing = \{ \"12,34\" = nan \}"),
     ],
 )
 def test_the_advice_fits_the_cell(cell: str, said: str) -> None:
     with pytest.raises(InputError, match=f"Row 0 has .*{said}"):
         numbers([cell], "x", where, {})
     assert cell_advice(cell, "x")
+
+
+def test_an_empty_file_is_called_empty() -> None:
+    with pytest.raises(InputError, match=r"The file data\.csv is empty\."):
+        opened("")

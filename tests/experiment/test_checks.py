@@ -55,7 +55,9 @@ def test_a_client_without_training_examples_is_refused_if_it_is_ever_drawn() -> 
 
 
 def test_a_target_must_name_a_known_metric_if_the_run_stops_there() -> None:
-    check_target(EvaluateTable(target={"acc": 0.9}), Task(Dense))
     check_target(EvaluateTable(target={"accuracy": 0.9}, stop="target"), Task(Dense))
     with pytest.raises(InputError, match=r"target must be about one of loss, accuracy\. Got 'acc' instead"):
-        check_target(EvaluateTable(target={"acc": 0.9}, stop="target"), Task(Dense))
+        check_target(EvaluateTable(target={"acc": 0.9}), Task(Dense))
+    with pytest.raises(InputError, match=r"accuracy is always between 0 and 1\. Got 90 instead"):
+        check_target(EvaluateTable(target={"accuracy": 90}), Task(Dense))
+    check_target(EvaluateTable(target={"loss": 90}), Task(Dense))

@@ -181,3 +181,9 @@ def test_the_fleet_is_among_the_resolved_tables() -> None:
     assert parse("").resolved().keys() == resolved.keys() - {"system"}
     with pytest.raises(InputError, match=r"\[system\] latency must be at least 0"):
         parse("[system]\nlatency = -1.0\n")
+
+
+def test_the_usual_metric_depends_on_the_loss() -> None:
+    assert experiment_file.TaskTable(loss="mse").metrics == ("mae",)
+    assert experiment_file.TaskTable(loss="mse", metrics=("r2",)).metrics == ("r2",)
+    assert experiment_file.TaskTable(loss="bce").metrics == experiment_file.TaskTable().metrics == ("accuracy",)

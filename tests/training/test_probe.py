@@ -130,6 +130,22 @@ def test_metrics_of_classes_need_classes(metric: str) -> None:
         probe(numbers, Task(lambda: linear(1), loss="mse", metrics=[metric]))
 
 
+def test_accuracy_is_for_classes_and_numbers_have_another_default() -> None:
+    with pytest.raises(InputError, match="The metric accuracy is for classes, but the labels are numbers"):
+        probe(numbers(), Task(lambda: linear(1), loss="mse", metrics=["accuracy"]))
+    probe(numbers(), Task(lambda: linear(1), loss="mse"))
+    defaults = {loss: [one.name for one in Task(Dense, loss).measures] for loss in ("cross_entropy", "mse", "mae")}
+    assert defaults == {"cross_entropy": ["accuracy"], "mse": ["mae"], "mae": ["mae"]}
+    assert Task(Dense, "mse", ()).measures == ()
+
+
+@pytest.mark.parametrize("metric", ["r2", "c_index"])
+def test_metrics_of_numbers_need_numbers(metric: str) -> None:
+    probe(numbers(), Task(lambda: linear(1), loss="mse", metrics=[metric]))
+    with pytest.raises(InputError, match=rf"The metric {metric} is for numbers, but the labels are 3 classes\."):
+        probe(federation((20,)), Task(Dense, metrics=[metric]))
+
+
 def test_a_loss_that_does_not_fit_is_refused() -> None:
     def wrong_shape(output: Tensor, target: Tensor) -> Tensor:
         return torch.ones(7)

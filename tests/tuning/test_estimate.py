@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedloom.errors import FedloomError
 from fedloom.experiment import experiment_file
 from fedloom.tuning import estimate
 
@@ -93,3 +95,10 @@ def test_compression_is_said_in_bytes() -> None:
     assert plain is not None
     assert up.up < plain.up / 40
     assert up.down == plain.down
+
+
+def test_an_error_in_a_metric_of_your_own_is_found_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def mine(output, target):\n    raise KeyError('age')\n")
+    experiment = experiment_file.parse({"data": FOUR, "task": {"metrics": ["mine.py:mine"]}}, tmp_path)
+    with pytest.raises(FedloomError, match="The metric 'mine' failed: KeyError: 'age'"):
+        estimate.estimate(experiment)

@@ -130,7 +130,7 @@ def test_long_tables_are_read_in_blocks(tmp_path: Path) -> None:
         ("Class,a\n1,2\n1,2,3\n", {}, "Line 3 of .* has 3 cells, but there are 2 columns"),
         ("Class,a,a\n1,2,3\n", {}, "two columns 'a'"),
         ("Class,a\n", {}, "has no examples"),
-        ("", {}, "no column 'Class'"),
+        ("", {}, "The file .* is empty"),
     ],
 )
 def test_wrong_tables_are_explained(tmp_path: Path, text: str, fields: dict[str, Any], message: str) -> None:
