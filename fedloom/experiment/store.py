@@ -9,7 +9,7 @@ import json
 import os
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from itertools import chain
@@ -192,10 +192,15 @@ class Store:
             ORDER BY round, client"""
         return self._numbers(query, 4, cell, after)
 
-    def marked(self, cell: int, name: str, after: int = -1) -> NDArray[np.float64]:
-        """Return the round and the number of every client that a round after one of them is marked with."""
-        query = "SELECT round, client FROM public_numbers WHERE cell = ? AND round > ? AND name = ? ORDER BY 1, 2"
-        return self._numbers(query, 2, cell, after, name)
+    def marked(self, cell: int, name: str, statuses: Sequence[str] = (), after: int = -1) -> NDArray[np.float64]:
+        """Return round and number of clients that a round after one is marked with, or that had one of these statuses.
+
+        Marks are public numbers, such as `left_out`; statuses are those of the virtual clock.
+        """
+        query = f"""SELECT round, client FROM public_numbers WHERE cell = ? AND round > ? AND name = ? UNION
+            SELECT round, client FROM client_times WHERE cell = ? AND round > ? AND
+            status IN ({", ".join("?" * len(statuses))}) ORDER BY 1, 2"""
+        return self._numbers(query, 2, cell, after, name, cell, after, *statuses)
 
     def _numbers(self, query: str, columns: int, *values: Any) -> NDArray[np.float64]:
         with self._transaction("BEGIN") as database:

@@ -15,7 +15,8 @@ from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import Floats, RunData
 
 SHARE = 20  # cautions need the whole run: they take at most one part in this many of the time
-MARKS = ("left_out", "outlier", "late", "refused")  # why an answer of a client did not count
+# why an answer of a client did not count: a mark of the round, or how the client fared on the virtual clock
+MARKS = {"left_out": (), "outlier": (), "late": ("late",), "left": ("left", "vanished"), "surplus": ("surplus",)}
 
 
 @dataclass
@@ -79,7 +80,7 @@ class LiveRun:
             with Store(self.folder, read_only=True) as store:
                 later = store.participations(row["id"], known.upto)
                 marked = {
-                    name: np.concatenate([before, store.marked(row["id"], name, known.upto)])
+                    name: np.concatenate([before, store.marked(row["id"], name, MARKS[name], known.upto)])
                     for name, before in known.marked.items()
                 }
             rounds = np.concatenate([later[:, 0], *(table[:, 0] for table in marked.values()), [known.upto]])

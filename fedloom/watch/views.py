@@ -24,7 +24,7 @@ PHASES = ("post_fit", "pre_fit")  # of what is measured at clients
 # In the dark, two of the report's colours do not show; Okabe and Ito's yellow, too pale for white paper, does.
 IN_THE_DARK = {"#000000": "#f2f4f7", "#882255": "#F0E442"}
 MOST_CELLS = 4_000_000  # of a matrix: of more, the last rounds are shown
-MARK_WORDS = ("left out", "left out as an outlier", "too late", "refused")
+MARK_WORDS = ("left out", "left out as an outlier", "too late", "went away", "faster ones sufficed")
 TOOK_PART = 1  # in a matrix; each of MARKS follows
 
 
@@ -146,9 +146,9 @@ def curves(run: RunData, metric: str, panel: str, split: str = "test") -> Json:
 def _axes(run: RunData, label: str, seed: int) -> tuple[Ints, dict[str, Floats]]:
     costs = run.costs(label, seed)
     found = {"bytes": costs.bytes_so_far.astype(np.float64), "seconds": np.cumsum(costs.seconds)}
-    virtual = getattr(costs, "virtual_seconds", None)
-    if virtual is not None and len(virtual) and np.isfinite(virtual).all():
-        found["virtual"] = virtual
+    times = {row["round"]: row["ended"] for row in run.rows("times", label, seed)}
+    if times and {*costs.rounds.tolist()} <= times.keys():
+        found["virtual"] = np.array([times[round] for round in costs.rounds.tolist()])
     return costs.rounds, found
 
 

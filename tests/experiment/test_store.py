@@ -429,7 +429,7 @@ def test_numbers_of_clients_can_be_read_from_a_round_on(tmp_path: Path) -> None:
         assert store.participations(cell, after=2).tolist() == [[3, 0, 100, 200], [3, 1, 100, 200]]
         assert len(store.participations(cell)) == 6
         assert store.marked(cell, "left_out").tolist() == [[3, 1]]
-        assert store.marked(cell, "left_out", after=3).shape == (0, 2)
+        assert store.marked(cell, "left_out", (), after=3).shape == (0, 2)
         assert store.marked(cell, "outlier").shape == (0, 2)
 
 

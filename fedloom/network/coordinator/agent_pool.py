@@ -44,6 +44,7 @@ class Call:
     hashes: dict[int, str] = field(default_factory=dict)  # of bodies: the same body again is not a second answer
     claimed: set[int] = field(default_factory=set)  # clients whose answers are being stored
     in_memory: int = 0  # bytes of answers that are not mapped from files
+    needed: int = 0  # how many answers the round needs to count
     enough: int | None = None  # how many answers suffice, if more clients were asked
     open: bool = True
     opened: float = field(default_factory=time.monotonic)
@@ -269,6 +270,8 @@ class AgentPool:
 
     def wait(self, call: Call, needed: int) -> None:
         """Wait until the call is complete, its deadline passes, or it has enough answers and the others are lost."""
+
+        call.needed = needed
 
         def ended() -> bool:
             awaited = [self.agents[agent] for agent in set(call.waiting.values())]

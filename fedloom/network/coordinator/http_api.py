@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -24,11 +24,13 @@ from fedloom.network.coordinator.connections import Connections
 from fedloom.network.coordinator.intake import Intake
 from fedloom.network.coordinator.monitoring import CountTraffic, Traffic, metrics
 from fedloom.network.coordinator.network_folder import announced
+from fedloom.network.coordinator.operator_page import operators_page
 from fedloom.network.coordinator.request_guard import RequestGuard
 from fedloom.network.protocol.messages import Enrolment, Failure, Heartbeat, Hello, NewKey
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.network.protocol.signatures import Verifier, new_key_text, signed_by
 from fedloom.network.protocol.tensors import PROTOCOL, Parcel, compressed
+from fedloom.watch.app import make_app as watch_app
 
 POLL = 20.0  # seconds that a poll for work stays open
 WHOLE = 8 << 20  # bytes: replies up to this size are sent in one piece
@@ -42,8 +44,12 @@ def make_app(
     verifier: Verifier | None = None,
     operator: str = "",
     connections: Connections | None = None,
+    hosts: Sequence[str] | None = None,
 ) -> FastAPI:
-    """Return the application; `certificate` is what agents pin, `operator` the hash of the operator's token."""
+    """Return the application; `certificate` is what agents pin, `operator` the hash of the operator's token.
+
+    `hosts` are this machine's names, under which it shows the operator's page; None accepts any, as behind a proxy.
+    """
     verifier, connections = verifier or Verifier(), connections or Connections()
     guard, intake = RequestGuard(pool, verifier, operator), Intake(pool)
     app = FastAPI(title="fedloom coordinator", version=str(PROTOCOL), docs_url=None, redoc_url=None)
@@ -223,6 +229,7 @@ def make_app(
         await run_in_threadpool(pool.fail, agent.agent, failure)
         return JSONResponse({"status": "noted"})
 
+    app.mount("/watch", watch_app(operators_page(pool, guard, traffic, hosts)))
     return app
 
 

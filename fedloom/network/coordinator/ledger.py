@@ -357,6 +357,10 @@ class Ledger:
 
     # --- for people who look from outside
 
+    def last_events(self, most: int) -> list[Row]:
+        """Return the last events, the newest first."""
+        return self._rows("SELECT time, agent, kind, message FROM events ORDER BY id DESC LIMIT ?", most)
+
     def round_counts(self) -> dict[str, int]:
         """Return how many rounds were accepted, abandoned or are running. Of several attempts the last one counts."""
         query = "SELECT status, max(attempt) FROM attempts GROUP BY cell, round"

@@ -28,6 +28,7 @@ from fedloom.network.coordinator.network_folder import (
     token_file,
 )
 from fedloom.network.coordinator.network_run import NetworkRun
+from fedloom.network.coordinator.operator_page import certified_names
 from fedloom.network.protocol.certificates import Certificates, local_authority, user_certificate
 
 
@@ -39,7 +40,8 @@ class HttpsServer:
     ) -> None:
         self.pool = pool
         connections, authority = Connections(), certificates.authority if certificates else b""
-        app = make_app(pool, authority, operator=operator, connections=connections)
+        names = None if certificates is None else [host, *certified_names(certificates.certificate.read_bytes())]
+        app = make_app(pool, authority, operator=operator, connections=connections, hosts=names)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         # asyncio turns Nagle's algorithm off only where the protocol is named: without it every reply waits 40 ms
         self.socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -129,5 +131,6 @@ class HttpsRun(NetworkRun):
         for file in (file for file in files if missing > 0 and file.is_file()):
             self.tell(f"To join (once): fedloom join {self.url} --token {file.read_text().strip()} --site SITE.toml")
         self.tell(f"To watch: fedloom status {self.url} --token-file {self.operator}")
+        self.tell(f"Or in a browser, with the token in {self.operator}: {self.url}/watch/")
         if self.experiment.privacy.secure_aggregation is None:
             self.tell("Without secure aggregation, the coordinator can read each site's update.")

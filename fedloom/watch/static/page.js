@@ -3,6 +3,7 @@
 import * as clients from "./clients.js";
 import * as curves from "./curves.js";
 import * as distribution from "./distribution.js";
+import * as federation from "./federation.js";
 import * as matrix from "./matrix.js";
 import * as settings from "./settings.js";
 import { byId, bytes, choice, clock, duration, el, get, onTheme, post, redraw, Refused } from "./dom.js";
@@ -15,15 +16,17 @@ import { byId, bytes, choice, clock, duration, el, get, onTheme, post, redraw, R
 /** @typedef {{title: string, open: (into: HTMLElement, context: Context) => () => Promise<void>, when?: () => boolean}} View */
 
 /** @type {State} */
-const state = { run: 0, view: "curves", metric: "", panel: "", phase: "", label: "", seed: 0, axis: "rounds", round: null, client: null, hidden: new Set(), eachSeed: false, bands: true, sort: "number", down: false, filter: "", paint: "value" };
+const state = { run: 0, view: "", metric: "", panel: "", phase: "", label: "", seed: 0, axis: "rounds", round: null, client: null, hidden: new Set(), eachSeed: false, bands: true, sort: "number", down: false, filter: "", paint: "value" };
 /** @type {Record<string, View>} */
 const views = {
-  curves: { title: "Curves", open: curves.open },
-  clients: { title: "Clients", open: clients.open },
-  matrix: { title: "Rounds", open: matrix.open },
-  distribution: { title: "Distribution", open: distribution.open },
-  settings: { title: "Settings and cautions", open: settings.open },
+  agents: { title: "Agents", open: federation.open, when: () => context.about.federation },
+  curves: { title: "Curves", open: curves.open, when: hasRuns },
+  clients: { title: "Clients", open: clients.open, when: hasRuns },
+  matrix: { title: "Rounds", open: matrix.open, when: hasRuns },
+  distribution: { title: "Distribution", open: distribution.open, when: hasRuns },
+  settings: { title: "Settings and cautions", open: settings.open, when: hasRuns },
 };
+function hasRuns() { return context.overviews.length > 0; }
 /** @type {Context} */
 const context = {
   state,
@@ -59,17 +62,18 @@ function recall() {
 
 /** Choose what exists instead of what does not. */
 function settle() {
-  state.run = Math.min(Math.max(state.run, 0), context.overviews.length - 1);
-  const run = context.run();
   /** @param {string[]} known @param {string} value */
   const known = (known, value) => (known.includes(value) ? value : known[0] ?? "");
+  state.view = known(Object.keys(views).filter((name) => views[name].when?.() ?? true), state.view);
+  if (!hasRuns()) return;
+  state.run = Math.min(Math.max(state.run, 0), context.overviews.length - 1);
+  const run = context.run();
   const panels = Object.keys(context.panels());
   state.metric = known(run.metrics.map((one) => one.name), state.metric);
   state.panel = known(panels, state.panel);
   state.phase = known(panels.filter((one) => one !== "server"), state.phase);
   state.label = known(run.labels.map((one) => one.label), state.label);
   state.seed = Number(known(run.seeds.map(String), String(state.seed)));
-  state.view = known(Object.keys(views).filter((name) => views[name].when?.() ?? true), state.view);
 }
 
 function tabs() {
@@ -93,7 +97,7 @@ function reopen() {
   opened = signature();
   delete document.body.dataset.drawn;
   const run = context.run();
-  if (!run.metrics.length && ["curves", "clients", "matrix", "distribution"].includes(state.view)) {
+  if (state.view !== "agents" && !run.metrics.length && ["curves", "clients", "matrix", "distribution"].includes(state.view)) {
     update = null;
     byId("view").replaceChildren(el("p", { class: "note" }, run.status === "running" ? "The first round has not finished yet." : "No round has been measured."));
     return;
@@ -149,8 +153,8 @@ function overview() {
       all ? el("progress", { max: all, value: done, "aria-label": `Rounds of ${run.name}` }) : null,
       controls(run, number));
   });
-  redraw(byId("overview"), () => byId("overview").replaceChildren(el("div", { class: "runs" }, ...boxes)));
-  byId("title").textContent = context.overviews.map((run) => run.name).join(", ");
+  redraw(byId("overview"), () => byId("overview").replaceChildren(hasRuns() ? el("div", { class: "runs" }, ...boxes) : el("p", { class: "note" }, "The run has not begun: the coordinator waits for agents.")));
+  byId("title").textContent = context.overviews.map((run) => run.name).join(", ") || "fedloom serve";
   byId("where").textContent = context.overviews.map((run) => run.folder).join(", ");
   document.title = `${context.overviews.map((run) => `${run.name}: ${run.status}`).join(", ")} · fedloom`;
 }
@@ -216,6 +220,7 @@ function ask(words, button) {
 /** @param {boolean} always */
 async function refresh(always) {
   try {
+    if (context.about.federation) context.about = await get("page"); // the run begins when its agents are there
     context.overviews = await Promise.all(context.about.runs.map((/** @type {any} */ one) => get(`runs/${one.number}`)));
   } catch (error) { fail(error); return; }
   settle();
@@ -226,6 +231,8 @@ async function refresh(always) {
 
 /** @type {EventSource | null} */
 let stream = null;
+/** @type {number | undefined} */
+let beat; // what agents do changes without a word in the run's database
 
 function listen() {
   stream?.close();
@@ -237,6 +244,7 @@ function listen() {
     if (stream?.readyState === EventSource.CLOSED) setTimeout(start, 1000); // it was refused: ask again what is allowed
   };
   stream.onmessage = (event) => { void refresh(JSON.parse(event.data).runs.length > 0); };
+  if (context.about.federation) beat ??= window.setInterval(() => { if (state.view === "agents" && stream?.readyState === EventSource.OPEN && !document.hidden) void (hasRuns() ? redo() : refresh(true)); }, 1000);
 }
 
 async function start() {

@@ -1,0 +1,90 @@
+"""The operator's page of a coordinator in a real browser: locked, live, and with a question before each deed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedloom.network.coordinator.agent_pool import AgentPool
+from fedloom.network.coordinator.ledger import Ledger
+from fedloom.network.coordinator.serve import HttpsServer
+from fedloom.network.protocol.certificates import local_authority
+from fedloom.network.protocol.signatures import Verifier
+from fedloom.network.protocol.token import Token
+from tests.browser.test_page import PALE, Open, show
+from tests.network.conftest import World
+from tests.watch.growing_run import HOSTILE, GrowingRun
+
+
+class ServedWorld(World):
+    """A coordinator with a port, over TLS."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.said = folder, []
+        self.ledger = Ledger(folder / "network")
+        self.pool = AgentPool(self.ledger, self.said.append)
+        self.verifier, self.operator = Verifier(), Token.new("")
+        made = local_authority(folder / "network")
+        self.server = HttpsServer(self.pool, "127.0.0.1", 0, made, self.operator.digest)
+        self.url = f"https://127.0.0.1:{self.server.number}/watch/"
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[ServedWorld]:
+    made = ServedWorld(tmp_path)
+    with made.server:
+        yield made
+    made.ledger.close()
+
+
+def log_in(page: Any, token: Token) -> None:
+    page.get_by_role("textbox", name="The operator’s token").fill(str(token))
+    page.get_by_role("button", name="Use it").click()
+    page.locator("#tab-agents").wait_for()
+
+
+def test_the_operator_sees_agents_live_and_is_asked_before_one_is_revoked(served: ServedWorld, open_page: Open) -> None:
+    kerry, hostile = served.speaker("kerry"), served.speaker(HOSTILE[:60])
+    for agent in (kerry, hostile):
+        agent.hello()
+    page = open_page(served.url, ignores=("401",))
+    page.get_by_role("heading", name="The operator’s token").wait_for()
+    assert "kerry" not in page.content()
+    log_in(page, served.operator)
+    page.get_by_role("row", name="kerry").get_by_text("idle").wait_for()
+    page.get_by_text("The run has not begun").wait_for()
+    call = served.open_call(kerry, hostile)
+    call.needed = 2
+    page.get_by_text("0 of 2 clients have answered; the round needs 2.").wait_for()
+    page.get_by_role("row", name="kerry").get_by_text("working").wait_for()
+    served.pool.agents[hostile.signer.agent].seen -= 3600
+    page.get_by_text("a test: the quorum is lost unless agents come back.").wait_for()
+    assert page.evaluate(PALE) == []
+    assert page.locator("main script, main img").count() == 0
+    page.get_by_role("button", name="Revoke kerry").click()
+    page.get_by_role("button", name="Cancel").click()
+    assert served.ledger.revoked() == set()
+    page.get_by_role("button", name="Revoke kerry").click()
+    page.get_by_role("button", name="Revoke the agent").click()
+    page.get_by_role("row", name="kerry").get_by_text("revoked").wait_for()
+    assert served.ledger.revoked() == {kerry.signer.agent}
+    page.get_by_role("button", name="Invite an agent").click()
+    (token,) = (path.read_text().strip() for path in (served.folder / "network" / "tokens").glob("*.token"))
+    page.get_by_text(f"--token {token}").wait_for()
+
+
+@pytest.mark.parametrize("width", [390, 2560])
+def test_the_run_appears_beside_the_agents_when_it_begins(served: ServedWorld, open_page: Open, width: int) -> None:
+    served.speaker("kerry").hello()
+    page = open_page(served.url, width, ignores=("401",))
+    log_in(page, served.operator)
+    page.get_by_text("The run has not begun").wait_for()
+    GrowingRun(served.folder).add(2)
+    page.locator("#tab-curves").wait_for()
+    show(page, "curves")
+    assert page.locator(".chart polyline").count() == 2
+    show(page, "agents")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
