@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import threading
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -68,13 +69,29 @@ def rollback(
 
 
 @command(app)
-def demo(out: Path = Path("runs/demo"), as_json: AsJson = False, quiet: Quiet = False) -> None:
+def demo(
+    out: Path = Path("runs/demo"),
+    live: bool = False,
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8600,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
     """Compare seven ways to learn on handwritten digits at ten data holders: a first run, in under two minutes.
 
     out: The run's folder.
+    live: Show it on a page while it happens, with the models of all data holders; Ctrl-C ends the page.
+    port: The port of the page; 0 takes a free one.
     """
     file = Path(__file__).parents[1] / "experiment" / "templates" / "demo.toml"
-    _run(file, None, out, as_json, quiet, report=True)
+    if not live:
+        _run(file, None, out, as_json, quiet, report=True)
+        return
+    from fedloom.cli.watching import opened
+
+    with opened(out, "127.0.0.1", port, browser=True):
+        _run(file, ["run.checkpoint_every=1"], out, as_json, quiet, report=True)
+        shared.say("The page stays open. Ctrl-C ends it.")
+        threading.Event().wait()
 
 
 def _run(

@@ -42,12 +42,13 @@ def watch(
 
 
 @contextmanager
-def opened(folders: Sequence[Path], host: str, port: int, *, browser: bool) -> Iterator[WatchServer]:
-    """Serve the page of some runs while the context is open, and say where it is."""
+def opened(folders: Sequence[Path] | Path, host: str, port: int, *, browser: bool) -> Iterator[WatchServer]:
+    """Serve the page of some runs, or of one that begins later, while the context is open; say where it is."""
     need("The page", "watch", "fastapi", "uvicorn")
     from fedloom.watch.serve import WatchServer
 
-    twice = next((folder for folder in folders if [one.resolve() for one in folders].count(folder.resolve()) > 1), None)
+    several = [] if isinstance(folders, Path) else [folder.resolve() for folder in folders]
+    twice = next((folder for folder in several if several.count(folder) > 1), None)
     if twice is not None:
         raise InputError(f"{twice} is named twice. Name each run once.")
     server = WatchServer(folders, host, port)

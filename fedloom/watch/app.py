@@ -21,6 +21,7 @@ from fedloom.experiment.control import Wish, read_control, write_wish
 from fedloom.watch import views
 from fedloom.watch.guard import Guarded, Sessions, own_hosts
 from fedloom.watch.live_run import LiveRun
+from fedloom.watch.models import models as models_of
 
 STATIC = Path(__file__).parent / "static"
 FILES = {path.name: path for path in sorted(STATIC.iterdir())}
@@ -149,6 +150,10 @@ def make_app(page: Page) -> FastAPI:
     @app.get("/api/runs/{number}/distribution", dependencies=[reads])
     def distribution(number: int, metric: str, phase: str, seed: int, round: int | None = None) -> Json:
         return views.distribution(page.run(number).data(), metric, phase, seed, round)
+
+    @app.get("/api/runs/{number}/models", dependencies=[reads])
+    def models(number: int, label: str, seed: int, metric: str, phase: str) -> Json:
+        return models_of(page.run(number).data(), label, seed, metric, phase)
 
     @app.get("/api/runs/{number}/settings", dependencies=[reads])
     def settings(number: int) -> Json:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 
+from fedloom.errors import FedloomError
 from fedloom.experiment.store import Store
 from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import Floats, RunData
@@ -98,3 +100,26 @@ class LiveRun:
                 known = cautions(run)
                 self._cautions, self._due = (self._stamp, known), now() + SHARE * (now() - began)
             return known
+
+
+class RunOnceItExists(Sequence[LiveRun]):
+    """A run that may not have begun: there is none until its database is there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._run: LiveRun | None = None
+
+    def __len__(self) -> int:
+        if self._run is None and (self.folder / "run.db").is_file():
+            try:
+                self._run = LiveRun(self.folder)
+            except FedloomError:  # it is being made
+                return 0
+        return int(self._run is not None)
+
+    @overload
+    def __getitem__(self, place: int) -> LiveRun: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[LiveRun]: ...
+    def __getitem__(self, place: int | slice) -> LiveRun | list[LiveRun]:
+        return ([self._run] if len(self) and self._run is not None else [])[place]

@@ -16,7 +16,7 @@ import uvicorn
 from fedloom.errors import InputError
 from fedloom.watch.app import Page, make_app, same_token
 from fedloom.watch.guard import is_address
-from fedloom.watch.live_run import LiveRun
+from fedloom.watch.live_run import LiveRun, RunOnceItExists
 
 LOOPBACK = "127.0.0.1"
 
@@ -24,8 +24,10 @@ LOOPBACK = "127.0.0.1"
 class WatchServer:
     """The page of some runs on a port. The port is taken at once; `serving` answers requests in a thread."""
 
-    def __init__(self, folders: Sequence[Path], host: str = LOOPBACK, port: int = 0) -> None:
-        runs = [LiveRun(folder) for folder in folders]
+    def __init__(self, folders: Sequence[Path] | Path, host: str = LOOPBACK, port: int = 0) -> None:
+        """Watch runs that exist, or the one in a folder that may be made later."""
+        runs: Sequence[LiveRun]
+        runs = RunOnceItExists(folders) if isinstance(folders, Path) else [LiveRun(folder) for folder in folders]
         self.token = secrets.token_hex(16)
         self.socket = _listen(host, port)
         self.port = int(self.socket.getsockname()[1])

@@ -146,9 +146,9 @@ def curves(run: RunData, metric: str, panel: str, split: str = "test") -> Json:
 def _axes(run: RunData, label: str, seed: int) -> tuple[Ints, dict[str, Floats]]:
     costs = run.costs(label, seed)
     found = {"bytes": costs.bytes_so_far.astype(np.float64), "seconds": np.cumsum(costs.seconds)}
-    times = {row["round"]: row["ended"] for row in run.rows("times", label, seed)}
-    if times and {*costs.rounds.tolist()} <= times.keys():
-        found["virtual"] = np.array([times[round] for round in costs.rounds.tolist()])
+    times = run.times(label, seed)
+    if len(times.rounds) and np.array_equal(times.rounds, costs.rounds):
+        found["virtual"] = times.ended
     return costs.rounds, found
 
 

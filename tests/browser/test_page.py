@@ -18,7 +18,7 @@ from fedloom.watch.serve import WatchServer
 from tests.browser.conftest import SIZES
 from tests.watch.growing_run import HOSTILE, GrowingRun
 
-VIEWS = ("curves", "clients", "matrix", "distribution", "settings")
+VIEWS = ("curves", "clients", "matrix", "distribution", "models", "settings")
 Watched = Callable[..., WatchServer]
 Open = Callable[..., Any]
 

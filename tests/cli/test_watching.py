@@ -71,3 +71,19 @@ def test_a_browser_is_opened_only_on_a_screen(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert watching.has_screen() == screen
+
+
+def test_the_demo_can_be_watched_live(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    process = Forked(["demo", "--live", "--port", "0", "--out", "run", "-q"], tmp_path, {}, log, log)
+    wait_for(lambda: "enter this token" in log.read_text(), process)  # type: ignore[arg-type]
+    found = re.search(r"Watching at (http://127\.0\.0\.1:\d+/)\n", log.read_text())
+    assert found is not None
+    begun = (tmp_path / "run" / "cells").exists
+    wait_for(lambda: begun() and list((tmp_path / "run" / "cells").glob("*/round-*.json")), process)  # type: ignore[arg-type]
+    (run,) = httpx.get(f"{found[1]}api/page").json()["runs"]
+    assert run["folder"] == "run"
+    labels = {one["label"] for one in httpx.get(f"{found[1]}api/runs/0").json()["labels"]}
+    assert {"pooled", "local", "peer-weighted"} <= labels
+    process.kill()
+    process.wait(20)

@@ -12,7 +12,7 @@ from fedloom.errors import StoreError
 from fedloom.experiment.store import Store
 from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import RunData
-from fedloom.watch.live_run import LiveRun
+from fedloom.watch.live_run import LiveRun, RunOnceItExists
 from tests.watch.growing_run import GrowingRun
 
 
@@ -99,3 +99,11 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "control.json").write_text(json.dumps({}))
     with pytest.raises(StoreError, match="is not a run folder"):
         LiveRun(tmp_path)
+
+
+def test_the_run_appears_when_it_begins(tmp_path: Path) -> None:
+    runs = RunOnceItExists(tmp_path)
+    assert (len(runs), list(runs)) == (0, [])
+    GrowingRun(tmp_path).add(1)
+    assert len(runs) == 1
+    assert runs[0].data().name == tmp_path.name

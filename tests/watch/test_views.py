@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedloom.clock.clock import ClientTime, RoundTime
 from fedloom.errors import InputError
 from fedloom.results import figure_style, learning_curves
 from fedloom.results.run_data import RunData
@@ -177,3 +178,21 @@ def test_shades_are_the_reports() -> None:
         to_hex(colormaps["cividis"](1.0)),
         32,
     )
+
+
+def test_virtual_time_and_what_the_clock_did_to_clients_are_shown(tmp_path: Path) -> None:
+    def passed(round: int, *statuses: str) -> RoundTime:
+        times = tuple(ClientTime(client, what, 0.0, 1.0, 0.5, round) for client, what in enumerate(statuses))
+        return RoundTime(100.0 * (round - 1), 100.0 * round, 3, times)
+
+    run = GrowingRun(tmp_path, ["fedavg"], (1,))
+    run.add(1, time=passed(1, "counted", "late", "vanished")).add(1, time=passed(2, "counted", "surplus", "left"))
+    live = LiveRun(tmp_path)
+    (line,) = views.curves(live.data(), "accuracy", "post_fit")["lines"]
+    assert line["x"]["virtual"] == [100.0, 200.0]
+    _, _, states = unpacked(views.matrix(live, "fedavg", 1, "accuracy", "post_fit"))
+    words = ["", "took part", *views.MARK_WORDS]
+    assert [[words[state] for state in row] for row in states] == [
+        ["took part", "too late", "went away"],
+        ["took part", "faster ones sufficed", "went away"],
+    ]

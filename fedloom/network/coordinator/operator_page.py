@@ -8,15 +8,14 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from cryptography import x509
 from fastapi import Request
 from fastapi.exceptions import HTTPException
 
 from fedloom import machine
-from fedloom.errors import FedloomError, InputError
+from fedloom.errors import InputError
 from fedloom.network.coordinator.agent_pool import AgentPool, Call
 from fedloom.network.coordinator.monitoring import Traffic
 from fedloom.network.coordinator.network_folder import invite, token_file, withdraw
@@ -26,7 +25,7 @@ from fedloom.network.protocol.token import Token
 from fedloom.results.safe_text import plain, visible
 from fedloom.watch.app import Page
 from fedloom.watch.guard import own_hosts
-from fedloom.watch.live_run import LiveRun
+from fedloom.watch.live_run import RunOnceItExists
 
 Json = dict[str, Any]
 EVENTS = 200  # of the audit log: `fedloom audit export` has all of them
@@ -34,29 +33,6 @@ HOUR = 3600.0
 REFUSALS = 3  # of one agent within an hour
 CLOCKS = 3  # requests that were rejected for their time: an agent corrects its clock after the first
 LITTLE_DISK = 0.05  # share of the disk that is free
-
-
-class RunOnceItExists(Sequence[LiveRun]):
-    """The run of a coordinator. There is none until the first agents are there."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._run: LiveRun | None = None
-
-    def __len__(self) -> int:
-        if self._run is None and (self.folder / "run.db").is_file():
-            try:
-                self._run = LiveRun(self.folder)
-            except FedloomError:  # it is being made
-                return 0
-        return int(self._run is not None)
-
-    @overload
-    def __getitem__(self, place: int) -> LiveRun: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[LiveRun]: ...
-    def __getitem__(self, place: int | slice) -> LiveRun | list[LiveRun]:
-        return ([self._run] if len(self) and self._run is not None else [])[place]
 
 
 class OperatorsView:

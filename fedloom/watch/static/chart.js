@@ -88,7 +88,7 @@ export function drawLines(into, what) {
       const stroke = colour(style);
       if (what.bands && line.mean.length > 1) {
         const edge = [...path(places(line, axis), line.high), ...path(places(line, axis), line.low).reverse()];
-        drawing.append(svg("polygon", { points: edge.join(" "), fill: stroke, "fill-opacity": 0.16 }));
+        drawing.append(svg("polygon", { points: edge.join(" "), fill: stroke, "fill-opacity": lines.length > 4 ? 0.09 : 0.18 }));
       }
       if (what.seeds) {
         for (const seed of line.seeds) drawing.append(svg("polyline", { points: path(places(/** @type {any} */ (seed), axis), seed.mean).join(" "), fill: "none", stroke, "stroke-width": 0.9, "stroke-opacity": 0.55 }));

@@ -5,6 +5,7 @@ import * as curves from "./curves.js";
 import * as distribution from "./distribution.js";
 import * as federation from "./federation.js";
 import * as matrix from "./matrix.js";
+import * as models from "./models.js";
 import * as settings from "./settings.js";
 import { byId, bytes, choice, clock, duration, el, get, onTheme, post, redraw, Refused } from "./dom.js";
 
@@ -24,6 +25,7 @@ const views = {
   clients: { title: "Clients", open: clients.open, when: hasRuns },
   matrix: { title: "Rounds", open: matrix.open, when: hasRuns },
   distribution: { title: "Distribution", open: distribution.open, when: hasRuns },
+  models: { title: "Models", open: models.open, when: hasRuns },
   settings: { title: "Settings and cautions", open: settings.open, when: hasRuns },
 };
 function hasRuns() { return context.overviews.length > 0; }
@@ -97,7 +99,7 @@ function reopen() {
   opened = signature();
   delete document.body.dataset.drawn;
   const run = context.run();
-  if (state.view !== "agents" && !run.metrics.length && ["curves", "clients", "matrix", "distribution"].includes(state.view)) {
+  if (state.view !== "agents" && !run.metrics.length && ["curves", "clients", "matrix", "distribution", "models"].includes(state.view)) {
     update = null;
     byId("view").replaceChildren(el("p", { class: "note" }, run.status === "running" ? "The first round has not finished yet." : "No round has been measured."));
     return;
@@ -153,7 +155,7 @@ function overview() {
       all ? el("progress", { max: all, value: done, "aria-label": `Rounds of ${run.name}` }) : null,
       controls(run, number));
   });
-  redraw(byId("overview"), () => byId("overview").replaceChildren(hasRuns() ? el("div", { class: "runs" }, ...boxes) : el("p", { class: "note" }, "The run has not begun: the coordinator waits for agents.")));
+  redraw(byId("overview"), () => byId("overview").replaceChildren(hasRuns() ? el("div", { class: "runs" }, ...boxes) : el("p", { class: "note" }, "The run has not begun yet.")));
   byId("title").textContent = context.overviews.map((run) => run.name).join(", ") || "fedloom serve";
   byId("where").textContent = context.overviews.map((run) => run.folder).join(", ");
   document.title = `${context.overviews.map((run) => `${run.name}: ${run.status}`).join(", ")} · fedloom`;
@@ -220,7 +222,8 @@ function ask(words, button) {
 /** @param {boolean} always */
 async function refresh(always) {
   try {
-    if (context.about.federation) context.about = await get("page"); // the run begins when its agents are there
+    if (context.about.federation || !context.about.runs.length) context.about = await get("page"); // the run may begin now
+    if (!context.about.runs) { void start(); return; } // the session has ended
     context.overviews = await Promise.all(context.about.runs.map((/** @type {any} */ one) => get(`runs/${one.number}`)));
   } catch (error) { fail(error); return; }
   settle();

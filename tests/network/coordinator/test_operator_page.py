@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from fedloom.network.coordinator import operator_page
-from fedloom.network.coordinator.operator_page import RunOnceItExists, certified_names, quorum_alerts
+from fedloom.network.coordinator.operator_page import certified_names, quorum_alerts
 from fedloom.network.protocol.certificates import local_authority
 from fedloom.network.protocol.messages import Failure
 from tests.network.conftest import World
-from tests.watch.growing_run import GrowingRun
 
 ORIGIN = {"origin": "http://coordinator"}
 
@@ -158,14 +157,6 @@ def test_the_operator_invites_withdraws_and_revokes(world: World) -> None:
     assert act("explode").json()["detail"] == "An operator can invite, revoke and withdraw. Got 'explode' instead."
     said = [one["message"] for one in state(world)["events"] if one["kind"] == "operator"]
     assert [words.split()[0] for words in said] == ["revoked", "withdrew", "invited"]
-
-
-def test_the_run_appears_when_it_begins(tmp_path: Path) -> None:
-    runs = RunOnceItExists(tmp_path)
-    assert (len(runs), list(runs)) == (0, [])
-    GrowingRun(tmp_path).add(1)
-    assert len(runs) == 1
-    assert runs[0].data().name == tmp_path.name
 
 
 def test_a_coordinators_certificate_names_its_hosts(tmp_path: Path) -> None:
