@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -91,10 +91,10 @@ class Result:
     folder: Path
     name: str
     status: str
-    runs: tuple[CellResult, ...]
+    runs: tuple[CellResult, ...] = field(repr=False)  # a notebook would show a screen of numbers
     rule: str = "final"  # what the headline numbers are: final, best, or last:k
     metrics: tuple[str, ...] = ()  # in the order of the experiment file
-    plan: Plan | None = None  # what this process ran; a folder alone is enough for most
+    plan: Plan | None = field(default=None, repr=False)  # what this process ran; a folder alone is enough for most
 
     @staticmethod
     def read(folder: Path | str, plan: Plan | None = None) -> Result:

@@ -208,3 +208,9 @@ def test_code_that_came_with_a_run_s_folder_is_not_run(tmp_path: Path, monkeypat
     with pytest.raises(InputError, match=r"run/net\.py:Net, is in its own folder.* Nothing was loaded"):
         Result.read(folder).model("fedavg")
     assert not (tmp_path / "it-ran").exists()
+
+
+def test_a_result_is_shown_in_one_line(comparison: Path) -> None:
+    assert repr(Result.read(comparison)) == (
+        f"Result(folder={comparison!r}, name='small', status='done', rule='final', metrics=('accuracy',))"
+    )
