@@ -40,12 +40,20 @@ step = 1.0
 speed = { name = "lognormal", sigma = 1.0 }
 vanish = 0.1
 """
+COMPRESSED = """
+[cohort]
+count = 5
+[compress]
+up = { name = "topk", keep = 0.05 }
+down = "bfloat16"
+"""
 
 
 @pytest.mark.slow
-def test_asynchronous_rounds_have_the_same_bits_with_any_workers_and_after_kill_9(folder: Path) -> None:
-    (folder / "async.toml").write_text(EXPERIMENT.replace("[cohort]\ncount = 5\n", ASYNC))
-    common = ("run", "async.toml", "--json", "-q", "--set", "rounds=40")
+@pytest.mark.parametrize("tables", [ASYNC, COMPRESSED], ids=["asynchronous", "compressed"])
+def test_the_same_bits_with_any_number_of_workers_and_after_kill_9(folder: Path, tables: str) -> None:
+    (folder / "other.toml").write_text(EXPERIMENT.replace("[cohort]\ncount = 5\n", tables))
+    common = ("run", "other.toml", "--json", "-q", "--set", "rounds=40")
     expected = shas(fedloom(*common, "--set", "run.backend=serial", "--out", "one", folder=folder).stdout)
     for workers in ("1", "2", "8"):
         found = fedloom(*common, "--workers", workers, "--out", f"with-{workers}", folder=folder)
