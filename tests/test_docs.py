@@ -30,6 +30,8 @@ FETCHED = dict.fromkeys(("four-hospitals.md", "private-hospitals.md"), "heart_di
 SLOW = {  # pages whose commands take many seconds
     *(
         "predict.md",
+        "time.md",
+        "commands.md",
         "results.md",
         "sweeps.md",
         "ray.md",

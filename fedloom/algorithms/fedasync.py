@@ -12,7 +12,7 @@ from fedloom.algorithms.fedprox import FedProx
 
 
 class FedAsync(FedProx):
-    """The server mixes in the weights of the next client to answer.
+    """The server mixes in the weights of the next answer.
 
     w ← (1 − α_t) w + α_t w_k with α_t = α s(τ), where client k started τ rounds ago and trained with a pull towards its
     start (mu). Use it with `[cohort] mode = "async"` and `buffer = 1`; with a larger buffer, w_k is the mean of its

@@ -33,7 +33,7 @@ TITLES = {
 MOST_BANDS = 20  # with more lines, bands around them would hide everything
 Edges = tuple[float, float, float]  # of the panels, in inches: right, bottom, height
 # In inches. Text has a fixed size: a figure with more in it is larger.
-PANEL, HEIGHT, LEFT, GAP, TOP, BOTTOM, LINE = 2.5, 2.1, 0.62, 0.2, 0.3, 0.5, 0.165
+PANEL, HEIGHT, LEFT, GAP, TOP, BOTTOM, LINE = 2.5, 2.1, 0.7, 0.2, 0.3, 0.5, 0.165
 
 
 @dataclass(frozen=True)

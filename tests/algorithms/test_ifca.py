@@ -116,7 +116,7 @@ def test_agents_choose_by_the_data_of_their_site() -> None:
         policy=SimpleNamespace(check_assignment=lambda *_: None, withhold=lambda answer, _: answer),  # type: ignore[arg-type]
         parcels=SimpleNamespace(groups=lambda *_: record.state),  # type: ignore[arg-type]
         states=SimpleNamespace(load=lambda *given: given[-1]),  # type: ignore[arg-type]
-        questions=SimpleNamespace(check=lambda *_: None),  # type: ignore[arg-type]
+        questions=SimpleNamespace(check=lambda *_: None, check_announced=lambda *_: None),  # type: ignore[arg-type]
         sessions=SimpleNamespace(),  # type: ignore[arg-type]
     )
     assignment = Assignment(

@@ -214,6 +214,7 @@ def test_a_process_that_is_killed_at_work_changes_nothing(machines: Machines, tm
     assert facts(found) == facts(last(fit(data, learnt, FedAvg(), 3)))
 
 
+@pytest.mark.slow
 def test_a_node_that_joins_and_is_killed_at_work_changes_nothing(
     machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,6 +259,7 @@ class Sleepy(FedAvg):
         return super().client(task, shared, own, data)
 
 
+@pytest.mark.slow
 def test_a_long_wait_is_reported(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
     data, learnt = federation((20, 30, 10)), Task(Dense)
     where = machines(data, learnt)
@@ -371,6 +373,7 @@ def started_with(mark: str) -> dict[int, str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks at processes as Linux shows them")
+@pytest.mark.slow
 def test_a_ray_that_was_started_for_a_run_ends_with_it(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedloom[ray]'")
     (tmp_path / "long.toml").write_text(LONG)

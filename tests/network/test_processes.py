@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from fedloom.network.coordinator.network_folder import coordinator_ledger, token_file, unaware
 from fedloom.results.report_warnings import cautions
 from fedloom.results.result import Result
@@ -120,6 +122,7 @@ def test_sigterm_ends_both_sides_in_order_and_the_next_start_continues(
     assert not list((world.out / "network" / "updates").iterdir())  # the last round is closed for good, too
 
 
+@pytest.mark.slow
 def test_a_site_that_lost_its_disk_is_replaced_during_the_run(
     federation: Callable[..., Federation], tmp_path: Path
 ) -> None:
@@ -143,6 +146,7 @@ def test_a_site_that_lost_its_disk_is_replaced_during_the_run(
     assert re.search(r"may have started again: \S+ \(round (\d+)\), \S+ \(round \1\)\.", caution)
 
 
+@pytest.mark.slow
 def test_the_certificate_changes_without_a_new_token_for_everybody(
     federation: Callable[..., Federation], tmp_path: Path
 ) -> None:
@@ -186,6 +190,7 @@ def test_an_agent_changes_its_key_during_the_run_and_no_bit_changes(
     subprocess.run([sys.executable, "-m", "fedloom", "audit", "verify", state], check=True)
 
 
+@pytest.mark.slow
 def test_agents_enrol_once_for_several_runs_and_for_a_fresh_start(
     federation: Callable[..., Federation], tmp_path: Path
 ) -> None:

@@ -219,6 +219,7 @@ def test_accuracies_are_never_said_to_differ_by_more_than_100_points() -> None:
 
 
 @given(st.integers(2, 12), st.floats(0.01, 5.0), st.floats(0.01, 5.0), st.booleans())
+@pytest.mark.slow
 def test_the_first_sentences_never_get_weaker_with_more_seeds(
     seeds: int, first: float, second: float, higher_is_better: bool
 ) -> None:

@@ -52,6 +52,7 @@ print(torch.equal(module.train()(batch), module(batch)), torch.equal(module.get_
 
 
 @pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="Keras is not installed")
+@pytest.mark.slow
 def test_a_keras_model_has_the_same_bits_in_workers_and_follows_training_mode() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
