@@ -96,6 +96,7 @@ def test_a_model_without_a_loss_is_nobodys_best() -> None:
 def test_agents_choose_by_the_data_of_their_site() -> None:
     from types import SimpleNamespace
 
+    from fedloom.compression.table import NO_COMPRESSION
     from fedloom.federation.work import Place
     from fedloom.network.agent.assignment_runner import AssignmentRunner
     from fedloom.network.protocol.messages import NEW, AssignedClient, Assignment
@@ -106,7 +107,8 @@ def test_agents_choose_by_the_data_of_their_site() -> None:
     *_, record = fit(data, task, algorithm, 3, sampling=ONLY_ONE, evaluation=Evaluation(splits=()))
     place, initial = Place(data, task, Setup()), algorithm.init_own(task, task.initial())
     loaded = SimpleNamespace(
-        plan=SimpleNamespace(privacy=PrivacyTable()),
+        plan=SimpleNamespace(privacy=PrivacyTable(), compress=NO_COMPRESSION),
+        prepared=lambda _: SimpleNamespace(task=task),
         place=lambda *_: place,
         algorithm=lambda _: algorithm,
         initial_own=lambda *_: initial,
@@ -114,7 +116,7 @@ def test_agents_choose_by_the_data_of_their_site() -> None:
     runner = AssignmentRunner(
         experiment=loaded,  # type: ignore[arg-type]
         policy=SimpleNamespace(check_assignment=lambda *_: None, withhold=lambda answer, _: answer),  # type: ignore[arg-type]
-        parcels=SimpleNamespace(groups=lambda *_: record.state),  # type: ignore[arg-type]
+        parcels=SimpleNamespace(shared=lambda *_: record.state),  # type: ignore[arg-type]
         states=SimpleNamespace(load=lambda *given: given[-1]),  # type: ignore[arg-type]
         questions=SimpleNamespace(check=lambda *_: None, check_announced=lambda *_: None),  # type: ignore[arg-type]
         sessions=SimpleNamespace(),  # type: ignore[arg-type]
