@@ -167,7 +167,8 @@ class Cell:
                     raise QuorumError(f"No round of {self.label} had enough clients: nothing was learnt.{why}")
                 group.store.set_status(self.number, "done", weights_sha256=sha)
                 return True
-            if stopping or not self._hold(group.store, record.round, should_stop):
+            # a pause that comes after the checkpoint was due waits for the next one
+            if stopping or (saving and not self._hold(group.store, record.round, should_stop)):
                 return False
         return True
 

@@ -14,6 +14,7 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import HTTPException
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
 
 from fedloom import __version__
 from fedloom.errors import FedloomError
@@ -57,13 +58,13 @@ class Page:
     def __post_init__(self) -> None:
         object.__setattr__(self, "sessions", Sessions(self.is_token))
 
-    def reader(self, request: Request) -> None:
+    # in the event loop, not in threads: sessions, guesses and connections belong to it
+    async def reader(self, request: Request) -> None:
         """Refuse a request that may not read."""
-        if not self.private:
-            return
-        self.writer(request)
+        if self.private:
+            await self.writer(request)
 
-    def writer(self, request: Request) -> None:
+    async def writer(self, request: Request) -> None:
         """Refuse a request that is not the operator's."""
         if not self.sessions.is_open(request):
             raise HTTPException(401, "The operator's token is needed.")
@@ -161,18 +162,18 @@ def make_app(page: Page) -> FastAPI:
         return {**views.settings(live.data()), "cautions": live.cautions()}
 
     @app.get("/api/events", dependencies=[reads])
-    async def events() -> StreamingResponse:
-        return StreamingResponse(_changes(page), media_type="text/event-stream")
+    async def events(request: Request) -> StreamingResponse:
+        return StreamingResponse(_changes(page, request), media_type="text/event-stream")
 
     @app.post("/api/login")
-    def login(request: Request, given: Login) -> Response:
+    async def login(request: Request, given: Login) -> Response:
         cookie = page.sessions.open(request, given.token)
         if cookie is None:
             raise HTTPException(401, "This is not the operator's token.")
         return JSONResponse({}, headers={"set-cookie": cookie})
 
     @app.post("/api/logout", dependencies=[writes])
-    def logout(request: Request) -> Response:
+    async def logout(request: Request) -> Response:
         return JSONResponse({}, headers={"set-cookie": page.sessions.close(request)})
 
     @app.post("/api/runs/{number}/control", dependencies=[writes])
@@ -198,18 +199,15 @@ def _operator(page: Page) -> Operator:
     return page.operator
 
 
-async def _changes(page: Page) -> AsyncIterator[str]:
-    """Say which runs have changed, as long as somebody listens. Nobody looks at their files otherwise."""
+async def _changes(page: Page, request: Request) -> AsyncIterator[str]:
+    """Say which runs have changed, as long as somebody listens and may. Nobody looks at their files otherwise."""
     yield "retry: 500\n\n"
     known: dict[int, object] = {}
     silent = 0.0
-    while not page.closing():
-        changed = []
-        for number, live in enumerate(page.runs):
-            stamp = live.stamp()
-            if known.get(number) != stamp:
-                known[number] = stamp
-                changed.append(number)
+    while not page.closing() and (not page.private or page.sessions.is_open(request)):
+        stamps = await run_in_threadpool(lambda: {number: live.stamp() for number, live in enumerate(page.runs)})
+        changed = [number for number, stamp in stamps.items() if known.get(number) != stamp]
+        known |= stamps
         silent += GLANCE
         if changed or silent >= ALIVE:  # without news it is a sign of life; a process may have ended without a word
             yield f"data: {json.dumps({'runs': changed})}\n\n"

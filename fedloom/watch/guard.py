@@ -13,7 +13,6 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Collection
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -34,10 +33,14 @@ HEADERS = {
 }
 LASTS = 12 * 3600.0  # seconds of a session
 MOST_SESSIONS = 64
+MOST_BODY = 16_384  # bytes of a request: forms of the page are far smaller
 
 
 class Guarded:
-    """A layer around the application: refuses foreign hosts and origins, and adds headers that bind the browser."""
+    """A layer around the application: refuses foreign hosts and origins, and adds headers that bind the browser.
+
+    It reads a request's body before the application does, which would read any amount before it asks who sends it.
+    """
 
     def __init__(self, app: ASGIApp, is_own_host: Callable[[str], bool]) -> None:
         self.app, self.is_own_host = app, is_own_host
@@ -54,7 +57,34 @@ class Guarded:
 
         why = refusal(scope["method"], Headers(scope=scope), self.is_own_host)
         app: ASGIApp = self.app if why is None else PlainTextResponse(f"{why}\n", status_code=403)
+        if why is None and scope["method"] not in ("GET", "HEAD"):
+            body = await _small_body(receive)
+            if body is None:
+                app = PlainTextResponse("The request is too large.\n", status_code=413, headers={"connection": "close"})
+            receive = _once({"type": "http.request", "body": body or b"", "more_body": False}, receive)
         await app(scope, receive, with_headers)
+
+
+async def _small_body(receive: Receive) -> bytes | None:
+    """Return the whole body of a request, or None if it is too large."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        if len(body) > MOST_BODY:
+            return None
+        more = message.get("more_body", False)
+    return body
+
+
+def _once(message: Message, receive: Receive) -> Receive:
+    """Return what receives a message first, and then whatever else comes."""
+    first = [message]
+
+    async def replayed() -> Message:
+        return first.pop() if first else await receive()
+
+    return replayed
 
 
 def refusal(method: str, headers: Headers, is_own_host: Callable[[str], bool]) -> str | None:
@@ -134,11 +164,9 @@ def _name(request: Request) -> str:
 
 
 def _cookie(request: Request) -> str:
-    try:
-        found = SimpleCookie(request.headers.get("cookie", "")).get(_name(request))
-    except CookieError:
-        return ""
-    return found.value if found is not None else ""
+    # by hand: the standard library stops at the first odd cookie of another page, and is slow for hostile ones
+    pairs = (pair.partition("=") for pair in request.headers.get("cookie", "").split(";"))
+    return next((value.strip() for name, _, value in pairs if name.strip() == _name(request)), "")
 
 
 def _digest(secret: str) -> str:

@@ -108,14 +108,16 @@ class RunOnceItExists(Sequence[LiveRun]):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._run: LiveRun | None = None
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        if self._run is None and (self.folder / "run.db").is_file():
-            try:
-                self._run = LiveRun(self.folder)
-            except FedloomError:  # it is being made
-                return 0
-        return int(self._run is not None)
+        with self._lock:
+            if self._run is None and (self.folder / "run.db").is_file():
+                try:
+                    self._run = LiveRun(self.folder)
+                except FedloomError:  # it is being made
+                    return 0
+            return int(self._run is not None)
 
     @overload
     def __getitem__(self, place: int) -> LiveRun: ...

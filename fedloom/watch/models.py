@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, InputError
 from fedloom.experiment import checkpoint
 from fedloom.results.run_data import RunData
 from fedloom.tree import Tree
@@ -20,6 +20,8 @@ Json = dict[str, Any]
 
 def models(run: RunData, label: str, seed: int, metric: str, phase: str) -> Json:
     """Return the models of a cell's last checkpoint, and for each client what it holds and how it fares."""
+    if (label, seed) not in run.cells:  # a label is part of a path
+        raise InputError(f"The run has no algorithm '{label}' with seed {seed}.")
     round, found = _last_checkpoint(run, label, seed)
     mean = _mean(list(found.values())) if len(found) > 1 else None
     values = run.client_values(label, seed, phase, metric).last_round()

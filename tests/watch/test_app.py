@@ -7,13 +7,14 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from fedloom.errors import InputError
 from fedloom.watch import app as watch_app
 from fedloom.watch.app import FILES, Page, make_app, same_token
+from fedloom.watch.guard import MOST_BODY
 from fedloom.watch.live_run import LiveRun
 from tests.network.conftest import Requests
 from tests.watch.growing_run import HOSTILE, GrowingRun
@@ -183,6 +184,23 @@ def test_a_private_page_shows_nothing_without_the_token(run: GrowingRun) -> None
     client.close()
 
 
+def test_a_stranger_cannot_send_much(run: GrowingRun) -> None:
+    client = requests(run.folder, private=True)
+    for path in ("/api/login", "/api/runs/0/control", "/api/federation"):
+        reply = client.post(path, json={"token": "x" * MOST_BODY}, headers=ORIGIN)
+        assert (reply.status_code, reply.text) == (413, "The request is too large.\n")
+    login(client)
+    client.close()
+
+
+def test_what_belongs_to_the_event_loop_is_used_in_it(run: GrowingRun) -> None:
+    loops = []
+    client = requests(run.folder, private=True, recognise=lambda request: loops.append(asyncio.get_running_loop()))
+    assert client.get("/api/runs/0", headers=login(client)).status_code == 200
+    assert len(loops) == 1
+    client.close()
+
+
 def test_agents_are_for_the_operator_alone(run: GrowingRun) -> None:
     agents = Agents()
     client = requests(run.folder, operator=agents)
@@ -212,7 +230,7 @@ def test_the_stream_says_which_run_changed_and_looks_at_files_only_while_somebod
     monkeypatch.setattr(LiveRun, "stamp", lambda self: (looks.append(1), stamp(self))[1])
 
     async def listen() -> list[str]:
-        changes = watch_app._changes(page)
+        changes = watch_app._changes(page, cast(Any, None))
         assert looks == []
         heard = [await anext(changes), await anext(changes)]
         runs[1].add(1)

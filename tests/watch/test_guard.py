@@ -114,3 +114,10 @@ def test_sessions_are_bounded() -> None:
     sessions = Sessions(lambda _, token: True)
     pairs = [str(sessions.open(request(), "x")).split("; ")[0] for _ in range(MOST_SESSIONS + 1)]
     assert [sessions.is_open(request(pair)) for pair in (pairs[0], pairs[1], pairs[-1])] == [False, True, True]
+
+
+def test_odd_cookies_of_other_pages_do_not_hide_the_session() -> None:
+    sessions = Sessions(lambda _, token: True)
+    pair = str(sessions.open(request(), "x")).split("; ")[0]
+    assert sessions.is_open(request(f'other=[{{"a": 1}}]; bad name; ="; {pair}'))
+    assert not sessions.is_open(request(f'other="{pair}"'))

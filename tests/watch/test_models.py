@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
+from fedloom.errors import InputError
 from fedloom.experiment import checkpoint
 from fedloom.results.run_data import RunData
 from fedloom.watch.models import models
@@ -62,3 +64,11 @@ def test_weights_that_are_all_zero_are_pale(tmp_path: Path) -> None:
     run = GrowingRun(tmp_path).add(1)
     checkpoint.save(checkpoint.of_cell(tmp_path, "fedavg", 1), 1, {"model": {"w": torch.zeros(2, 2)}}, {})
     assert shown(run)["shared"]["everybody's model"]["values"] == [0] * 4  # type: ignore[index]
+
+
+def test_checkpoints_of_other_folders_are_not_read(tmp_path: Path) -> None:
+    run = GrowingRun(tmp_path / "run").add(1)
+    checkpoint.save(checkpoint.of_cell(tmp_path / "other", "fedavg", 1), 1, {"model": {"w": torch.ones(2)}}, {})
+    for label in ("../../other/cells/fedavg", str(tmp_path / "other" / "cells" / "fedavg")):
+        with pytest.raises(InputError, match="The run has no algorithm"):
+            shown(run, label)

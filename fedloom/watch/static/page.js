@@ -98,6 +98,11 @@ function reopen() {
   tabs();
   opened = signature();
   delete document.body.dataset.drawn;
+  if (!state.view) {  // there is no run yet
+    update = null;
+    byId("view").replaceChildren(el("p", { class: "note" }, "There is no run yet."));
+    return;
+  }
   const run = context.run();
   if (state.view !== "agents" && !run.metrics.length && ["curves", "clients", "matrix", "distribution", "models"].includes(state.view)) {
     update = null;
