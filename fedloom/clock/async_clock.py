@@ -114,6 +114,7 @@ class AsyncClock(Clock):
             moment = self.flights[0].ends if self.flights else self._somebody(round)
             if moment > progress + self._wait:
                 self.now, self.arrived = progress + self._wait, taken
+                self.forget_versions()
                 raise RoundAbandoned(f"Round {round}: nobody answered for {self.sampling.deadline} of virtual time.")
             self.now = moment
             while self.flights and self.flights[0].ends <= moment:

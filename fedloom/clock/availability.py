@@ -131,18 +131,19 @@ class Trace:
 
     def until(self, ids: Ids, now: float) -> Times:
         turn = self._turn(now)
-        here = now - turn
         found = np.full(int(self.clients[-1]) + 1, -math.inf)
-        open_now = (self.begins <= here) & (here < self.ends)
+        open_now = (turn + self.begins <= now) & (now < turn + self.ends)  # as `next` rounds: it must not stand still
         found[self.clients[open_now]] = turn + self.ends[open_now]
         return found[ids]
 
     def next(self, now: float, ids: Ids | None = None) -> float:
         turn = self._turn(now)
-        here = now - turn
         mine = slice(None) if ids is None else np.isin(self.clients, ids)
-        begins, ends = self.begins[mine], self.ends[mine]
-        if ((begins <= here) & (here < ends)).any():
+        begins, ends = turn + self.begins[mine], turn + self.ends[mine]
+        if ((begins <= now) & (now < ends)).any():
             return now
-        later = begins[begins > here]
-        return turn + float(later.min() if len(later) else self.repeat + begins.min(initial=math.inf))
+        later = begins[begins > now]
+        if len(later):
+            return float(later.min())
+        again = turn + self.repeat + float(self.begins[mine].min(initial=math.inf))
+        return max(again, math.nextafter(now, math.inf))

@@ -132,7 +132,7 @@ class Clock:
         ends = began + taken
         lost, status = self.losses(ids, work.round, work.call, began, taken)
         in_time = np.isinf(lost) & (ends <= due)
-        status[np.isinf(lost) & ~in_time] = "late"
+        status[np.minimum(ends, lost) > due] = "late"  # nobody waits to see whether they would have been lost
         order = np.lexsort((ids, ends))
         counted = order[in_time[order]]
         enough = self.sampling.enough(len(self.fleet), work.round)

@@ -70,7 +70,9 @@ class Downlink:
             found = self.method.unpack(parts[group], form, _NO_DRAWS)
             if self.method.exact:
                 found = {name: from_bits(leaf, form[name][1]) for name, leaf in found.items()}
-            groups[group] = {**found, **rest[group]}
+            whole = {**found, **rest[group]}
+            # in the model's order, in which both sides pack and unpack
+            groups[group] = {name: whole[name] for name in self.form if name in whole} | whole
         return groups
 
     def received(self, groups: Groups) -> tuple[Groups, int]:

@@ -88,6 +88,11 @@ class CompressTable(Record):
                 f"[compress] up = '{up.name}' does not work with a robust rule: clients send different numbers of "
                 "their changes, so a rule would compare them with zeros."
             )
+        if up.feedback and getattr(algorithm, "rule", None) is not None:
+            raise InputError(
+                f"[compress] up = '{up.name}' with error feedback does not work with a robust rule: a rule leaves "
+                "changes out, and what error feedback added to them would be lost. Set error_feedback = false."
+            )
 
 
 NO_COMPRESSION = CompressTable()

@@ -59,6 +59,11 @@ class Plan:
         if self.cohort.mode == "async":
             if self.system is None:
                 raise InputError('[cohort] mode = "async" needs a clock, which says who answers first: add [system].')
+            if self.evaluate.clients == "cohort":
+                raise InputError(
+                    '[evaluate] clients = "cohort" measures clients before a round, and in asynchronous rounds nobody '
+                    'knows before which ones answer. Use clients = "all".'
+                )
             for algorithm in self.algorithms.values():
                 check_async(algorithm)
         if self.privacy.secure_aggregation is not None:

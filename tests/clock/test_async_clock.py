@@ -94,6 +94,19 @@ def test_if_nobody_answers_rounds_are_abandoned_and_end(tmp_path: Path) -> None:
     assert tree.sha256(records[-1].state["model"]) == tree.sha256(Task(Dense).initial())
 
 
+def test_a_run_continues_after_abandoned_rounds(tmp_path: Path) -> None:
+    data = federation((10, 10), split=ALL_TRAIN, names=None)
+    fleet = Fleet.of(system(tmp_path, [0.1, 0.07]), data)
+    sampling = Sampling(mode="async", buffer=1, deadline="5s")
+    options: dict[str, Any] = {"sampling": sampling, "evaluation": QUIET, "fleet": fleet}
+    whole = list(fit(data, Task(Dense), FedAvg(batch_size=10), 5, **options))
+    assert not any(record.complete for record in whole)
+    for cut in range(1, 5):
+        resume = Snapshot(cut, whole[cut - 1].state)
+        rest = list(fit(data, Task(Dense), FedAvg(batch_size=10), 5, resume=resume, **options))
+        assert [record.time for record in rest] == [record.time for record in whole[cut:]]
+
+
 def test_answers_of_an_abandoned_round_count_in_a_later_one(tmp_path: Path) -> None:
     rows = "0,0,2\n1,20,30\n"
     (tmp_path / "trace.csv").write_text("client,from,to\n" + rows)

@@ -78,3 +78,16 @@ def test_a_trace_that_repeats_begins_again(tmp_path: Path) -> None:
 def test_a_trace_with_mistakes_is_refused(tmp_path: Path, rows: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         trace(tmp_path, rows, repeat="1m")
+
+
+def test_the_next_moment_of_a_repeated_file_is_one_at_which_somebody_is_there(tmp_path: Path) -> None:
+    for begin, every in ((0.2, "24h"), (0.7, "3s"), (0.1, "0.3s"), (0.0, "0.7s")):
+        found = trace(tmp_path, "".join(f"{name},{begin},{begin + 0.1}\n" for name in NAMES), repeat=every)
+        now = 0.0
+        for _ in range(1000):
+            moment = found.next(now)
+            if not (found.until(np.arange(len(NAMES)), moment) > moment).any():  # rounded: a moment later, somebody is
+                assert moment > now
+                moment = found.next(moment)
+            assert (found.until(np.arange(len(NAMES)), moment) > moment).any()
+            now = float(found.until(np.arange(len(NAMES)), moment).max())

@@ -99,6 +99,14 @@ def test_a_client_that_leaves_while_it_works_does_not_answer(tmp_path: Path) -> 
     assert span(record) == (0.0, 2.5)  # that it left is noticed
 
 
+def test_nobody_waits_longer_than_the_deadline_for_a_client_that_is_lost_later(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("client,from,to\n0,0,9\n1,0,9\n2,0,9\n3,0,3.5\n")
+    system = System(step=1.0, availability={"name": "file", "file": tmp_path / "trace.csv"})
+    (record,) = rounds(system=system, deadline="3s")
+    assert statuses(record) == {0: "counted", 1: "counted", 2: "counted", 3: "late"}
+    assert span(record) == (0.0, 3.0)
+
+
 def test_a_round_waits_for_somebody_and_gives_up_at_the_deadline(tmp_path: Path) -> None:
     rows = "".join(f"{client},15,20\n{client},100,101\n" for client in range(4))
     (tmp_path / "trace.csv").write_text("client,from,to\n" + rows)

@@ -46,6 +46,13 @@ def test_both_sides_agree(name: str) -> None:
             assert torch.equal(found[group][leaf_name], leaf)
 
 
+def test_leaves_keep_the_order_of_the_model() -> None:
+    """Both sides pack and unpack in this order, so frozen leaves must not come last."""
+    model = {"frozen": torch.ones(3), "w": torch.ones(4)}
+    down = Downlink(METHODS["float16"](), form_of(model), ("w",))
+    assert list(down.unpack(*down.pack({"model": model}))["model"]) == ["frozen", "w"]
+
+
 def test_what_does_not_fit_the_model_is_refused() -> None:
     down = link("lossless")
     rest, parts, names = down.pack(STATE)

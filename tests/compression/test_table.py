@@ -95,5 +95,11 @@ def test_robust_rules_do_not_compare_changes_with_zeros() -> None:
     robust = ALGORITHMS["fedavg"](rule="median")
     assert "compare them with zeros" in refused(CompressTable(up="topk"), robust)
     assert "compare them with zeros" in refused(CompressTable(up="randomk"), robust)
-    for fine in (MASK, "qsgd", "eden", "float16", "powersgd"):
+    for fine in ({**MASK, "error_feedback": False}, "qsgd", "eden", "float16"):
         assert refused(CompressTable(up=fine), robust) == ""
+
+
+def test_what_a_robust_rule_leaves_out_would_be_lost_to_error_feedback() -> None:
+    for up in (MASK, "powersgd"):
+        message = refused(CompressTable(up=up), ALGORITHMS["fedavg"](rule="median"))
+        assert "what error feedback added to them would be lost" in message

@@ -104,3 +104,17 @@ def test_a_file_that_sites_agreed_on_decides_categories_classes_and_statistics(t
         plan(data, {}, tmp_path).federation(1)
     with pytest.raises(InputError, match='preprocessing is for source = "csv"'):
         plan({"preprocessing": "agreed.json"}, {}, tmp_path).federation(1)
+
+
+def test_asynchronous_rounds_do_not_know_their_cohort_before() -> None:
+    values = {
+        "rounds": 3,
+        "data": DIGITS,
+        "cohort": {"mode": "async", "buffer": 2},
+        "system": {"step": 1.0},
+        "evaluate": {"clients": "cohort"},
+        "algorithm": {"fedavg": {}},
+    }
+    with pytest.raises(InputError, match=r'in asynchronous rounds nobody knows .* Use clients = "all"'):
+        Plan.of(experiment_file.parse(values))
+    Plan.of(experiment_file.parse({**values, "evaluate": {}}))
