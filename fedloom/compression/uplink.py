@@ -101,13 +101,16 @@ class Uplink:
         total = {name: leaf + left[name] for name, leaf in moved.items()} if method.feedback else moved
         parts: Tree | None
         own = {name: memory[f"{method.name}/{name}"] for name in moved if f"{method.name}/{name}" in memory}
-        if not all(bool(leaf.isfinite().all()) for leaf in total.values()):
+        if not _is_finite(total):
             arrived, parts = leaves, None
+            # all clients of a stack keep leaves of the same names
+            own = own or method.pack({name: torch.zeros_like(leaf) for name, leaf in total.items()}, draws, {})[1]
         else:
             parts, own = method.pack(total, draws, own)
             decoded = method.unpack(parts, form_of(total), draws)
             arrived = _moved(base, decoded)
-            left = {name: total[name] - leaf for name, leaf in decoded.items()}
+            if _is_finite(decoded):  # a number too large for the method never becomes part of what is held back
+                left = {name: total[name] - leaf for name, leaf in decoded.items()}
         kept = {f"{method.name}/{name}": leaf for name, leaf in own.items()}
         return _SentGroup(
             arrived, parts, kept | ({f"{LEFT}/{n}": leaf for n, leaf in left.items()} if method.feedback else {})
@@ -233,3 +236,7 @@ def _bit_difference(leaves: Tree, base: Tree) -> Tree:
 
 def _from_difference(whole: Tensor, kind: torch.dtype, base: Tensor | None) -> Tensor:
     return from_bits(whole if base is None else whole + bits(base.to(kind)), kind)
+
+
+def _is_finite(leaves: Tree) -> bool:
+    return all(bool(leaf.isfinite().all()) for leaf in leaves.values())

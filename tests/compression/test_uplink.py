@@ -97,6 +97,25 @@ def test_a_change_that_is_not_finite_is_sent_as_it_is() -> None:
     assert sent.bytes[1] == 3200 + 4 + 8
 
 
+def test_one_client_that_is_not_finite_does_not_change_what_the_others_keep() -> None:
+    for bad, good in ((0, 1), (1, 0)):
+        update = trained()
+        update.groups["model"]["w"][bad, 0, 0] = torch.nan
+        alone = link("powersgd").send(trained(), SHARED, (4, 7), {})
+        found = link("powersgd").send(update, SHARED, (4, 7), {})
+        assert found.memory.keys() == alone.memory.keys()
+        for name, leaf in found.memory.items():
+            assert torch.equal(leaf[good], alone.memory[name][good])
+
+
+def test_a_number_too_large_for_the_method_is_not_held_back() -> None:
+    update = trained()
+    update.groups["model"]["w"][1, 0, 0] = 1e6
+    sent = link({"name": "float16", "error_feedback": True}).send(update, SHARED, (4, 7), {})
+    assert sent.update.groups["model"]["w"][1].isinf().sum() == 1
+    assert all(bool(leaf.isfinite().all()) for leaf in sent.memory.values())
+
+
 def test_groups_without_trained_parameters_are_sent_as_they_are() -> None:
     update = Update({"fitness": {"fitness": torch.rand(2, 5)}}, torch.ones(2))
     sent = link("topk").send(update, {}, (4, 7), {})
