@@ -237,7 +237,7 @@ def widened(sampling: Sampling) -> Sampling:
     """Return the sampling that invites extra clients, if `over_select` asks for them."""
     if not sampling.over_select:
         return sampling
-    quorum = min(sampling.quorum, ANYBODY)  # whoever counts the answers checks the rest
+    quorum = min(sampling.quorum, ANYBODY)  # the code that counts the answers checks the rest
     if sampling.sampling == "poisson":
         fraction = min(1.0, sampling.fraction * (1 + sampling.over_select))
         return sampling.model_copy(update={"fraction": fraction, "quorum": quorum})
