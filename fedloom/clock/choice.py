@@ -10,11 +10,14 @@ from fedloom.clock.async_clock import AsyncClock
 from fedloom.clock.async_cohort import AsyncCohort
 from fedloom.clock.clock import Clock
 from fedloom.clock.fleet import Fleet
+from fedloom.clock.system import System
 from fedloom.clock.timed_cohort import TimedCohort
+from fedloom.compression.table import CompressTable
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError
 from fedloom.federation.cohort import Cohort
 from fedloom.federation.sampling import Sampling
+from fedloom.privacy.table import PrivacyTable
 from fedloom.tree import Tree
 
 if TYPE_CHECKING:
@@ -52,6 +55,31 @@ def cohort_kind(clock: Clock | None) -> Callable[..., Cohort]:
     if isinstance(clock, AsyncClock):
         return partial(AsyncCohort, clock=clock)
     return partial(TimedCohort, clock=clock)
+
+
+def check_privacy(system: System, sampling: Sampling, privacy: PrivacyTable, compress: CompressTable) -> None:
+    """Raise if virtual time would break what [privacy] promises about sums. What clients do by themselves always holds.
+
+    In each round, a client must answer or not whatever the others do: then it changes a sum by its own answer at most.
+    """
+    if not privacy.on:
+        return
+    if sampling.mode == "async":
+        raise InputError(
+            '[cohort] mode = "async" sums the answers of clients that started at different times, and [privacy] '
+            'protects sums over clients that start together. Use mode = "sync". What clients do by themselves goes '
+            'with both: example_dp, and dp with noise = "local".'
+        )
+    if privacy.dp is not None and system.availability != "always":
+        raise InputError(
+            '[privacy] dp needs [system] availability = "always": one slow client moves the end of a round, and with '
+            "it who is available in the next, which no ε covers."
+        )
+    if privacy.dp is not None and compress.up is not None:
+        raise InputError(
+            "[privacy] dp goes with [system] only without [compress] up: the size of one client's answer would decide "
+            "how long all others take, and so who is late, which no ε covers."
+        )
 
 
 def check_async(algorithm: Algorithm) -> None:

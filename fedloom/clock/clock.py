@@ -16,6 +16,7 @@ from fedloom.clock.fleet import Fleet
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError, QuorumError, RoundAbandoned
 from fedloom.federation.sampling import Sampling, widened
+from fedloom.privacy.secure.client import STAGES
 from fedloom.record import seconds
 from fedloom.training.settings import Training
 from fedloom.tree import Tree
@@ -146,8 +147,8 @@ class Clock:
             self.now = due if waits_until_due else float(np.minimum(ends, lost).max())
         ended = np.minimum(np.minimum(ends, lost), self.now)
         self._remember(work, status, began, ended, computing)
-        if len(counted) < max(needed, 1):
-            raise RoundAbandoned(f"Round {work.round} had {len(counted)} answers in time of {max(needed, 1)} needed.")
+        if len(counted) < needed:
+            raise RoundAbandoned(f"Round {work.round} had {len(counted)} answers in time of {needed} needed.")
         return work if len(counted) == len(ids) else work.only(sorted(counted.tolist()))
 
     def seconds(self, work: ClientWork, backend: Backend) -> tuple[Times, Times]:
@@ -159,7 +160,8 @@ class Clock:
         alike = work.each is None and work.graph is None
         received = np.array([work.received(position) for position in range(1 if alike else len(work.ids))], np.float64)
         ids = np.array(work.ids, dtype=np.int64)
-        return self.fleet.seconds(ids, received, self.steps(work.method)[ids], self.sent[work.method])
+        exchanges = len(STAGES) if work.keep == "secure" else 1
+        return self.fleet.seconds(ids, received, self.steps(work.method)[ids], self.sent[work.method], exchanges)
 
     def steps(self, method: str) -> Times:
         """Return how many steps each client takes when it runs a method of the algorithm."""

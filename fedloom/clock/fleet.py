@@ -69,10 +69,13 @@ class Fleet:
     def __len__(self) -> int:
         return len(self.speed)
 
-    def seconds(self, ids: Ids, received: Times | float, steps: Times, sent: float) -> tuple[Times, Times]:
+    def seconds(
+        self, ids: Ids, received: Times | float, steps: Times, sent: float, exchanges: int = 1
+    ) -> tuple[Times, Times]:
         """Return how long clients take for a call, and how long of that they compute."""
         computing = steps * self.step / self.speed[ids]
-        return self.latency[ids] + received / self.download[ids] + computing + sent / self.upload[ids], computing
+        waiting = exchanges * self.latency[ids] + received / self.download[ids]
+        return waiting + computing + sent / self.upload[ids], computing
 
     def vanish(self, ids: Ids, key: int) -> Times:
         """Return after which share of its time each client vanishes; ∞ for those that do not."""

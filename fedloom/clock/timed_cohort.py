@@ -16,4 +16,5 @@ class TimedCohort(Cohort):
     clock: Clock = field(kw_only=True)
 
     def _reached(self, work: ClientWork) -> ClientWork:
-        return self.clock.answering(work, self.backend, self.needed)
+        fewest = 1 if self.protection is None else self.protection.fewest(len(work.ids))
+        return self.clock.answering(work, self.backend, max(self.needed, fewest))

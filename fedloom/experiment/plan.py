@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedloom import user_code
 from fedloom.algorithm import Algorithm
-from fedloom.clock.choice import check_async
+from fedloom.clock.choice import check_async, check_privacy
 from fedloom.clock.system import System
 from fedloom.compression.table import NO_COMPRESSION, CompressTable
 from fedloom.data.agreement import with_agreed_classes
@@ -54,8 +54,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.rounds == 0 and self.privacy.on:
             raise InputError("[privacy] protects training, and rounds = 0 trains nothing. Leave [privacy] out.")
-        if self.system is not None and self.privacy.on:
-            raise InputError("[system] lets clients drop out, which [privacy] does not account for. Use one of them.")
+        if self.system is not None:
+            check_privacy(self.system, self.cohort, self.privacy, self.compress)
         if self.cohort.mode == "async":
             if self.system is None:
                 raise InputError('[cohort] mode = "async" needs a clock, which says who answers first: add [system].')

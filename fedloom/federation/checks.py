@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fedloom.clock.choice import check_privacy
 from fedloom.compression.method import form_of
 from fedloom.compression.table import CompressTable
 from fedloom.data.federation import Federation
@@ -38,8 +39,8 @@ def check_settings(
         protection.check(algorithm, initial if protection.table.has_distributed_noise else None)
     if at_clients is not None:
         at_clients.check(algorithm)
-    if fleet is not None and (protection is not None or at_clients is not None):
-        raise InputError("[system] lets clients drop out, which [privacy] does not account for. Use one of them.")
+    if fleet is not None and protection is not None:
+        check_privacy(fleet.system, sampling, protection.table, compress)
     compress.check(algorithm, protection.table if protection is not None else None)
     if compress.up is not None:
         compress.up.check(form_of(initial))

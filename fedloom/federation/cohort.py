@@ -204,7 +204,7 @@ class Cohort:
         """Have the backend run `fn` on every client, and remember what it reports."""
         work = self._reached(self._work(fn, shared, keep, self.ids, **messages))
         self.calls += 1
-        (outcome,) = without_outliers(self, [work], [self.backend.run(work)])
+        (outcome,) = without_outliers(self, [work], [self.backend.run(work) if work.ids else Outcome()])
         if outcome.stack and keep == "stack":
             outcome = replace(outcome, stack=self.rebased(outcome.stack, outcome.positions, shared))
         # a network may lose clients: the round continues with those that answered

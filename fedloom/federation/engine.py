@@ -79,13 +79,12 @@ def fit(
         federation, arrivals = backend.begin_round(round, federation)
         evaluator = Evaluator(backend, federation, algorithm, task, compress)
         with computing():
+            ids = clock.begin(round) if clock is not None else ()
             if algorithm.pooled:
-                ids: tuple[int, ...] = (federation.everyone,)
-            elif clock is not None:
-                ids = clock.begin(round)
-            elif protection is not None:
+                ids = (federation.everyone,)
+            elif protection is not None and (clock is None or protection.dp is not None):
                 ids = protection.draw(round, seed)
-            else:
+            elif clock is None:
                 ids = sampling.draw(federation.clients, round, seed)
             measuring = round % evaluation.every == 0 or round in (1, rounds)
             splits = evaluation.splits if measuring else ()

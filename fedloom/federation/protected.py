@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedloom.compression.uplink import Uplink
 from fedloom.errors import InputError
-from fedloom.federation.work import Keep, means_of, sums_of
+from fedloom.federation.work import Keep, Outcome, means_of, sums_of
 from fedloom.privacy.protection import Protection, RoundOfClients
 from fedloom.privacy.secure.ring import means as means_of_sums
 from fedloom.tree import Groups, zeros_like
@@ -33,9 +33,11 @@ def protected_means(
         )
     if guard.noise is not None and protection.dp is not None:
         protection.dp.charge_question(cohort.round, cohort.calls, shared)
-    if cohort.ids or protection.dp is None or keep == "secure":
+    outcome = Outcome()
+    if cohort.ids or not protection.releases_noise_alone:
         outcome = cohort._ask(fn, shared, keep, each=each, guard=guard, compress=cohort.up)
-    else:  # an empty cohort releases noise: a client that is not in it shows the form of a sum
+    if not cohort.ids and protection.releases_noise_alone:
+        # nobody was drawn, or answered: noise is released, and a client that is not in it shows the form of a sum
         outcome = cohort.backend.run(cohort._work(fn, shared, keep, (0,), guard=guard, compress=cohort.up))
         outcome = replace(outcome, sums={node: zeros_like(part) for node, part in outcome.sums.items()})
     if outcome.public:
@@ -48,7 +50,7 @@ def protected_means(
     if keep == "secure" and outcome.total is None:
         outcome, found = protection.secure_sum(where, outcome, shared, guard)
         cohort.own.undo([client for client in cohort.ids if client not in found.clients])
-        cohort.note(lost=len(cohort.ids) - len(found.clients), refused=len(found.refused))
+        cohort.note(lost=len(where.ids) - len(found.clients), refused=len(found.refused))
         cohort.ids = found.clients
     if protection.dp is not None:
         total = sums_of(outcome)[0] if outcome.total is None else outcome.total

@@ -151,7 +151,7 @@ class ClientWork:
         """Return the same work for a smaller cohort, whose clients have these positions in this one."""
         seats = self.seats or range(self.first, self.first + len(self.ids))
         ids, at = (tuple(of[position] for position in positions) for of in (self.ids, seats))
-        return replace(self._rows(torch.tensor(positions)), ids=ids, seats=at)
+        return replace(self._rows(torch.tensor(positions, dtype=torch.int64)), ids=ids, seats=at)
 
     def _rows(self, index: slice | Tensor) -> ClientWork:
         return replace(

@@ -169,6 +169,12 @@ class Protection:
         """Whether a round without clients must look like any other."""
         return self.dp is not None and self.table.secure_aggregation is None
 
+    def fewest(self, clients: int) -> int:
+        """Return how many of a round's clients must answer for the round to count."""
+        if self.table.secure_aggregation is not None:
+            return self.table.secure_aggregation.needed(clients)
+        return 0 if self.releases_noise_alone else 1
+
     def guard(self, algorithm: Algorithm, cohort: int) -> ClientGuard:
         """Return the client's half for a round of this many clients."""
         secure = self.table.secure_aggregation is not None
@@ -195,7 +201,8 @@ class Protection:
             about = (where.round, where.call, repr(where.ids), repr(guard.clip), sha256_of_groups(outcome.stack))
             secret = derive(self.dp.ledger.secret, "clients", *about)
         bases = guard.bases(outcome.positions or {}, outcome.stack, shared)
-        found = simulate(table, call, where.ids, outcome.stack, outcome.weights, bases, where.seed, secret)
+        answered = [report.client for report in outcome.reports]
+        found = simulate(table, call, where.ids, answered, outcome.stack, outcome.weights, bases, where.seed, secret)
         dtypes = dtypes_of(outcome.stack)
         return replace(outcome, total=found.sums, weights=found.weights, dtypes=dtypes), found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -116,6 +116,7 @@ def simulate(
     table: SecureTable,
     call: SecureCall,
     ids: tuple[int, ...],
+    answered: Sequence[int],
     stack: Groups,
     weights: Mapping[str, Tensor],
     bases: Groups,
@@ -124,13 +125,14 @@ def simulate(
 ) -> SecureSum:
     """Run the protocol between all clients of a call in this process, some of which vanish.
 
+    `stack` has the updates of those that `answered`. The others vanish before they mask one.
     With noise that clients add together, `secret` gives theirs: it must be another one for every stack.
     """
     if not stack:  # clients send nothing, so there is nothing to protect
         return SecureSum({}, {}, ids, {})
     refused: dict[int, str] = {}
     ring = Ring(call.config, {group: row(stacked, 0) for group, stacked in stack.items()})
-    position = {client: number for number, client in enumerate(ids)}
+    position = {client: number for number, client in enumerate(answered)}
     session = call.session
 
     def value(client: int) -> Vector:
@@ -146,7 +148,7 @@ def simulate(
         number = STAGES.index(stage)
         limit = table.lost[number] * 2**32
         drawn = keys.hashes(keys.key(seed, "lost", session.round, session.call, number), max(ids) + 1)
-        return [client for client in ids if drawn[client] < limit]
+        return [client for client in ids if drawn[client] < limit or (stage == "mask" and client not in position)]
 
     try:
         total, survivors = secure_sum(session, ids, value, lost, Floors(table.min_clients, table.threshold))
