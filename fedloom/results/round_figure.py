@@ -45,13 +45,14 @@ def draw(run: RunData) -> CaptionedFigure | None:
     panels[-1].set_xlabel("Virtual seconds")
     used = [status for status in COLOURS if any(row["status"] == status for rows in shown.values() for row in rows)]
     handles = [_patch(COLOURS[status]) for status in used]
-    figure.legend(handles, [MEANINGS[status] for status in used], loc="outside lower center", ncols=len(used))
+    meanings = [MEANINGS[status] for status in used]
+    figure.legend(handles, meanings, loc="outside lower center", frameon=False, ncols=len(used))
     caption = (
         "Bars: the time of each client that was asked, from its start to its answer, or until it was given up. "
-        "Lines: begin and end of the round. For each algorithm, the first seed's round of median length is shown"
+        "Lines: begin and end of the round. Each algorithm's round of median length is shown, of the first seed. If it "
+        f"asked more than {MOST_BARS} clients, the figure has {MOST_BARS} of them, from the first to the last to end."
     )
-    some = f", with its first {MOST_BARS} clients to end." if any(len(r) == MOST_BARS for r in shown.values()) else "."
-    return CaptionedFigure("round_time", "One round, client by client", caption + some, figure)
+    return CaptionedFigure("round_time", "One round, client by client", caption, figure)
 
 
 def _round(run: RunData, label: str) -> list[dict[str, Any]]:
@@ -64,7 +65,9 @@ def _round(run: RunData, label: str) -> list[dict[str, Any]]:
     lengths = {int(round): times.ended[place] - times.began[place] for place, round in enumerate(times.rounds)}
     usual = sorted(asked.tolist(), key=lambda round: (lengths[round], round))
     chosen = usual[len(usual) // 2] if usual else None
-    return sorted((row for row in rows if row["round"] == chosen), key=lambda row: row["ended"])[:MOST_BARS]
+    ordered = sorted((row for row in rows if row["round"] == chosen), key=lambda row: row["ended"])
+    shown = np.linspace(0, len(ordered) - 1, min(len(ordered), MOST_BARS)).astype(int)
+    return [ordered[place] for place in shown]
 
 
 def _patch(colour: str) -> Any:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from fedloom.clock.clock import ClientTime, RoundTime, Status
 from fedloom.experiment.experiment_file import identity
 from fedloom.experiment.store import Store
 from fedloom.federation.engine import RoundRecord
@@ -36,8 +38,8 @@ def client_names(size: str) -> list[str]:
     return [*names, *many][: SIZES[size][1]]
 
 
-def write_run(folder: Path, size: str) -> RunData:
-    """Write a run of this size, and read it."""
+def write_run(folder: Path, size: str, *, clock: bool = False) -> RunData:
+    """Write a run of this size, with a virtual clock or without one, and read it."""
     _, clients, seeds, rounds = SIZES[size]
     names = client_names(size)
     description = {"evaluate": {"target": {"accuracy": 0.7}}, "metrics": ["accuracy"], "cohort": {}}
@@ -53,7 +55,9 @@ def write_run(folder: Path, size: str) -> RunData:
             for number, label in enumerate(algorithm_labels(size)):
                 cell = store.cell(label, seed)
                 for round in range(1, rounds + 1):
-                    store.save(cell, _record(number, clients, seed, round, rounds), TASK)
+                    record = _record(number, clients, seed, round, rounds)
+                    time = _time(number, clients, seed, round) if clock and number else None
+                    store.save(cell, replace(record, time=time), TASK)
                 store.set_status(cell, "done", weights_sha256="0" * 64)
     (folder / AUDIT).write_text(json.dumps({**_audit(), ABOUT: {"identity": identity(description)}}))
     return RunData.read(folder)
@@ -92,6 +96,19 @@ def _record(algorithm: int, clients: int, seed: int, round: int, rounds: int) ->
         seconds=0.25,
         notes={} if pooled else notes,
     )
+
+
+def _time(algorithm: int, clients: int, seed: int, round: int) -> RoundTime:
+    """Rounds that differ between algorithms, in which some clients are late or lost."""
+    long = 40.0 + 25 * (algorithm % 5)
+    began = (round - 1) * long
+    statuses: tuple[Status, ...] = ("counted", "counted", "counted", "late", "surplus", "vanished", "left")
+    asked = []
+    for client in range(clients):
+        status = statuses[client % len(statuses)]
+        share = 1.0 if status == "late" else 0.2 + 0.7 * (0.5 + 0.5 * math.sin(3 * client + seed + round))
+        asked.append(ClientTime(client, status, began, began + share * long, 0.8 * share * long, round))
+    return RoundTime(began, began + long, clients, tuple(asked))
 
 
 def _audit() -> dict[str, object]:

@@ -35,13 +35,13 @@ DRAWN_WITH = "3.11"  # other versions of matplotlib draw letters a little differ
 DOTS = 40  # per inch: enough to see what moved, and small in the repository
 OF_A_RUN = (
     *("headline", "comparison", "global_model", "sausage_rounds", "sausage_users", "pooled_curve", "bytes"),
-    *("clients", "labels", "reconstruction", "poisoning"),
+    *("time", "round_time", "clients", "labels", "reconstruction", "poisoning"),
 )
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RunData]:
-    return lru_cache(lambda size: write_run(tmp_path_factory.mktemp(size), size))
+    return lru_cache(lambda size: write_run(tmp_path_factory.mktemp(size), size, clock=True))
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from matplotlib.colors import to_hex
 
 import fedloom as fl
 from fedloom.results import figures, round_figure, tables
@@ -62,6 +63,15 @@ def test_the_figures_have_the_times(timed: RunData) -> None:
     (line, _) = curve.figure.axes[0].lines
     assert line.get_xdata().tolist() == pytest.approx([2.0, 4.0, 6.0])
     assert curve.figure.axes[0].get_xlabel() == "Virtual seconds"
+
+
+def test_a_round_of_many_clients_shows_those_that_were_late(tmp_path: Path) -> None:
+    run = write_run(tmp_path, "large", clock=True)  # 60 clients, of which every seventh is late
+    bars = round_figure.draw(run)
+    assert bars is not None
+    first = bars.figure.axes[0].patches
+    assert len(first) == round_figure.MOST_BARS
+    assert {to_hex(patch.get_facecolor()) for patch in first} == {*round_figure.COLOURS.values()}
 
 
 def test_a_run_without_a_clock_has_neither(tmp_path: Path) -> None:
