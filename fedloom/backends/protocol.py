@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm
 
 Arrivals = Mapping[str, Sequence[int]]  # "joined" and "replaced": clients for which that is so since the last round
+Absences = Mapping[
+    int, str
+]  # client → why it did not answer: "late", "gone", "refused", "failed", "revoked", "surplus"
 
 
 class Backend:
@@ -37,6 +40,10 @@ class Backend:
     def begin_round(self, round: int, federation: Federation) -> tuple[Federation, Arrivals]:
         """Return the clients that a round begins with: on a network, others may have joined or been replaced."""
         return federation, {}
+
+    def absences(self) -> Absences:
+        """Return the clients of the current round that did not answer when they were asked to train, and why."""
+        return {}
 
     def keep(self, own: Groups) -> Groups:
         """Return what represents a client's own state here: the state itself, unless clients store it themselves."""

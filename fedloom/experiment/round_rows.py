@@ -10,7 +10,7 @@ from fedloom.federation.engine import RoundRecord
 from fedloom.task import Task
 from fedloom.training.evaluation import Measured, pool
 
-# public numbers for clients that were left out of a round. On a network, there are also "joined" and "replaced"
+# public numbers for clients that were left out of a round; a network adds those of `Arrivals` and `Absences`
 LEFT_OUT = "left_out"  # the update was not finite, or made the model so
 OUTLIER = "outlier"  # the change was far longer than the others'
 
@@ -60,6 +60,7 @@ def tabulate(record: RoundRecord, task: Task) -> dict[str, list[tuple[Any, ...]]
             *((record.round, client, LEFT_OUT, client, 1.0) for client in record.left_out),
             *((record.round, client, OUTLIER, client, 1.0) for client in record.outliers),
             *((record.round, client, why, client, 1.0) for why, some in record.arrivals.items() for client in some),
+            *((record.round, client, why, client, 1.0) for client, why in record.absences.items()),
         ],
     }
 

@@ -152,6 +152,7 @@ def fit(
                 left_out=tuple(cohort.left_out),
                 outliers=tuple(cohort.outliers),
                 arrivals=arrivals,
+                absences=dict(backend.absences()),
                 federation=federation,
                 time=passed,
             )

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedloom.backends.protocol import Arrivals
+from fedloom.backends.protocol import Absences, Arrivals
 from fedloom.clock.clock import RoundTime
 from fedloom.data.federation import Federation
 from fedloom.federation.client_state import ClientStates
@@ -48,6 +48,7 @@ class RoundRecord:
     left_out: tuple[int, ...] = ()  # clients whose updates were not finite, or made the result not finite
     outliers: tuple[int, ...] = ()  # clients whose changes were far longer than the others', which sums leave out
     arrivals: Arrivals = field(default_factory=dict)  # clients that joined or whose agents were replaced before it
+    absences: Absences = field(default_factory=dict)  # clients that did not answer, and why
     federation: Federation | None = None  # the clients of the run in this round
     time: RoundTime | None = None  # in virtual time, with a fleet
     reached: bool = False  # whether the run stops here: it reached its target, or has no ε left for another round

@@ -21,7 +21,7 @@ from fedloom.errors import FedloomError
 from fedloom.experiment.control import Wish, read_control, write_wish
 from fedloom.watch import views
 from fedloom.watch.guard import Guarded, Sessions, own_hosts
-from fedloom.watch.live_run import LiveRun
+from fedloom.watch.live_run import MARKS, LiveRun
 from fedloom.watch.models import models as models_of
 
 STATIC = Path(__file__).parent / "static"
@@ -128,7 +128,12 @@ def make_app(page: Page) -> FastAPI:
             return {"version": __version__, "locked": True, "operator": False, "federation": False}
         runs = [{"number": number, "folder": str(run.folder)} for number, run in enumerate(page.runs)]
         about = {"version": __version__, "locked": False, "operator": known, "federation": page.operator is not None}
-        return {**about, "runs": runs, "shades": views.shades(), "marks": ["took part", *views.MARK_WORDS]}
+        return {
+            **about,
+            "runs": runs,
+            "shades": views.shades(),
+            "marks": ["took part", *(words for words, _ in MARKS.values())],
+        }
 
     @app.get("/api/runs/{number}", dependencies=[reads])
     def overview(number: int) -> Json:

@@ -17,8 +17,17 @@ from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import Floats, RunData
 
 SHARE = 20  # cautions need the whole run: they take at most one part in this many of the time
-# why an answer of a client did not count: a mark of the round, or how the client fared on the virtual clock
-MARKS = {"left_out": (), "outlier": (), "late": ("late",), "left": ("left", "vanished"), "surplus": ("surplus",)}
+# why an answer of a client did not count: a mark of the round, in words, and what the virtual clock calls it
+MARKS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "left_out": ("left out", ()),
+    "outlier": ("left out as an outlier", ()),
+    "late": ("too late", ("late",)),
+    "gone": ("went away", ("left", "vanished")),
+    "surplus": ("faster ones sufficed", ("surplus",)),
+    "refused": ("refused", ()),
+    "failed": ("failed", ()),
+    "revoked": ("revoked", ()),
+}
 
 
 @dataclass
@@ -82,7 +91,7 @@ class LiveRun:
             with Store(self.folder, read_only=True) as store:
                 later = store.participations(row["id"], known.upto)
                 marked = {
-                    name: np.concatenate([before, store.marked(row["id"], name, MARKS[name], known.upto)])
+                    name: np.concatenate([before, store.marked(row["id"], name, MARKS[name][1], known.upto)])
                     for name, before in known.marked.items()
                 }
             rounds = np.concatenate([later[:, 0], *(table[:, 0] for table in marked.values()), [known.upto]])

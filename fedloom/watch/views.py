@@ -24,7 +24,6 @@ PHASES = ("post_fit", "pre_fit")  # of what is measured at clients
 # In the dark, two of the report's colours do not show; Okabe and Ito's yellow, too pale for white paper, does.
 IN_THE_DARK = {"#000000": "#f2f4f7", "#882255": "#F0E442"}
 MOST_CELLS = 4_000_000  # of a matrix: of more, the last rounds are shown
-MARK_WORDS = ("left out", "left out as an outlier", "too late", "went away", "faster ones sufficed")
 TOOK_PART = 1  # in a matrix; each of MARKS follows
 
 

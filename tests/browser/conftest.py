@@ -39,8 +39,9 @@ def browser() -> Iterator[Any]:
             f"no browser is installed: none of {', '.join(BROWSERS)} is on the path (FEDLOOM_BROWSER names one)"
         )
     with playwright.sync_playwright() as driver:
-        # Chromium itself would ask its maker about the fields of every form on every page
-        own = ["--no-sandbox", "--disable-features=AutofillServerCommunication"]
+        # Chromium itself would ask its maker about the fields of every form on every page. (--disable-features would
+        # replace playwright's list of features, and Chromium would ask for more.)
+        own = ["--no-sandbox", "--autofill-server-url=http://127.0.0.1:9/"]
         made = driver.chromium.launch(executable_path=path, args=own)
         yield made
         made.close()

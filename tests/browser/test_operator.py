@@ -72,8 +72,9 @@ def test_the_operator_sees_agents_live_and_is_asked_before_one_is_revoked(served
     page.get_by_role("row", name="kerry").get_by_text("revoked").wait_for()
     assert served.ledger.revoked() == {kerry.signer.agent}
     page.get_by_role("button", name="Invite an agent").click()
+    page.get_by_text("fedloom join").wait_for()
     (token,) = (path.read_text().strip() for path in (served.folder / "network" / "tokens").glob("*.token"))
-    page.get_by_text(f"--token {token}").wait_for()
+    assert f"--token {token} " in page.locator("pre").inner_text()
 
 
 @pytest.mark.parametrize("width", [390, 2560])

@@ -38,7 +38,12 @@ def test_models_measured_on_everyones_test_data_are_a_phase_that_is_never_pooled
 
 def test_what_the_server_notes_and_whom_it_leaves_out_are_rows_too() -> None:
     noted = record(
-        2, server={"test": measured(4, 0.5)}, notes={"clip": 0.1}, public=((0, "score", 1, 0.7),), left_out=(1,)
+        2,
+        server={"test": measured(4, 0.5)},
+        notes={"clip": 0.1},
+        public=((0, "score", 1, 0.7),),
+        left_out=(1,),
+        absences={0: "late"},
     )
     rows = tabulate(noted, TASK)
     assert rows["server_metrics"] == [
@@ -46,4 +51,4 @@ def test_what_the_server_notes_and_whom_it_leaves_out_are_rows_too() -> None:
         (2, "test", "accuracy", 0.5, 4),
         (2, "notes", "clip", 0.1, 1),
     ]
-    assert rows["public_numbers"] == [(2, 0, "score", 1, 0.7), (2, 1, "left_out", 1, 1.0)]
+    assert rows["public_numbers"] == [(2, 0, "score", 1, 0.7), (2, 1, "left_out", 1, 1.0), (2, 0, "late", 0, 1.0)]

@@ -15,7 +15,7 @@ from fedloom.errors import InputError
 from fedloom.results import figure_style, learning_curves
 from fedloom.results.run_data import RunData
 from fedloom.watch import views
-from fedloom.watch.live_run import LiveRun
+from fedloom.watch.live_run import MARKS, LiveRun
 from tests.watch.growing_run import GrowingRun
 
 CONTROL = {"wish": "", "time": "", "running": True}
@@ -122,9 +122,9 @@ def test_the_matrix_has_a_value_and_a_state_for_each_pair_and_grows_by_new_round
     assert (first, states.tolist()) == (1, [[1, 1, 1], [1, 1, 2]])
     wanted = [[growing.accuracy(0, 1, client, round) for client in range(3)] for round in (1, 2)]
     np.testing.assert_allclose(values, wanted, rtol=1e-5)
-    growing.add(1, outliers=(0,), clients={})
+    growing.add(1, outliers=(0,), absences={1: "late", 2: "refused"}, clients={})
     first, values, states = unpacked(views.matrix(live, "fedavg", 1, "accuracy", "post_fit", after=2))
-    assert (first, states.tolist()) == (3, [[3, 1, 1]])
+    assert (first, states.tolist()) == (3, [[3, 4, 7]])
     assert np.isnan(values).all()
     first, values, states = unpacked(views.matrix(live, "fedavg", 1, "accuracy", "post_fit", after=3))
     assert (first, states.shape) == (4, (0, 3))
@@ -191,7 +191,7 @@ def test_virtual_time_and_what_the_clock_did_to_clients_are_shown(tmp_path: Path
     (line,) = views.curves(live.data(), "accuracy", "post_fit")["lines"]
     assert line["x"]["virtual"] == [100.0, 200.0]
     _, _, states = unpacked(views.matrix(live, "fedavg", 1, "accuracy", "post_fit"))
-    words = ["", "took part", *views.MARK_WORDS]
+    words = ["", "took part", *(words for words, _ in MARKS.values())]
     assert [[words[state] for state in row] for row in states] == [
         ["took part", "too late", "went away"],
         ["took part", "faster ones sufficed", "went away"],

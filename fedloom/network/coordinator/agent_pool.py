@@ -283,6 +283,15 @@ class AgentPool:
             call.open = False
             self.call = None
 
+    def absences(self, call: Call) -> dict[int, str]:
+        """Return the clients whose answers to a closed call do not count, and why."""
+        found = {client: "refused" if one.kind == "refused" else "failed" for client, one in call.failures.items()}
+        for client, agent in call.waiting.items():
+            one = self.agents[agent]
+            lost = "gone" if one.lost() else "refused" if one.refused else "late"
+            found[client] = "surplus" if call.complete else lost
+        return found | dict.fromkeys(list(call.answers)[call.enough :] if call.enough is not None else (), "surplus")
+
     def wait_until(self, condition: Callable[[], bool], seconds: float = math.inf) -> bool:
         """Wait for a condition; return False when the time is up."""
         end = time.monotonic() + seconds

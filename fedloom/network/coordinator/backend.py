@@ -15,7 +15,7 @@ import torch
 
 from fedloom import faults, tree
 from fedloom.algorithm import Algorithm, Update
-from fedloom.backends.protocol import Arrivals, Backend
+from fedloom.backends.protocol import Absences, Arrivals, Backend
 from fedloom.compression.downlink import Downlink
 from fedloom.compression.table import NO_COMPRESSION, CompressTable
 from fedloom.data.federation import Federation
@@ -99,6 +99,7 @@ class NetworkBackend(Backend):
         self.judge = Judge(roster, task, sampling, same_sizes)
         self.cell = CellProgress("", 0, Path())
         self._abandoned_in_a_row = 0  # secure sums
+        self._absent: dict[int, str] = {}  # clients that did not train in this round, and why
         self._failing: set[int] = set()  # clients that could not do what they were asked last
 
     # --- what the engine and the run call
@@ -112,11 +113,15 @@ class NetworkBackend(Backend):
 
     def begin_round(self, round: int, federation: Federation) -> tuple[Federation, Arrivals]:
         """Let agents that have joined since the last round take part from this one on."""
+        self._absent = {}
         clients, before, replaced = self.pool.ledger.begin_round(self.cell.name, round)
         if clients != self.roster.clients:
             self.roster = self.judge.roster = self.roster_of(clients)
         new = [client for client, (agent, _) in self.roster.hosts.items() if agent in replaced]
         return self.roster, {"joined": range(before, clients), "replaced": new}
+
+    def absences(self) -> Absences:
+        return self._absent
 
     def keep(self, own: Groups) -> Groups:
         """Return a version number in place of a client's state, which stays with the client."""
@@ -182,6 +187,8 @@ class NetworkBackend(Backend):
         self._failing = (self._failing | call.failures.keys()) - call.answers.keys()
         counted = set(list(call.answers)[: call.enough])  # with over-selection, only the first answers count
         left_out = self._left_out(work)  # again: an agent may have been revoked while it worked
+        revoked = {client: why for client, why in left_out.items() if why == REVOKED}
+        self._absent |= self.pool.absences(call) | revoked
         answered = [one for one in work.ids if one in counted and left_out.get(one, OUTLIER) == OUTLIER]
         judged = self.judge.lengths(work, expected, [call.answers[client] for client in answered])
         outliers = dict.fromkeys(self.judge.outliers(work, judged), OUTLIER)
@@ -281,7 +288,9 @@ class NetworkBackend(Backend):
             for agent, one in assignments.items()
         }
         title = f"{self.cell.label}: round {work.round}, {stage}"
-        return self._ask(Call(title, assignments, parcels, check, self._deadline()), needed)
+        call = self._ask(Call(title, assignments, parcels, check, self._deadline()), needed)
+        self._absent |= self.pool.absences(call)
+        return call
 
     def _abandon_secure(self, work: ClientWork, relay: SecureRelay, error: RoundAbandoned) -> NoReturn:
         """Skip a round; end the run if all agents are gone, or if it happens again because every client fails."""
@@ -310,7 +319,7 @@ class NetworkBackend(Backend):
         self.pool.ledger.leave_out(self.cell.name, round, 0, {client: NOT_FINITE})
         # agents answer a question about another model only in another attempt
         self.attempt = self.pool.ledger.next_attempt()
-        self.cell.round = 0
+        self.cell.round, self._absent = 0, {}
         return True
 
     def _begin_round(self, work: ClientWork) -> None:

@@ -5,8 +5,9 @@ import { choice, clientName, el, get, getBytes, shown } from "./dom.js";
 
 /** @typedef {import("./page.js").Context} Context */
 
-// of the states, after "nothing": took part, left out, outlier, late, refused
-const COLOURS = ["#0072B2", "#D55E00", "#CC79A7", "#E69F00", "#c62828"];
+// of the states, after "nothing": took part, left out, outlier, late, gone, surplus, refused, failed, revoked
+const IN_THE_LIGHT = ["#0072B2", "#D55E00", "#CC79A7", "#E69F00", "#77808c", "#56B4E9", "#882255", "#c62828", "#332288"];
+const IN_THE_DARK = ["#2b8fd0", "#D55E00", "#CC79A7", "#E69F00", "#97a1ad", "#56B4E9", "#F0E442", "#e05252", "#9d8cff"];
 const DARK = matchMedia("(prefers-color-scheme: dark)");
 
 /** @param {string} hex @returns {[number, number, number]} */
@@ -46,7 +47,8 @@ export function open(into, context) {
     const shades = context.about.shades.map(rgb);
     if (metric?.up === false) shades.reverse();
     const empty = rgb(DARK.matches ? "#242d37" : "#e8ecf0");
-    const marks = COLOURS.map(rgb);
+    const colours = DARK.matches ? IN_THE_DARK : IN_THE_LIGHT;
+    const marks = colours.map(rgb);
     const [wide, tall] = [Math.max(rounds, 1), Math.max(numbers.length, 1)];
     const image = new ImageData(wide, tall);
     const words = new Uint32Array(image.data.buffer);
@@ -78,7 +80,7 @@ export function open(into, context) {
     note.textContent = rounds ? `${numbers.length} clients from top to bottom, rounds ${data.first} to ${data.first + rounds - 1} from left to right.${data.first > 1 ? " Earlier rounds are left out: there are too many pairs." : ""}` : "No round has finished yet.";
     const found = new Set(states);
     /** @type {{name: string, colour: string, shown: boolean}[]} */
-    const legend = context.about.marks.map((/** @type {string} */ name, /** @type {number} */ place) => ({ name, colour: COLOURS[place], shown: found.has(place + 1) && (byState || place > 0) }));
+    const legend = context.about.marks.map((/** @type {string} */ name, /** @type {number} */ place) => ({ name, colour: colours[place], shown: found.has(place + 1) && (byState || place > 0) }));
     const swatch = (/** @type {string} */ name, /** @type {string} */ hex) => { const mark = el("i", { class: "swatch" }); mark.style.background = hex; return el("span", {}, mark, name); };
     const ramp = el("span", { class: "ramp", "aria-hidden": "true" }, ...shades.map((one) => { const step = el("i"); step.style.background = `rgb(${one.join(",")})`; return step; }));
     key.replaceChildren(...(byState ? [] : [el("span", {}, `${shown(low, metric)}`, ramp, `${shown(high, metric)}`)]), ...legend.filter((one) => one.shown).map((one) => swatch(one.name, one.colour)), swatch(byState ? "did not take part" : "not measured", DARK.matches ? "#242d37" : "#e8ecf0"));

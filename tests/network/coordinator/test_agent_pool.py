@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,36 @@ def test_a_round_does_not_wait_for_an_agent_that_declines(world: World) -> None:
     assert [one.name for one in world.pool.ready()] == ["kerry"]
     other.hello()
     assert [one.name for one in world.pool.ready()] == ["kerry", "clare"]
+
+
+def test_a_closed_call_says_why_clients_did_not_answer(world: World) -> None:
+    kerry, clare, cork, mayo = agents = [world.speaker(name) for name in ("kerry", "clare", "cork", "mayo")]
+    for agent in agents:
+        agent.hello()
+    call = world.open_call(*agents, clients=2, seconds=0.0)
+    kerry.send("POST", "/v1/answers", kerry.answer(client=0).whole)
+    for number, kind in ((2, "refused"), (3, "error")):
+        failed = Failure(ask="ask", clients=(number,), kind=kind, message="it does not want to").model_dump_json()
+        assert clare.send("POST", "/v1/failures", failed.encode()).status_code == 200
+    world.pool.agents[cork.signer.agent].seen -= 1000.0
+    declines = Failure(kind="refused", message="not today").model_dump_json().encode()
+    assert mayo.send("POST", "/v1/failures", declines).status_code == 200
+    world.pool.wait(call, 8)
+    why = {1: "late", 2: "refused", 3: "failed", 4: "gone", 5: "gone", 6: "refused", 7: "refused"}
+    assert world.pool.absences(call) == why
+
+
+def test_when_fewer_answers_suffice_the_others_are_a_surplus(world: World) -> None:
+    agent, other = world.speaker(), world.speaker("clare")
+    agent.hello()
+    other.hello()
+    call = world.open_call(agent, other, seconds=3600.0)
+    call.enough = 1
+    agent.send("POST", "/v1/answers", agent.answer().whole)
+    world.pool.wait(call, 1)
+    assert world.pool.absences(call) == {1: "surplus"}
+    call.accept(replace(call.answers[0], client=1), "", 0)  # it was there before the call was closed
+    assert world.pool.absences(call) == {1: "surplus"}
 
 
 def test_two_processes_with_one_key_are_refused_and_a_restarted_one_is_not(world: World, tmp_path: Path) -> None:

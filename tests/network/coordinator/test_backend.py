@@ -22,7 +22,7 @@ from fedloom.federation import engine
 from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import ClientWork, Report
 from fedloom.network.agent.assignment_runner import AssignmentRunner
-from fedloom.network.agent.policy import rehearsal
+from fedloom.network.agent.policy import Refused, rehearsal
 from fedloom.network.coordinator.backend import NetworkBackend
 from fedloom.network.coordinator.ledger import Ledger
 from fedloom.network.coordinator.network_folder import invite
@@ -107,6 +107,21 @@ def test_a_round_below_its_quorum_is_abandoned_and_the_next_one_counts(
         "failed: 3, refused or rejected: 0. The first reason: out of memory"
     ) in run.said
     assert "site-1 failed: out of memory" in run.said
+
+
+def test_the_results_say_why_clients_did_not_take_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = AssignmentRunner.train
+
+    def fail_in_round_one(runner: Any, assignment: Any, one: Any, write: Any) -> Any:
+        if assignment.round == 1 and one.client in (1, 2):
+            raise TrainingError("out of memory") if one.client == 1 else Refused("not today")
+        return train(runner, assignment, one, write)
+
+    monkeypatch.setattr(AssignmentRunner, "train", fail_in_round_one)
+    result = InProcessRun(tmp_path / "net", SMALL, {}, {}, quorum=0.75).run(Silent())
+    assert (result.status, result.runs[0].abandoned) == ("degraded", 1)  # in such a round, the reasons matter most
+    marks = [(row["round"], row["client"], row["name"]) for row in result.rows("public")]
+    assert marks == [(1, "1", "failed"), (1, "2", "refused")]
 
 
 def test_when_no_client_can_do_its_work_the_run_ends_with_the_reason(
@@ -341,8 +356,10 @@ def test_updates_of_a_revoked_agent_do_not_count_in_rounds_that_are_not_closed(
     run = InProcessRun(tmp_path / "net", values, {}, {})
     run.ledger.revoke("site-1")
     run.tables.pop()  # it does not come back
-    assert run.run(Silent()).status == "done"
-    assert counted == [[0, 2]]
+    result = run.run(Silent())
+    assert (result.status, counted) == ("done", [[0, 2]])
+    marks = [(row["round"], row["client"], row["name"]) for row in result.rows("public")]
+    assert marks == [(2, "1", "revoked"), (2, "3", "revoked")]
 
 
 @pytest.mark.parametrize("cap", [None, 100])
