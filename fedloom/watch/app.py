@@ -52,7 +52,7 @@ class Page:
     operator: Operator | None = None
     is_own_host: Callable[[str], bool] | None = None
     closing: Callable[[], bool] = lambda: False
-    recognise: Callable[[Request], None] = lambda request: None
+    recognise: Callable[[Request, str], None] = lambda request, session: None
     sessions: Sessions = field(init=False)
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class Page:
         """Refuse a request that is not the operator's."""
         if not self.sessions.is_open(request):
             raise HTTPException(401, "The operator's token is needed.")
-        self.recognise(request)
+        self.recognise(request, self.sessions.name(request))
 
     def run(self, number: int) -> LiveRun:
         """Return the run with a number."""

@@ -152,6 +152,10 @@ class Sessions:
         """Return whether a request belongs to a session."""
         return self._ends.get(_digest(_cookie(request)), 0.0) > self.now()
 
+    def name(self, request: Request) -> str:
+        """Return a name for the session of a request, which does not tell its secret."""
+        return _digest(_cookie(request))[:16]
+
     def close(self, request: Request) -> str:
         """End the session of a request; return a cookie that makes the browser forget it."""
         self._ends.pop(_digest(_cookie(request)), None)

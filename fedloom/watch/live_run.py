@@ -47,7 +47,7 @@ class LiveRun:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._lock = threading.Lock()
+        self._lock, self._warning = threading.Lock(), threading.Lock()
         self._stamp: object = None
         self._data = RunData.read(folder)  # raises an error if this is not a run
         self._cells: dict[int, Cell] = {}
@@ -101,13 +101,14 @@ class LiveRun:
 
     def cautions(self, now: Callable[[], float] = time.monotonic) -> list[str]:
         """Return what the report would warn of, perhaps of a moment ago: it is computed rarely in a large run."""
-        with self._lock:
-            run = self._current()
+        with self._warning:  # other views need not wait for it
+            with self._lock:
+                run, current = self._current(), self._stamp
             stamp, known = self._cautions
-            if stamp != self._stamp and (now() >= self._due or stamp is None):
+            if stamp != current and (now() >= self._due or stamp is None):
                 began = now()
                 known = cautions(run)
-                self._cautions, self._due = (self._stamp, known), now() + SHARE * (now() - began)
+                self._cautions, self._due = (current, known), now() + SHARE * (now() - began)
             return known
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import statistics
@@ -172,7 +173,7 @@ def clients(live: LiveRun, label: str, seed: int, metric: str, phase: str) -> Js
     value, measured = np.full(count, np.nan), np.zeros(count)
     value[last.clients], measured[last.clients] = last.values, last.rounds  # later rounds replace earlier ones
     seen = np.zeros(count)
-    np.maximum.at(seen, who, took[:, 0])
+    seen[who] = took[:, 0]  # here too
     missed = [np.bincount(table[:, 1].astype(np.int64), minlength=count)[:count] for table in cell.marked.values()]
     return {
         "names": run.client_names,
@@ -244,6 +245,7 @@ def settings(run: RunData) -> Json:
     }
 
 
+@functools.cache
 def shades() -> list[str]:
     """Return the colours of matrices, from the least to the most, as the report's."""
     from matplotlib import colormaps

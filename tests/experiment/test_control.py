@@ -81,6 +81,28 @@ def test_a_pause_is_checkpointed_is_visible_and_ends_with_the_file(
     assert result.weights_sha256 == train(tmp_path / "alone", federation, task, Notes()).weights_sha256
 
 
+def test_a_pause_that_comes_too_late_for_a_checkpoint_waits_for_the_next_one(
+    tmp_path: Path, federation: fl.Federation, task: fl.Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, paused_after = Store.save, []
+
+    def save_and_wish(store: Store, cell: int, record: Any, task: fl.Task, *, durable: bool = False) -> None:
+        save(store, cell, record, task, durable=durable)
+        if record.round == 2 and not durable:  # it was decided already that this round has no checkpoint
+            write_wish(tmp_path, "pause")
+
+    def look(seconds: float) -> None:
+        with Store(tmp_path, read_only=True) as store:
+            paused_after.append(store.fact(PAUSED))
+        assert (tmp_path / "cells" / "fedavg-1" / "round-000003.json").exists()
+        write_wish(tmp_path, "continue")
+
+    monkeypatch.setattr(Store, "save", save_and_wish)
+    monkeypatch.setattr(Control.__init__, "__defaults__", (look,))
+    assert train(tmp_path, federation, task, Notes()).finished
+    assert paused_after == [3]
+
+
 def test_a_pause_survives_a_restart_and_says_so(
     tmp_path: Path, federation: fl.Federation, task: fl.Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from starlette.requests import Request
 
 from fedloom.errors import InputError
 from fedloom.watch import app as watch_app
@@ -195,7 +196,9 @@ def test_a_stranger_cannot_send_much(run: GrowingRun) -> None:
 
 def test_what_belongs_to_the_event_loop_is_used_in_it(run: GrowingRun) -> None:
     loops = []
-    client = requests(run.folder, private=True, recognise=lambda request: loops.append(asyncio.get_running_loop()))
+    client = requests(
+        run.folder, private=True, recognise=lambda request, session: loops.append(asyncio.get_running_loop())
+    )
     assert client.get("/api/runs/0", headers=login(client)).status_code == 200
     assert len(loops) == 1
     client.close()
@@ -217,6 +220,25 @@ def test_agents_are_for_the_operator_alone(run: GrowingRun) -> None:
     alone = requests(run.folder)
     assert alone.get("/api/federation", headers=login(alone)).status_code == 404
     alone.close()
+
+
+def test_the_stream_of_a_private_page_ends_with_its_session(run: GrowingRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Page([LiveRun(run.folder)], same_token(TOKEN), private=True)
+    monkeypatch.setattr(watch_app, "GLANCE", 0.001)
+    scope = {"type": "http", "scheme": "http", "path": "/", "server": ("localhost", 8600)}
+    cookie = str(page.sessions.open(Request({**scope, "headers": []}), TOKEN)).split(";")[0]
+    request = Request({**scope, "headers": [(b"cookie", cookie.encode())]})
+
+    async def listen() -> list[str]:
+        heard = []
+        async for word in watch_app._changes(page, request):
+            heard.append(word)
+            if len(heard) == 2:
+                page.sessions.close(request)
+                run.add(1)
+        return heard
+
+    assert asyncio.run(listen()) == ["retry: 500\n\n", 'data: {"runs": [0]}\n\n']
 
 
 def test_the_stream_says_which_run_changed_and_looks_at_files_only_while_somebody_listens(

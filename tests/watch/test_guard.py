@@ -104,6 +104,13 @@ def test_a_session_needs_the_token_lasts_twelve_hours_and_can_be_ended() -> None
     assert not sessions.is_open(request(pair))
 
 
+def test_sessions_have_names_that_do_not_tell_their_secrets() -> None:
+    sessions = Sessions(lambda _, token: True)
+    one, two = (str(sessions.open(request(), "x")).split("; ")[0] for _ in range(2))
+    assert sessions.name(request(one)) == sessions.name(request(one)) != sessions.name(request(two))
+    assert sessions.name(request(one)) not in one
+
+
 def test_over_tls_the_cookie_is_secure() -> None:
     cookie = Sessions(lambda _, token: True).open(request(scheme="https"), "x")
     assert cookie is not None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,7 @@ from fedloom.errors import StoreError
 from fedloom.experiment.store import Store
 from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import RunData
+from fedloom.watch import live_run
 from fedloom.watch.live_run import LiveRun, RunOnceItExists
 from tests.watch.growing_run import GrowingRun
 
@@ -99,6 +103,24 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "control.json").write_text(json.dumps({}))
     with pytest.raises(StoreError, match="is not a run folder"):
         LiveRun(tmp_path)
+
+
+def test_a_run_that_begins_is_opened_once_though_many_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    GrowingRun(tmp_path).add(1)
+    both, opened = threading.Barrier(2), []
+
+    class Slow(LiveRun):
+        def __init__(self, folder: Path) -> None:
+            opened.append(folder)
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(0.2)  # somebody else may come in now
+            super().__init__(folder)
+
+    monkeypatch.setattr(live_run, "LiveRun", Slow)
+    runs = RunOnceItExists(tmp_path)
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda _: runs[0], range(2)))
+    assert (len(opened), found[0] is found[1]) == (1, True)
 
 
 def test_the_run_appears_when_it_begins(tmp_path: Path) -> None:

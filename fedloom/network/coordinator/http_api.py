@@ -58,7 +58,7 @@ def make_app(
 
     @app.exception_handler(Rejected)
     async def _rejected(request: Request, why: Rejected) -> JSONResponse:
-        traffic.rejections[why.code] += 1
+        traffic.reject(why.code)
         content = {"code": why.code, "message": why.message, "time": faults.clock(), "session": verifier.session}
         headers = {"connection": "close"} if why.code == "slow" else None  # the rest of the body may never come
         return JSONResponse(content, status_code=why.status, headers=headers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,7 +18,14 @@ class Traffic:
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str]] = Counter()  # by path and status
         self.rejections: Counter[str] = Counter()  # by code
+        self.wrong_clocks: deque[float] = deque(maxlen=100)  # when requests were rejected for their time
         self.bytes_in = self.bytes_out = 0  # of bodies, as they were sent
+
+    def reject(self, code: str) -> None:
+        """Count a rejected request."""
+        self.rejections[code] += 1
+        if code == "clock":
+            self.wrong_clocks.append(time.time())
 
 
 class CountTraffic:

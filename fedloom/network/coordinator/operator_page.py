@@ -141,9 +141,12 @@ class OperatorsView:
                 mine = (event for event in events if event["agent"] == row["agent"] and event["kind"] in kinds)
                 last = next(mine)["message"]
                 yield f"{visible(row['name'])} refused {refusals[row['agent']]} times within an hour. {plain(last)}"
-        if self.traffic.rejections["clock"] >= CLOCKS:
-            count = self.traffic.rejections["clock"]
-            yield f"{count} requests were rejected because their time is far from this machine's: check the clocks."
+        wrong = sum(moment > latest for moment in list(self.traffic.wrong_clocks))
+        if wrong >= CLOCKS:
+            yield (
+                f"{wrong} requests within an hour were rejected because their time is far from this machine's: check "
+                "the clocks."
+            )
         if free < LITTLE_DISK * total:
             yield f"The disk is nearly full: {free / 1e9:.1f} GB of {total / 1e9:.0f} GB are free."
 
@@ -177,7 +180,10 @@ def quorum_alerts(pool: AgentPool, call: Call) -> Iterator[str]:
             f"{len(call.answers)} are there, and {possible - len(call.answers)} can still come."
         )
     elif (lost or call.failures) and possible == call.needed:
-        yield f"{plain(call.title)}: the quorum is at risk. All {possible} clients that are left must answer."
+        yield (
+            f"{plain(call.title)}: the quorum is at risk. It needs every answer that can still come: "
+            f"{possible - len(call.answers)}."
+        )
 
 
 def operators_page(pool: AgentPool, guard: RequestGuard, traffic: Traffic, hosts: Sequence[str] | None) -> Page:
@@ -198,9 +204,9 @@ def operators_page(pool: AgentPool, guard: RequestGuard, traffic: Traffic, hosts
         pool.log("denied", "a wrong token was given on the operator's page")
         return False
 
-    def recognise(request: Request) -> None:
+    def recognise(request: Request, session: str) -> None:
         if "recognise" in request.scope:  # the connection is the operator's, and stays open longer than a stranger's
-            request.scope["recognise"]("operator")
+            request.scope["recognise"](f"operator {session}")  # each browser has its own share of connections
 
     return Page(
         RunOnceItExists(pool.ledger.folder.parent),

@@ -1,12 +1,18 @@
 // The table of clients: sorted by any column, filtered by name, a page at a time, so that thousands of them are as quick as ten.
 
-import { bytes, choice, el, get, redraw, shown } from "./dom.js";
+import { bytes, choice, el, read, redraw, shown } from "./dom.js";
 
 /** @typedef {import("./page.js").Context} Context */
 
 const ROWS = 50;
 /** @type {[string, string][]} */
 const COLUMNS = [["name", "client"], ["value", ""], ["measured", "measured in round"], ["took_part", "rounds taken part"], ["last_round", "last taken part"], ["not_counted", "answers not counted"], ["bytes_up", "sent"], ["bytes_down", "received"], ["train", "train"], ["validation", "validation"], ["test", "test"]];
+
+/** What a view of one cell asks for. @param {Context["state"]} state */
+export const cellQuery = (state) => ({ label: state.label, seed: state.seed, metric: state.metric, phase: state.phase });
+
+/** @param {Context} context @returns {Promise<any>} */
+export const reads = ({ state }) => read(`runs/${state.run}/clients`, cellQuery(state));
 
 /** @param {Context} context @param {() => void} redo @returns {HTMLElement[]} */
 export function cellChoices(context, redo) {
@@ -86,7 +92,7 @@ export function open(into, context) {
   }
 
   async function update() {
-    table = await get(`runs/${state.run}/clients`, { label: state.label, seed: state.seed, metric: state.metric, phase: state.phase });
+    table = await reads(context);
     show();
   }
   return update;

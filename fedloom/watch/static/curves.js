@@ -1,10 +1,13 @@
 // Curves of every algorithm and seed, with their intervals; several runs side by side on the same axes.
 
 import { AXES, drawLines, ranges } from "./chart.js";
-import { choice, el, get, shown, tick } from "./dom.js";
+import { choice, el, read, shown, tick } from "./dom.js";
 
 /** @typedef {import("./page.js").Context} Context */
 /** @typedef {import("./chart.js").AxisName} AxisName */
+
+/** @param {Context} context @returns {Promise<any[]>} */
+export const reads = ({ overviews, state }) => Promise.all(overviews.map((_, number) => read(`runs/${number}/curves`, { metric: state.metric, panel: state.panel })));
 
 /** @param {HTMLElement} into @param {Context} context @returns {() => Promise<void>} */
 export function open(into, context) {
@@ -27,7 +30,7 @@ export function open(into, context) {
   });
 
   async function update() {
-    const found = await Promise.all(context.overviews.map((_, number) => get(`runs/${number}/curves`, { metric: state.metric, panel: state.panel })));
+    const found = await reads(context);
     const metric = context.metrics().find((one) => one.name === state.metric);
     const has = found.every((one) => one.lines.every((/** @type {any} */ line) => state.axis in line.x));
     const axis = has ? state.axis : "rounds";

@@ -1,12 +1,18 @@
 // How a metric is distributed over clients in a chosen round, one histogram per algorithm, all on one axis.
 
-import { cellChoices } from "./clients.js";
-import { clientName, colour, el, get, shown, svg, tick } from "./dom.js";
+import { cellChoices, reads as readClients } from "./clients.js";
+import { clientName, colour, el, read, shown, svg, tick } from "./dom.js";
 import { onTick, ticks } from "./chart.js";
 
 /** @typedef {import("./page.js").Context} Context */
 
 const BINS = 30;
+
+/** @param {Context} context @returns {Promise<[any, any]>} */
+export const reads = (context) => {
+  const { metric, phase, seed, round, run } = context.state;
+  return Promise.all([read(`runs/${run}/distribution`, { metric, phase, seed, ...(round === null ? {} : { round }) }), readClients(context)]);
+};
 
 /** @param {HTMLElement} into @param {Context} context @returns {() => Promise<void>} */
 export function open(into, context) {
@@ -26,10 +32,7 @@ export function open(into, context) {
     slider.max = String(last);
     slider.value = String(state.round ?? last);
     which.textContent = `Round ${state.round ?? last}`;
-    const [found, table] = await Promise.all([
-      get(`runs/${state.run}/distribution`, { metric: state.metric, phase: state.phase, seed: state.seed, ...(state.round === null ? {} : { round: state.round }) }),
-      get(`runs/${state.run}/clients`, { label: state.label, seed: state.seed, metric: state.metric, phase: state.phase }),
-    ]);
+    const [found, table] = await reads(context);
     const metric = context.metrics().find((one) => one.name === state.metric);
     const all = found.lines.flatMap((/** @type {any} */ line) => line.values);
     if (!all.length) { rows.replaceChildren(el("p", { class: "note" }, "Nothing has been measured at clients yet.")); return; }

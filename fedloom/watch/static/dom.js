@@ -93,9 +93,24 @@ export async function get(path, query) {
   return (await checked(await fetch(address(path, query)))).json();
 }
 
-/** @param {string} path @param {Record<string, string | number>} [query] @returns {Promise<ArrayBuffer>} */
-export async function getBytes(path, query) {
-  return (await checked(await fetch(address(path, query)))).arrayBuffer();
+const MOST = 40; // answers that are kept
+/** @type {Map<string, Promise<any>>} */
+const kept = new Map();
+
+/** Forget the answers that `read` keeps: a run has changed. */
+export const forget = () => kept.clear();
+
+/**
+ * Ask what a view shows, as bytes or else as JSON. Until a run changes, the answer stays the same and is not asked for again.
+ * @param {string} path @param {Record<string, string | number>} [query] @param {boolean} [asBytes] @returns {Promise<any>}
+ */
+export function read(path, query, asBytes = false) {
+  const where = address(path, query);
+  const found = kept.get(where) ?? fetch(where).then(checked).then((reply) => (asBytes ? reply.arrayBuffer() : reply.json()));
+  kept.set(where, found);
+  found.catch(() => kept.delete(where));
+  if (kept.size > MOST) kept.delete(/** @type {string} */ (kept.keys().next().value));
+  return found;
 }
 
 /** @param {string} path @param {unknown} body @returns {Promise<any>} */

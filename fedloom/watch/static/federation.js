@@ -7,6 +7,14 @@ import { byId, bytes, clock, duration, el, get, post, redraw } from "./dom.js";
 /** @type {Record<string, string>} */
 const TONES = { working: "", idle: "good", refused: "bad", gone: "bad", revoked: "bad", lost: "bad", failed: "bad", answered: "good", waiting: "warn" };
 
+/** Ask what the coordinator is doing, and show its alerts; those that stay are not read out again. */
+export async function reads() {
+  const found = await get("federation");
+  const shown = [...byId("alerts").children].map((one) => one.textContent);
+  if (JSON.stringify(shown) !== JSON.stringify(found.alerts)) byId("alerts").replaceChildren(...found.alerts.map((/** @type {string} */ one) => el("div", {}, one)));
+  return found;
+}
+
 /** @param {HTMLElement} into @param {Context} context @returns {() => Promise<void>} */
 export function open(into, context) {
   const [now, agents, keys, log] = [el("div"), el("div"), el("div"), el("div")];
@@ -43,8 +51,7 @@ export function open(into, context) {
   }
 
   async function update() {
-    const found = await get("federation");
-    byId("alerts").replaceChildren(...found.alerts.map((/** @type {string} */ one) => el("div", {}, one)));
+    const found = await reads();
     redraw(now, () => now.replaceChildren(...current(found.call, found)));
     const head = ["agent", "state", "doing", "for", "clients", "last seen", "enrolled", "versions", ""].map((words, place) => el("th", { class: [0, 2, 7].includes(place) ? "text" : "", scope: "col" }, words));
     const body = found.agents.map((/** @type {any} */ one) => {

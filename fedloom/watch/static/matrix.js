@@ -1,7 +1,7 @@
 // Clients × rounds: who took part, whose answer did not count and why, and how each client fared; a pixel or more for each pair.
 
-import { cellChoices, ordered } from "./clients.js";
-import { choice, clientName, el, get, getBytes, shown } from "./dom.js";
+import { cellChoices, cellQuery, ordered, reads as readClients } from "./clients.js";
+import { choice, clientName, el, read, shown } from "./dom.js";
 
 /** @typedef {import("./page.js").Context} Context */
 
@@ -13,11 +13,44 @@ const DARK = matchMedia("(prefers-color-scheme: dark)");
 /** @param {string} hex @returns {[number, number, number]} */
 const rgb = (hex) => [parseInt(hex.slice(1, 3), 16), parseInt(hex.slice(3, 5), 16), parseInt(hex.slice(5, 7), 16)];
 
+/** @type {{first: number, rounds: number, clients: number, values: Float32Array, states: Uint8Array, key: string} | null} */
+let data = null; // also while another view is open: then only later rounds are read
+
+/**
+ * Bring the pairs of the chosen cell up to date, and return the table of its clients.
+ * @param {Context} context @returns {Promise<any>}
+ */
+export async function reads(context) {
+  const { state } = context;
+  const key = JSON.stringify([state.run, cellQuery(state)]);
+  const known = data && data.key === key ? data : null;
+  const after = known ? known.first + known.rounds - 1 : 0;
+  const [table, buffer] = await Promise.all([readClients(context), read(`runs/${state.run}/matrix`, { ...cellQuery(state), after }, true)]);
+  const [first, rounds, clients] = new Uint32Array(buffer, 0, 3);
+  const values = new Float32Array(buffer, 24, rounds * clients);
+  const states = new Uint8Array(buffer, 24 + 4 * rounds * clients, rounds * clients);
+  if (!known) {
+    data = { first, rounds, clients, values, states, key };
+  } else if (known.clients === clients && first === after + 1) {
+    if (rounds && data === known) data = { ...known, rounds: known.rounds + rounds, values: joined(known.values, values), states: joined(known.states, states) };
+  } else { // clients joined, or rounds were taken back: read everything again
+    data = null;
+    return reads(context);
+  }
+  return table;
+}
+
+/** @template {Float32Array | Uint8Array} T @param {T} one @param {T} more @returns {T} */
+function joined(one, more) {
+  const both = new /** @type {any} */ (one.constructor)(one.length + more.length);
+  both.set(one);
+  both.set(more, one.length);
+  return both;
+}
+
 /** @param {HTMLElement} into @param {Context} context @returns {() => Promise<void>} */
 export function open(into, context) {
   const { state } = context;
-  /** @type {{first: number, rounds: number, clients: number, values: Float32Array, states: Uint8Array, key: string} | null} */
-  let data = null;
   /** @type {any} */
   let table = null;
   let [row, column] = [0, 0];
@@ -87,7 +120,7 @@ export function open(into, context) {
     canvas.dataset.milliseconds = (performance.now() - began).toFixed(1);
   }
 
-  function read() {
+  function tell() {
     if (!data || !numbers.length || !data.rounds) return;
     row = Math.min(Math.max(row, 0), numbers.length - 1);
     column = Math.min(Math.max(column, 0), data.rounds - 1);
@@ -109,7 +142,7 @@ export function open(into, context) {
     const box = canvas.getBoundingClientRect();
     column = Math.floor(((event.clientX - box.left) / box.width) * data.rounds);
     row = Math.floor(((event.clientY - box.top) / box.height) * numbers.length);
-    read();
+    tell();
   });
   canvas.addEventListener("pointerleave", () => { tip.hidden = true; });
   canvas.addEventListener("blur", () => { tip.hidden = true; });
@@ -118,38 +151,14 @@ export function open(into, context) {
     /** @type {Record<string, [number, number]>} */
     const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0], PageUp: [-20, 0], PageDown: [20, 0], Home: [0, -1e9], End: [0, 1e9] };
     const step = steps[event.key];
-    if (step) { event.preventDefault(); row += step[0]; column += step[1]; read(); }
+    if (step) { event.preventDefault(); row += step[0]; column += step[1]; tell(); }
     if (event.key === "Escape") tip.hidden = true;
   });
 
   async function update() {
-    const query = { label: state.label, seed: state.seed, metric: state.metric, phase: state.phase };
-    const name = JSON.stringify([state.run, query]);
-    const known = data && data.key === name ? data : null;
-    const after = known ? known.first + known.rounds - 1 : 0;
-    const [found, buffer] = await Promise.all([get(`runs/${state.run}/clients`, query), getBytes(`runs/${state.run}/matrix`, { ...query, after })]);
-    const [first, rounds, clients] = new Uint32Array(buffer, 0, 3);
-    let values = new Float32Array(buffer, 24, rounds * clients);
-    let states = new Uint8Array(buffer, 24 + 4 * rounds * clients, rounds * clients);
-    table = found;
-    if (known && known.clients === clients && first === after + 1) {
-      const joined = new Float32Array(known.values.length + values.length);
-      joined.set(known.values);
-      joined.set(values, known.values.length);
-      const both = new Uint8Array(known.states.length + states.length);
-      both.set(known.states);
-      both.set(states, known.states.length);
-      data = { ...known, rounds: known.rounds + rounds, values: joined, states: both };
-    } else if (known && rounds === 0) {
-      data = known;
-    } else if (known) { // clients joined, or rounds were taken back: read everything again
-      data = null;
-      return update();
-    } else {
-      data = { first, rounds, clients, values, states, key: name };
-    }
+    table = await reads(context);
     paint();
-    if (!tip.hidden) read();
+    if (!tip.hidden) tell();
   }
   return update;
 }

@@ -1,7 +1,7 @@
 // The models as pictures of their weights, with what each client holds: something to point at.
 
-import { cellChoices } from "./clients.js";
-import { clientName, el, get, shown, svg } from "./dom.js";
+import { cellChoices, cellQuery } from "./clients.js";
+import { clientName, el, read, shown, svg } from "./dom.js";
 
 /** @typedef {import("./page.js").Context} Context */
 /** @typedef {{shape: [number, number, number], values: number[]}} Picture */
@@ -37,6 +37,9 @@ function holdings(counts, classes, name) {
     ...(counts.length <= 12 ? [svg("text", { x: 10 * place + 5, y: 38, "text-anchor": "middle" }, (classes[place] ?? String(place)).slice(0, 2))] : [])]));
 }
 
+/** @param {Context} context @returns {Promise<any>} */
+export const reads = ({ state }) => read(`runs/${state.run}/models`, cellQuery(state));
+
 /** @param {HTMLElement} into @param {Context} context @returns {() => Promise<void>} */
 export function open(into, context) {
   const { state } = context;
@@ -45,7 +48,7 @@ export function open(into, context) {
   into.replaceChildren(el("div", { class: "bar" }, ...cellChoices(context, () => { context.remember(); void update(); })), note, cards);
 
   async function update() {
-    const found = await get(`runs/${state.run}/models`, { label: state.label, seed: state.seed, metric: state.metric, phase: state.phase });
+    const found = await reads(context);
     const metric = context.metrics().find((one) => one.name === state.metric);
     const pictured = Object.keys(found.shared).length > 0 || found.clients.some((/** @type {any} */ one) => one.picture);
     note.textContent = `${found.round === null ? "There is no checkpoint with a model yet. " : pictured ? `Weights of the first layer after round ${found.round}: blue is positive, orange negative, pale is near zero. ` : `The checkpoint of round ${found.round} holds no model here: clients keep theirs. `}${found.classes.length ? "Bars: the labels that a client holds." : ""}${found.all > found.clients.length ? ` The first ${found.clients.length} of ${found.all} clients are shown.` : ""}`;

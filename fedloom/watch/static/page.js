@@ -7,26 +7,26 @@ import * as federation from "./federation.js";
 import * as matrix from "./matrix.js";
 import * as models from "./models.js";
 import * as settings from "./settings.js";
-import { byId, bytes, choice, clock, duration, el, get, onTheme, post, redraw, Refused } from "./dom.js";
+import { byId, bytes, choice, clock, duration, el, forget, get, onTheme, post, redraw, Refused } from "./dom.js";
 
 /** @typedef {{label: string, seed: number, status: string, rounds_done: number, error: string | null, started: string | null, finished: string | null}} Cell */
 /** @typedef {{wish: string, time: string, running: boolean, paused: number | null}} Control */
 /** @typedef {{name: string, folder: string, status: string, rounds: number | null, cells: Cell[], labels: import("./dom.js").Style[], seeds: number[], metrics: import("./dom.js").Metric[], panels: Record<string, string>, clients: number, started: string | null, finished: string | null, seconds_left: number | null, seconds: number, bytes_up: number, bytes_down: number, epsilon: {label: string, seed: number, spent: number, word: string, about: string, budget: number | null}[], control: Control, network: boolean}} Overview */
 /** @typedef {{run: number, view: string, metric: string, panel: string, phase: string, label: string, seed: number, axis: import("./chart.js").AxisName, round: number | null, client: number | null, hidden: Set<string>, eachSeed: boolean, bands: boolean, sort: string, down: boolean, filter: string, paint: string}} State */
 /** @typedef {{state: State, about: any, overviews: Overview[], run: () => Overview, metrics: () => import("./dom.js").Metric[], panels: () => Record<string, string>, runChoice: () => HTMLElement[], remember: () => void, refresh: () => Promise<void>, ask: (words: string, button: string) => Promise<boolean>, fail: (error: unknown) => void}} Context */
-/** @typedef {{title: string, open: (into: HTMLElement, context: Context) => () => Promise<void>, when?: () => boolean}} View */
+/** @typedef {{title: string, reads: (context: Context) => Promise<any>, open: (into: HTMLElement, context: Context) => () => Promise<void>, when?: () => boolean}} View */
 
 /** @type {State} */
 const state = { run: 0, view: "", metric: "", panel: "", phase: "", label: "", seed: 0, axis: "rounds", round: null, client: null, hidden: new Set(), eachSeed: false, bands: true, sort: "number", down: false, filter: "", paint: "value" };
 /** @type {Record<string, View>} */
 const views = {
-  agents: { title: "Agents", open: federation.open, when: () => context.about.federation },
-  curves: { title: "Curves", open: curves.open, when: hasRuns },
-  clients: { title: "Clients", open: clients.open, when: hasRuns },
-  matrix: { title: "Rounds", open: matrix.open, when: hasRuns },
-  distribution: { title: "Distribution", open: distribution.open, when: hasRuns },
-  models: { title: "Models", open: models.open, when: hasRuns },
-  settings: { title: "Settings and cautions", open: settings.open, when: hasRuns },
+  agents: { title: "Agents", reads: federation.reads, open: federation.open, when: () => context.about.federation },
+  curves: { title: "Curves", reads: curves.reads, open: curves.open, when: hasRuns },
+  clients: { title: "Clients", reads: clients.reads, open: clients.open, when: hasRuns },
+  matrix: { title: "Rounds", reads: matrix.reads, open: matrix.open, when: hasRuns },
+  distribution: { title: "Distribution", reads: distribution.reads, open: distribution.open, when: hasRuns },
+  models: { title: "Models", reads: models.reads, open: models.open, when: hasRuns },
+  settings: { title: "Settings and cautions", reads: settings.reads, open: settings.open, when: hasRuns },
 };
 function hasRuns() { return context.overviews.length > 0; }
 /** @type {Context} */
@@ -124,18 +124,31 @@ async function redo() {
   if (working) { again = true; return; }
   do {
     again = false;
+    byId("view").setAttribute("aria-busy", "true");
     working = (update ? update() : Promise.resolve()).catch(fail);
     await working;
     working = null;
   } while (again);
+  byId("view").removeAttribute("aria-busy");
   document.body.dataset.drawn = state.view;
+  if (hasRuns()) void lookAhead();
+}
+
+let ahead = false;
+
+/** Read what the other views show, once and one after the other: the server then has it at hand when one is opened. */
+async function lookAhead() {
+  if (ahead) return;
+  ahead = true;
+  for (const name of Object.keys(views)) if (views[name].when?.() && hasRuns()) await views[name].reads(context).catch(() => {});
+  document.body.dataset.ahead = "done";
 }
 
 /** @param {unknown} error */
 function fail(error) {
   if (error instanceof Refused && error.status === 401) { void start(); return; }
   if (error instanceof TypeError) return; // the server is away: the stream says so
-  byId("alerts").replaceChildren(el("div", {}, error instanceof Error ? error.message : String(error)));
+  byId("errors").replaceChildren(el("div", {}, el("span", {}, error instanceof Error ? error.message : String(error)), el("button", { type: "button", onclick: () => byId("errors").replaceChildren() }, "Close")));
 }
 
 function overview() {
@@ -251,9 +264,19 @@ function listen() {
     byId("live").className = "";
     if (stream?.readyState === EventSource.CLOSED) setTimeout(start, 1000); // it was refused: ask again what is allowed
   };
-  stream.onmessage = (event) => { void refresh(JSON.parse(event.data).runs.length > 0); };
-  if (context.about.federation) beat ??= window.setInterval(() => { if (state.view === "agents" && stream?.readyState === EventSource.OPEN && !document.hidden) void (hasRuns() ? redo() : refresh(true)); }, 1000);
+  stream.onmessage = (event) => {
+    const changed = JSON.parse(event.data).runs.length > 0;
+    if (changed) forget();
+    void refresh(changed);
+  };
+  if (context.about.federation) beat ??= window.setInterval(() => { if (stream?.readyState === EventSource.OPEN) void (!hasRuns() ? refresh(true) : state.view === "agents" ? redo() : federation.reads().catch(fail)); }, 1000);
 }
+
+// nobody looks at a hidden page; and a browser has few connections to one host for all its pages
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) stream?.close();
+  else if (stream && !context.about.locked) listen();
+});
 
 async function start() {
   try {
@@ -262,7 +285,7 @@ async function start() {
   byId("footer").textContent = `fedloom ${context.about.version}. Nothing on this page comes from elsewhere. fedloom report writes the page to hand in.`;
   byId("locked").hidden = !context.about.locked;
   byId("page").hidden = context.about.locked;
-  if (context.about.locked) { stream?.close(); byId("live").textContent = "Locked"; byId("locked-form").replaceChildren(loginForm("token")); return; }
+  if (context.about.locked) { stream?.close(); byId("alerts").replaceChildren(); byId("live").textContent = "Locked"; byId("locked-form").replaceChildren(loginForm("token")); return; }
   opened = "";
   await refresh(true);
   listen();

@@ -1,6 +1,6 @@
 // What is run, where, and what a careful reader should know: the report's cautions.
 
-import { el, get } from "./dom.js";
+import { el, read } from "./dom.js";
 
 /** @typedef {import("./page.js").Context} Context */
 
@@ -9,6 +9,9 @@ export function warnings(cautions) {
   return el("div", { class: "warnings" }, el("b", {}, cautions.length ? "Before you trust these numbers" : "No cautions"), el("ul", {}, ...cautions.map((one) => el("li", {}, one))));
 }
 
+/** @param {Context} context @returns {Promise<any[]>} */
+export const reads = ({ overviews }) => Promise.all(overviews.map((_, number) => read(`runs/${number}/settings`)));
+
 /** @param {HTMLElement} into @param {Context} context @returns {() => Promise<void>} */
 export function open(into, context) {
   const grid = el("div", { class: "runs" });
@@ -16,8 +19,9 @@ export function open(into, context) {
   grid.append(...boxes);
   into.replaceChildren(grid);
   return async () => {
-    await Promise.all(boxes.map(async (box, number) => {
-      const found = await get(`runs/${number}/settings`);
+    const all = await reads(context);
+    boxes.forEach((box, number) => {
+      const found = all[number];
       const run = context.overviews[number];
       const facts = Object.entries({ ...found.machine, ...Object.fromEntries(Object.entries(found.data).map(([seed, sha]) => [`data of seed ${seed}`, sha])) });
       const cells = run.cells.map((cell) => el("tr", {}, el("th", { class: "text", scope: "row" }, cell.label), el("td", {}, cell.seed), el("td", {}, cell.status), el("td", {}, `${cell.rounds_done}${run.rounds ? ` of ${run.rounds}` : ""}`), el("td", { class: "text" }, cell.error ?? "")));
@@ -27,6 +31,6 @@ export function open(into, context) {
         el("h3", {}, "Experiment"), el("pre", { tabindex: 0 }, found.experiment),
         el("h3", {}, "Machine and data"), el("dl", {}, ...facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
       );
-    }));
+    });
   };
 }

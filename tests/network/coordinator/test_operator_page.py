@@ -13,7 +13,7 @@ from fedloom.network.coordinator import operator_page
 from fedloom.network.coordinator.operator_page import certified_names, quorum_alerts
 from fedloom.network.protocol.certificates import local_authority
 from fedloom.network.protocol.messages import Failure
-from tests.network.conftest import World
+from tests.network.conftest import Requests, World
 
 ORIGIN = {"origin": "http://coordinator"}
 
@@ -116,7 +116,7 @@ def test_a_quorum_at_risk_is_an_alert(world: World) -> None:
     assert list(quorum_alerts(world.pool, call)) == []
     world.pool.agents[two.signer.agent].seen -= 3600
     assert list(quorum_alerts(world.pool, call)) == [
-        "a test: the quorum is at risk. All 1 clients that are left must answer."
+        "a test: the quorum is at risk. It needs every answer that can still come: 1."
     ]
     call.needed = 2
     assert list(quorum_alerts(world.pool, call)) == [
@@ -133,9 +133,26 @@ def test_clocks_and_a_full_disk_are_alerts(world: World, monkeypatch: pytest.Mon
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(operator_page.shutil, "disk_usage", lambda path: usage(100 * 10**9, 98 * 10**9, 2 * 10**9))
     assert state(world)["alerts"] == [
-        "3 requests were rejected because their time is far from this machine's: check the clocks.",
+        "3 requests within an hour were rejected because their time is far from this machine's: check the clocks.",
         "The disk is nearly full: 2.0 GB of 100 GB are free.",
     ]
+    monkeypatch.setattr(operator_page, "HOUR", 0.0)  # as if an hour had passed
+    assert state(world)["alerts"] == ["The disk is nearly full: 2.0 GB of 100 GB are free."]
+
+
+def test_each_browser_of_the_operator_has_its_own_connections(world: World) -> None:
+    names: list[str] = []
+
+    async def recognised(scope: Any, receive: Any, send: Any) -> None:
+        await world.client._app({**scope, "recognise": names.append}, receive, send)
+
+    client = Requests(recognised)
+    for headers in (login(world), login(world)):
+        for _ in range(2):
+            assert client.get("/watch/api/federation", headers=headers).status_code == 200
+    client.close()
+    one, same, two, _ = names
+    assert one == same != two
 
 
 def test_the_operator_invites_withdraws_and_revokes(world: World) -> None:
