@@ -10,8 +10,10 @@ import pytest
 
 from fedloom.network.coordinator.agent_pool import AgentPool
 from fedloom.network.coordinator.ledger import Ledger
+from fedloom.network.coordinator.network_folder import invite, withdraw
 from fedloom.network.coordinator.serve import HttpsServer
 from fedloom.network.protocol.certificates import local_authority
+from fedloom.network.protocol.messages import Failure
 from fedloom.network.protocol.signatures import Verifier
 from fedloom.network.protocol.token import Token
 from tests.browser.test_page import PALE, Open, show
@@ -77,10 +79,40 @@ def test_the_operator_sees_agents_live_and_is_asked_before_one_is_revoked(served
     assert f"--token {token} " in page.locator("pre").inner_text()
 
 
+def test_errors_do_not_hide_alerts_and_both_go(served: ServedWorld, open_page: Open) -> None:
+    kerry = served.speaker("kerry")
+    kerry.hello()
+    (token,) = invite(served.ledger, 1)
+    page = open_page(served.url, ignores=("401", "409"))
+    log_in(page, served.operator)
+    served.open_call(kerry).needed = 1
+    served.pool.agents[kerry.signer.agent].seen -= 3600
+    alert = page.get_by_text("a test: the quorum is lost unless agents come back.")
+    alert.wait_for()
+    page.get_by_role("button", name="Withdraw").click()
+    page.get_by_role("button", name="Withdraw the token").wait_for()
+    withdraw(served.ledger, token.stem)  # somebody else is faster
+    page.get_by_role("button", name="Withdraw the token").click()
+    page.locator("#errors").get_by_text("token").wait_for()
+    assert alert.is_visible()
+    page.get_by_role("button", name="Close").click()
+    assert page.locator("#errors").inner_text() == ""
+    GrowingRun(served.folder).add(1)
+    page.locator("#tab-curves").wait_for()
+    show(page, "curves")
+    assert alert.is_visible()  # in every view
+    kerry.hello()
+    alert.wait_for(state="hidden")
+
+
 @pytest.mark.parametrize("width", [390, 2560])
-def test_the_run_appears_beside_the_agents_when_it_begins(served: ServedWorld, open_page: Open, width: int) -> None:
-    served.speaker("kerry").hello()
-    page = open_page(served.url, width, ignores=("401",))
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_run_appears_beside_the_agents_when_it_begins(
+    served: ServedWorld, open_page: Open, width: int, scheme: str
+) -> None:
+    long = served.speaker("a-very-long-name-of-an-institute-" * 3)
+    long.hello()
+    page = open_page(served.url, width, scheme, ignores=("401",))
     log_in(page, served.operator)
     page.get_by_text("The run has not begun").wait_for()
     GrowingRun(served.folder).add(2)
@@ -88,4 +120,11 @@ def test_the_run_appears_beside_the_agents_when_it_begins(served: ServedWorld, o
     show(page, "curves")
     assert page.locator(".chart polyline").count() == 2
     show(page, "agents")
+    served.open_call(long, clients=2).needed = 2
+    refuses = Failure(ask="ask", clients=(0,), kind="refused", message="[policy] refuses this for a long reason. " * 5)
+    for _ in range(3):
+        served.pool.fail(long.signer.agent, refuses)
+    page.get_by_text("refused: [policy] refuses this").wait_for()
+    page.get_by_text("refused 3 times within an hour").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate(PALE) == []

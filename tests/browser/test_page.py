@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fedloom.federation.work import Report
 from fedloom.files import locked
 from fedloom.watch.serve import WatchServer
 from tests.browser.conftest import SIZES
@@ -159,6 +160,51 @@ def test_it_can_be_used_by_keyboard_alone(tmp_path: Path, watched: Watched, open
     page.locator("canvas").focus()
     page.keyboard.press("ArrowDown")
     assert page.locator(".tip").inner_text().startswith("kerry\nRound 1: took part, accuracy ")
+
+
+def test_the_matrix_says_who_was_late_and_who_refused(tmp_path: Path, watched: Watched, open_page: Open) -> None:
+    some = (Report(0, 100, 200),)
+    run = GrowingRun(tmp_path / "run").add(1).add(1, reports=some, absences={1: "late", 2: "refused"})
+    page = open_page(watched(run).url)
+    page.locator(".chart svg").wait_for()
+    show(page, "matrix")
+    page.get_by_label("Colour").select_option("state")
+    assert page.locator(".swatches span").all_inner_texts() == ["took part", "too late", "refused", "did not take part"]
+    page.locator("canvas").focus()
+    page.keyboard.press("End")
+    for words in ("too late", "refused"):
+        page.keyboard.press("ArrowDown")
+        assert f"Round 2: {words}, accuracy" in page.locator(".tip").inner_text()
+
+
+def test_views_are_read_ahead_and_opened_without_a_request(tmp_path: Path, watched: Watched, open_page: Open) -> None:
+    page = open_page(watched(GrowingRun(tmp_path / "run").add(3)).url)
+    until(page, "document.body.dataset.ahead === 'done'")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "/api/" in request.url else None)
+    for view in ("clients", "distribution", "models", "settings", "curves"):
+        show(page, view)
+    assert asked == []
+    show(page, "matrix")
+    assert len(asked) == 1  # for rounds after the last known one
+    assert asked[0].endswith("after=3")
+
+
+def test_a_hidden_page_asks_for_nothing_and_catches_up(tmp_path: Path, watched: Watched, open_page: Open) -> None:
+    run = GrowingRun(tmp_path / "run").add(1)
+    page = open_page(watched(run).url)
+    rounds_said(page, "4 of 40")
+    until(page, "document.body.dataset.ahead === 'done'")
+    hide = "(on) => { Object.defineProperty(document, 'hidden', {value: on, configurable: true}); "
+    hide += "document.dispatchEvent(new Event('visibilitychange')); }"
+    asked: list[str] = []
+    page.evaluate(hide, True)
+    page.on("request", lambda request: asked.append(request.url))
+    run.add(1)
+    page.wait_for_timeout(1500)  # three times as long as a page that looks would need
+    assert asked == []
+    page.evaluate(hide, False)
+    rounds_said(page, "8 of 40")
 
 
 def test_lines_can_be_hidden_and_other_axes_chosen(tmp_path: Path, watched: Watched, open_page: Open) -> None:

@@ -108,7 +108,8 @@ class OperatorsView:
             one = self.pool.agents.get(agent)
             for client in (asked.client for asked in assignment.clients):
                 failure = failures.get(client)
-                state = "answered" if client in answers else "failed" if failure else "waiting"
+                failed = failure and ("refused" if failure.kind == "refused" else "failed")
+                state = "answered" if client in answers else failed or "waiting"
                 lost = state == "waiting" and (one is None or one.lost())
                 clients.append(
                     {
@@ -176,8 +177,8 @@ def quorum_alerts(pool: AgentPool, call: Call) -> Iterator[str]:
     possible = len(call.answers) + len(waiting) - len(lost)
     if possible < call.needed:
         yield (
-            f"{plain(call.title)}: the quorum is lost unless agents come back. {call.needed} answers are needed, "
-            f"{len(call.answers)} are there, and {possible - len(call.answers)} can still come."
+            f"{plain(call.title)}: the quorum is lost unless agents come back. Answers that are needed: {call.needed}; "
+            f"that are there: {len(call.answers)}; that can still come: {possible - len(call.answers)}."
         )
     elif (lost or call.failures) and possible == call.needed:
         yield (

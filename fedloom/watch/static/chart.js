@@ -25,16 +25,21 @@ export const places = (line, axis) => line.x[axis] ?? line.x.rounds;
  * @param {Line[]} lines @param {AxisName} axis @param {boolean} seeds @returns {{x: Range, y: Range}}
  */
 export function ranges(lines, axis, seeds) {
-  let [left, right, low, high] = [Infinity, -Infinity, Infinity, -Infinity];
-  for (const line of lines) {
-    for (const one of places(line, axis)) if (one !== null) { left = Math.min(left, one); right = Math.max(right, one); }
-    for (const values of [line.mean, line.low, line.high, ...(seeds ? line.seeds.map((one) => one.mean) : [])]) {
-      for (const one of values) if (one !== null) { low = Math.min(low, one); high = Math.max(high, one); }
-    }
-  }
-  if (right === left) [left, right] = [left - 0.5, right + 0.5];
-  const room = (high - low || Math.abs(high) || 1) * 0.04;
-  return { x: { low: left, high: right }, y: { low: low - room, high: high + room } };
+  /** @param {(number|null)[][]} rows @returns {Range} */
+  const around = (rows) => {
+    const found = { low: Infinity, high: -Infinity };
+    for (const row of rows) for (const one of row) if (one !== null) { found.low = Math.min(found.low, one); found.high = Math.max(found.high, one); }
+    return found;
+  };
+  const x = around(lines.map((line) => places(line, axis)));
+  if (x.high === x.low) { x.low -= 0.5; x.high += 0.5; }
+  const means = around(lines.flatMap((line) => [line.mean, ...(seeds ? line.seeds.map((one) => one.mean) : [])]));
+  const bands = around(lines.flatMap((line) => [line.mean, line.low, line.high]));
+  const widths = lines.flatMap((line) => line.high.map((one, place) => Number(one) - Number(line.mean[place]))).sort((a, b) => a - b);
+  // a few very wide intervals, as of two seeds, must not press the lines flat
+  const most = Math.max((means.high - means.low) / 2, widths[Math.floor(widths.length / 2)] ?? 0);
+  const room = (means.high - means.low || Math.abs(means.high) || 1) * 0.04;
+  return { x, y: { low: Math.min(means.low, Math.max(bands.low, means.low - most)) - room, high: Math.max(means.high, Math.min(bands.high, means.high + most)) + room } };
 }
 
 /** @param {Range} range @param {number} most @param {boolean} [whole] @returns {number[]} */
@@ -69,7 +74,7 @@ export function drawLines(into, what) {
   /** @param {number} value */
   const y = (value) => {
     const at = log ? Math.log10(Math.max(value, 1e-300)) : value;
-    return top + (1 - Math.min(Math.max((at - yRange.low) / (yRange.high - yRange.low), -0.05), 1.05)) * (height - top - bottom);
+    return top + (1 - Math.min(Math.max((at - yRange.low) / (yRange.high - yRange.low), 0), 1)) * (height - top - bottom);
   };
   const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", tabindex: 0, "aria-label": `${what.title}. Left and right arrows read the values.` });
   if (lines.length && Number.isFinite(yRange.low)) {
@@ -88,7 +93,7 @@ export function drawLines(into, what) {
       const stroke = colour(style);
       if (what.bands && line.mean.length > 1) {
         const edge = [...path(places(line, axis), line.high), ...path(places(line, axis), line.low).reverse()];
-        drawing.append(svg("polygon", { points: edge.join(" "), fill: stroke, "fill-opacity": lines.length > 4 ? 0.09 : 0.18 }));
+        drawing.append(svg("polygon", { points: edge.join(" "), fill: stroke, "fill-opacity": lines.length > 4 ? 0.06 : 0.18 }));
       }
       if (what.seeds) {
         for (const seed of line.seeds) drawing.append(svg("polyline", { points: path(places(/** @type {any} */ (seed), axis), seed.mean).join(" "), fill: "none", stroke, "stroke-width": 0.9, "stroke-opacity": 0.55 }));

@@ -14,9 +14,9 @@ export const cellQuery = (state) => ({ label: state.label, seed: state.seed, met
 /** @param {Context} context @returns {Promise<any>} */
 export const reads = ({ state }) => read(`runs/${state.run}/clients`, cellQuery(state));
 
-/** @param {Context} context @param {() => void} redo @returns {HTMLElement[]} */
-export function cellChoices(context, redo) {
-  const { state } = context;
+/** @param {Context} context @returns {HTMLElement[]} */
+export function cellChoices(context) {
+  const { redo, state } = context;
   const run = context.run();
   /** @type {[string, string][]} */
   const phases = Object.entries(context.panels()).filter(([key]) => key !== "server");
@@ -57,12 +57,11 @@ export function open(into, context) {
   let page = 0;
   /** @type {any} */
   let table = null;
-  const redo = () => { context.remember(); void update(); };
   const filter = el("input", { type: "search", autocomplete: "off", value: state.filter, placeholder: "part of a name", oninput: () => { state.filter = filter.value; page = 0; context.remember(); show(); } });
   const count = el("p", { class: "note", role: "status" });
   const scroll = el("div", { class: "scroll" });
   const pages = el("div", { class: "bar" });
-  into.replaceChildren(el("div", { class: "bar" }, ...cellChoices(context, redo), el("label", {}, "Filter", filter)), count, scroll, pages);
+  into.replaceChildren(el("div", { class: "bar" }, ...cellChoices(context), el("label", {}, "Filter", filter)), count, scroll, pages);
 
   function show() {
     if (!table) return;

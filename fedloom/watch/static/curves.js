@@ -15,7 +15,7 @@ export function open(into, context) {
   const bar = el("div", { class: "bar" });
   const grid = el("div", { class: "runs" });
   into.replaceChildren(bar, grid);
-  const redo = () => { context.remember(); void update(); };
+  const { redo } = context;
   bar.append(
     choice("Metric", context.metrics().map((one) => [one.name, one.name]), state.metric, (value) => { state.metric = value; redo(); }),
     choice("Measured", Object.entries(context.panels()), state.panel, (value) => { state.panel = value; redo(); }),
@@ -24,8 +24,8 @@ export function open(into, context) {
     tick("Every seed", state.eachSeed, (on) => { state.eachSeed = on; redo(); }),
   );
   const boxes = context.overviews.map((run) => {
-    const box = { title: el("h2", {}, context.overviews.length > 1 ? run.name : "Curves"), chart: el("div"), caption: el("p", { class: "note" }), table: el("div", { class: "scroll" }) };
-    grid.append(el("div", {}, box.title, box.chart, box.caption, box.table));
+    const box = { title: context.overviews.length > 1 ? el("h2", {}, run.name) : "", chart: el("div"), caption: el("p", { class: "note" }), about: el("p", { class: "note" }, "The last round that all seeds of an algorithm have reached, the best first:"), table: el("div", { class: "scroll" }) };
+    grid.append(el("div", {}, box.title, box.chart, box.caption, box.about, box.table));
     return box;
   });
 
@@ -51,7 +51,8 @@ export function open(into, context) {
         return el("tr", {}, el("th", { class: "text", scope: "row" }, line.label), el("td", {}, line.x.rounds[last]), el("td", {}, shown(line.mean[last], metric)), el("td", {}, high > low ? `${shown(low, metric)} to ${shown(high, metric)}` : "–"), el("td", {}, line.seeds.length));
       });
       const head = ["algorithm", "round", state.metric, "band", "seeds"].map((words, place) => el("th", { class: place ? "" : "text", scope: "col" }, words));
-      box.table.replaceChildren(rows.length ? el("table", {}, el("caption", { class: "note" }, "The last round that all seeds of an algorithm have reached, the best first."), el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...body)) : "");
+      box.about.hidden = !rows.length;
+      box.table.replaceChildren(rows.length ? el("table", { "aria-label": "The last round" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...body)) : "");
     });
   }
   return update;

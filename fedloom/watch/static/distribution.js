@@ -16,12 +16,11 @@ export const reads = (context) => {
 
 /** @param {HTMLElement} into @param {Context} context @returns {() => Promise<void>} */
 export function open(into, context) {
-  const { state } = context;
-  const redo = () => { context.remember(); void update(); };
+  const { redo, state } = context;
   const slider = el("input", { type: "range", min: 1, max: 1, value: 1, oninput: () => { state.round = Number(slider.value); latest.querySelector("input").checked = false; redo(); } });
   const which = el("span");
   const latest = /** @type {any} */ (tick("The latest", state.round === null, (on) => { state.round = on ? null : Number(slider.value); redo(); }));
-  const choices = cellChoices(context, redo);
+  const choices = cellChoices(context);
   choices.splice(context.runChoice().length, 1); // all algorithms are shown
   const rows = el("div", { class: "rows" });
   into.replaceChildren(el("div", { class: "bar" }, ...choices, el("label", {}, which, slider), latest), rows);
@@ -51,7 +50,7 @@ export function open(into, context) {
       const tenth = sorted[Math.floor(0.1 * (sorted.length - 1))].value;
       const words = `${line.values.length} clients in round ${line.round}: mean ${shown(mean, metric)}, worst tenth up to ${shown(tenth, metric)}, worst ${shown(sorted[0].value, metric)} at ${clientName(table.names[sorted[0].client], sorted[0].client)}`;
       const drawing = svg("svg", { viewBox: `0 0 ${width} 76`, preserveAspectRatio: "none", role: "img", "aria-label": `${line.label}: ${words}` });
-      counts.forEach((count, bin) => { if (count) drawing.append(svg("rect", { x: x(low + (bin / BINS) * span) + 1, width: Math.max((width - 16) / BINS - 2, 1), y: 54 - (50 * count) / most, height: (50 * count) / most, fill }, svg("title", {}, `${shown(low + (bin / BINS) * span, metric)} to ${shown(low + ((bin + 1) / BINS) * span, metric)}: ${count} clients`))); });
+      counts.forEach((count, bin) => { if (count) drawing.append(svg("rect", { x: x(low + (bin / BINS) * span) + 1, width: Math.max((width - 16) / BINS - 2, 1), y: 54 - (42 * count) / most, height: (42 * count) / most, fill }, svg("title", {}, `${shown(low + (bin / BINS) * span, metric)} to ${shown(low + ((bin + 1) / BINS) * span, metric)}: ${count} clients`))); });
       drawing.append(svg("line", { x1: 8, x2: width - 8, y1: 54.5, y2: 54.5, stroke: "currentColor", "stroke-opacity": 0.5 }), svg("line", { x1: x(mean), x2: x(mean), y1: 0, y2: 56, stroke: "currentColor", "stroke-width": 2 }));
       for (const at of ticks({ low, high }, Math.max(3, Math.min(10, width / 90)))) drawing.append(svg("text", { x: x(at), y: 70, "text-anchor": x(at) < 30 ? "start" : x(at) > width - 40 ? "end" : "middle" }, onTick(at, metric)));
       return el("div", {}, el("h3", {}, line.label), el("p", { class: "note" }, words), drawing);

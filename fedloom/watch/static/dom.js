@@ -171,5 +171,5 @@ export function duration(seconds) {
   return `${Number((seconds / 86400).toPrecision(2))} days`;
 }
 
-/** @param {string | null} moment */
-export const clock = (moment) => (moment ? new Date(moment).toLocaleString() : "–");
+/** @param {string | null} moment @param {boolean} [brief] without year and seconds */
+export const clock = (moment, brief = false) => (moment ? new Date(moment).toLocaleString(undefined, brief ? { month: "short", day: "numeric", hour: "numeric", minute: "2-digit" } : {}) : "–");

@@ -8,6 +8,7 @@ import { choice, clientName, el, read, shown } from "./dom.js";
 // of the states, after "nothing": took part, left out, outlier, late, gone, surplus, refused, failed, revoked
 const IN_THE_LIGHT = ["#0072B2", "#D55E00", "#CC79A7", "#E69F00", "#77808c", "#56B4E9", "#882255", "#c62828", "#332288"];
 const IN_THE_DARK = ["#2b8fd0", "#D55E00", "#CC79A7", "#E69F00", "#97a1ad", "#56B4E9", "#F0E442", "#e05252", "#9d8cff"];
+const NAMED = 30; // rows, at most, that are high enough for a name
 const DARK = matchMedia("(prefers-color-scheme: dark)");
 
 /** @param {string} hex @returns {[number, number, number]} */
@@ -54,16 +55,16 @@ export function open(into, context) {
   /** @type {any} */
   let table = null;
   let [row, column] = [0, 0];
-  const redo = () => { context.remember(); void update(); };
   /** @type {[string, string][]} */
   const orders = [["number", "as numbered"], ["name", "name"], ["value", "last value"], ["took_part", "rounds taken part"], ["not_counted", "answers not counted"]];
   const filter = el("input", { type: "search", autocomplete: "off", value: state.filter, placeholder: "part of a name", oninput: () => { state.filter = filter.value; context.remember(); paint(); } });
-  const bar = el("div", { class: "bar" }, ...cellChoices(context, redo), choice("Colour", [["value", "value"], ["state", "who took part"]], state.paint, (value) => { state.paint = value; context.remember(); paint(); }), choice("Order", orders, orders.some(([key]) => key === state.sort) ? state.sort : "number", (value) => { state.sort = value; state.down = value !== "name" && value !== "number"; context.remember(); paint(); }), el("label", {}, "Filter", filter));
+  const bar = el("div", { class: "bar" }, ...cellChoices(context), choice("Colour", [["value", "value"], ["state", "who took part"]], state.paint, (value) => { state.paint = value; context.remember(); paint(); }), choice("Order", orders, orders.some(([key]) => key === state.sort) ? state.sort : "number", (value) => { state.sort = value; state.down = value !== "name" && value !== "number"; context.remember(); paint(); }), el("label", {}, "Filter", filter));
   const canvas = el("canvas", { tabindex: 0, role: "img", "aria-label": "Clients by rounds. Arrow keys move from pair to pair and read them." });
   const tip = el("div", { class: "tip", hidden: true, role: "status" });
+  const [names, axis] = [el("div", { class: "names", "aria-hidden": "true" }), el("div", { class: "axis", "aria-hidden": "true" })];
   const key = el("div", { class: "swatches" });
   const note = el("p", { class: "note" });
-  into.replaceChildren(bar, note, el("div", { class: "chart" }, canvas, tip), key);
+  into.replaceChildren(bar, note, el("div", { class: "matrix" }, names, el("div", { class: "chart" }, canvas, tip), axis), key);
   /** @type {number[]} */
   let numbers = [];
 
@@ -100,8 +101,10 @@ export function open(into, context) {
       }
     }
     const ratio = Math.min(window.devicePixelRatio || 1, 2);
+    const height = Math.min(Math.max(tall * 22, 60), 660);
+    names.replaceChildren(...(tall <= NAMED ? numbers.map((client) => el("span", {}, clientName(table.names[client], client))) : []));
+    axis.replaceChildren(...(rounds ? [el("span", {}, data.first), el("span", {}, "Rounds"), el("span", {}, data.first + rounds - 1)] : []));
     const width = Math.max(canvas.clientWidth, 200);
-    const height = Math.min(Math.max(tall * 14, 60), 620);
     canvas.width = Math.round(width * ratio);
     canvas.height = Math.round(height * ratio);
     canvas.style.height = `${height}px`;

@@ -45,7 +45,7 @@ export function open(into, context) {
   const { state } = context;
   const note = el("p", { class: "note" });
   const cards = el("div", { class: "people" });
-  into.replaceChildren(el("div", { class: "bar" }, ...cellChoices(context, () => { context.remember(); void update(); })), note, cards);
+  into.replaceChildren(el("div", { class: "bar" }, ...cellChoices(context)), note, cards);
 
   async function update() {
     const found = await reads(context);

@@ -13,7 +13,7 @@ import { byId, bytes, choice, clock, duration, el, forget, get, onTheme, post, r
 /** @typedef {{wish: string, time: string, running: boolean, paused: number | null}} Control */
 /** @typedef {{name: string, folder: string, status: string, rounds: number | null, cells: Cell[], labels: import("./dom.js").Style[], seeds: number[], metrics: import("./dom.js").Metric[], panels: Record<string, string>, clients: number, started: string | null, finished: string | null, seconds_left: number | null, seconds: number, bytes_up: number, bytes_down: number, epsilon: {label: string, seed: number, spent: number, word: string, about: string, budget: number | null}[], control: Control, network: boolean}} Overview */
 /** @typedef {{run: number, view: string, metric: string, panel: string, phase: string, label: string, seed: number, axis: import("./chart.js").AxisName, round: number | null, client: number | null, hidden: Set<string>, eachSeed: boolean, bands: boolean, sort: string, down: boolean, filter: string, paint: string}} State */
-/** @typedef {{state: State, about: any, overviews: Overview[], run: () => Overview, metrics: () => import("./dom.js").Metric[], panels: () => Record<string, string>, runChoice: () => HTMLElement[], remember: () => void, refresh: () => Promise<void>, ask: (words: string, button: string) => Promise<boolean>, fail: (error: unknown) => void}} Context */
+/** @typedef {{state: State, about: any, overviews: Overview[], run: () => Overview, metrics: () => import("./dom.js").Metric[], panels: () => Record<string, string>, runChoice: () => HTMLElement[], remember: () => void, redo: () => void, refresh: () => Promise<void>, ask: (words: string, button: string) => Promise<boolean>, fail: (error: unknown) => void}} Context */
 /** @typedef {{title: string, reads: (context: Context) => Promise<any>, open: (into: HTMLElement, context: Context) => () => Promise<void>, when?: () => boolean}} View */
 
 /** @type {State} */
@@ -39,6 +39,7 @@ const context = {
   panels: () => Object.assign({}, ...context.overviews.map((run) => run.panels)),
   runChoice: () => (context.overviews.length > 1 ? [choice("Run", context.overviews.map((run, number) => [String(number), run.name]), String(state.run), (value) => { state.run = Number(value); remember(); reopen(); })] : []),
   remember,
+  redo: () => { remember(); busy(); void redo(); },
   refresh: () => refresh(true),
   ask,
   fail,
@@ -110,8 +111,12 @@ function reopen() {
     return;
   }
   update = views[state.view].open(byId("view"), context);
+  busy();
   void redo();
 }
+
+/** Somebody chose something and waits for it. New rounds come without this sign. */
+function busy() { byId("view").setAttribute("aria-busy", "true"); }
 
 const signature = () => JSON.stringify([state.view, state.run, context.about.operator, context.overviews.map((run) => [run.name, run.metrics, run.labels, run.seeds, run.panels])]);
 
@@ -124,7 +129,6 @@ async function redo() {
   if (working) { again = true; return; }
   do {
     again = false;
-    byId("view").setAttribute("aria-busy", "true");
     working = (update ? update() : Promise.resolve()).catch(fail);
     await working;
     working = null;
@@ -165,8 +169,8 @@ function overview() {
     return el("div", {},
       context.overviews.length > 1 ? el("h2", {}, run.name) : null,
       el("div", { class: "cards" },
-        card(words, run.finished ? `since ${clock(run.finished)}` : run.started ? `began ${clock(run.started)}` : "not begun", tone),
-        card(all ? `${done} of ${all}` : String(done), run.cells.length > 1 ? `rounds; ${finished} of ${run.cells.length} cells done` : "rounds"),
+        card(words, run.finished ? `since ${clock(run.finished, true)}` : run.started ? `began ${clock(run.started, true)}` : "not begun", tone),
+        card(all ? `${done} of ${all}` : String(done), run.cells.length > 1 ? `rounds; ${finished} of ${run.cells.length} cells` : "rounds"),
         card(time[0], time[1]),
         card(String(run.clients), "clients"),
         card(bytes(run.bytes_up), "sent by clients"), card(bytes(run.bytes_down), "received by clients"), ...spent),
@@ -287,8 +291,7 @@ async function start() {
   byId("page").hidden = context.about.locked;
   if (context.about.locked) { stream?.close(); byId("alerts").replaceChildren(); byId("live").textContent = "Locked"; byId("locked-form").replaceChildren(loginForm("token")); return; }
   opened = "";
-  await refresh(true);
-  listen();
+  listen(); // what it says first is that all runs have changed
 }
 
 let timer = 0;

@@ -24,10 +24,10 @@ export function open(into, context) {
       const found = all[number];
       const run = context.overviews[number];
       const facts = Object.entries({ ...found.machine, ...Object.fromEntries(Object.entries(found.data).map(([seed, sha]) => [`data of seed ${seed}`, sha])) });
-      const cells = run.cells.map((cell) => el("tr", {}, el("th", { class: "text", scope: "row" }, cell.label), el("td", {}, cell.seed), el("td", {}, cell.status), el("td", {}, `${cell.rounds_done}${run.rounds ? ` of ${run.rounds}` : ""}`), el("td", { class: "text" }, cell.error ?? "")));
+      const cells = run.cells.map((cell) => el("tr", {}, el("th", { class: "text", scope: "row" }, cell.label), el("td", {}, cell.seed), el("td", { class: "text" }, cell.status), el("td", {}, `${cell.rounds_done}${run.rounds ? ` of ${run.rounds}` : ""}`), el("td", { class: "text" }, cell.error ?? "")));
       box.replaceChildren(
         el("h2", {}, run.name), warnings(found.cautions),
-        el("h3", {}, "Cells"), el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, ...["algorithm", "seed", "status", "rounds", "error"].map((words, place) => el("th", { class: place === 0 || place === 4 ? "text" : "", scope: "col" }, words)))), el("tbody", {}, ...cells))),
+        el("h3", {}, "Cells"), el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, ...["algorithm", "seed", "status", "rounds", "error"].map((words, place) => el("th", { class: [0, 2, 4].includes(place) ? "text" : "", scope: "col" }, words)))), el("tbody", {}, ...cells))),
         el("h3", {}, "Experiment"), el("pre", { tabindex: 0 }, found.experiment),
         el("h3", {}, "Machine and data"), el("dl", {}, ...facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
       );

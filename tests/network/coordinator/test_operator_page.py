@@ -120,7 +120,8 @@ def test_a_quorum_at_risk_is_an_alert(world: World) -> None:
     ]
     call.needed = 2
     assert list(quorum_alerts(world.pool, call)) == [
-        "a test: the quorum is lost unless agents come back. 2 answers are needed, 0 are there, and 1 can still come."
+        "a test: the quorum is lost unless agents come back. "
+        "Answers that are needed: 2; that are there: 0; that can still come: 1."
     ]
     assert [client["state"] for client in state(world)["call"]["clients"]] == ["waiting", "lost"]
 
