@@ -21,6 +21,9 @@ from fedloom.federation.work import Place, Work
 from fedloom.task import Task
 from fedloom.training.clients import Setup
 
+# A worker reuses the memory of large batches. By default, glibc returns blocks above 32 MB to the system, and fresh
+# pages took a quarter of the processor time of rounds with mnist_cnn.
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": f"{1 << 30}", "MALLOC_TRIM_THRESHOLD_": f"{1 << 30}"}
 MOST_DEATHS = 2  # of workers without an answer in between, besides one death of each
 
 
@@ -110,6 +113,11 @@ class Workers:
         self.processes.clear()
 
 
+def environment() -> dict[str, str]:
+    """Return the environment of a worker process."""
+    return {**KEEP_MEMORY, **os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
 def _start() -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a worker process. Return it and the socket that leads to it."""
     ours, theirs = socket.socketpair()
@@ -119,7 +127,7 @@ def _start() -> tuple[subprocess.Popen[bytes], socket.socket]:
     process = subprocess.Popen(
         [sys.executable, "-m", "fedloom.backends.worker_process", *arguments],
         pass_fds=[theirs.fileno()],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        env=environment(),
         stdin=subprocess.DEVNULL,
     )
     theirs.close()

@@ -1,8 +1,10 @@
 """Every backend computes the same: bit for bit, or tightly where clients are trained side by side."""
 
 import os
+import platform
 import re
 import signal
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -21,7 +23,7 @@ from torch import Tensor, nn
 from fedloom.algorithm import Update
 from fedloom.algorithms import FedAvg
 from fedloom.backends.serial import Serial
-from fedloom.backends.vector import Vector, Workers, cut
+from fedloom.backends.vector import Vector, Workers, cut, environment
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError, TrainingError
 from fedloom.federation.engine import Evaluation, fit
@@ -294,3 +296,26 @@ def test_workers_end_when_they_are_closed(own_workers: Workers) -> None:
     own_workers.close()
     assert all(process.poll() is not None for process in processes)
     own_workers.close()
+
+
+TEN_LARGE_BLOCKS = """
+import ctypes, resource
+c = ctypes.CDLL(None)
+c.malloc.restype, c.malloc.argtypes, c.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+for _ in range(10):
+    block = c.malloc(1 << 26)
+    ctypes.memset(block, 1, 1 << 26)
+    c.free(block)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
+def test_a_worker_reuses_the_memory_of_large_batches_unless_you_say_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fresh_pages() -> int:
+        return int(subprocess.check_output([sys.executable, "-c", TEN_LARGE_BLOCKS], env=environment()))
+
+    ten = 10 * (1 << 26) // os.sysconf("SC_PAGE_SIZE")
+    assert fresh_pages() < ten / 2
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "1000000")
+    assert fresh_pages() > ten
