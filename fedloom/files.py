@@ -41,7 +41,10 @@ def write_private(path: Path, content: bytes) -> None:
 def make_private_database(path: Path) -> None:
     """Let only its owner read a database, which may be missing. SQLite's other files get the mode of this one."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    with suppress(FileExistsError):
+        # Only a new file is opened: closing a file drops all locks that this process has on it, also those of SQLite's
+        # connections, and then another process that reads the database deletes the log they write to.
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     for file in (path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))):
         with suppress(FileNotFoundError, PermissionError):  # it may belong to somebody else who shares it with us
             file.chmod(0o600)

@@ -41,6 +41,20 @@ def test_only_its_owner_may_read_a_private_database_and_what_sqlite_writes_besid
     assert modes == {"a.db": 0o600, "a.db-wal": 0o600, "a.db-shm": 0o600}
 
 
+def test_a_second_connection_keeps_the_locks_of_the_first_on_a_private_database(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    files.make_private_database(path)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("CREATE TABLE t (x)")
+        files.make_private_database(path)
+        read = (
+            "import sqlite3, sys; d = sqlite3.connect(sys.argv[1]); d.execute('SELECT * FROM t').fetchall(); d.close()"
+        )
+        subprocess.run([sys.executable, "-c", read, path], check=True)  # it deletes the log if nobody seems to use it
+        assert path.with_name("a.db-wal").exists()
+
+
 def test_a_failed_replacement_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     files.write_atomically(tmp_path / "a.txt", b"one")
     with pytest.raises(FileNotFoundError), files.replacing(tmp_path / "a.txt") as temporary:

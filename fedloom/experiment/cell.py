@@ -12,7 +12,7 @@ from fedloom.algorithm import Algorithm
 from fedloom.backends.protocol import Backend
 from fedloom.clock.fleet import Fleet
 from fedloom.data.federation import Federation
-from fedloom.errors import FedloomError, QuorumError
+from fedloom.errors import FedloomError, QuorumError, StoreError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.checks import check_target
 from fedloom.experiment.control import PAUSED, Control
@@ -57,7 +57,7 @@ class Cell:
 
     def is_done(self, store: Store) -> bool:
         """Whether the cell has ended; if so, make sure that the store says so."""
-        loaded = checkpoint.load(self.checkpoints)
+        loaded = self._load(store)
         if loaded is None or not loaded.ends(self.plan.rounds):
             return False
         # the process may have been killed between the last checkpoint and the store's update
@@ -69,10 +69,16 @@ class Cell:
     def train(self, group: WorkerGroup, should_stop: Callable[[], bool]) -> bool:
         """Run from the last checkpoint to the end; false if it was asked to stop before."""
         store = group.store
-        loaded = checkpoint.load(self.checkpoints)
-        for note in loaded.notes if loaded else ():
-            self.progress.note(f"{self.label}, seed {self.seed}: {note}")
+        loaded = self._load(store)
         begun = loaded.snapshot if loaded else None
+        notes = list(loaded.notes) if loaded else []
+        if begun and (lost := store.lost(self.number, begun.round)):
+            notes.append(
+                f"{store.path} has lost {len(lost)} rounds, from {lost[0]} to {lost[-1]}: what they measured is gone. "
+                f"The model continues from its checkpoint of round {begun.round}; --fresh measures all rounds again."
+            )
+        for note in notes:
+            self.progress.note(f"{self.label}, seed {self.seed}: {note}")
         store.forget_after(self.number, begun.round if begun else 0)
         store.set_status(self.number, "running")
         self.progress.begin(self.title, begun.round if begun else 0, self.plan.rounds)
@@ -89,6 +95,19 @@ class Cell:
         if not finished:
             store.set_status(self.number, "stopped")
         return finished
+
+    def _load(self, store: Store) -> checkpoint.Checkpoint | None:
+        """Load the newest checkpoint, or the oldest one if the store lost its round: more rounds are measured again."""
+        loaded = checkpoint.load(self.checkpoints)
+        if loaded is None or loaded.snapshot.round not in store.lost(self.number, loaded.snapshot.round):
+            return loaded
+        loaded = checkpoint.load(self.checkpoints, oldest=True)
+        if loaded is not None and loaded.ends(self.plan.rounds):
+            raise StoreError(
+                f"{self.title} is done, but {store.path} has lost what its last round measured, and no earlier "
+                "checkpoint is left to measure it again. Use --fresh to start over (the old folder is kept beside it)."
+            )
+        return loaded
 
     def _rounds(self, group: WorkerGroup, begun: Snapshot | None, should_stop: Callable[[], bool]) -> bool:
         backend, federation, task = group.get(self.seed)

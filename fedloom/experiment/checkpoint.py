@@ -128,12 +128,12 @@ def keep_model(folder: str | Path, round: int, model: Tree | None) -> None:
         raise StoreError(f"The model of round {round} cannot be kept in {models}: {error}.") from error
 
 
-def load(folder: str | Path) -> Checkpoint | None:
-    """Load the newest whole checkpoint, with a note about each newer one that is damaged; None if there is none."""
+def load(folder: str | Path, *, oldest: bool = False) -> Checkpoint | None:
+    """Load the newest (or oldest) whole checkpoint, with a note about each damaged one before it; None without any."""
     folder = Path(folder)
     notes: list[str] = []
     try:
-        for round in sorted(_rounds(folder), reverse=True):
+        for round in sorted(_rounds(folder), reverse=not oldest):
             try:
                 manifest = _manifest(folder, round)
                 return Checkpoint(_snapshot(folder, manifest), manifest["extra"], notes)

@@ -91,13 +91,16 @@ def preprocessing_file(folder: Path, seed: int | str) -> Path:
 def same_experiment(store: Store, folder: Path, plan: Plan) -> None:
     """Refuse to mix two experiments in one folder, and record what this one is."""
     done = max((cell["rounds_done"] for cell in store.cells()), default=0)
-    if not done:
-        if any((folder / "cells").glob("*/round-*.json")):
-            raise StoreError(
-                f"{folder} has checkpoints, but its run.db has no record of them. Use --fresh to start over."
-            )
-        store.forget_all()  # an attempt that failed before its first round does not claim the folder
     known = store.fact("description")
+    if not done:
+        if not any((folder / "cells").glob("*/round-*.json")):
+            store.forget_all()  # an attempt that failed before its first round does not claim the folder
+            known = None
+        elif known is None:
+            raise StoreError(
+                f"{folder} has checkpoints, but its run.db does not say of which experiment. Use --fresh to start over "
+                "(the old folder is kept beside it)."
+            )
     described = json.loads(json.dumps(plan.description(), default=str))
     if known is not None:
         known = _without_former_keys(known, described)

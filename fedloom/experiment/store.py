@@ -160,6 +160,12 @@ class Store:
             for table in PER_ROUND:
                 database.execute(f"DELETE FROM {table} WHERE cell = ? AND round > ?", (cell, round))
 
+    def lost(self, cell: int, round: int) -> list[int]:
+        """Return the rounds up to one that are not in the database, though the cell computed them."""
+        with self._transaction("BEGIN") as database:
+            known = {number for (number,) in database.execute("SELECT round FROM rounds WHERE cell = ?", (cell,))}
+        return [number for number in range(1, round + 1) if number not in known]
+
     def forget_all(self) -> None:
         """Delete everything: for a run that never reached its first round."""
         with self._transaction() as database:

@@ -21,7 +21,7 @@ SMALL_TEST = 10  # with fewer test examples, a client's accuracy moves in steps 
 def cautions(run: RunData) -> list[str]:
     """All cautions about a run, as sentences, the most serious first."""
     checks = (
-        *(_unfinished, _left_out, _arrivals, _abandoned, _diverged, _overfitting),
+        *(_unfinished, _lost, _left_out, _arrivals, _abandoned, _diverged, _overfitting),
         *(_no_better_than_guessing, _left_behind, _imitations, _chosen_on_test, _seeds, _small_tests, _undefined),
         *(_data, _network),
     )
@@ -38,6 +38,16 @@ def _unfinished(run: RunData) -> Iterator[str]:
             waiting.append(f"{label} (seed {seed})")
     if waiting:
         yield say("caution", "unfinished", cells=", ".join(waiting))
+
+
+def _lost(run: RunData) -> Iterator[str]:
+    """Rounds that the database does not have, such as after a copy without its log."""
+    for label, seed in run.cells:
+        known = {row["round"] for row in run.rows("rounds", label, seed)} or {0}
+        lost = sorted({*range(1, max(known))} - known)
+        if lost:
+            values = {"rounds": _rounds(len(lost)), "first": lost[0], "last": lost[-1]}
+            yield say("caution", "lost", label=label, seed=seed, **values)
 
 
 def _left_out(run: RunData) -> Iterator[str]:

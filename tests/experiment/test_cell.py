@@ -11,11 +11,14 @@ from torch import nn
 
 import fedloom as fl
 from fedloom import tree
-from fedloom.errors import InputError, QuorumError, TrainingError
+from fedloom.errors import InputError, QuorumError, StoreError, TrainingError
 from fedloom.experiment.cell import Cell
 from fedloom.experiment.experiment_file import EvaluateTable
+from fedloom.experiment.progress import Silent
 from fedloom.experiment.store import Store
+from fedloom.results.report_warnings import cautions
 from fedloom.results.result import Result
+from fedloom.results.run_data import RunData
 from tests.experiment.small_run import ALGORITHMS, StopAfter, run
 
 
@@ -40,6 +43,40 @@ def test_checkpoints_need_not_be_made_every_round(federation: fl.Federation, tas
     run(federation, task, tmp_path / "parts", rounds=5, checkpoint_every=3, should_stop=StopAfter(2))
     again = run(federation, task, tmp_path / "parts", rounds=5, checkpoint_every=3)
     assert again.weights_sha256 == whole.weights_sha256
+
+
+@pytest.mark.parametrize(("kept", "done", "lost"), [(0, 3, "2 rounds, from 1 to 2"), (1, 4, "2 rounds, from 2 to 3")])
+def test_a_run_whose_database_lost_rounds_continues_from_a_checkpoint_and_says_so(
+    kept: int, done: int, lost: str, federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    """`done` rounds were computed; a finished cell measures its last round again."""
+    fedavg = {"fedavg": ALGORITHMS["fedavg"]}
+    whole = run(federation, task, tmp_path / "whole", algorithms=fedavg)
+    run(federation, task, tmp_path / "parts", algorithms=fedavg, should_stop=StopAfter(done))
+    with Store(tmp_path / "parts") as store:
+        store.forget_after(1, kept)
+    notes: list[str] = []
+    progress = Silent()
+    progress.note = notes.append  # type: ignore[method-assign]
+    again = run(federation, task, tmp_path / "parts", algorithms=fedavg, progress=progress)
+    assert lost in " ".join(notes)
+    assert again.weights_sha256 == whole.weights_sha256
+    assert again.runs[0].final == whole.runs[0].final
+    first, last = lost.split("from ")[1].split(" to ")
+    assert f"what 2 rounds between {first} and {last} measured is missing" in " ".join(
+        cautions(RunData.read(again.folder))
+    )
+    assert not any("missing" in caution for caution in cautions(RunData.read(whole.folder)))
+
+
+def test_a_finished_cell_without_its_numbers_or_an_earlier_checkpoint_is_refused(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    run(federation, task, tmp_path, keep_checkpoints=1)
+    with Store(tmp_path) as store:
+        store.forget_after(1, 2)
+    with pytest.raises(StoreError, match=r"fedavg \(seed 1\) is done, but .* lost what its last round measured"):
+        run(federation, task, tmp_path, keep_checkpoints=1)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(

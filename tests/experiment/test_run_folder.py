@@ -62,7 +62,7 @@ def test_checkpoints_without_a_database_are_not_mistaken_for_this_run(
     run(federation, task, tmp_path)
     for file in tmp_path.glob("run.db*"):
         file.unlink()
-    with pytest.raises(StoreError, match="has no record of them"):
+    with pytest.raises(StoreError, match="does not say of which experiment"):
         run(federation, task, tmp_path)
 
 
