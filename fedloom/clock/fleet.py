@@ -97,7 +97,11 @@ def _numbers(
     if value.name == "uniform":
         return (value.low or 0.0) + ((value.high or 0.0) - (value.low or 0.0)) * share
     normal = torch.special.ndtri(torch.from_numpy(share)).numpy()
-    return np.asarray((value.median or 1.0) * np.exp((value.sigma or 0.5) * normal))
+    with np.errstate(over="ignore", under="ignore"):
+        found = np.asarray((value.median or 1.0) * np.exp((value.sigma or 0.5) * normal))
+    if not (np.isfinite(found) & (found > 0)).all():
+        raise InputError(f"[system] {key} with sigma = {value.sigma or 0.5:g} is 0 or infinite. Use a smaller sigma.")
+    return found
 
 
 def _of_file(key: str, value: Spread, population: int, names: dict[str, int], base: Path) -> NDArray[np.float64]:

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Gt, Le
 from pydantic import AllowInfNan, Strict, ValidationInfo, field_validator, model_validator
 
 from fedloom.errors import InputError, ParameterError
 from fedloom.record import Duration, NonNegative, Positive, Record, Whole
 
 Fraction = Annotated[float, Strict(), AllowInfNan(False), Gt(0), Le(1)]
-Chance = Annotated[float, Strict(), AllowInfNan(False), Ge(0), Lt(1)]
+Chance = Annotated[float, Strict(), AllowInfNan(False), Ge(0), Le(0.99)]  # somebody answers in the end
 
 
 class Spread(Record):

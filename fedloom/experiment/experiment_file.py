@@ -253,7 +253,10 @@ class Experiment(Record):
 
 def described_system(system: System, base: Path) -> dict[str, Any]:
     """Return what [system] decides: its values, and fingerprints of the files that it names."""
-    named = {str(file): files.sha256(locate(base, file)) for file in system.files()}
+    try:
+        named = {str(file): files.sha256(locate(base, file)) for file in system.files()}
+    except OSError as error:
+        raise InputError(f"[system] {error.filename} cannot be read: {error.strerror}.") from error
     return {**_values(system), **({"files": named} if named else {})}
 
 

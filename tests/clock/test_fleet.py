@@ -51,6 +51,11 @@ def test_seeds_share_a_fleet_unless_they_are_to_draw_their_own() -> None:
     assert (Fleet.of(own, MANY, 1).speed != Fleet.of(own, MANY, 2).speed).all()
 
 
+def test_numbers_too_far_apart_to_compute_with_are_refused() -> None:
+    with pytest.raises(InputError, match="speed with sigma = 500 is 0 or infinite"):
+        Fleet.of(System(step=1.0, speed={"name": "lognormal", "sigma": 500.0}), MANY)
+
+
 def test_clients_vanish_as_often_as_asked_and_at_any_time() -> None:
     fleet = Fleet.of(System(step=1.0, vanish=0.2), MANY)
     when = fleet.vanish(np.arange(2000), key=7)

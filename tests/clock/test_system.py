@@ -32,7 +32,7 @@ def test_numbers_may_be_constants_distributions_or_columns_of_files() -> None:
         ({"speed": {"name": "file"}}, "needs its path: 'file'"),
         ({"speed": {"name": "lognormal", "low": 1.0}}, '\'low\' is for name = "uniform". Got name = "lognormal"'),
         ({"speed": {"name": "normal"}}, r"\[system.speed\] name must be 'lognormal', 'uniform' or 'file'"),
-        ({"vanish": 1.0}, "'vanish' parameter of System must be less than 1"),
+        ({"vanish": 0.999}, "'vanish' parameter of System must be at most 0.99"),
         ({"availability": {"name": "cycle"}}, "needs 'share'"),
         ({"availability": {"name": "cycle", "share": 0.0}}, r"\[system.availability\] share must be more than 0"),
         ({"availability": {"name": "file"}}, "needs 'file'"),

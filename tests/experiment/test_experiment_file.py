@@ -176,6 +176,8 @@ def test_the_content_of_a_fleets_files_is_part_of_the_identity(tmp_path: Path) -
 
 
 def test_the_fleet_is_among_the_resolved_tables() -> None:
+    with pytest.raises(InputError, match=r"\[system\] .* cannot be read: Is a directory"):
+        parse("[system]\nspeed = { name = 'file', file = '.' }\n").description()
     resolved = parse("[system]\nspeed = { name = 'lognormal' }\n").resolved()
     assert resolved["system"]["speed"] == {"name": "lognormal"}
     assert parse("").resolved().keys() == resolved.keys() - {"system"}
