@@ -14,6 +14,7 @@ from fedloom.tree import Groups
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm
+    from fedloom.clock.in_flight import InFlight
 
 Arrivals = Mapping[str, Sequence[int]]  # "joined" and "replaced": clients for which that is so since the last round
 Absences = Mapping[
@@ -58,6 +59,13 @@ class Backend:
     def leave_out(self, round: int, client: int) -> bool:
         """Leave a client out of a round that begins again, because its result was not finite; false if it cannot."""
         return False
+
+    def in_flight(self, seed: int) -> InFlight | None:
+        """Return who is at work across asynchronous rounds, if clients themselves decide when they answer."""
+        return None
+
+    def rest(self) -> None:
+        """Stop clients that are at work across rounds, because no round follows."""
 
     def close(self) -> None:
         """Release what the backend holds. Most hold nothing."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,17 +11,17 @@ import numpy as np
 import torch
 
 from fedloom import keys
-from fedloom.clock.clock import ClientTime, Clock, Status
+from fedloom.clock.clock import ClientTime, Clock, RoundTime, Status
+from fedloom.clock.in_flight import InFlight, WorkOf, leaves_of, versions_of
 from fedloom.errors import QuorumError, RoundAbandoned
 from fedloom.federation.sampling import choose
 from fedloom.tree import Groups, Tree
 
 if TYPE_CHECKING:
     from fedloom.backends.protocol import Backend
-    from fedloom.federation.work import ClientWork
 
 STATUSES: tuple[Status, ...] = ("counted", "late", "surplus", "vanished", "left")
-FLIGHTS, VERSION = "flights", "version "  # the names of leaves that the clock remembers
+FLIGHTS = "flights"  # the name of a leaf that the clock remembers
 
 
 class Flight(NamedTuple):
@@ -40,7 +39,7 @@ class Flight(NamedTuple):
 
 
 @dataclass
-class AsyncClock(Clock):
+class AsyncClock(Clock, InFlight):
     """Keeps `concurrency` clients at work, and ends a round when `buffer` of them have answered.
 
     A client that starts has the state of that moment, and is not drawn again until its answer is in a round. All events
@@ -49,7 +48,7 @@ class AsyncClock(Clock):
 
     flights: list[Flight] = field(default_factory=list)  # a heap
     arrived: list[Flight] = field(default_factory=list)  # answers that no round has taken yet
-    versions: dict[int, Groups] = field(default_factory=dict)  # what was shared in rounds that clients still train from
+    versions: dict[int, Groups] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,11 +72,7 @@ class AsyncClock(Clock):
         queue = [*sorted(self.flights), *self.arrived]
         numbers = [[*flight[:5], STATUSES.index(flight.status), flight in self.arrived] for flight in queue]
         leaves = {FLIGHTS: torch.tensor(numbers, dtype=torch.float64).reshape(-1, 7)}
-        for version, shared in self.versions.items():
-            for group, tree in shared.items():
-                empty = {} if tree else {"": torch.zeros(0)}
-                leaves |= {f"{VERSION}{version}/{group}/{name}": leaf for name, leaf in {**tree, **empty}.items()}
-        return {**super().state, **leaves}
+        return {**super().state, **leaves_of(self.versions), **leaves}
 
     def restore(self, state: Tree) -> None:
         super().restore(state)
@@ -86,20 +81,10 @@ class AsyncClock(Clock):
             flight = Flight(ends, int(client), began, computing, int(version), STATUSES[int(status)])
             (self.arrived if has_arrived else self.flights).append(flight)
             self.versions[flight.version] = {}
-        for path, leaf in state.items():
-            if path.startswith(VERSION):
-                version, group, name = path.removeprefix(VERSION).split("/", 2)
-                tree = self.versions[int(version)].setdefault(group, {})
-                tree.update({name: leaf} if name else {})
+        self.versions |= versions_of(state)
 
-    def arrivals(
-        self, round: int, shared: Groups, work_of: Callable[[tuple[int, ...]], ClientWork], backend: Backend
-    ) -> list[Flight]:
-        """Let time pass until enough clients have answered; return their flights.
-
-        Free slots start with `shared`, at once. If nobody answers for as long as the deadline, raise `RoundAbandoned`;
-        answers so far stay for the next round.
-        """
+    def arrivals(self, round: int, shared: Groups, work_of: WorkOf, backend: Backend) -> list[Flight]:
+        """Let time pass until enough clients have answered; return their flights."""
         taken: list[Flight] = []
         block, progress = 0, self.now
         while True:
@@ -114,7 +99,6 @@ class AsyncClock(Clock):
             moment = self.flights[0].ends if self.flights else self._somebody(round)
             if moment > progress + self._wait:
                 self.now, self.arrived = progress + self._wait, taken
-                self.forget_versions()
                 raise RoundAbandoned(f"Round {round}: nobody answered for {self.sampling.deadline} of virtual time.")
             self.now = moment
             while self.flights and self.flights[0].ends <= moment:
@@ -128,19 +112,14 @@ class AsyncClock(Clock):
             self._add(flight)
         return taken
 
-    def forget_versions(self) -> None:
-        """Drop what was shared in rounds that nobody trains from any more."""
-        used = {flight.version for flight in (*self.flights, *self.arrived)}
-        self.versions = {version: shared for version, shared in self.versions.items() if version in used}
+    def in_use(self) -> set[int]:
+        return {flight.version for flight in (*self.flights, *self.arrived)}
 
-    def _start(
-        self,
-        round: int,
-        block: int,
-        shared: Groups,
-        work_of: Callable[[tuple[int, ...]], ClientWork],
-        backend: Backend,
-    ) -> None:
+    def end(self) -> RoundTime:
+        self.drop_versions()
+        return super().end()
+
+    def _start(self, round: int, block: int, shared: Groups, work_of: WorkOf, backend: Backend) -> None:
         """Start clients in all free slots. The first block of a round is drawn as a cohort of FedAvg is."""
         windows, now = self.fleet.windows, self.now
         ids = choose(
@@ -153,7 +132,7 @@ class AsyncClock(Clock):
             return
         self.versions[round] = shared
         some = np.array(ids, dtype=np.int64)
-        taken, computing = self.seconds(work_of(ids), backend)
+        taken, computing = self.seconds(work_of(round, ids), backend)
         lost, status = self.losses(some, round, block, now, taken)
         late = np.minimum(lost, now + taken) > now + self._wait
         status[late] = "late"

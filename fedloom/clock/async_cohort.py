@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedloom import tree
-from fedloom.clock.async_clock import AsyncClock
-from fedloom.errors import InputError
+from fedloom.clock.in_flight import InFlight
+from fedloom.errors import InputError, RoundAbandoned
 from fedloom.federation.cohort import Aggregate, Answers, ClientMethod, Cohort, Rule
 from fedloom.federation.left_out import without_outliers
 from fedloom.federation.work import ClientWork, Outcome
@@ -26,7 +26,7 @@ class AsyncCohort(Cohort):
     earlier version count by what they changed, scaled by how stale it is.
     """
 
-    clock: AsyncClock = field(kw_only=True)
+    clock: InFlight = field(kw_only=True)
 
     def reduce(
         self, fn: ClientMethod, shared: Groups, *, rule: Rule | None = None, each: Groups | None = None
@@ -35,16 +35,17 @@ class AsyncCohort(Cohort):
             self._refuse("asks clients several times in a round")
         if rule is not None or each is not None:
             self._refuse("needs the answers of one cohort that started together")
-        taken = self.clock.arrivals(self.round, shared, partial(self._sum_of, fn, shared), self.backend)
+        work_of = partial(self._sum_of, fn)
+        taken = self.clock.arrivals(self.round, shared, work_of, self.backend)
         versions = {version: self.clock.versions[version] for version in sorted({one.version for one in taken})}
         works = []  # what starts from the same version is computed together
-        for version, known in versions.items():
-            ids = tuple(sorted(one.client for one in taken if one.version == version))
-            works.append(replace(self._sum_of(fn, known, ids), round=version))
+        for version in versions:
+            works.append(work_of(version, tuple(sorted(one.client for one in taken if one.version == version))))
         self.calls += 1
-        self.clock.forget_versions()
         outcomes = without_outliers(self, works, [self.backend.run(work) for work in works])
         found = {version: outcome for version, outcome in zip(versions, outcomes, strict=True) if outcome.reports}
+        if not found:
+            raise RoundAbandoned(f"Round {self.round} has no client whose update counts.")
         ids = tuple(client for outcome in found.values() for client in self._keep(outcome))
         self.reports.sort(key=lambda report: report.client)
         self.ids = tuple(sorted(ids))
@@ -57,8 +58,8 @@ class AsyncCohort(Cohort):
             return Aggregate(*self.means(found[self.round], shared), self.public)
         return Aggregate(*self._stale_means(found, versions, shared), self.public)
 
-    def _sum_of(self, fn: ClientMethod, shared: Groups, ids: tuple[int, ...]) -> ClientWork:
-        return self._work(fn, shared, "sum", ids, compress=self.up)
+    def _sum_of(self, fn: ClientMethod, version: int, ids: tuple[int, ...]) -> ClientWork:
+        return replace(self._work(fn, self.clock.versions[version], "sum", ids, compress=self.up), round=version)
 
     def _stale_means(
         self, found: dict[int, Outcome], versions: dict[int, Groups], shared: Groups

@@ -10,6 +10,7 @@ from fedloom.clock.async_clock import AsyncClock
 from fedloom.clock.async_cohort import AsyncCohort
 from fedloom.clock.clock import Clock
 from fedloom.clock.fleet import Fleet
+from fedloom.clock.in_flight import InFlight
 from fedloom.clock.system import System
 from fedloom.clock.timed_cohort import TimedCohort
 from fedloom.compression.table import CompressTable
@@ -22,6 +23,12 @@ from fedloom.tree import Tree
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm
+    from fedloom.backends.protocol import Backend
+
+NEEDS_CLOCK = (
+    '[cohort] mode = "async" needs a clock, which says who answers first: add [system], or use `fedloom serve`, where '
+    "clients take the time they take."
+)
 
 
 def start(
@@ -30,29 +37,33 @@ def start(
     algorithm: Algorithm,
     sampling: Sampling,
     seed: int,
+    backend: Backend,
     remembered: Tree | None = None,
-) -> Clock | None:
-    """Return the clock of a cell, if there is a fleet. The pooled baseline has no clients, so it has no clock."""
+) -> Clock | InFlight | None:
+    """Return the clock of a cell, if there is a fleet, or else who is in flight, if asynchronous clients are elsewhere.
+
+    The pooled baseline has no clients, so it has no clock.
+    """
+    clock: Clock | InFlight | None = None
     if algorithm.pooled:
         return None
     if sampling.mode == "async":
         check_async(algorithm)
-    if fleet is None:
-        if sampling.mode == "async":
-            raise InputError('[cohort] mode = "async" needs a clock, which says who answers first: add [system].')
-        return None
-    kind = AsyncClock if sampling.mode == "async" else Clock
-    clock = kind(fleet, federation, algorithm, sampling, seed)
-    if remembered is not None:
+        clock = AsyncClock(fleet, federation, algorithm, sampling, seed) if fleet else backend.in_flight(seed)
+        if clock is None:
+            raise InputError(NEEDS_CLOCK)
+    elif fleet is not None:
+        clock = Clock(fleet, federation, algorithm, sampling, seed)
+    if clock is not None and remembered is not None:
         clock.restore(remembered)
     return clock
 
 
-def cohort_kind(clock: Clock | None) -> Callable[..., Cohort]:
+def cohort_kind(clock: Clock | InFlight | None) -> Callable[..., Cohort]:
     """Return what makes the cohorts of a run with this clock."""
     if clock is None:
         return Cohort
-    if isinstance(clock, AsyncClock):
+    if isinstance(clock, InFlight):
         return partial(AsyncCohort, clock=clock)
     return partial(TimedCohort, clock=clock)
 

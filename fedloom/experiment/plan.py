@@ -57,8 +57,11 @@ class Plan:
         if self.system is not None:
             check_privacy(self.system, self.cohort, self.privacy, self.compress)
         if self.cohort.mode == "async":
-            if self.system is None:
-                raise InputError('[cohort] mode = "async" needs a clock, which says who answers first: add [system].')
+            if self.privacy.on:
+                raise InputError(
+                    "[privacy] protects clients that start a round together: masks cancel in their sum, and noise is "
+                    'for as many as are drawn. Leave out [cohort] mode = "async".'
+                )
             if self.evaluate.clients == "cohort":
                 raise InputError(
                     '[evaluate] clients = "cohort" measures clients before a round, and in asynchronous rounds nobody '

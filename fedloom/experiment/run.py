@@ -14,6 +14,7 @@ from typing import Any
 
 from fedloom import tree
 from fedloom.algorithm import Algorithm
+from fedloom.clock.choice import NEEDS_CLOCK
 from fedloom.clock.system import System
 from fedloom.compression.table import NO_COMPRESSION, CompressTable
 from fedloom.data.federation import Federation
@@ -132,6 +133,8 @@ def run_plan(
     folder = Path(out or Path("runs") / (plan.name or f"run-{identity(plan.description())[:8]}"))
     progress = progress or Silent()
     check_plan(plan.privacy, plan.cohort, plan.algorithms.values())
+    if plan.cohort.mode == "async" and plan.system is None and connect is None:
+        raise InputError(NEEDS_CLOCK)
     with claimed(folder, fresh), Store(folder) as store:
         same_experiment(store, folder, plan)
         control = Control(folder, progress)

@@ -70,7 +70,7 @@ def fit(
     state = dict(resume.state) if resume else algorithm.init(task, initial)
     if protection is not None and GROUP in state:
         protection.restore(state.pop(GROUP))
-    clock = choice.start(fleet, federation, algorithm, sampling, seed, state.pop(virtual.GROUP, None))
+    clock = choice.start(fleet, federation, algorithm, sampling, seed, backend, state.pop(virtual.GROUP, None))
     del initial  # it may be large
     if rounds == 0:
         yield evaluated(Evaluator(backend, federation, algorithm, task, compress), state, own, evaluation)
@@ -159,6 +159,7 @@ def fit(
             reached = until is not None and until(record)
             reached = reached or (round < rounds and protection is not None and protection.is_spent)
             if round == rounds or reached:
+                backend.rest()
                 clients["final"] = evaluator.clients(state, own, measured or cohort.ids, evaluation.splits, round)
         record = replace(record, clients={phase: found for phase, found in clients.items() if found})
         yield replace(record, seconds=time.perf_counter() - began, reached=reached)

@@ -217,6 +217,11 @@ class FlowerRun(NetworkRun):
                 "[privacy] secure_aggregation keeps keys in memory from stage to stage of a round, and on Flower a "
                 "client's process may end after every message. Use `fedloom serve`, or leave it out."
             )
+        if experiment.cohort.mode == "async":
+            raise InputError(
+                '[cohort] mode = "async" keeps clients at work across rounds, and a message over Flower belongs to one '
+                "round. Use `fedloom serve`, or leave it out."
+            )
         self.grid = grid
         super().__init__(experiment, folder, tell)
 

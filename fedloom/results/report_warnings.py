@@ -216,6 +216,8 @@ def _data(run: RunData) -> Iterator[str]:
 def _network(run: RunData) -> Iterator[str]:
     if run.facts.get("network") and "secure_aggregation" not in (run.description.get("privacy") or {}):
         yield say("caution", "network")
+    if run.facts.get("network") and (run.description.get("cohort") or {}).get("mode") == "async":
+        yield say("caution", "asynchronous")
 
 
 def _rounds(count: int) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from fedloom.algorithms import ALGORITHMS, FedAvg, Pooled
+from fedloom.backends.protocol import Backend
 from fedloom.clock.async_clock import AsyncClock
 from fedloom.clock.async_cohort import AsyncCohort
 from fedloom.clock.choice import check_async, check_privacy, cohort_kind, start
@@ -25,10 +26,10 @@ ASYNC = Sampling(mode="async", buffer=1)
 
 
 def test_a_clock_goes_with_its_cohort() -> None:
-    assert start(None, DATA, FedAvg(), Sampling(), 0) is None
-    assert start(FLEET, DATA, Pooled(), Sampling(), 0) is None
-    assert start(FLEET, DATA, Pooled(), ASYNC, 0) is None
-    waiting, flowing = (start(FLEET, DATA, FedAvg(), sampling, 0) for sampling in (Sampling(), ASYNC))
+    assert start(None, DATA, FedAvg(), Sampling(), 0, Backend()) is None
+    assert start(FLEET, DATA, Pooled(), Sampling(), 0, Backend()) is None
+    assert start(FLEET, DATA, Pooled(), ASYNC, 0, Backend()) is None
+    waiting, flowing = (start(FLEET, DATA, FedAvg(), sampling, 0, Backend()) for sampling in (Sampling(), ASYNC))
     assert type(waiting) is Clock
     assert type(flowing) is AsyncClock
     kinds = [cohort_kind(clock) for clock in (None, waiting, flowing)]
@@ -37,7 +38,7 @@ def test_a_clock_goes_with_its_cohort() -> None:
 
 def test_asynchronous_rounds_need_a_fleet() -> None:
     with pytest.raises(InputError, match=r"needs a clock.* add \[system\]"):
-        start(None, DATA, FedAvg(), ASYNC, 0)
+        start(None, DATA, FedAvg(), ASYNC, 0, Backend())
 
 
 def test_which_algorithms_can_be_asynchronous() -> None:

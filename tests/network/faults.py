@@ -46,8 +46,11 @@ SECURE_VALUES: dict[str, Any] = {
     "cohort": {**VALUES["cohort"], "max_examples": 1000},
     "privacy": {"secure_aggregation": {"min_clients": 3, "range": 100.0}},
 }
+# clients are at work across rounds; a round over all of them has the bits of a round that waits, whatever fails
+ASYNC_VALUES: dict[str, Any] = {**VALUES, "cohort": {"deadline": "10m", "mode": "async", "buffer": 4}}
 # no sum is unmasked twice, and an agent that starts again has left its session: these cost rounds, so the bits differ
 COSTS_ROUNDS = ("kill at secure.unmasked", "kill at secure.answer")
+ASYNC_POINTS = ("ledger.start", "ledger.take", "ledger.taken")  # only asynchronous rounds pass them
 TESTED_ELSEWHERE = {
     "privacy.charged": "only runs with differential privacy pass it (tests/privacy/dp/test_client_level.py)",
 }
@@ -259,6 +262,7 @@ def at_point(point: str) -> Callable[[Scene], None]:
     return fault
 
 
+ASYNC = "asynchronous: "  # the same faults in asynchronous rounds
 FAULTS: dict[str, Callable[[Scene], None]] = {
     "kill -9 coordinator": kill_coordinator,
     "kill -9 agent": kill_agent,
@@ -275,7 +279,15 @@ FAULTS: dict[str, Callable[[Scene], None]] = {
     **{
         f"kill at {point}": at_point(point)
         for point in (*COORDINATOR_POINTS, *AGENT_POINTS)
-        if point not in TESTED_ELSEWHERE
+        if point not in TESTED_ELSEWHERE and point not in ASYNC_POINTS
+    },
+    f"{ASYNC}kill -9 coordinator": kill_coordinator,
+    f"{ASYNC}kill -9 agent": kill_agent,
+    f"{ASYNC}kill -9 both": kill_both,
+    f"{ASYNC}cut": cut,
+    **{
+        f"{ASYNC}kill at {point}": at_point(point)
+        for point in (*ASYNC_POINTS, "ledger.accepted", "coordinator.aggregate", "checkpoint.rename", "ledger.forget")
     },
 }
 
@@ -292,7 +304,8 @@ def attempt(name: str, seed: int) -> tuple[int, str]:
     secure = name.startswith("kill at secure.")
     expected = undisturbed(secure)
     with tempfile.TemporaryDirectory(prefix="fedloom-fault-") as folder:
-        world = Federation(Path(folder), SECURE_VALUES if secure else VALUES, agents=2)
+        values = SECURE_VALUES if secure else ASYNC_VALUES if name.startswith(ASYNC) else VALUES
+        world = Federation(Path(folder), values, agents=2)
         scene = Scene(world, random.Random(f"{name} {seed}"), may_lose_rounds=name in COSTS_ROUNDS)
         try:
             FAULTS[name](scene)

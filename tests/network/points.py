@@ -2,10 +2,13 @@
 
 COORDINATOR_POINTS = (
     "coordinator.ask",  # before the clients of a call get their work
+    "ledger.start",  # before it is recorded which clients start in an asynchronous round
     "update.received",  # an update is on the disk, but not accepted yet
     "ledger.accept",  # before accepted updates are committed
     "ledger.accepted",  # after that, before the agents get their answers
     "ledger.leave_out",  # before it is recorded which updates a round does without
+    "ledger.take",  # before it is recorded which answers an asynchronous round takes
+    "ledger.taken",  # after that, before any is added up
     "secure.advertise",  # before clients are asked for new keys
     "secure.share",  # before they get each other's keys
     "secure.mask",  # before they get each other's encrypted shares, and train

@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -133,7 +133,8 @@ class AgentPool:
         self.max_clients: float = math.inf  # of one agent
         self.no_late_joiners = ""  # why no agent can join after the first round
         self.agents: dict[str, ConnectedAgent] = {}
-        self.call: Call | None = None
+        self.call: Call | None = None  # the one that the engine waits for
+        self.flights: dict[str, Call] = {}  # of clients at work across asynchronous rounds, by assignment, oldest first
         self.finished = ""  # what agents are told when there is no more work
         self.closing = False  # whether polls must end, because the port is about to close
         self.stage = "waiting for agents"
@@ -248,6 +249,20 @@ class AgentPool:
             self.call = call
         self._wake(list(call.assignments))
 
+    def start(self, flight: Call) -> None:
+        """Open a call to one client that stays open across rounds."""
+        ((agent, assignment),) = flight.assignments.items()
+        with self.changed:
+            self.flights[assignment.id] = flight
+        self._wake([agent])
+
+    def end(self, flight: Call) -> None:
+        """Close a call to one client."""
+        (assignment,) = flight.assignments.values()
+        with self.changed:
+            flight.open = False
+            self.flights.pop(assignment.id, None)
+
     def _wake(self, agents: list[str]) -> None:
         def wake() -> None:
             for agent in agents:
@@ -311,15 +326,25 @@ class AgentPool:
 
     def next_assignment(self, agent: str) -> tuple[Assignment, Call] | None:
         """Return an agent's assignment if some of its clients have not answered yet."""
-        call = self.call  # read once, without the lock: an agent that takes a closing call answers too late
-        if call is None or not call.open or agent not in call.assignments:
-            return None
-        assignment = call.assignments[agent]
-        left = tuple(one for one in assignment.clients if call.waiting.get(one.client) == agent)
-        if not left:
-            return None
-        seconds = max(call.deadline - time.monotonic(), 0.0)
-        return assignment.model_copy(update={"clients": left, "seconds": seconds}), call
+        for call in self.open_calls:  # without the lock: an agent that takes a closing call answers too late
+            assignment = call.assignments.get(agent)
+            asked = assignment.clients if assignment is not None and call.open else ()
+            left = tuple(one for one in asked if call.waiting.get(one.client) == agent)
+            if assignment is not None and left:
+                seconds = max(call.deadline - time.monotonic(), 0.0)
+                return assignment.model_copy(update={"clients": left, "seconds": seconds}), call
+        return None
+
+    @property
+    def open_calls(self) -> list[Call]:
+        """All open calls, the oldest first."""
+        call = self.call
+        return [*list(self.flights.values()), *([call] if call is not None else [])]
+
+    def find(self, agent: str, id: str) -> Call | None:
+        """Return the open call in which an agent has this assignment."""
+        call = self.flights.get(id, self.call)
+        return call if call is not None and call.assignment(agent, id) else None
 
     def end_message(self, one: ConnectedAgent) -> str:
         """Return what an agent is told at the end; an empty string before that."""
@@ -335,8 +360,8 @@ class AgentPool:
         with self.changed:
             if failure.ask is None:
                 one.refused, one.hello = failure.message, None  # it gets work again after its next hello
-            elif self.call is not None:
-                self.call.fail(agent, failure)
+            elif (call := self.find(agent, failure.ask)) is not None:
+                call.fail(agent, failure)
             self.changed.notify_all()
         verb = "refuses" if failure.kind == "refused" else "failed"
         self.log(failure.kind, f"{one.name} {verb}: {failure.message}", agent)
@@ -355,7 +380,7 @@ class AgentPool:
         revoked = self.ledger.revoked()
         with self.changed:
             call = self.call
-            awaited: Mapping[int, str] = dict(call.waiting) if call is not None else {}
+            awaited = {client: agent for one in self.open_calls for client, agent in one.waiting.items()}
             agents = [
                 one.shown(one.agent in awaited.values()) | ({"state": "revoked"} if one.agent in revoked else {})
                 for one in self.agents.values()

@@ -27,6 +27,7 @@ from fedloom.federation.work import ClientWork, Outcome, Place, Report, Work
 from fedloom.files import write_atomically
 from fedloom.machine import computing
 from fedloom.network.coordinator.agent_pool import AgentPool, Call, Check
+from fedloom.network.coordinator.agents_in_flight import AgentsInFlight, Flight
 from fedloom.network.coordinator.ledger import NOT_FINITE, OUTLIER, REVOKED, AcceptedUpdate
 from fedloom.network.coordinator.roster import Roster
 from fedloom.network.coordinator.secure_relay import LearntSum, SecureRelay, StageOf
@@ -38,6 +39,7 @@ from fedloom.network.protocol.messages import (
     AssignedClient,
     Assignment,
     ClientAnswer,
+    Failure,
     ParcelInfo,
     read_answer,
     ticket_group,
@@ -98,22 +100,23 @@ class NetworkBackend(Backend):
         self.attempt, self._calls, self.roster_of, self.compress = attempt, 0, roster_of, compress
         self.judge = Judge(roster, task, sampling, same_sizes)
         self.cell = CellProgress("", 0, Path())
+        self.flights: AgentsInFlight | None = None  # clients at work across asynchronous rounds
+        self.failing: set[int] = set()  # clients that could not do what they were asked last
         self._abandoned_in_a_row = 0  # secure sums
-        self._absent: dict[int, str] = {}  # clients that did not train in this round, and why
-        self._failing: set[int] = set()  # clients that could not do what they were asked last
+        self.absent: dict[int, str] = {}  # clients that did not train in this round, and why
 
     # --- what the engine and the run call
 
     def begin(self, label: str, seed: int, checkpoints: Path) -> None:
         if self.cell.label:  # the cell before is done
             self.pool.ledger.forget_closed(self.cell.label, self.cell.seed, self.cell.checkpoints)
-        self.cell = CellProgress(label, seed, checkpoints)
+        self.cell, self.flights = CellProgress(label, seed, checkpoints), None
         self.judge.expected.clear()
         self.task.release()
 
     def begin_round(self, round: int, federation: Federation) -> tuple[Federation, Arrivals]:
         """Let agents that have joined since the last round take part from this one on."""
-        self._absent = {}
+        self.absent = {}
         clients, before, replaced = self.pool.ledger.begin_round(self.cell.name, round)
         if clients != self.roster.clients:
             self.roster = self.judge.roster = self.roster_of(clients)
@@ -121,7 +124,15 @@ class NetworkBackend(Backend):
         return self.roster, {"joined": range(before, clients), "replaced": new}
 
     def absences(self) -> Absences:
-        return self._absent
+        return self.absent
+
+    def in_flight(self, seed: int) -> AgentsInFlight:
+        self.flights = AgentsInFlight(self, seed)
+        return self.flights
+
+    def rest(self) -> None:
+        if self.flights is not None:
+            self.flights.rest()
 
     def keep(self, own: Groups) -> Groups:
         """Return a version number in place of a client's state, which stays with the client."""
@@ -156,10 +167,11 @@ class NetworkBackend(Backend):
     # --- training: the verbs
 
     def _train(self, work: ClientWork) -> Outcome:
+        if self.flights is not None:
+            return self._add_up_arrived(work, self.flights)
         cell = self.cell
-        if work.round != cell.round:
-            self._begin_round(work)
-        shared = pack(work.shared, Downlink.of(self.compress, work.algorithm, self.task))
+        self.begin_attempt(work.round, len(work.ids))
+        shared = self.shared_parcel(work)
         parcels = {shared.sha256: shared}
         digest = self._digest(work, shared)
         if work.keep == "secure" and (expected := self.judge.expected_update(work)).groups:
@@ -167,28 +179,26 @@ class NetworkBackend(Backend):
         left_out = self._left_out(work)
         accepted = self.pool.ledger.accepted(cell.name, work.round, work.call, digest)
         known = [one for one in accepted if left_out.get(one.client, OUTLIER) == OUTLIER]
-        expected = self.judge.expected_update(work)
-        self.pool.largest = max(self.pool.largest, 2 * expected.bytes + (16 << 20))
-        self.pool.most_tensors = max(self.pool.most_tensors, 2 * expected.tensors)
+        expected = self.expected_update(work)
         call = Call(
             f"{cell.label}: round {work.round}",
-            self._training_assignments(work, shared, parcels, skip={*left_out, *(one.client for one in known)}),
+            self.training_assignments(work, shared, parcels, skip={*left_out, *(one.client for one in known)}),
             parcels,
             partial(self.judge.check_trained, work, expected),
-            self._deadline(),
+            self.deadline(),
             ledger_key=(cell.name, work.round, work.call, digest),
             enough=self.sampling.enough(self.roster.clients, work.round),
         )
         for update in known:
-            self._reopen(call, update)
+            self.reopen(call, update)
         faults.point("coordinator.ask")
         needed = max(self.sampling.needed(self.roster.clients), 1)
         self._ask(call, needed)
-        self._failing = (self._failing | call.failures.keys()) - call.answers.keys()
+        self.failing = (self.failing | call.failures.keys()) - call.answers.keys()
         counted = set(list(call.answers)[: call.enough])  # with over-selection, only the first answers count
         left_out = self._left_out(work)  # again: an agent may have been revoked while it worked
         revoked = {client: why for client, why in left_out.items() if why == REVOKED}
-        self._absent |= self.pool.absences(call) | revoked
+        self.absent |= self.pool.absences(call) | revoked
         answered = [one for one in work.ids if one in counted and left_out.get(one, OUTLIER) == OUTLIER]
         judged = self.judge.lengths(work, expected, [call.answers[client] for client in answered])
         outliers = dict.fromkeys(self.judge.outliers(work, judged), OUTLIER)
@@ -197,20 +207,24 @@ class NetworkBackend(Backend):
         counting = [report for report in judged if report.client not in left_out]
         # without over-selection, the cohort checks whether outliers leave enough clients
         enough = len(counting if self.sampling.over_select else answered) >= needed
-        status = "accepted" if len(counting) >= needed else "abandoned"
-        self.pool.ledger.end(cell.name, work.round, self.attempt, len(counting), status)
         if not enough:
-            self._abandon(work, call, len(counting), needed)
-        self.pool.stage = f"{cell.label}: aggregating round {work.round}"
-        faults.point("coordinator.aggregate")
-        outcome = replace(
-            self._aggregate(work, call, counting) if counting else Outcome(),
-            positions=expected.positions,
+            self.abandon(work.round, call.failures, len(work.ids), len(counting), needed)
+        self.end_attempt(work.round, len(counting), "accepted" if len(counting) >= needed else "abandoned")
+        outcome = self._aggregate(work, dict.fromkeys(call.answers, call), expected, counting)
+        return replace(
+            outcome,
             outliers=tuple(client for client, why in left_out.items() if why == OUTLIER),
             left_out=tuple(client for client, why in left_out.items() if why == NOT_FINITE),
         )
-        faults.point("coordinator.aggregated")
-        return outcome
+
+    def _add_up_arrived(self, work: ClientWork, flights: AgentsInFlight) -> Outcome:
+        """Add up answers that have arrived and started from one version. The cohort judges those of all versions."""
+        left_out = self.pool.ledger.left_out(self.cell.name, self.cell.round, 0)
+        calls = {client: flights.calls[Flight(work.round, client)] for client in work.ids if client not in left_out}
+        expected = self.judge.expected_update(work)
+        judged = self.judge.lengths(work, expected, [call.answers[client] for client, call in calls.items()])
+        left = tuple(client for client in work.ids if client in left_out)
+        return replace(self._aggregate(work, calls, expected, judged), left_out=left)
 
     def _train_secure(self, work: ClientWork, expected: ExpectedUpdate, shared: Parcel, digest: str) -> Outcome:
         """Let the clients compute their sum under masks. It is stored; what single clients send is not."""
@@ -255,7 +269,7 @@ class NetworkBackend(Backend):
             file = f"{cell.name}-{work.round}-{work.call}-sum-{parcel.sha256[:12]}.safetensors"
             write_atomically(ledger.updates / file, parcel.whole)
             ledger.accept([AcceptedUpdate(cell.name, work.round, work.call, SUM, digest, file, parcel.sha256)])
-        ledger.end(cell.name, work.round, self.attempt, len(found.clients), "accepted")
+        self.end_attempt(work.round, len(found.clients), "accepted")
         faults.point("coordinator.aggregated")
         return Outcome(
             total=sums,
@@ -279,7 +293,7 @@ class NetworkBackend(Backend):
         """Ask some clients for their part in a stage of a secure sum."""
         skip, parcels = {*work.ids} - {*clients}, {shared.sha256: shared}
         if stage == "mask":
-            assignments = self._training_assignments(work, shared, parcels, skip)
+            assignments = self.training_assignments(work, shared, parcels, skip)
         else:
             fields = {"kind": stage, "verb": "reduce", "round": work.round, "call": work.call}
             assignments = self._assignments(work.ids, {}, None, skip, **fields)
@@ -288,18 +302,18 @@ class NetworkBackend(Backend):
             for agent, one in assignments.items()
         }
         title = f"{self.cell.label}: round {work.round}, {stage}"
-        call = self._ask(Call(title, assignments, parcels, check, self._deadline()), needed)
-        self._absent |= self.pool.absences(call)
+        call = self._ask(Call(title, assignments, parcels, check, self.deadline()), needed)
+        self.absent |= self.pool.absences(call)
         return call
 
     def _abandon_secure(self, work: ClientWork, relay: SecureRelay, error: RoundAbandoned) -> NoReturn:
         """Skip a round; end the run if all agents are gone, or if it happens again because every client fails."""
-        self.pool.ledger.end(self.cell.name, work.round, self.attempt, 0, "abandoned")
+        self.end_attempt(work.round, 0, "abandoned")
         self._abandoned_in_a_row += 1
         last = relay.calls[-1] if relay.calls else None  # none if the sum was stored before a restart
-        reasons = _reasons(last) if last is not None else ""
+        reasons = _reasons(last.failures) if last is not None else ""
         if reasons and last is not None and not last.answers and self._abandoned_in_a_row > 1:
-            raise _nobody_could_work(work, reasons)
+            raise _nobody_could_work(work.round, reasons)
         if not self.pool.ready():
             raise QuorumError(f"{error} No agent is left: start the agents again, and serve the same file to continue.")
         self.pool.log("abandoned", f"{self.cell.label}: round {work.round} is abandoned. {error} {reasons}")
@@ -317,22 +331,38 @@ class NetworkBackend(Backend):
         why = f"its result was not finite, and the update of '{name}' is the largest"
         self.pool.log("left-out", f"{self.cell.label}: round {round} begins again without '{name}': {why}")
         self.pool.ledger.leave_out(self.cell.name, round, 0, {client: NOT_FINITE})
-        # agents answer a question about another model only in another attempt
-        self.attempt = self.pool.ledger.next_attempt()
-        self.cell.round, self._absent = 0, {}
+        if self.flights is None:  # agents answer a question about another model only in another attempt
+            self.attempt = self.pool.ledger.next_attempt()
+        self.cell.round, self.absent = 0, {}
         return True
 
-    def _begin_round(self, work: ClientWork) -> None:
-        """Begin a round; delete updates of rounds that are checkpointed."""
+    def begin_attempt(self, round: int, asked: int) -> None:
+        """Begin a round, unless this is one of its later calls; delete updates of rounds that are checkpointed."""
         cell = self.cell
-        cell.round = work.round
+        if round == cell.round:
+            return
+        cell.round = round
         cell.durable, newest = kept(cell.checkpoints)
         if newest:
             self.pool.ledger.forget(cell.name, newest)
-        self.pool.ledger.begin(cell.name, work.round, self.attempt, len(work.ids))
+        self.pool.ledger.begin(cell.name, round, self.attempt, asked)
 
-    def _training_assignments(
-        self, work: ClientWork, shared: Parcel, parcels: dict[str, Parcel], skip: set[int]
+    def end_attempt(self, round: int, accepted: int, status: str) -> None:
+        self.pool.ledger.end(self.cell.name, round, self.attempt, accepted, status)
+
+    def shared_parcel(self, work: ClientWork) -> Parcel:
+        """Return what all clients of a work receive, as it travels."""
+        return pack(work.shared, Downlink.of(self.compress, work.algorithm, self.task))
+
+    def expected_update(self, work: ClientWork) -> ExpectedUpdate:
+        """Return what an honest answer looks like, and make room for answers of its size."""
+        expected = self.judge.expected_update(work)
+        self.pool.largest = max(self.pool.largest, 2 * expected.bytes + (16 << 20))
+        self.pool.most_tensors = max(self.pool.most_tensors, 2 * expected.tensors)
+        return expected
+
+    def training_assignments(
+        self, work: ClientWork, shared: Parcel, parcels: dict[str, Parcel], skip: Collection[int] = ()
     ) -> dict[str, Assignment]:
         """Return the assignments of a training call, and add the parcels that they need besides the shared one."""
         assignments = self._assignments(
@@ -375,20 +405,33 @@ class NetworkBackend(Backend):
             assignments[agent] = assignment.model_copy(update={"parts": parts, "clients": clients})
         return assignments
 
-    def _aggregate(self, work: ClientWork, call: Call, counting: list[Report]) -> Outcome:
+    def _aggregate(
+        self, work: ClientWork, calls: Mapping[int, Call], expected: ExpectedUpdate, counting: Sequence[Report]
+    ) -> Outcome:
         """Sum the answers in the order of the cohort: clients that do not count change no bit."""
-        answers = [call.answers[report.client] for report in counting]
+        if not counting:
+            return Outcome(positions=expected.positions)
+        self.pool.stage = f"{self.cell.label}: aggregating round {self.cell.round}"
+        faults.point("coordinator.aggregate")
+        answers = [calls[report.client].answers[report.client] for report in counting]
         tickets = [answer.ticket for answer in answers if answer.ticket is not None]
-        measured = _comparable([answer.measured for answer in answers])
-        reports = tuple(self._report(call, *one) for one in zip(answers, measured, counting, strict=True))
+        # an asynchronous client measures if the round in which it starts does
+        measured = _comparable([{s: one.measured[s] for s in one.measured if s in work.measure} for one in answers])
+        reports = tuple(
+            self._report(calls[answer.client], answer, found, judged)
+            for answer, found, judged in zip(answers, measured, counting, strict=True)
+        )
         own = ticket_group(tickets) if tickets else {}
         if work.compress is None or work.keep != "sum":
-            return work.outcome([self._whole(work, answer) for answer in answers], own, reports)
-        parts = []  # whole updates take more memory than what arrived: a few at a time
-        for first in range(0, len(answers), AT_A_TIME):
-            some = [self._whole(work, answer) for answer in answers[first : first + AT_A_TIME]]
-            parts.append(replace(work, first=first).outcome(some, {}, reports[first : first + AT_A_TIME]))
-        return replace(work.merge(parts), own=own)
+            outcome = work.outcome([self._whole(work, answer) for answer in answers], own, reports)
+        else:
+            parts = []  # whole updates take more memory than what arrived: a few at a time
+            for first in range(0, len(answers), AT_A_TIME):
+                some = [self._whole(work, answer) for answer in answers[first : first + AT_A_TIME]]
+                parts.append(replace(work, first=first).outcome(some, {}, reports[first : first + AT_A_TIME]))
+            outcome = replace(work.merge(parts), own=own)
+        faults.point("coordinator.aggregated")
+        return replace(outcome, positions=expected.positions)
 
     def _whole(self, work: ClientWork, answer: ClientAnswer) -> Update:
         """Return a client's update, decompressed and guarded."""
@@ -405,27 +448,30 @@ class NetworkBackend(Backend):
         if assignment is not None:  # a parcel that the agent received for an evaluation counts where it trains with it
             size = sum(part.bytes for part in assignment.parts)
             down = max(call.sent.get(agent, 0), size) // len(assignment.clients)
-        return Report(answer.client, call.received[answer.client], down, answer.history, measured, pull=judged.pull)
+        lengths = judged.lengths if self.flights is not None else {}  # otherwise they are judged here
+        up, history = call.received[answer.client], answer.history
+        return replace(judged, bytes_up=up, bytes_down=down, history=history, post_fit=measured, lengths=lengths)
 
-    def _abandon(self, work: ClientWork, call: Call, answered: int, needed: int) -> None:
+    def abandon(self, round: int, failures: Mapping[int, Failure], asked: int, answered: int, needed: int) -> NoReturn:
         """Raise an error that ends the run if no client is left that could work; otherwise one that skips the round."""
+        self.end_attempt(round, answered, "abandoned")
         revoked = self.pool.ledger.revoked()
         able = {client for client, (agent, _) in self.roster.hosts.items() if agent not in revoked}
-        reasons = _reasons(call)
-        if reasons and able <= self._failing:
-            raise _nobody_could_work(work, reasons)
+        reasons = _reasons(failures)
+        if reasons and able <= self.failing:
+            raise _nobody_could_work(round, reasons)
         if not self.pool.ready():
             raise QuorumError(
-                f"Round {work.round}: all agents are gone, and none came back within {self.sampling.deadline}. Nothing "
-                "is lost: start the agents again, and serve the same file to continue."
+                f"Round {round}: all agents are gone, and none came back within {self.sampling.deadline}. Nothing is "
+                "lost: start the agents again, and serve the same file to continue."
             )
         advice = f". {reasons}" if reasons else ""
         self.pool.log(
             "abandoned",
-            f"{self.cell.label}: round {work.round} is abandoned, because {answered} of {len(work.ids)} clients "
-            f"answered and {needed} are needed{advice}",
+            f"{self.cell.label}: round {round} is abandoned, because {answered} of {asked} clients answered and "
+            f"{needed} are needed{advice}",
         )
-        raise RoundAbandoned(f"Round {work.round} had {answered} valid updates of {needed} that are needed.")
+        raise RoundAbandoned(f"Round {round} had {answered} valid updates of {needed} that are needed.")
 
     # --- evaluation
 
@@ -449,14 +495,15 @@ class NetworkBackend(Backend):
         link: Downlink | None = None,
         **fields: Any,
     ) -> Call:
-        """Make a call whose answers are not stored, and wait for it."""
-        shared = pack(groups, link)
-        assignments = self._assignments(ids, own, shared, verb="evaluate", **fields)
-        return self._ask(Call(title, assignments, {shared.sha256: shared}, check, self._deadline()), needed=0)
+        """Make a call whose answers are not stored, and wait for it. Agents with clients at work are not asked."""
+        shared, busy = pack(groups, link), self.flights.busy_agents() if self.flights is not None else ()
+        skip = [client for client in ids if self.roster.hosts[client][0] in busy]
+        assignments = self._assignments(ids, own, shared, skip, verb="evaluate", **fields)
+        return self._ask(Call(title, assignments, {shared.sha256: shared}, check, self.deadline()), needed=0)
 
     # --- common to all calls
 
-    def _deadline(self) -> float:
+    def deadline(self) -> float:
         return time.monotonic() + seconds(self.sampling.deadline)
 
     def _ask(self, call: Call, needed: int) -> Call:
@@ -501,16 +548,16 @@ class NetworkBackend(Backend):
         question = [work.method, work.keep, work.ids, tickets, work.measure, work.watch_epochs, shared.sha256]
         return hashlib.sha256(json.dumps([*question, Parcel({}, leaves).sha256]).encode()).hexdigest()
 
-    def _reopen(self, call: Call, update: AcceptedUpdate) -> None:
+    def reopen(self, call: Call, update: AcceptedUpdate) -> None:
         """Count an update that an earlier process accepted."""
         path = self.pool.ledger.updates / update.file
         _, found = read_answer(*open_parcel(path))
         call.accept(found[update.client], update.sha256, path.stat().st_size)
 
 
-def _reasons(call: Call) -> str:
+def _reasons(failed_clients: Mapping[int, Failure]) -> str:
     """Say how many clients failed or refused, and why the first one did; errors come before refusals."""
-    failures = sorted(call.failures.values(), key=lambda failure: failure.kind)
+    failures = sorted(failed_clients.values(), key=lambda failure: failure.kind)
     if not failures:
         return ""
     failed = sum(failure.kind == "error" for failure in failures)
@@ -518,8 +565,8 @@ def _reasons(call: Call) -> str:
     return f"Clients that failed: {failed}, refused or rejected: {refused}. The first reason: {failures[0].message}"
 
 
-def _nobody_could_work(work: ClientWork, reasons: str) -> TrainingError:
-    what = f"Round {work.round}: no client could do its work"
+def _nobody_could_work(round: int, reasons: str) -> TrainingError:
+    what = f"Round {round}: no client could do its work"
     return TrainingError(f"{what}. Correct the cause, and serve the same file to continue. {reasons}")
 
 

@@ -139,10 +139,10 @@ class Intake:
 
     def _claim(self, one: ReceivedAnswer) -> Assignment | None:
         """Return the assignment that this answers if its client is awaited, and reserve the client for this answer."""
-        call, client = self.pool.call, one.client
-        assignment = call.assignment(one.agent, one.id) if call is not None else None
-        if call is None or assignment is None:
-            raise Rejected("late", "the round is over, or belongs to another attempt")
+        call, client = self.pool.find(one.agent, one.id), one.client
+        if call is None:
+            raise Rejected("late", "the round is over, its deadline has passed, or it belongs to another attempt")
+        assignment = call.assignments[one.agent]
         if client not in {asked.client for asked in assignment.clients}:
             raise Rejected("not-asked", f"this agent was not asked about client {client}")
         if client in call.answers:
@@ -174,7 +174,8 @@ class Intake:
         body.keep(self.ledger.updates / file)
         one.stored = AcceptedUpdate(cell, round, number, one.client, digest, file, one.sha256)
         with self.pool.changed:
-            crowded = body.in_memory and call.in_memory + body.size > MEMORY
+            held = sum(open_call.in_memory for open_call in self.pool.open_calls)
+            crowded = body.in_memory and held + body.size > MEMORY
             call.in_memory += body.size if body.in_memory and not crowded else 0
         if crowded:
             one.answer = read_answer(*open_parcel(self.ledger.updates / file))[1][one.client]
@@ -216,9 +217,10 @@ class Intake:
         message = f"{why.code}: {why.message}"
         with self.pool.changed:
             self.pool.rejected[why.code] += 1
-            if self.pool.call is not None and why.code not in NOT_AWAITED:
+            call = self.pool.find(one.agent, one.id)
+            if call is not None and why.code not in NOT_AWAITED:
                 failure = Failure(ask=one.id, clients=(one.client,), kind="refused", message=message)
-                self.pool.call.fail(one.agent, failure)
+                call.fail(one.agent, failure)
                 self.pool.changed.notify_all()
         name = self.pool.agents[one.agent].name
         self.pool.log("rejected", f"{name}: the answer of client {one.client} was rejected ({message})", one.agent)

@@ -40,6 +40,8 @@ AUDITED = {  # record → its rows; tokens are left out
     "client": "SELECT agent, client, name FROM clients ORDER BY client",
     "round": """SELECT began AS time, cell, round, attempt, asked, accepted, status FROM attempts
         ORDER BY began, cell, round""",
+    "taken": """SELECT cell, taken AS round, version, client FROM flights WHERE taken IS NOT NULL
+        ORDER BY cell, taken, client""",
     "event": "SELECT time, agent, kind, message FROM events ORDER BY id",
 }
 
@@ -318,12 +320,63 @@ class Ledger:
         query = "SELECT client, why FROM left_out WHERE cell = ? AND round = ? AND call <= ? ORDER BY client"
         return {row["client"]: row["why"] for row in self._rows(query, cell, round, call)}
 
+    # --- clients at work across asynchronous rounds: they trained from the version of the round in which they started
+
+    def start_flights(self, cell: str, version: int, assignments: Mapping[int, str]) -> None:
+        """Record which clients start from a version, and their assignments."""
+        faults.point("ledger.start")
+        rows = [(cell, version, client, assignment, None) for client, assignment in assignments.items()]
+        with self._transaction(durable=False) as database:  # an answer is on the disk only together with this
+            database.executemany("INSERT OR REPLACE INTO flights VALUES (?, ?, ?, ?, ?)", rows)
+
+    def end_flight(self, cell: str, version: int, client: int) -> None:
+        """Forget a client that is no longer awaited."""
+        statement = "DELETE FROM flights WHERE cell = ? AND version = ? AND client = ?"
+        self._write(statement, cell, version, client, durable=False)
+
+    def flights(self, cell: str, round: int) -> list[Row]:
+        """Return the answers that a round took, and the clients of which no round has taken an answer."""
+        query = """SELECT * FROM flights WHERE cell = ? AND (taken IS NULL OR taken = ?)
+            ORDER BY version, client"""
+        return self._rows(query, cell, round)
+
+    def at_work(self, cell: str) -> list[int]:
+        """Return the clients that have started and not answered."""
+        query = """SELECT client FROM flights WHERE cell = ? AND taken IS NULL AND NOT EXISTS (SELECT 1 FROM updates
+            WHERE (cell, round, client) = (flights.cell, flights.version, flights.client))"""
+        return [row["client"] for row in self._rows(query, cell)]
+
+    def take(self, cell: str, round: int | None, answers: Iterable[tuple[int, int]]) -> None:
+        """Record which answers a round takes, by version and client, or None; on the disk when this returns."""
+        faults.point("ledger.take")
+        with self._transaction() as database:
+            statement = "UPDATE flights SET taken = ? WHERE cell = ? AND version = ? AND client = ?"
+            database.executemany(statement, [(round, cell, *answer) for answer in answers])
+        faults.point("ledger.taken")
+
+    def versions_in_use(self, cell: str, round: int) -> set[int]:
+        """Return the versions that answers of rounds after this one start from."""
+        query = "SELECT DISTINCT version FROM flights WHERE cell = ? AND coalesce(taken > ?, 1)"
+        return {row["version"] for row in self._rows(query, cell, round)}
+
+    def first_unsaved(self, cell: str, client: int, durable: int) -> int | None:
+        """Return the first version whose answer by a client no round up to the oldest checkpoint took."""
+        query = "SELECT min(version) AS version FROM flights WHERE cell = ? AND client = ? AND coalesce(taken > ?, 1)"
+        (found,) = self._rows(query, cell, client, durable)
+        return None if found["version"] is None else int(found["version"])
+
+    # --- what is no longer needed
+
     def forget(self, cell: str, round: int) -> None:
-        """Delete the updates up to a round that is checkpointed."""
+        """Delete the updates up to a round that is checkpointed, but those that no round up to it has taken."""
         faults.point("ledger.forget")
-        rows = self._rows("SELECT file FROM updates WHERE cell = ? AND round <= ?", cell, round)
+        closed = """FROM updates WHERE cell = ? AND round <= ? AND NOT EXISTS (SELECT 1 FROM flights AS one
+            WHERE (one.cell, one.version, one.client) = (updates.cell, updates.round, updates.client)
+            AND coalesce(taken > ?, 1))"""
+        rows = self._rows(f"SELECT file {closed}", cell, round, round)
         if rows:
-            self._write("DELETE FROM updates WHERE cell = ? AND round <= ?", cell, round, durable=False)
+            self._write(f"DELETE {closed}", cell, round, round, durable=False)
+        self._write("UPDATE flights SET assignment = '' WHERE cell = ? AND taken <= ?", cell, round, durable=False)
         for row in rows:
             (self.updates / row["file"]).unlink(missing_ok=True)
 
@@ -333,6 +386,8 @@ class Ledger:
         with self._transaction() as database:
             for table in ("updates", "left_out", "attempts", "rosters"):
                 database.execute(f"DELETE FROM {table} WHERE cell = ? AND round > ?", (cell, round))
+            database.execute("DELETE FROM flights WHERE cell = ? AND version > ?", (cell, round))
+            database.execute("UPDATE flights SET taken = NULL WHERE cell = ? AND taken > ?", (cell, round))
         for row in rows:
             (self.updates / row["file"]).unlink(missing_ok=True)
 

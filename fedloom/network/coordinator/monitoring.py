@@ -57,7 +57,7 @@ def metrics(pool: AgentPool, traffic: Traffic, connections: Mapping[str, int], e
     answers = {"accepted": status["accepted"], **pool.rejected}
     families: tuple[tuple[str, str, str, Mapping[Any, float] | float], ...] = (  # name, labels, meaning, numbers
         ("agents", "state", "Agents by state.", status["agents"]),
-        ("awaited_clients", "", "Clients that the open call waits for.", status["awaited_clients"]),
+        ("awaited_clients", "", "Clients that have been asked and not answered.", status["awaited_clients"]),
         ("call_seconds", "", "Seconds since the open call began; 0 if none is open.", open_for),
         ("rounds", "status", "Rounds in the ledger by status.", pool.ledger.round_counts()),
         ("answers_total", "verdict", "Answers of clients by verdict.", answers),

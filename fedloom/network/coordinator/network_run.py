@@ -42,8 +42,6 @@ class NetworkRun:
     def __init__(self, experiment: Experiment, folder: Path, tell: Callable[[str], None] = print) -> None:
         if experiment.system is not None:
             raise InputError("[system] is for simulations: clients on a network take the time they take. Leave it out.")
-        if experiment.cohort.mode == "async":
-            raise InputError('[cohort] mode = "async" is for simulations: a network works in rounds. Leave it out.')
         self.experiment, notes = federated(experiment)
         for note in notes:
             tell(note)
@@ -153,6 +151,8 @@ class NetworkRun:
         def here() -> bool:
             self._check_agents()
             ready = self.pool.ready()
+            if before and self.experiment.cohort.mode == "async":  # the others come when they like
+                return bool(ready)
             if before:
                 return before - self.ledger.revoked() <= {one.agent for one in ready}
             return bool(self._agreeing(wanted))

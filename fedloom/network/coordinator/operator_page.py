@@ -7,7 +7,7 @@ import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cryptography import x509
@@ -67,9 +67,12 @@ class OperatorsView:
 
     def _agents(self) -> list[Json]:
         """Return every enrolled agent, also one that has not been heard from."""
-        call, now = self.pool.call, time.monotonic()
+        now, since = time.monotonic(), dict[str, float]()
+        awaited: Counter[str] = Counter()
         with self.pool.changed:
-            awaited = Counter(call.waiting.values()) if call is not None else Counter()
+            for call in reversed(self.pool.open_calls):
+                awaited.update(call.waiting.values())
+                since |= dict.fromkeys(call.waiting.values(), call.opened)
         found = []
         for row in self.pool.ledger.agents():
             known = self.pool.agents.get(row["agent"])
@@ -84,7 +87,7 @@ class OperatorsView:
                     "name": visible(row["name"]),
                     "state": "working" if state == "ready" and busy else "idle" if state == "ready" else state,
                     "doing": shown.get("doing", ""),
-                    "since": now - call.opened if call is not None and busy else None,
+                    "since": now - since[row["agent"]] if busy else None,
                     "awaited": awaited[row["agent"]],
                     "clients": shown.get("clients", 0),
                     "seen": shown["seconds_since_seen"] if known is not None and known.contacted else None,
@@ -96,14 +99,28 @@ class OperatorsView:
         return found
 
     def _call(self) -> Json | None:
-        """Return the open call: who has answered, who has not, and how many are needed."""
-        call, now = self.pool.call, time.monotonic()
-        if call is None:
+        """Return the open call, or all clients in flight: who has answered, who has not, and how many are needed."""
+        pool, now = self.pool, time.monotonic()
+        calls = [pool.call] if pool.call is not None else list(pool.flights.values())
+        if not calls:
             return None
-        names = {row["client"]: visible(row["name"]) for row in self.pool.ledger.clients()}
+        names = {row["client"]: visible(row["name"]) for row in pool.ledger.clients()}
+        clients = [one for call in calls for one in self._asked(call, names)]
+        opened, deadline = min(call.opened for call in calls), min(call.deadline for call in calls)
+        return {
+            "title": plain(calls[0].title if pool.call is not None else pool.stage),
+            "open_for": now - opened,
+            "seconds_left": max(deadline - now, 0.0),
+            "seconds": deadline - opened,
+            "needed": calls[0].needed,
+            "enough": calls[0].enough,
+            "clients": clients,
+        }
+
+    def _asked(self, call: Call, names: Mapping[int, str]) -> Iterator[Json]:
+        """Yield the clients of a call."""
         with self.pool.changed:
             answers, failures, received = set(call.answers), dict(call.failures), dict(call.received)
-        clients = []
         for agent, assignment in call.assignments.items():
             one = self.pool.agents.get(agent)
             for client in (asked.client for asked in assignment.clients):
@@ -111,24 +128,14 @@ class OperatorsView:
                 failed = failure and ("refused" if failure.kind == "refused" else "failed")
                 state = "answered" if client in answers else failed or "waiting"
                 lost = state == "waiting" and (one is None or one.lost())
-                clients.append(
-                    {
-                        "name": names.get(client, str(client)),
-                        "agent": visible(one.name) if one is not None else "",
-                        "state": "lost" if lost else state,
-                        "why": plain(failure.message) if failure else "",
-                        "bytes": received.get(client, 0),
-                    }
-                )
-        return {
-            "title": plain(call.title),
-            "open_for": now - call.opened,
-            "seconds_left": max(call.deadline - now, 0.0),
-            "seconds": call.deadline - call.opened,
-            "needed": call.needed,
-            "enough": call.enough,
-            "clients": clients,
-        }
+                since = f" (from round {assignment.round})" if assignment.id in self.pool.flights else ""
+                yield {
+                    "name": names.get(client, str(client)) + since,
+                    "agent": visible(one.name) if one is not None else "",
+                    "state": "lost" if lost else state,
+                    "why": plain(failure.message) if failure else "",
+                    "bytes": received.get(client, 0),
+                }
 
     def _alerts(self, events: Sequence[Json], free: int, total: int) -> Iterator[str]:
         """Yield what needs somebody now."""

@@ -348,9 +348,9 @@ def test_updates_of_a_revoked_agent_do_not_count_in_rounds_that_are_not_closed(
             InProcessRun(tmp_path / "net", values, {}, {}).run(Silent())
     counted: list[list[int]] = []
 
-    def watch(backend: NetworkBackend, work: ClientWork, call: Any, counting: list[Report]) -> Any:
+    def watch(backend: NetworkBackend, work: ClientWork, calls: Any, expected: Any, counting: list[Report]) -> Any:
         counted.append([report.client for report in counting])
-        return aggregate(backend, work, call, counting)
+        return aggregate(backend, work, calls, expected, counting)
 
     monkeypatch.setattr(NetworkBackend, "_aggregate", watch)
     run = InProcessRun(tmp_path / "net", values, {}, {})

@@ -55,8 +55,6 @@ def test_a_virtual_clock_is_not_for_a_network(tmp_path: Path) -> None:
 
     with pytest.raises(InputError, match=r"\[system\] is for simulations"):
         NetworkRun(parse({"system": {"step": 1.0}}), tmp_path)
-    with pytest.raises(InputError, match=r'\[cohort\] mode = "async" is for simulations'):
-        NetworkRun(parse({"cohort": {"mode": "async"}}), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ CREATE TABLE IF NOT EXISTS attempts (cell TEXT, round INTEGER, attempt INTEGER, 
     asked INTEGER NOT NULL, accepted INTEGER, status TEXT NOT NULL, PRIMARY KEY (cell, round, attempt));
 CREATE TABLE IF NOT EXISTS updates (cell TEXT, round INTEGER, call INTEGER, client INTEGER, digest TEXT NOT NULL,
     file TEXT NOT NULL, sha256 TEXT NOT NULL, PRIMARY KEY (cell, round, call, client));
+CREATE TABLE IF NOT EXISTS flights (cell TEXT, version INTEGER, client INTEGER, assignment TEXT NOT NULL,
+    taken INTEGER, PRIMARY KEY (cell, version, client));
 CREATE TABLE IF NOT EXISTS left_out (cell TEXT, round INTEGER, call INTEGER, client INTEGER, why TEXT NOT NULL,
     PRIMARY KEY (cell, round, client));
 CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, time REAL NOT NULL, agent TEXT, kind TEXT NOT NULL,
