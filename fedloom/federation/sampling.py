@@ -73,7 +73,7 @@ class Sampling(Record):
 
     mode: Literal["sync", "async"] = "sync"
     """`sync` rounds wait for their clients. In `async` rounds, `concurrency` clients are at work all the time, and a
-    round is over the next `buffer` answers. Needs `[system]`.
+    round is over the next `buffer` answers. In a simulation, this needs `[system]`.
     """
     buffer: Count = 10
     """The answers of an asynchronous round, K."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -39,14 +40,23 @@ EVERYBODY = {"mode": "async", "buffer": 4}
 
 
 class Turns(WorkingPool):
-    """A pool whose agents train when it is their turn, one client at a time; after the last turn, all is interrupted."""
+    """A pool whose agents train when it is their turn, one client at a time. After the last turn, the run crashes."""
 
     turns: Iterator[Turn] = iter(())
 
+    def wait_until(self, condition: Callable[[], bool], seconds: float = math.inf) -> bool:
+        """Wait for one turn only, or for an evaluation."""
+        if self.call is not None:
+            return super().wait_until(condition, seconds)
+        with self.changed:
+            if not condition():
+                self.pause(seconds)
+        return condition()
+
     def pause(self, seconds: float) -> None:
-        if self.call is not None:  # an evaluation
-            return super().pause(seconds)
-        turn = next(self.turns, None)
+        measuring = set(self.call.waiting.values()) if self.call is not None else set()
+        turn: Turn | None = next((n for n, one in enumerate(self.working) if one.signer.agent in measuring), None)
+        turn = next(self.turns, None) if turn is None else turn
         if turn is None:
             raise KeyboardInterrupt
         self.changed.release()
@@ -86,6 +96,7 @@ class TurnsRun(InProcessRun):
 
     def _make_pool(self, deadline: float) -> AgentPool:
         self.agents_pool = Turns(self.ledger, self.tell, deadline)
+        self.agents_pool.heartbeat = 1e6  # nobody is lost only because it waits for its turn
         self.agents_pool.turns = iter(self.turns)
         return self.agents_pool
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 
 from fedloom.errors import InputError
+from fedloom.network.coordinator.ledger import AcceptedUpdate
 from fedloom.network.protocol.token import Token
 from tests.network.conftest import World
+
+EMPTY = hashlib.sha256(b"").hexdigest()
 
 
 def test_accepted_updates_are_found_after_a_restart_unless_damaged(world: World) -> None:
@@ -73,3 +78,33 @@ def test_a_former_key_does_not_enrol_and_uses_no_token(world: World) -> None:
     world.ledger.invite(successor.digest, replaces=agent)
     assert world.ledger.enrol(successor.digest, "kerry", former) == agent  # the operator allows it
     assert world.ledger.enrol(successor.digest, "kerry", former) == agent
+
+
+def test_answers_that_no_checkpointed_round_took_are_kept(world: World) -> None:
+    ledger = world.ledger
+    for client in range(3):
+        (ledger.updates / f"{client}").write_bytes(b"")
+        ledger.accept([AcceptedUpdate("fedavg-1", 1, 0, client, "digest", f"{client}", EMPTY)])
+    ledger.start_flights("fedavg-1", 1, dict.fromkeys(range(4), "{}"))
+    ledger.start_flights("fedavg-1", 2, {4: "{}"})
+    assert ledger.at_work("fedavg-1") == [3, 4]
+    ledger.take("fedavg-1", 1, [(1, 0)])
+    ledger.take("fedavg-1", 2, [(1, 1)])
+    assert ledger.versions_in_use("fedavg-1", 1) == {1, 2}
+    ledger.forget("fedavg-1", 1)
+    assert [one.client for one in ledger.accepted("fedavg-1", 1, 0, "digest")] == [1, 2]
+    assert not (ledger.updates / "0").exists()
+    assert [ledger.first_unsaved("fedavg-1", client, 1) for client in (0, 1, 4, 5)] == [None, 1, 2, None]
+    taken = [row for row in ledger.audit_records() if row["record"] == "taken"]
+    assert [(row["round"], row["version"], row["client"]) for row in taken] == [(1, 1, 0), (2, 1, 1)]
+
+
+def test_a_return_to_an_earlier_round_gives_back_the_answers_that_later_ones_took(world: World) -> None:
+    ledger = world.ledger
+    ledger.start_flights("fedavg-1", 1, {0: "{}", 1: "{}"})
+    ledger.start_flights("fedavg-1", 2, {2: "{}"})
+    ledger.take("fedavg-1", 1, [(1, 0)])
+    ledger.take("fedavg-1", 2, [(1, 1), (2, 2)])
+    ledger.forget_after("fedavg-1", 1)
+    found = [(row["version"], row["client"], row["taken"]) for row in ledger.flights("fedavg-1", 1)]
+    assert found == [(1, 0, 1), (1, 1, None)]
