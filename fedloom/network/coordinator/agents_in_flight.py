@@ -54,8 +54,9 @@ class AgentsInFlight(InFlight):
 
     def busy_agents(self) -> set[str]:
         """Return the agents with clients at work. An agent does one thing at a time, and its oldest work first."""
+        hosts = self.backend.roster.hosts  # after a restart, without clients that join in a later round
         at_work = () if self._resting else self.ledger.at_work(self.backend.cell.name)
-        return {self.backend.roster.hosts[client][0] for client in at_work}
+        return {hosts[client][0] for client in at_work if client in hosts}
 
     def rest(self) -> None:
         """Let the agents stop. The ledger still has the flights, for a run that goes on later."""
@@ -99,8 +100,8 @@ class AgentsInFlight(InFlight):
                 answered, progress = len(self.arrived), time.monotonic()
             started = self._start(round, block, work_of, failures)
             block += started
-            hopeless = not started and not self._at_work() and self._able() <= failures.keys()
-            if hopeless or time.monotonic() > progress + patience:
+            all_failed = failures and not started and not self._at_work() and self._able() <= failures.keys()
+            if all_failed or time.monotonic() > progress + patience:
                 self.backend.abandon(round, failures, len(self.calls) + len(failures), answered, needed)
             self.pool.stage = f"{self.backend.cell.label}: round {round}, {answered} of {needed} answers"
             self.pool.wait_until(self._has_news, LOOK)

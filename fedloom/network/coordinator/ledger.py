@@ -356,12 +356,13 @@ class Ledger:
 
     def versions_in_use(self, cell: str, round: int) -> set[int]:
         """Return the versions that answers of rounds after this one start from."""
-        query = "SELECT DISTINCT version FROM flights WHERE cell = ? AND coalesce(taken > ?, 1)"
+        query = "SELECT DISTINCT version FROM flights WHERE cell = ? AND (taken IS NULL OR taken > ?)"
         return {row["version"] for row in self._rows(query, cell, round)}
 
     def first_unsaved(self, cell: str, client: int, durable: int) -> int | None:
         """Return the first version whose answer by a client no round up to the oldest checkpoint took."""
-        query = "SELECT min(version) AS version FROM flights WHERE cell = ? AND client = ? AND coalesce(taken > ?, 1)"
+        query = """SELECT min(version) AS version FROM flights
+            WHERE cell = ? AND client = ? AND (taken IS NULL OR taken > ?)"""
         (found,) = self._rows(query, cell, client, durable)
         return None if found["version"] is None else int(found["version"])
 
@@ -372,11 +373,12 @@ class Ledger:
         faults.point("ledger.forget")
         closed = """FROM updates WHERE cell = ? AND round <= ? AND NOT EXISTS (SELECT 1 FROM flights AS one
             WHERE (one.cell, one.version, one.client) = (updates.cell, updates.round, updates.client)
-            AND coalesce(taken > ?, 1))"""
+            AND (taken IS NULL OR taken > ?))"""
         rows = self._rows(f"SELECT file {closed}", cell, round, round)
         if rows:
             self._write(f"DELETE {closed}", cell, round, round, durable=False)
-        self._write("UPDATE flights SET assignment = '' WHERE cell = ? AND taken <= ?", cell, round, durable=False)
+        done = "UPDATE flights SET assignment = '' WHERE cell = ? AND taken <= ? AND assignment != ''"
+        self._write(done, cell, round, durable=False)
         for row in rows:
             (self.updates / row["file"]).unlink(missing_ok=True)
 

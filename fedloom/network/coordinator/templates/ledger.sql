@@ -14,6 +14,7 @@ CREATE TABLE IF NOT EXISTS updates (cell TEXT, round INTEGER, call INTEGER, clie
     file TEXT NOT NULL, sha256 TEXT NOT NULL, PRIMARY KEY (cell, round, call, client));
 CREATE TABLE IF NOT EXISTS flights (cell TEXT, version INTEGER, client INTEGER, assignment TEXT NOT NULL,
     taken INTEGER, PRIMARY KEY (cell, version, client));
+CREATE INDEX IF NOT EXISTS taken_flights ON flights (cell, taken);
 CREATE TABLE IF NOT EXISTS left_out (cell TEXT, round INTEGER, call INTEGER, client INTEGER, why TEXT NOT NULL,
     PRIMARY KEY (cell, round, client));
 CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, time REAL NOT NULL, agent TEXT, kind TEXT NOT NULL,
