@@ -68,7 +68,7 @@ def cohort_kind(clock: Clock | InFlight | None) -> Callable[..., Cohort]:
     return partial(TimedCohort, clock=clock)
 
 
-def check_privacy(system: System, sampling: Sampling, privacy: PrivacyTable, compress: CompressTable) -> None:
+def check_privacy(system: System | None, sampling: Sampling, privacy: PrivacyTable, compress: CompressTable) -> None:
     """Raise if virtual time would break what [privacy] promises about sums. What clients do by themselves always holds.
 
     In each round, a client must answer or not whatever the others do: then it changes a sum by its own answer at most.
@@ -81,6 +81,8 @@ def check_privacy(system: System, sampling: Sampling, privacy: PrivacyTable, com
             'protects sums over clients that start together. Use mode = "sync". What clients do by themselves goes '
             'with both: example_dp, and dp with noise = "local".'
         )
+    if system is None:
+        return
     if privacy.dp is not None and system.availability != "always":
         raise InputError(
             '[privacy] dp needs [system] availability = "always": one slow client moves the end of a round, and with '

@@ -54,14 +54,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.rounds == 0 and self.privacy.on:
             raise InputError("[privacy] protects training, and rounds = 0 trains nothing. Leave [privacy] out.")
-        if self.system is not None:
-            check_privacy(self.system, self.cohort, self.privacy, self.compress)
+        check_privacy(self.system, self.cohort, self.privacy, self.compress)
         if self.cohort.mode == "async":
-            if self.privacy.on:
-                raise InputError(
-                    "[privacy] protects clients that start a round together: masks cancel in their sum, and noise is "
-                    'for as many as are drawn. Leave out [cohort] mode = "async".'
-                )
             if self.evaluate.clients == "cohort":
                 raise InputError(
                     '[evaluate] clients = "cohort" measures clients before a round, and in asynchronous rounds nobody '

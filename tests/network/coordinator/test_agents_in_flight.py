@@ -395,8 +395,11 @@ def test_the_operator_sees_who_is_in_flight_and_since_which_round(tmp_path: Path
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        ({"privacy": {"secure_aggregation": {}}, "cohort": {"max_examples": 9}}, "masks cancel in their sum"),
-        ({"privacy": {"dp": {"epsilon": 1.0, "clip": 1.0}}}, "noise is for as many as are drawn"),
+        (
+            {"privacy": {"secure_aggregation": {}}, "cohort": {"max_examples": 9}},
+            "clients that start together",
+        ),
+        ({"privacy": {"dp": {"epsilon": 1.0, "clip": 1.0}}}, "clients that start together"),
         ({"algorithm": {"fedavg": {"rule": "median"}}}, "the rule of FedAvg compares changes from one model"),
         ({"algorithm": {"fsvrg": {}}}, "its formulas need answers that all start from the same model"),
         ({"evaluate": {"clients": "cohort"}}, "nobody knows before which ones answer"),
