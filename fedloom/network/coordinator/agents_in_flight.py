@@ -16,6 +16,7 @@ from fedloom.clock.in_flight import InFlight, WorkOf
 from fedloom.federation.sampling import choose
 from fedloom.federation.work import ClientWork
 from fedloom.network.coordinator.agent_pool import Call
+from fedloom.network.coordinator.ledger import REVOKED
 from fedloom.network.protocol.messages import Assignment, Failure
 from fedloom.network.protocol.tensors import Parcel
 from fedloom.record import seconds
@@ -134,10 +135,13 @@ class AgentsInFlight(InFlight):
                     self.pool.log("late", f"{late}: its place is free, and its answer will be rejected", agent)
                 if agent in revoked or call.failures or is_late:
                     failures |= call.failures
+                    why = {flight.client: REVOKED} if agent in revoked else self.pool.absences(call)
+                    self.backend.absent |= why
                     self._close(flight)
                     self.ledger.end_flight(cell.name, *flight)
                 elif call.answers and flight not in self.arrived:
                     self.arrived.append(flight)
+                    self.backend.absent.pop(flight.client, None)  # it started again
         self.backend.failing = (self.backend.failing | failures.keys()) - {flight.client for flight in self.arrived}
         return failures
 
