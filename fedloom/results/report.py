@@ -128,8 +128,11 @@ def _best_in_words(run: RunData, comparison: Comparison) -> Iterator[str]:
     federated = [label for label in order if not run.is_pooled(label)]
     metric, best = comparison.metric, order[0]
     title = comparison.title[:1].upper() + comparison.title[1:]
-    several = f" has the best mean of the {len(federated)} algorithms that leave the data where it is"
-    yield f"{title}: {_with_interval(best, over_seeds[best], metric)}{several if len(federated) > 1 else ''}."
+    several = ""
+    if len(federated) > 1:
+        what, chance = ("mean", "") if over_seeds[best].count > 1 else ("number", ", with one seed: this may be chance")
+        several = f" has the best {what} of the {len(federated)} algorithms that leave the data where it is{chance}"
+    yield f"{title}: {_with_interval(best, over_seeds[best], metric)}{several}."
     yield from _against_others(best, federated[1:], comparison)
     for label in order:
         if run.is_pooled(label) and federated:
@@ -143,7 +146,10 @@ def _against_others(best: str, others: Sequence[str], comparison: Comparison) ->
     if not found or all(each.spread.count < 2 for each in found.values()):
         return
     apart = [other for other, each in found.items() if each.clear]
-    close = [other for other in found if other not in apart]
+    alike = [other for other, each in found.items() if each.spread.std == 0]
+    close = [other for other in found if other not in (*apart, *alike)]
+    if alike:
+        yield say("result", "alike", alike=_listed(alike))
     if close:
         widest = max(max(abs(found[o].spread.low), abs(found[o].spread.high)) for o in close)
         unit = ""

@@ -62,6 +62,8 @@ def spread(values: Sequence[float], level: float = LEVEL) -> Spread:
     from scipy.stats import t
 
     std = float(known.std(ddof=1))
+    if std < 1e-12 * float(np.abs(known).max()):
+        std = 0.0  # equal numbers, apart from rounding
     reach = float(t.ppf((1 + level) / 2, len(known) - 1)) * std / math.sqrt(len(known))
     return Spread(len(known), mean, std, mean - reach, mean + reach)
 
@@ -142,7 +144,8 @@ def in_words(
     values: dict[str, object] = {"first": difference.first, "second": difference.second, "metric": metric, "side": side}
     if not found.count:
         return say("difference", "nothing_in_common", **values)
-    values["gap"] = f"{abs(found.mean) * scale:.3g}{unit}"
+    gap = f"{abs(found.mean) * scale:.3g}"
+    values["gap"] = f"{gap}{unit.rstrip('s') if gap == '1' else unit}"
     if found.count == 1:
         return say("difference", "one_seed", **values)
     together = " with the others" if difference.pairs > 1 else ""

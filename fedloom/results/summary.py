@@ -17,8 +17,8 @@ COLUMNS = {
     "pre_fit_test": "before training",
     "post_fit_test": "after training",
     "test": "final model",
-    "pooled_test": "all tests together",
-    "universal": "on all clients' tests",
+    "pooled_test": "final model, all tests",
+    "universal": "after training, all tests",
 }
 
 
@@ -80,4 +80,5 @@ def _caption(columns: set[str], rule: str) -> str:
     words = {"final": "", "best": " Best round of each column, chosen on the data that is shown."}
     when = words.get(rule, f" Mean of the last {rule.removeprefix('last:')} measured rounds.")
     means = "Clients' columns are means over clients, each on its own test split." if columns - {"server_test"} else ""
-    return (means + when).strip()
+    all_tests = " “All tests” are the test splits of all clients." if columns & {"universal", "pooled_test"} else ""
+    return (means + all_tests + when).strip()

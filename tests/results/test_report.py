@@ -21,7 +21,7 @@ from fedloom.errors import TrainingError
 from fedloom.results import report
 from fedloom.results.comparisons import Comparison
 from fedloom.results.result import Result
-from fedloom.results.run_data import MetricInfo
+from fedloom.results.run_data import MetricInfo, RunData
 from tests.conftest import Dense, federation
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -216,6 +216,28 @@ def test_accuracies_are_never_said_to_differ_by_more_than_100_points() -> None:
         "a", ["b"], Comparison("test", MetricInfo("loss", is_mean=True, higher_is_better=False), losses)
     )
     assert "differences of up to 7800 remain possible" in sentence  # 200 + 12.706 · 848.5 / √2, in two digits
+
+
+def test_differences_that_are_the_same_in_every_seed_say_nothing_about_chance() -> None:
+    values = {"a": {1: 0.8, 2: 0.83, 3: 0.79}, "b": {1: 0.75, 2: 0.78, 3: 0.74}, "c": {1: 0.7, 2: 0.6, 3: 0.75}}
+    accuracy = Comparison("test", MetricInfo("accuracy", is_mean=True, higher_is_better=True), values)
+    alike, close = report._against_others("a", ["b", "c"], accuracy)
+    assert alike.startswith("Its difference from b is the same in every seed: these seeds vary nothing")
+    assert close.startswith("These seeds do not tell it apart from c:")
+
+
+@pytest.mark.parametrize(
+    ("seeds", "said"),
+    [
+        (1, "has the best number of the 2 algorithms that leave the data where it is, with one seed: this may be"),
+        (2, "has the best mean of the 2 algorithms that leave the data where it is. These seeds do not tell it apart"),
+    ],
+)
+def test_the_best_of_one_seed_may_be_the_best_by_chance(seeds: int, said: str, run: RunData) -> None:
+    values = {"a": {1: 0.8, 2: 0.82}, "b": {1: 0.75, 2: 0.81}}
+    values = {label: dict(list(known.items())[:seeds]) for label, known in values.items()}
+    accuracy = Comparison("test", MetricInfo("accuracy", is_mean=True, higher_is_better=True), values)
+    assert said in " ".join(report._best_in_words(run, accuracy))
 
 
 @given(st.integers(2, 12), st.floats(0.01, 5.0), st.floats(0.01, 5.0), st.booleans())

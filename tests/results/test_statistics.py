@@ -126,6 +126,8 @@ def test_equal_differences_in_all_seeds_are_no_evidence() -> None:
     same = difference("a", "b", dict.fromkeys(range(8), 0.6), dict.fromkeys(range(8), 0.5))
     assert not same.clear
     assert "in every seed alike" in in_words(same)
+    rounded = difference("a", "b", {1: 0.8, 2: 0.83, 3: 0.79}, {1: 0.79, 2: 0.82, 3: 0.78})
+    assert "a's accuracy was 1 point higher than b's in every seed alike" in in_words(rounded)
 
 
 @pytest.mark.slow
