@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,35 +18,9 @@ Ids = NDArray[np.int64]
 Times = NDArray[np.float64]
 
 
-class Windows(Protocol):
-    """The times at which clients are available."""
-
-    @property
-    def span(self) -> float:
-        """How long it takes until all of it was seen once."""
-
-    def until(self, ids: Ids, now: float) -> Times:
-        """Return when each client's present time ends; −∞ for a client that is not available now."""
-
-    def next(self, now: float, ids: Ids | None = None) -> float:
-        """Return the first moment from now on at which a client, or one of some, is available; ∞ if there is none."""
-
-
-class Always:
-    """Clients are available all the time."""
-
-    span = 0.0
-
-    def until(self, ids: Ids, now: float) -> Times:
-        return np.full(len(ids), math.inf)
-
-    def next(self, now: float, ids: Ids | None = None) -> float:
-        return now if ids is None or len(ids) else math.inf
-
-
 @dataclass(frozen=True)
 class Cycle:
-    """Each client is available for a share of every period, from a moment of its own."""
+    """Each client is available for a share of every period, from a moment of its own; with a share of 1, always."""
 
     period: float
     share: float
@@ -60,6 +33,7 @@ class Cycle:
 
     @property
     def span(self) -> float:
+        """How long it takes until all of it was seen once."""
         return self.period
 
     def _last(self, begins: Times, now: float) -> Times:
@@ -72,6 +46,7 @@ class Cycle:
         return (begins + turns) * self.period
 
     def until(self, ids: Ids, now: float) -> Times:
+        """Return when each client's present time ends; −∞ for a client that is not available now."""
         if self.share == 1:
             return np.full(len(ids), math.inf)
         begins = self.begins[ids]
@@ -79,6 +54,7 @@ class Cycle:
         return np.where(ends > now, ends, -math.inf)
 
     def next(self, now: float, ids: Ids | None = None) -> float:
+        """Return the first moment from now on at which a client, or one of some, is available; ∞ if there is none."""
         some = np.arange(len(self.begins)) if ids is None else ids
         if (self.until(some, now) > now).any():
             return now
@@ -87,7 +63,7 @@ class Cycle:
 
 @dataclass(frozen=True)
 class Trace:
-    """Clients are available from one time to another, as a file says."""
+    """Clients are available from one time to another, as a file says. Its methods are those of a cycle."""
 
     clients: Ids  # of each row
     begins: Times

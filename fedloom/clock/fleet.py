@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedloom import keys
-from fedloom.clock.availability import Always, Cycle, Ids, Times, Trace, Windows
+from fedloom.clock.availability import Cycle, Ids, Times, Trace
 from fedloom.clock.system import Spread, System
 from fedloom.clock.table_file import read_columns
 from fedloom.data.federation import Federation
@@ -32,7 +32,7 @@ class Fleet:
     download: Times  # bytes in a second
     upload: Times
     latency: Times
-    windows: Windows
+    windows: Cycle | Trace
 
     @staticmethod
     def of(
@@ -50,12 +50,13 @@ class Fleet:
             key: _numbers(key, getattr(system, key), federation.clients, seed, names, base)
             for key in ("speed", "download", "upload", "latency")
         }
-        windows: Windows = Always()
+        windows: Cycle | Trace
         when = system.availability
         if when != "always" and when.file is not None:
             windows = Trace.read(locate(base, when.file), names, when.repeat)
-        elif when != "always" and when.share is not None:
-            windows = Cycle.drawn(seconds(when.period or "24h"), when.share, federation.clients, seed)
+        else:
+            period, share = ("24h", 1.0) if when == "always" else (when.period or "24h", when.share or 1.0)
+            windows = Cycle.drawn(seconds(period), share, federation.clients, seed)
         return Fleet(
             system,
             step,

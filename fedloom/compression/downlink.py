@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedloom.compression.method import Damaged, Draws, Form, Method
-from fedloom.compression.methods.lossless import bits, from_bits
 from fedloom.tree import Groups, Tree, select, size
 
 if TYPE_CHECKING:
@@ -51,9 +50,8 @@ class Downlink:
             if covered := self._covers(leaves):
                 names[group] = covered
                 rest[group] = {name: leaf for name, leaf in leaves.items() if name not in covered}
-                mine = select(leaves, covered)
-                whole = {name: bits(leaf) for name, leaf in mine.items()} if self.method.exact else mine
-                parts[group] = self.method.pack(whole, _NO_DRAWS, {})[0]
+                mine = self.method.difference(select(leaves, covered), {})
+                parts[group] = self.method.pack(mine, _NO_DRAWS, {})[0]
         return rest, parts, names
 
     def unpack(self, rest: Groups, parts: Groups, names: Mapping[str, Sequence[str]]) -> Groups:
@@ -68,9 +66,7 @@ class Downlink:
             if len(form) != len(covered):
                 raise Damaged("what was sent names a leaf twice")
             found = self.method.unpack(parts[group], form, _NO_DRAWS)
-            if self.method.exact:
-                found = {name: from_bits(leaf, form[name][1]) for name, leaf in found.items()}
-            whole = {**found, **rest[group]}
+            whole = {**self.method.apply(found, form, {}), **rest[group]}
             # in the model's order, in which both sides pack and unpack
             groups[group] = {name: whole[name] for name in self.form if name in whole} | whole
         return groups

@@ -12,9 +12,9 @@ from annotated_types import Gt, Le
 from pydantic import Strict
 from torch import Tensor
 
-from fedloom.errors import FedloomError, InputError
+from fedloom.errors import FedloomError
 from fedloom.record import Record
-from fedloom.tree import Tree
+from fedloom.tree import Tree, change
 
 Form = Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # the shape and dtype of every leaf
 Fraction = Annotated[float, Strict(), Gt(0), Le(1)]
@@ -34,7 +34,7 @@ class Draws:
 
 
 class Method(Record):
-    """Base of compression methods. One that is `exact` gets differences of bits instead of changes."""
+    """Base of compression methods."""
 
     name: ClassVar[str] = ""
     exact: ClassVar[bool] = False  # whether what arrives has the bits of what was sent
@@ -43,7 +43,7 @@ class Method(Record):
     @property
     def feedback(self) -> bool:
         """Whether a client adds what its last message left out to its next change."""
-        return False
+        return bool(getattr(self, "error_feedback", False))
 
     @property
     def keeps(self) -> bool:
@@ -66,6 +66,14 @@ class Method(Record):
 
     def check(self, form: Form) -> None:
         """Raise `InputError` if the method does not fit a model."""
+
+    def difference(self, leaves: Tree, base: Tree) -> Tree:
+        """Return what `pack` takes: how leaves differ from their base, or the leaves themselves if there is none."""
+        return change(leaves, base) if base else leaves
+
+    def apply(self, difference: Tree, form: Form, base: Tree) -> Tree:
+        """Return the leaves that differ so from their base."""
+        return {name: base[name] + leaf if name in base else leaf for name, leaf in difference.items()}
 
     def pack(self, change: Tree, draws: Draws, memory: Tree) -> tuple[Tree, Tree]:
         """Return the parts of one client's change, and what it keeps; `memory` is what it kept before, if anything."""
@@ -161,15 +169,3 @@ def kept(keep: float, count: int) -> int:
     [0, 1, 10]
     """
     return min(max(math.ceil(round(keep * count, 6)), 1), count)
-
-
-def refuse_rank(rank: int, form: Form) -> None:
-    """Raise `InputError` if no matrix of a model has this rank."""
-    sides = [min(shape[0], math.prod(shape[1:])) for shape, _ in form.values() if len(shape) > 1]
-    if rank > max(sides, default=0):
-        raise InputError(
-            f"The 'rank' of PowerSGD must be at most {max(sides, default=0)}, the smaller side of the model's largest "
-            f"matrix. Got {rank} instead."
-            if sides
-            else "PowerSGD compresses matrices, and the model has none."
-        )

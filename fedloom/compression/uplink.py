@@ -14,11 +14,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch import Tensor
 
 from fedloom import keys
 from fedloom.compression.method import Damaged, Draws, Form, Method, form_of
-from fedloom.compression.methods.lossless import bits, from_bits
 from fedloom.compression.methods.randomk import RandomK
 from fedloom.tree import Groups, Tree, change, row, select, size, stack
 
@@ -38,11 +36,6 @@ class Sent:
     rest: Groups  # the leaves that are sent as they are, stacked
     memory: Tree  # what clients keep, stacked
     bytes: list[int]  # of each client: parts and leaves, without weights and public numbers
-
-    def only_parts(self) -> Groups:
-        """Return the parts of the only client."""
-        (parts,) = self.parts
-        return parts
 
 
 @dataclass(frozen=True)
@@ -81,22 +74,25 @@ class Uplink:
             arrived, memories = [], []
             for n, client in enumerate(ids):
                 mine, before = row(select(stacked, names), n), self._memory(memory, group, n)
-                one = self._send_one(mine, base, self.draws(client, group), before)
-                arrived.append(one.arrived)
-                memories.append(one.memory)
-                if one.parts is not None:
-                    parts[n][group] = one.parts
-                    sizes[n] += size(one.parts) - size(mine)
+                read, packed, keeps = self._send_one(mine, base, self.draws(client, group), before)
+                arrived.append(read)
+                memories.append(keeps)
+                if packed is not None:
+                    parts[n][group] = packed
+                    sizes[n] += size(packed) - size(mine)
             groups[group] = {**stacked, **stack(arrived)}
             kept |= {f"{self.asked}/{group}/{path}": leaf for path, leaf in stack(memories).items()}
         return Sent(replace(update, groups=groups), parts, rest, kept, sizes)
 
-    def _send_one(self, leaves: Tree, base: Tree, draws: Draws, memory: Tree) -> _SentGroup:
-        """Compress one client's leaves of one group."""
+    def _send_one(self, leaves: Tree, base: Tree, draws: Draws, memory: Tree) -> tuple[Tree, Tree | None, Tree]:
+        """Compress one client's leaves of one group.
+
+        Return the leaves as the server reads them, their parts (None if they are sent as they are), and what it keeps.
+        """
         method = self.method
+        moved = method.difference(leaves, base)
         if method.exact:
-            return _SentGroup(leaves, method.pack(_bit_difference(leaves, base), draws, {})[0], {})
-        moved = change(leaves, base) if base else leaves
+            return leaves, method.pack(moved, draws, {})[0], {}
         left = {name: memory.get(f"{LEFT}/{name}", torch.zeros_like(leaf)) for name, leaf in moved.items()}
         total = {name: leaf + left[name] for name, leaf in moved.items()} if method.feedback else moved
         parts: Tree | None
@@ -108,13 +104,12 @@ class Uplink:
         else:
             parts, own = method.pack(total, draws, own)
             decoded = method.unpack(parts, form_of(total), draws)
-            arrived = _moved(base, decoded)
+            arrived = method.apply(decoded, form_of(leaves), base)
             if _is_finite(decoded):  # a number too large for the method never becomes part of what is held back
                 left = {name: total[name] - leaf for name, leaf in decoded.items()}
         kept = {f"{method.name}/{name}": leaf for name, leaf in own.items()}
-        return _SentGroup(
-            arrived, parts, kept | ({f"{LEFT}/{n}": leaf for n, leaf in left.items()} if method.feedback else {})
-        )
+        kept |= {f"{LEFT}/{name}": leaf for name, leaf in left.items()} if method.feedback else {}
+        return arrived, parts, kept
 
     def receive(
         self,
@@ -143,11 +138,7 @@ class Uplink:
             mine = {name: form[name] for name in names}
             base = self._base(positions, group, shared, names)
             found = self.method.unpack(parts[group], mine, self.draws(client, group))
-            if self.method.exact:
-                found = {name: _from_difference(leaf, mine[name][1], base.get(name)) for name, leaf in found.items()}
-            else:
-                found = _moved(base, found)
-            whole = {name: leaf[None] for name, leaf in found.items()} | sent
+            whole = {name: leaf[None] for name, leaf in self.method.apply(found, mine, base).items()} | sent
             groups[group] = {name: whole[name] for name in form if name in whole} | whole
         return groups
 
@@ -206,13 +197,6 @@ class Uplink:
         return found
 
 
-@dataclass(frozen=True)
-class _SentGroup:
-    arrived: Tree  # the leaves as the server reads them
-    parts: Tree | None  # None if they are sent as they are
-    memory: Tree
-
-
 def _one(stacked: Tree) -> Form:
     """Return the form of one client's leaves of a stack."""
     return {name: (tuple(leaf.shape[1:]), leaf.dtype) for name, leaf in stacked.items()}
@@ -220,22 +204,6 @@ def _one(stacked: Tree) -> Form:
 
 def _all(groups: Groups) -> Tree:
     return {f"{group}/{name}": leaf for group, leaves in groups.items() for name, leaf in leaves.items()}
-
-
-def _moved(base: Tree, moved: Tree) -> Tree:
-    """Return where a change leads from its base."""
-    return {name: base[name] + leaf if name in base else leaf for name, leaf in moved.items()}
-
-
-def _bit_difference(leaves: Tree, base: Tree) -> Tree:
-    return {
-        name: bits(leaf) - bits(base[name].to(leaf.dtype)) if name in base else bits(leaf)
-        for name, leaf in leaves.items()
-    }
-
-
-def _from_difference(whole: Tensor, kind: torch.dtype, base: Tensor | None) -> Tensor:
-    return from_bits(whole if base is None else whole + bits(base.to(kind)), kind)
 
 
 def _is_finite(leaves: Tree) -> bool:

@@ -220,7 +220,7 @@ class ClientWork:
         if not all(finite):
             where = f"Round {self.round}, client '{data.name(0)}'"
             raise TrainingError(f"{where}: its update is not finite. A smaller lr or a clip may help.")
-        return replace(self.outcome([replace(update, groups=sent.rest)], own, reports), parts=sent.only_parts())
+        return replace(self.outcome([replace(update, groups=sent.rest)], own, reports), parts=sent.parts[0])
 
     def uplink(self, method: Method, task: Task) -> Uplink:
         """Return how the answers to this call are compressed."""

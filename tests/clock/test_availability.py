@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedloom.clock.availability import Always, Cycle, Trace
+from fedloom.clock.availability import Cycle, Trace
 from fedloom.errors import InputError
 
 NAMES = {"a": 0, "b": 1, "c": 2}
@@ -23,8 +23,10 @@ def trace(folder: Path, rows: str, repeat: str | None = None) -> Trace:
 
 
 def test_always_is_always() -> None:
-    assert Always().until(ALL, 5.0).tolist() == [math.inf] * 3
-    assert Always().next(5.0) == 5.0
+    always = Cycle.drawn(10.0, 1.0, 3, seed=0)
+    assert always.until(ALL, 5.0).tolist() == [math.inf] * 3
+    assert always.next(5.0) == 5.0
+    assert always.next(5.0, ALL[:0]) == math.inf  # nobody is left
 
 
 def test_a_cycle_by_hand() -> None:

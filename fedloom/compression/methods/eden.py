@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fedloom import keys
 from fedloom.compression.method import VectorMethod, take
@@ -29,14 +30,8 @@ class Eden(VectorMethod):
     error_feedback: bool = False
     """Add what a client's change lost to its next one."""
 
-    @property
-    def feedback(self) -> bool:
-        return self.error_feedback
-
     def encode(self, values: Tensor, key: int) -> Tree:
-        blocks = torch.zeros(-(-len(values) // BLOCK) * BLOCK, dtype=values.dtype)
-        blocks[: len(values)] = values
-        blocks = blocks.reshape(-1, BLOCK)
+        blocks = pad(values, (0, -len(values) % BLOCK)).reshape(-1, BLOCK)
         rotated = _rotate(blocks, key)
         lengths = rotated.abs().sum(1)
         scales = blocks.square().sum(1) / torch.where(lengths > 0, lengths, 1.0)

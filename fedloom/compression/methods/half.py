@@ -20,10 +20,6 @@ class _Half(VectorMethod):
     error_feedback: bool = False
     """Add what rounding left out of a client's change to its next one."""
 
-    @property
-    def feedback(self) -> bool:
-        return self.error_feedback
-
     def encode(self, values: Tensor, key: int) -> Tree:
         return {"numbers": values.to(self.half)}
 

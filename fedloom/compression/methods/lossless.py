@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.compression.method import Damaged, Draws, Form, Method, take
+from fedloom.compression.method import Damaged, Draws, Form, Method, real, take
 from fedloom.discovery import optional
 from fedloom.tree import Tree
 
@@ -27,6 +27,14 @@ class Lossless(Method):
     name: ClassVar[str] = "lossless"
     exact: ClassVar[bool] = True
     goes_down: ClassVar[bool] = True
+
+    def difference(self, leaves: Tree, base: Tree) -> Tree:
+        start = {name: bits(leaf.to(leaves[name].dtype)) for name, leaf in base.items()}
+        return {name: bits(leaf) - start.get(name, 0) for name, leaf in leaves.items()}
+
+    def apply(self, difference: Tree, form: Form, base: Tree) -> Tree:
+        start = {name: bits(leaf.to(form[name][1])) for name, leaf in base.items()}
+        return {name: from_bits(leaf + start.get(name, 0), form[name][1]) for name, leaf in difference.items()}
 
     def pack(self, change: Tree, draws: Draws, memory: Tree) -> tuple[Tree, Tree]:
         planes = b"".join(_planes(leaf) for leaf in change.values())
@@ -62,7 +70,7 @@ def bits(leaf: Tensor) -> Tensor:
     >>> bits(torch.tensor([1.0, 1.0000001])).diff()
     tensor([1], dtype=torch.int32)
     """
-    values = torch.view_as_real(leaf.contiguous()) if leaf.is_complex() else leaf.contiguous()
+    values = real(leaf).contiguous()
     return values.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()])
 
 

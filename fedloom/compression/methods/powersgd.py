@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from fedloom import keys
-from fedloom.compression.method import Damaged, Draws, Form, Method, refuse_rank
+from fedloom.compression.method import Damaged, Draws, Form, Method
+from fedloom.errors import InputError
 from fedloom.record import Count
 from fedloom.tree import Tree
 
@@ -30,10 +31,6 @@ class PowerSGD(Method):
     """Add what a client's change lost to its next one."""
 
     @property
-    def feedback(self) -> bool:
-        return self.error_feedback
-
-    @property
     def keeps(self) -> bool:
         return True
 
@@ -42,7 +39,14 @@ class PowerSGD(Method):
         return self.rank * (rows + columns) < rows * columns
 
     def check(self, form: Form) -> None:
-        refuse_rank(self.rank, form)
+        sides = [min(_sides(shape)) for shape, _ in form.values() if len(shape) > 1]
+        if not sides:
+            raise InputError("PowerSGD compresses matrices, and the model has none.")
+        if self.rank > max(sides):
+            raise InputError(
+                f"The 'rank' of PowerSGD must be at most {max(sides)}, the smaller side of the model's largest matrix. "
+                f"Got {self.rank} instead."
+            )
 
     def pack(self, change: Tree, draws: Draws, memory: Tree) -> tuple[Tree, Tree]:
         parts: Tree = {}

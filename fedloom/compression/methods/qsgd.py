@@ -10,6 +10,7 @@ from annotated_types import Ge, Le
 from numpy.typing import NDArray
 from pydantic import Strict
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fedloom.compression.method import VectorMethod, take
 from fedloom.compression.random_bits import words
@@ -33,10 +34,7 @@ class QSGD(VectorMethod):
     """How many numbers share a scale."""
 
     def encode(self, values: Tensor, key: int) -> Tree:
-        buckets = -(-len(values) // self.bucket)
-        table = torch.zeros(buckets * self.bucket, dtype=values.dtype)
-        table[: len(values)] = values
-        table = table.reshape(buckets, self.bucket)
+        table = pad(values, (0, -len(values) % self.bucket)).reshape(-1, self.bucket)
         scales = table.abs().amax(1)
         relative = table / torch.where(scales > 0, scales, 1.0)[:, None]
         drawn = torch.from_numpy(words(key, len(values)).astype(np.float32)) * 2.0**-32

@@ -44,10 +44,6 @@ class RandomK(Method):
     """Whether each client draws its own places, or all clients of a round the same ones."""
 
     @property
-    def feedback(self) -> bool:
-        return self.error_feedback
-
-    @property
     def scatters(self) -> bool:
         return self.mask == "client"
 

@@ -30,10 +30,6 @@ class TopK(VectorMethod):
     """Add what was not sent to the client's next change."""
 
     @property
-    def feedback(self) -> bool:
-        return self.error_feedback
-
-    @property
     def scatters(self) -> bool:
         return True
 
