@@ -37,7 +37,7 @@ from fedloom.score_metrics import (
     ranked,
     ranking,
 )
-from fedloom.user_code import said
+from fedloom.user_code import defined_at, said
 
 Range = tuple[float, float]
 NON_NEGATIVE: Range = (0.0, math.inf)
@@ -183,10 +183,28 @@ def _output(output: Tensor, target: Tensor) -> Tensor:
 
 def _called(function: Callable[..., Any], name: str, scores: np.ndarray, targets: np.ndarray) -> float:
     try:
-        return float(function(scores, targets))
+        value = function(scores, targets)
     except Exception as error:
         hint = "\nA metric of your own is called with numpy arrays." if "numpy.ndarray" in str(error) else ""
         raise TrainingError(f"The metric '{name}' failed: {said(error)}{hint}") from error
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        what = f"an array of shape {np.shape(value)}" if np.ndim(value) else f"{value!r}"
+        raise TrainingError(
+            f"The metric '{name}'{defined_at(function)} returned {what}. A metric returns one number for all examples."
+        ) from None
+
+
+def of_numbers(metric: Metric) -> bool:
+    """Whether a metric is for labels that are numbers, never for classes."""
+    return metric.scores is predicted or metric.values in (mse, mae)
+
+
+def top(metric: Metric) -> int:
+    """Return the k of a metric top_k, and 0 for others."""
+    values = metric.values
+    return int(values.args[0]) if isinstance(values, partial) and values.func is _top else 0
 
 
 def short_name(name: str) -> str:

@@ -9,7 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -49,7 +51,8 @@ class Task:
     init: str = "torch"  # torch | glorot | a safetensors file
     dtype: str = "float32"
     seed: int = 0
-    example: Tensor | Callable[[], Tensor] | None = field(default=None, repr=False)  # gives lazy layers their sizes
+    # gives lazy layers their sizes
+    example: Tensor | NDArray[Any] | Callable[[], Tensor] | None = field(default=None, repr=False)
     measures: tuple[Metric, ...] = field(init=False, repr=False)  # the metrics, resolved
 
     def __post_init__(self) -> None:
@@ -207,6 +210,8 @@ class Task:
                 f"The model does not know the shape of {', '.join(unbuilt)} before it is first used, and there are no "
                 "examples here to use it on. Give its lazy layers their sizes, or give the task an `example`."
             )
+        if isinstance(example, np.ndarray):
+            example = torch.as_tensor(example, dtype=torch.float32 if example.dtype.kind == "f" else None)
         object.__setattr__(self, "example", example)
         modes = [(part, part.training) for part in module.modules()]
         try:

@@ -121,6 +121,12 @@ def place_of(error: BaseException) -> str:
     return "\n".join(shown)
 
 
+def defined_at(thing: object) -> str:
+    """Return where your own function or module computes, as in ` (nets.py, line 3)`; empty for the code of others."""
+    code = getattr(thing, "__code__", None) or getattr(getattr(type(thing), "forward", None), "__code__", None)
+    return f" ({_short(code.co_filename)}, line {code.co_firstlineno})" if code and _is_own(code.co_filename) else ""
+
+
 def _is_own(file: str) -> bool:
     """Whether code belongs to the user: not to fedloom, Python or an installed package."""
     installed = {"site-packages", "dist-packages"} & {*Path(file).parts}

@@ -130,6 +130,15 @@ def test_your_own_function_is_a_metric_of_all_examples() -> None:
         metrics.own_metric(3)
 
 
+@pytest.mark.parametrize(("value", "what"), [(np.ones(2), r"an array of shape \(2,\)"), (None, "None"), ("a", "'a'")])
+def test_your_own_metric_returns_one_number(value: Any, what: str) -> None:
+    def cost(outputs: np.ndarray, labels: np.ndarray) -> Any:
+        return value
+
+    with pytest.raises(TrainingError, match=rf"The metric 'cost' \(\S*test_metrics.py, line \d+\) returned {what}\. A"):
+        metrics.own_metric(cost).summary(np.ones((2, 2)), np.ones(2))  # type: ignore[misc]
+
+
 def test_an_error_in_your_own_metric_names_it_and_shows_the_line() -> None:
     def cost(outputs: np.ndarray, labels: np.ndarray) -> float:
         raise ValueError("no costs here")

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import cloudpickle
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -168,6 +169,7 @@ def test_lazy_layers_take_their_sizes_from_an_example_and_their_weights_from_the
     assert weights["norm.num_batches_tracked"] == 0
     again = Task(Lazy, seed=3, example=torch.ones(1, data.x.shape[1]))
     assert tree.sha256(again.initial()) == tree.sha256(weights)
+    assert tree.sha256(replace(again, example=np.ones((1, data.x.shape[1]))).initial()) == tree.sha256(weights)
     assert tree.sha256(Task(Lazy, seed=4, example=data.example()).initial()) != tree.sha256(weights)
     assert task.build().training
     assert tree.sha256(pickle.loads(pickle.dumps(again)).initial()) == tree.sha256(weights)

@@ -38,9 +38,9 @@ def tabulate(record: RoundRecord, task: Task) -> dict[str, list[tuple[Any, ...]]
                 place = ("universal", "test") if universal else (phase, split)
                 if not universal:
                     parts.setdefault(split, []).append(part)
-                clients += [(record.round, client, *place, *row) for row in _values(part, task)]
+                clients += [(record.round, client, *place, *row) for row in _values(record, part, task, client)]
         for split, found in parts.items():
-            pooled += [(record.round, phase, split, *row) for row in _values(pool(found), task)]
+            pooled += [(record.round, phase, split, *row) for row in _values(record, pool(found), task)]
     times: dict[str, list[tuple[Any, ...]]] = {}
     if (passed := record.time) is not None:
         times["times"] = [(record.round, passed.began, passed.ended, passed.available, len(passed.clients))]
@@ -51,7 +51,7 @@ def tabulate(record: RoundRecord, task: Task) -> dict[str, list[tuple[Any, ...]]
         "client_metrics": clients,
         "pooled_metrics": pooled,
         "server_metrics": [
-            *((record.round, split, *row) for split, m in record.server.items() for row in _values(m, task)),
+            *((record.round, split, *row) for split, m in record.server.items() for row in _values(record, m, task)),
             *((record.round, "notes", name, value, 1) for name, value in record.notes.items()),
         ],
         "history": history,
@@ -65,5 +65,8 @@ def tabulate(record: RoundRecord, task: Task) -> dict[str, list[tuple[Any, ...]]
     }
 
 
-def _values(measured: Measured, task: Task) -> Iterable[tuple[str, float, int]]:
-    return ((metric, value, measured.count) for metric, value in measured.values(task).items())
+def _values(
+    record: RoundRecord, measured: Measured, task: Task, client: int | None = None
+) -> Iterable[tuple[str, float, int]]:
+    values = record.values(measured, task, client)
+    return ((metric, value, measured.count) for metric, value in values.items())

@@ -9,11 +9,13 @@ from typing import Literal
 from fedloom.backends.protocol import Absences, Arrivals
 from fedloom.clock.clock import RoundTime
 from fedloom.data.federation import Federation
+from fedloom.errors import TrainingError
 from fedloom.federation.client_state import ClientStates
 from fedloom.federation.cohort import Cohort
 from fedloom.federation.evaluation import ByClient, Evaluation, Evaluator
 from fedloom.federation.work import Report
 from fedloom.machine import computing
+from fedloom.task import Task
 from fedloom.training.evaluation import Measured
 from fedloom.tree import Groups
 
@@ -52,6 +54,16 @@ class RoundRecord:
     federation: Federation | None = None  # the clients of the run in this round
     time: RoundTime | None = None  # in virtual time, with a fleet
     reached: bool = False  # whether the run stops here: it reached its target, or has no ε left for another round
+
+    def values(self, measured: Measured, task: Task, client: int | None = None) -> dict[str, float]:
+        """Return loss and metrics of a measurement of this round. An error of a metric says whose examples it had."""
+        try:
+            return measured.values(task)
+        except TrainingError as error:
+            whose = ""
+            if client is not None and self.federation is not None:
+                whose = f", client '{self.federation.name(client)}'"
+            raise TrainingError(f"Round {self.round}{whose}: {error}") from error
 
 
 def evaluated(evaluator: Evaluator, state: Groups, own: ClientStates, evaluation: Evaluation) -> RoundRecord:

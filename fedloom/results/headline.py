@@ -27,13 +27,12 @@ def of_round(record: RoundRecord, task: Task) -> dict[str, float]:
     """Return loss and metrics of a round: on the server's test data if it has some, else the clients' mean."""
     if record.server:
         measured = record.server.get("test") or next(iter(record.server.values()))
-        return measured.values(task)
+        return record.values(measured, task)
     for phase in PHASES:
-        clients = [splits for splits in record.clients.get(phase, {}).values() if splits]
-        graded = [splits.get("test") or next(iter(splits.values())) for splits in clients]
-        graded = [measured for measured in graded if measured.count]
-        if graded:
-            values = [measured.values(task) for measured in graded]
+        clients = {client: splits for client, splits in record.clients.get(phase, {}).items() if splits}
+        graded = {client: splits.get("test") or next(iter(splits.values())) for client, splits in clients.items()}
+        values = [record.values(measured, task, client) for client, measured in graded.items() if measured.count]
+        if values:
             found = {"loss": sum(value["loss"] for value in values) / len(values)}
             for measure in task.measures:
                 known = [value[measure.name] for value in values if measure.name in value]

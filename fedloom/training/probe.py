@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_map_only
 
 from fedloom.data.federation import Federation
 from fedloom.errors import FedloomError, InputError
-from fedloom.metrics import METRICS, NUMBER_LOSSES
-from fedloom.score_metrics import confidences, decisions, predicted, ranking
+from fedloom.metrics import METRICS, NUMBER_LOSSES, of_numbers, top
+from fedloom.score_metrics import confidences, decisions, ranking
 from fedloom.task import Task
 from fedloom.training import generators
 from fedloom.training.clients import Setup
@@ -216,8 +216,13 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
         )
     several = isinstance(output, Tensor) and output.dim() > y.dim()
     for metric in task.measures:
-        if classes and several and metric.scores is predicted:
+        if classes and several and of_numbers(metric):
             raise InputError(f"The metric {metric.name} is for numbers, but the labels are {classes} classes.")
+        if several and top(metric) >= output.shape[-1]:
+            raise InputError(
+                f"The metric {metric.name} is always 100 % for a model with {output.shape[-1]} outputs. Use a smaller "
+                "number."
+            )
         of_classes = metric.scores in (ranking, decisions, confidences) and y.dim() == 1
         if not classes and (of_classes or (metric is METRICS["accuracy"] and task.loss in NUMBER_LOSSES)):
             raise InputError(

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fedloom.errors import InputError, TrainingError
 from fedloom.training.clients import Clients
+from fedloom.user_code import defined_at
 
 
 def training_rows(data: Clients, position: int, batch_size: int | None = None, drop_last: bool = False) -> Tensor:
@@ -43,7 +44,7 @@ def needs_validation(name: str) -> InputError:
     )
 
 
-def check_finite(loss: float) -> None:
-    """Raise if the loss is NaN or infinite."""
+def check_finite(loss: float, function: object) -> None:
+    """Raise if the loss that a function computed is NaN or infinite."""
     if loss - loss != 0:
-        raise TrainingError(f"the loss is {loss}. A smaller lr or a clip may help.")
+        raise TrainingError(f"the loss is {loss}{defined_at(function)}. A smaller lr or a clip may help.")

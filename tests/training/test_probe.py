@@ -139,7 +139,7 @@ def test_accuracy_is_for_classes_and_numbers_have_another_default() -> None:
     assert Task(Dense, "mse", ()).measures == ()
 
 
-@pytest.mark.parametrize("metric", ["r2", "c_index"])
+@pytest.mark.parametrize("metric", ["r2", "c_index", "mse", "mae", "rmse"])
 def test_metrics_of_numbers_need_numbers(metric: str) -> None:
     probe(numbers(), Task(lambda: linear(1), loss="mse", metrics=[metric]))
     with pytest.raises(InputError, match=rf"The metric {metric} is for numbers, but the labels are 3 classes\."):
@@ -165,8 +165,14 @@ def test_losses_of_torch_and_of_ones_own_are_welcome() -> None:
 
 
 def test_a_metric_that_does_not_fit_the_output_is_named() -> None:
-    with pytest.raises(InputError, match="The metric mse does not fit the model's output"):
-        probe(federation((20,)), Task(Dense, metrics=["mse"]))
+    with pytest.raises(InputError, match="The metric perplexity does not fit the model's output"):
+        probe(numbers(), Task(lambda: linear(1), loss="mse", metrics=["perplexity"]))
+
+
+def test_a_metric_that_is_always_right_is_refused() -> None:
+    probe(federation((20,)), Task(Dense, metrics=["top_2"]))
+    with pytest.raises(InputError, match="The metric top_3 is always 100 % for a model with 3 outputs"):
+        probe(federation((20,)), Task(Dense, metrics=["top_3"]))
 
 
 @pytest.mark.parametrize("loss", ["mse", "mae"])
