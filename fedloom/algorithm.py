@@ -105,7 +105,7 @@ class Algorithm(Record):
     def _suits_formula(self) -> Algorithm:
         for key, why in self.refuses.items():
             if getattr(self.train, key) != Training.model_fields[key].default:
-                raise InputError(why)
+                raise InputError(f"{why} Got {key} = {getattr(self.train, key)!r}.")
         if self.has_one_rate:
             self.train.refuse_uneven_rates(type(self).__name__)
         return self

@@ -74,7 +74,7 @@ def test_an_algorithm_refuses_the_keys_of_training_that_it_names_and_uneven_rate
         refuses: ClassVar[dict[str, str]] = {"clip": "Strict never clips. Leave it out."}
 
     assert Strict(lr=0.2, momentum=0.9).train.momentum == 0.9
-    with pytest.raises(InputError, match=r"^Strict never clips\. Leave it out\.$"):
+    with pytest.raises(InputError, match=r"^Strict never clips\. Leave it out\. Got clip = 1\.0\.$"):
         Strict(clip=1.0)
     with pytest.raises(InputError, match=r"^Strict's formula has one learning rate"):
         Strict(local_schedule={"name": "exponential", "factor": 0.9})

@@ -169,7 +169,7 @@ def test_a_parameter_of_another_optimizer_is_refused(given: dict[str, object], m
 def test_fedsgd_refuses_what_has_no_meaning_for_it() -> None:
     assert message(FedSGD, momentum=0.9) == (
         "FedSGD takes one plain gradient step a round, so 'momentum' has no meaning. Leave it out, or use "
-        'fedavg with batch_size = "full".'
+        'fedavg with batch_size = "full". Got momentum = 0.9.'
     )
 
 

@@ -41,10 +41,9 @@ class EvaluationWeighted(Central):
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         trained = self.fit(task, expand(shared["model"], len(data)), shared, own, data)
-        found = []
-        for position in range(len(data)):
-            model = row(trained.model, position) if self.scores == "post" else shared["model"]
-            found.append(validation_score(self.metric, task, model, data, position))
+        positions = range(len(data))
+        scored = [row(trained.model, p) if self.scores == "post" else shared["model"] for p in positions]
+        found = [validation_score(self.metric, task, scored[p], data, p) for p in positions]
         score = torch.tensor(found, dtype=torch.float64)
         weight = by_score(score, higher_is_better(self.metric, task))
         return Update({"model": trained.model}, weight, {"score": score}, trained, {"model": "model"}), trained.own

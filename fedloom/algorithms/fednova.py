@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import model_validator
 
-from fedloom.algorithm import Central, Clients, Cohort, Groups, InputError, Task, Update, by_size, without
+from fedloom.algorithm import Central, Clients, Cohort, Groups, Task, Update, by_size, without
 from fedloom.tree import add, expand, scale, select, sub
 
 
@@ -20,18 +19,11 @@ class FedNova(Central):
 
     takes_noise: ClassVar[bool] = False
     has_one_rate: ClassVar[bool] = True
+    refuses: ClassVar[dict[str, str]] = {"optimizer": 'FedNova counts steps of optimizer = "sgd": use that, or fedavg.'}
     reference: ClassVar[str] = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"
 
     weights: Literal["examples", "uniform"] = "examples"
     """How much each client counts in the mean."""
-
-    @model_validator(mode="after")
-    def _counts_steps(self) -> FedNova:
-        if self.train.optimizer != "sgd":
-            raise InputError(
-                f'FedNova counts steps of optimizer = "sgd", with or without momentum, not "{self.train.optimizer}".'
-            )
-        return self
 
     def round(self, state: Groups, cohort: Cohort) -> Groups:
         mean = cohort.reduce(self.client, state, rule=self.rule)

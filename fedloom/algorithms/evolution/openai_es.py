@@ -1,19 +1,20 @@
-"""The evolution strategy of Salimans et al."""
+"""The evolution strategy of Salimans et al., and the random directions that it shares with SNES."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import model_validator
 from torch import Tensor
 
+from fedloom import keys
 from fedloom.algorithm import Clients, Cohort, Groups, InputError, Task, Update, without
-from fedloom.algorithms.evolution import perturbations
 from fedloom.algorithms.evolution.fitness import FitnessName, Search
-from fedloom.algorithms.evolution.perturbations import centred_ranks, directions_from, to_tree, to_vector
 from fedloom.record import Count, Decay, NonNegative, Positive
-from fedloom.tree import Tree, concat, row, select, stack
+from fedloom.tree import Tree, clone, concat, expand, flatten, row, select, stack, unflatten
 
 EPSILON = 1e-8
 
@@ -110,7 +111,7 @@ class OpenAIES(Search):
         """Return the fitness of the model plus and minus every direction."""
         centre = select(model, task.trainable)
         steps = directions_from(centre, seed, self.population // 2)
-        population = perturbations.around(centre, torch.tensor(self.sigma), torch.cat([steps, -steps]))
+        population = around(centre, torch.tensor(self.sigma), torch.cat([steps, -steps]))
         return self.answer(task, population, without(model, centre), data)
 
     def step(self, task: Task, model: Tree, optimizer: Tree, last: Tree) -> tuple[Tree, Tree]:
@@ -118,7 +119,7 @@ class OpenAIES(Search):
         centre = select(model, task.trainable)
         steps = directions_from(centre, last["seed"], self.population // 2)
         weights, share = to_vector(centre), last["utilities"] / (self.population * self.sigma)
-        gradient = perturbations.weighted_sum(share, steps) - self.decay * weights
+        gradient = weighted_sum(share, steps) - self.decay * weights
         count = int(optimizer["steps"]) + 1
         first = self.beta1 * optimizer["first"] + (1 - self.beta1) * gradient
         second = self.beta2 * optimizer["second"] + (1 - self.beta2) * gradient.square()
@@ -132,3 +133,54 @@ def _untouched(task: Task, model: Tree) -> Tree:
     """Return Adam's state before its first step."""
     nothing = torch.zeros(len(to_vector(select(model, task.trainable))), dtype=task.torch_dtype)
     return {"first": nothing, "second": nothing.clone(), "steps": torch.zeros((), dtype=torch.int64)}
+
+
+# --- random directions that server and clients can rebuild from a seed
+
+
+@lru_cache(maxsize=1)  # every client of a round asks for the same directions
+def directions(key: int, count: int, size: int, dtype: torch.dtype) -> Tensor:
+    """Draw standard normal numbers, one row for each direction. A row depends only on the key and its number."""
+    kind = np.float64 if dtype == torch.float64 else np.float32
+    drawn = [keys.generator(keys.key(key, "direction", row)).standard_normal(size, dtype=kind) for row in range(count)]
+    return torch.from_numpy(np.stack(drawn)).to(dtype)
+
+
+def directions_from(centre: Tree, seed: Tensor, count: int) -> Tensor:
+    """Draw directions that fit a model."""
+    vector = to_vector(centre)
+    return directions(int(seed), count, len(vector), vector.dtype)
+
+
+def to_vector(tree: Tree) -> Tensor:
+    """Return a tree as one vector of numbers, leaf after leaf."""
+    return flatten(expand(tree, 1))[0]
+
+
+def to_tree(vector: Tensor, like: Tree) -> Tree:
+    """Return a vector as a tree with the leaves of `like`."""
+    return clone(row(unflatten(vector.unsqueeze(0), like), 0))
+
+
+def around(centre: Tree, spread: Tensor, steps: Tensor) -> Tree:
+    """Return a population: the centre plus `spread` times each row of `steps`."""
+    return unflatten(to_vector(centre) + spread * steps, centre)
+
+
+def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
+    """Return Σ weight · row, added in order: unlike a product, its bits do not depend on the number of threads."""
+    total = torch.zeros_like(rows[0])
+    for weight, direction in zip(weights.tolist(), rows, strict=True):
+        total.add_(direction, alpha=weight)
+    return total
+
+
+def centred_ranks(fitness: Tensor) -> Tensor:
+    """Return ranks from −½ for the worst to ½ for the best. Ties share the mean of their ranks.
+
+    >>> centred_ranks(torch.tensor([3.0, -100.0, 3.0]))
+    tensor([ 0.2500, -0.5000,  0.2500], dtype=torch.float64)
+    """
+    below = (fitness[:, None] > fitness[None, :]).sum(1)
+    equal = (fitness[:, None] == fitness[None, :]).sum(1) - 1
+    return (below + equal / 2.0).to(torch.float64) / (len(fitness) - 1) - 0.5

@@ -6,11 +6,11 @@ import math
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from fedloom.algorithm import Clients, Cohort, Groups, Positive, Task, Tree, Update, map_leaves, select, without
-from fedloom.algorithms.evolution import perturbations
 from fedloom.algorithms.evolution.fitness import FitnessName, Search
-from fedloom.algorithms.evolution.perturbations import to_tree, to_vector, weighted_sum
+from fedloom.algorithms.evolution.openai_es import around, directions_from, to_tree, to_vector, weighted_sum
 from fedloom.record import AtLeastTwo
 
 
@@ -43,8 +43,8 @@ class SNES(Search):
         seed = torch.tensor(cohort.key("directions") >> 1)
         fitness = cohort.reduce(self.judge, {**state, "now": {"seed": seed}})["fitness"]["fitness"]
         centre = select(state["model"], state["widths"])
-        steps = perturbations.directions_from(centre, seed, self.population)
-        utilities = perturbations.natural_utilities(fitness)
+        steps = directions_from(centre, seed, self.population)
+        utilities = natural_utilities(fitness)
         width = to_vector(state["widths"])
         rate = self.width_lr or (3 + math.log(len(width))) / (5 * math.sqrt(len(width)))
         moved = to_vector(centre) + self.centre_lr * width * weighted_sum(utilities, steps)
@@ -54,6 +54,22 @@ class SNES(Search):
 
     def judge(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         centre = select(shared["model"], shared["widths"])
-        steps = perturbations.directions_from(centre, shared["now"]["seed"], self.population)
-        population = perturbations.around(centre, to_vector(shared["widths"]), steps)
+        steps = directions_from(centre, shared["now"]["seed"], self.population)
+        population = around(centre, to_vector(shared["widths"]), steps)
         return self.answer(task, population, without(shared["model"], centre), data), own
+
+
+def natural_utilities(fitness: Tensor) -> Tensor:
+    """Return max(0, ln(λ/2 + 1) − ln k) for rank k (1 is the best), scaled to a sum of 1, minus 1/λ. Ties share a mean.
+
+    >>> natural_utilities(torch.tensor([1.0, 2.0]))
+    tensor([-0.5000,  0.5000], dtype=torch.float64)
+    """
+    count = len(fitness)
+    rank = torch.arange(1, count + 1, dtype=torch.float64)
+    table = (math.log(count / 2 + 1) - rank.log()).clamp(min=0)
+    table = table / table.sum() - 1 / count
+    utilities = torch.empty(count, dtype=torch.float64)
+    utilities[torch.argsort(fitness, descending=True, stable=True)] = table
+    equal = (fitness[:, None] == fitness[None, :]).to(torch.float64)
+    return (equal @ utilities) / equal.sum(1)

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from fedloom import keys, tree
 from fedloom.algorithms import SNES
-from fedloom.algorithms.evolution.perturbations import (
+from fedloom.algorithms.evolution.openai_es import (
     around,
     directions,
 )
+from fedloom.algorithms.evolution.snes import natural_utilities
 from fedloom.errors import InputError
 from fedloom.federation.engine import fit
 from fedloom.task import Task
@@ -78,3 +79,9 @@ def test_it_learns() -> None:
         r.notes["mean_fitness"] for r in fit(data, Task(Dense), SNES(population=40, sigma=0.2), 25, evaluation=QUIET)
     ]
     assert found[-1] > found[0] + 0.2
+
+
+def test_natural_utilities_are_those_of_the_paper() -> None:
+    found = natural_utilities(torch.tensor([0.1, 0.4, 0.3, 0.2]))  # λ = 4, ranks 4, 1, 2, 3
+    raw = [max(0.0, math.log(3) - math.log(rank)) for rank in (4, 1, 2, 3)]
+    assert found.tolist() == pytest.approx([value / sum(raw) - 0.25 for value in raw])
