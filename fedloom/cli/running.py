@@ -51,8 +51,7 @@ def rollback(
     to: The round: one of the last `run.keep_checkpoints` that have a checkpoint.
     cell: Only this cell, such as fedavg-1 (default: all that are beyond the round).
     """
-    from fedloom.experiment.rollback import roll_back
-    from fedloom.experiment.run_folder import locked
+    from fedloom.experiment.run_folder import locked, roll_back
     from fedloom.results.result import open_store
 
     open_store(folder).close()

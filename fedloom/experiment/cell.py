@@ -14,9 +14,8 @@ from fedloom.clock.fleet import Fleet
 from fedloom.data.federation import Federation
 from fedloom.errors import FedloomError, QuorumError, StoreError
 from fedloom.experiment import checkpoint
-from fedloom.experiment.checks import check_target
 from fedloom.experiment.control import PAUSED, Control
-from fedloom.experiment.plan import Plan
+from fedloom.experiment.plan import Plan, check_target
 from fedloom.experiment.progress import CLOCK, Progress
 from fedloom.experiment.step_cost import step_seconds
 from fedloom.experiment.store import Store

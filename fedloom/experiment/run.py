@@ -19,7 +19,6 @@ from fedloom.clock.system import System
 from fedloom.compression.table import NO_COMPRESSION, CompressTable
 from fedloom.data.federation import Federation
 from fedloom.errors import UNKNOWN, FedloomError, InputError, ParameterError, nearest
-from fedloom.experiment import parallel
 from fedloom.experiment.cell import Cell
 from fedloom.experiment.control import PAUSED, Control
 from fedloom.experiment.experiment_file import (
@@ -34,7 +33,7 @@ from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.run_folder import claimed, same_experiment
 from fedloom.experiment.store import Store
-from fedloom.experiment.worker_groups import Connect, open_worker_groups
+from fedloom.experiment.worker_groups import Connect, open_worker_groups, train_cells
 from fedloom.federation.engine import Evaluation
 from fedloom.federation.sampling import Sampling
 from fedloom.privacy.protection import check_plan
@@ -158,7 +157,7 @@ def run_plan(
                         store.set_status(cell.number, "failed", error=str(error))
                     raise
                 kill = [group.kill for group in groups]
-                parallel.train(cells, groups, lambda: should_stop() or control.stops(), kill)
+                train_cells(cells, groups, lambda: should_stop() or control.stops(), kill)
     return Result.read(folder, plan)
 
 

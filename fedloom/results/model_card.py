@@ -8,10 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from fedloom import __version__
-from fedloom.data.preprocessing import Preprocessing
 from fedloom.errors import FedloomError
 from fedloom.files import write_atomically
 from fedloom.results.comparisons import PHASES, TITLES, Comparison, comparisons
@@ -19,6 +16,7 @@ from fedloom.results.disclosure import what_left
 from fedloom.results.result import Result
 from fedloom.results.run_data import RunData
 from fedloom.results.safe_text import visible
+from fedloom.results.sentences import page
 from fedloom.results.statistics import spread
 from fedloom.results.table import show
 
@@ -30,29 +28,20 @@ AT_THE_END = ("server_test", "test", "universal")  # ways of measuring a model a
 def write_card(result: Result, folder: Path, files: Iterable[Path]) -> Path:
     """Write the card beside the exported files, and return its path."""
     run = RunData.read(result.folder)
-    preprocessing, task = result.preprocessing(run.seeds[0]), run.description.get("task") or {}
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        autoescape=False,  # Markdown; `cell` escapes what others may have written
-    )
-    environment.filters["cell"] = _cell
+    task = run.description.get("task") or {}
+    # Markdown, so it is not escaped as HTML is: `cell` and `listed` escape what others may have written
+    template = page("model_card.md.j2", escape=False, cell=_cell, listed=_listed)
     machine = run.facts.get("machine") or {}
     shown = [{**client, "name": run.client_name(int(client["client"]))} for client in run.clients[:MOST_CLIENTS]]
-    text = environment.get_template("model_card.md.j2").render(
+    text = template.render(
         run=run,
-        purpose=_purpose(preprocessing),
+        preprocessing=result.preprocessing(run.seeds[0]),
         model=task.get("model", "a torch module"),
         loss=task.get("loss", "of its own"),
-        inputs=_inputs(preprocessing),
-        preparation=list(_preparation(preprocessing)),
         clients=shown,
         examples=f"{sum(client['train'] for client in run.clients):,}",
         metrics=list(run.metrics),
         exported=list(_exported(result, run)),
-        how=_how(run),
-        interval="95 % interval over seeds" if len(run.seeds) > 1 else "lowest and highest client",
         measured=list(_measured(run)),
         privacy=what_left(run),
         versions={"fedloom": __version__}
@@ -66,45 +55,6 @@ def write_card(result: Result, folder: Path, files: Iterable[Path]) -> Path:
 def _cell(value: Any) -> str:
     """Return text for a cell of a Markdown table."""
     return visible(str(value)).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
-
-
-def _purpose(preprocessing: Preprocessing) -> str:
-    label = ", ".join(preprocessing.label) or "the label"
-    if preprocessing.words is not None:
-        return f"It predicts the next word of a text, from a vocabulary of {len(preprocessing.classes):,} words."
-    if not preprocessing.classes:
-        return f"It predicts {label}: a number, in the units of the data."
-    return f"It predicts {label}, as probabilities of {_listed(preprocessing.classes)}."
-
-
-def _inputs(preprocessing: Preprocessing) -> str:
-    if preprocessing.words is not None:
-        return f"the last {preprocessing.words - 1} words of a text, by the numbers in vocabulary.txt"
-    if preprocessing.columns:
-        names = _listed([column.name for column in preprocessing.columns])
-        return f"{len(preprocessing.columns)} columns ({names}), as {len(preprocessing.features)} features"
-    return f"examples of shape {list(preprocessing.shape)}"
-
-
-def _preparation(preprocessing: Preprocessing) -> Iterator[str]:
-    """Say how raw values become the model's input."""
-    if any(column.categories for column in preprocessing.columns):
-        yield f"Features, in the order of exported programs: {_listed(preprocessing.features, 200)}."
-    for column in preprocessing.columns:
-        if column.categories:
-            how = "as its number" if column.embedded else "as one feature for each"
-            yield f"{column.name} is a category, {how}: {_listed(column.categories)}."
-    if preprocessing.mean:
-        yield "Features are scaled by mean and standard deviation over the training examples of all clients."
-    if preprocessing.clients:
-        yield "Features are scaled by mean and standard deviation over each client's own training examples."
-    if preprocessing.missing:
-        yield "A missing value becomes the mean that scaling uses."
-    for mark, value in preprocessing.marks.items():
-        if not math.isnan(value):
-            yield f"{f'A cell with {mark!r}' if mark else 'An empty cell'} counts as {value:g}."
-    if preprocessing.target is not None:
-        yield "Labels were scaled for training. Predictions are in the labels' own units."
 
 
 def _exported(result: Result, run: RunData) -> Iterator[Sequence[str]]:
@@ -140,15 +90,6 @@ def _with_range(run: RunData, comparison: Comparison | None, label: str, seed: i
         return show(value, kind)
     clients = run.client_values(label, seed, PHASES["test"], comparison.metric.name).last_round().values
     return f"{show(value, kind)} ({show(min(clients), kind)} to {show(max(clients), kind)})"
-
-
-def _how(run: RunData) -> str:
-    seeds = len(run.seeds)
-    return (
-        f"The whole training: means over {seeds} seeds."
-        if seeds > 1
-        else "One seed: no spread over repetitions is known."
-    )
 
 
 def _measured(run: RunData) -> Iterator[Sequence[str]]:

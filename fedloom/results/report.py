@@ -12,7 +12,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup, escape
 
 from fedloom import __version__
@@ -23,12 +22,11 @@ from fedloom.results.disclosure import what_left
 from fedloom.results.figure_style import CaptionedFigure, line_styles
 from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import MetricInfo, RunData
-from fedloom.results.sentences import say
+from fedloom.results.sentences import TEMPLATES, page, say
 from fedloom.results.statistics import Spread, differences, spread
 from fedloom.results.table import STATISTICS, Table, missing, show, two_digits
 from fedloom.results.table import write as write_tables
 
-TEMPLATES = Path(__file__).parent / "templates"
 MOST_ROWS = 300  # of a table on the page; the CSV file has all of them
 CHAPTERS = {  # chapter → how the names of its figures begin, and how those of its tables begin
     "Result": (("headline",), ("overview", "comparison")),
@@ -65,13 +63,10 @@ def write(
 
 def html(run: RunData, made_figures: Sequence[CaptionedFigure], made_tables: Sequence[Table]) -> str:
     """The page as text."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
-    )
-    environment.filters.update(keep_units=_keep_units, minute=_minute, inline_svg=_inline_svg)
+    template = page("report.html.j2", keep_units=_keep_units, minute=_minute, inline_svg=_inline_svg)
     style, script = (Markup((TEMPLATES / name).read_text(encoding="utf-8")) for name in ("report.css", "report.js"))
     experiment_file = run.folder / "experiment.toml"
-    return environment.get_template("report.html.j2").render(
+    return template.render(
         run=run,
         version=__version__,
         style=style,

@@ -1,4 +1,4 @@
-"""The sentences of notes and cautions, which are in `templates/sentences.toml`."""
+"""The texts of results, which are in `templates`: the sentences of notes and cautions, and pages."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import jinja2
+
 from fedloom.files import read_toml
+
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 @lru_cache(maxsize=1)
 def sentences() -> dict[str, dict[str, str]]:
     """Return all sentences, by table and name."""
-    return read_toml(Path(__file__).parent / "templates" / "sentences.toml")
+    return read_toml(TEMPLATES / "sentences.toml")
 
 
 def say(table: str, name: str, **values: Any) -> str:
@@ -22,3 +26,12 @@ def say(table: str, name: str, **values: Any) -> str:
     '3 seeds: intervals are wide, and they assume that differences between seeds are about normal.'
     """
     return sentences()[table][name].format(**values)
+
+
+def page(name: str, *, escape: bool = True, **filters: Any) -> jinja2.Template:
+    """Return the template of a page, which may use these filters."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=escape, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    environment.filters.update(filters)
+    return environment.get_template(name)

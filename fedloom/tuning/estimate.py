@@ -1,9 +1,12 @@
-"""Estimate what an experiment costs before it runs."""
+"""Estimate what an experiment costs before it runs.
+
+What a round sends is found by a rehearsal, in which one client with a few examples stands for all.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,18 +14,27 @@ import numpy as np
 import torch
 
 from fedloom import machine, tree
-from fedloom.compression.table import NO_COMPRESSION
+from fedloom.algorithm import Algorithm
+from fedloom.backends.protocol import Backend
+from fedloom.compression.table import NO_COMPRESSION, CompressTable
 from fedloom.data.federation import Federation
-from fedloom.data.split import SplitName
-from fedloom.experiment.checks import check_clients, check_target
+from fedloom.data.split import Split, SplitName
+from fedloom.errors import FedloomError, InputError, TrainingError
 from fedloom.experiment.experiment_file import Experiment
-from fedloom.experiment.plan import Plan
+from fedloom.experiment.plan import Plan, check_clients, check_target
 from fedloom.experiment.worker_groups import choose_setup, working_bytes
+from fedloom.federation.blame import server_half
+from fedloom.federation.client_state import ClientStates
+from fedloom.federation.cohort import Cohort
+from fedloom.federation.work import ClientWork, Place, Report, Work
 from fedloom.task import Task
 from fedloom.training import evaluation
 from fedloom.training.clients import Clients
 from fedloom.training.probe import Probe, probe
-from fedloom.tuning.message_sizes import MessageBytes, rehearse
+from fedloom.tree import Groups, expand, row
+from fedloom.user_code import place_of
+
+EXAMPLES = 20  # enough for a validation split with more than one class, most of the time
 
 
 @dataclass(frozen=True)
@@ -237,3 +249,100 @@ def duration(seconds: float) -> str:
         return f"{seconds / 60:.0f} minutes"
     hours = seconds / 3600
     return f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.1f} days"
+
+
+@dataclass(frozen=True)
+class MessageBytes:
+    """Bytes in a round, of all clients together."""
+
+    up: int
+    down: int
+
+    @staticmethod
+    def of(reports: Sequence[Report]) -> MessageBytes:
+        """Add up what clients report."""
+        return MessageBytes(sum(report.bytes_up for report in reports), sum(report.bytes_down for report in reports))
+
+
+def rehearse(
+    algorithm: Algorithm,
+    federation: Federation,
+    task: Task,
+    facts: Probe,
+    cohort: int,
+    compress: CompressTable = NO_COMPRESSION,
+) -> Sequence[Report] | None:
+    """Return what the clients of a round with a cohort of this size report, as in a run; None if only it can tell.
+
+    Raise what a run of this algorithm with this task would raise, in fedloom's checks or in your own code.
+    """
+    backend = _OneForAll(Place(_few_examples(federation), task, facts.setup(group=1)))
+    initial = task.initial()
+    kept = {**algorithm.init_own(task, initial), **compress.initial_own}
+    own, ids = _AllAlike(kept), tuple(range(1 if algorithm.pooled else cohort))
+    short = algorithm.replace(epochs=1.0)
+    clients = Cohort(backend, short, task, ids, federation.clients, round=1, seed=0, own=own, compress=compress)
+    try:
+        server_half(short, algorithm.init(task, initial), clients)
+    except InputError:
+        raise
+    except FedloomError as error:
+        if error.__cause__ is not None and place_of(error.__cause__):
+            raise TrainingError(f"A rehearsal with {EXAMPLES} examples failed. {error}") from error
+        return None  # such as a loss that is not finite; that does not make the experiment invalid
+    if algorithm.pooled:
+        return [replace(report, bytes_up=0, bytes_down=0) for report in clients.reports]
+    return clients.reports
+
+
+def _few_examples(federation: Federation) -> Federation:
+    """Make one client with a few examples from all clients."""
+    rows = torch.from_numpy(np.unique(np.linspace(0, len(federation.y) - 1, EXAMPLES).astype(np.int64)))
+    return replace(
+        federation,
+        x=federation.x[rows],
+        y=federation.y[rows],
+        offsets=np.array([0, len(rows)]),
+        split=Split(),
+        names=None,
+        server={},
+    )
+
+
+class _AllAlike(ClientStates):
+    """Every client keeps its initial state: one copy stands for all."""
+
+    def gather(self, ids: Iterable[int], hidden: Collection[str] = ()) -> Groups:
+        count = len(list(ids))
+        return {group: expand(kept, count) for group, kept in self.initial.items()}
+
+    def put(self, ids: Iterable[int], own: Groups) -> None:
+        """Nothing is kept."""
+
+
+class _OneForAll(Backend):
+    """A backend that computes the first client and repeats its answer for the others."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    def run(self, work: Work) -> Any:
+        assert isinstance(work, ClientWork)
+        found = work.part(0, 1).perform(self.place)
+        (first,) = found.reports
+        count = len(work.ids)
+
+        def everybody(groups: Groups) -> Groups:
+            return {group: expand(row(stacked, 0), count) for group, stacked in groups.items()}
+
+        return replace(
+            found,
+            stack=everybody(found.stack),
+            weights={group: weight.expand(count) for group, weight in found.weights.items()},
+            public={name: value.expand(count, *value.shape[1:]) for name, value in found.public.items()},
+            own=everybody(found.own),
+            reports=tuple(
+                replace(first, client=client, bytes_down=work.received(position))
+                for position, client in enumerate(work.ids)
+            ),
+        )

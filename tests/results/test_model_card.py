@@ -97,10 +97,11 @@ def test_names_that_others_chose_cannot_change_the_card(tmp_path: Path) -> None:
         (Preprocessing(classes=("a", "b")), "It predicts the label, as probabilities of a, b."),
     ],
 )
-def test_the_card_says_what_is_predicted(preprocessing: Preprocessing, said: str) -> None:
-    from fedloom.results.model_card import _purpose
-
-    assert _purpose(preprocessing) == said
+def test_the_card_says_what_is_predicted(
+    preprocessing: Preprocessing, said: str, result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Result, "preprocessing", lambda self, seed: preprocessing)
+    assert f"\n\n{said}\n\n" in card(result, tmp_path)
 
 
 def test_the_card_has_the_numbers_of_the_very_models_in_the_files(result: Result, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from torch import nn
 import fedloom as fl
 from fedloom.algorithm import Update
 from fedloom.errors import InputError, PrivacySpent, StoreError
-from fedloom.experiment.rollback import roll_back
+from fedloom.experiment.run_folder import roll_back
 from fedloom.experiment.store import Store
 from fedloom.federation.engine import fit
 from fedloom.privacy.dp import client_level, noise
