@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedloom import keys
-from fedloom.data import checks
 from fedloom.data import partition as partitions
 from fedloom.data.federation import Dataset, Federation
 from fedloom.data.normalize import normalized, scaled_target
@@ -21,6 +20,7 @@ from fedloom.errors import InputError, nearest
 
 NORMALIZE = ("none", "client", "federated")
 Rows = NDArray[np.int64]
+ROWS = 8192  # examples checked at a time, so that checks need little memory besides the data
 
 
 def federate(
@@ -73,14 +73,14 @@ def divided(
     server: Any = None,
 ) -> Federation:
     """Divide a dataset among clients, with features and labels as the source has them."""
-    y = checks.labels(dataset)
+    y = check_labels(dataset)
     on_server = _server_rows(server, len(y), seed)
     drawn = [rows for rows in on_server.values() if rows is not None]
     kept = np.setdiff1d(np.arange(len(y)), np.concatenate(drawn)) if drawn else np.arange(len(y))
     owner, count, names = _owners(dataset, y, kept, partition, clients, seed)
     sizes = np.bincount(owner, minlength=count)
-    checks.no_client_empty(sizes, names)
-    checks.features(dataset, lambda row: _holder(row, kept, owner, names))
+    check_no_client_empty(sizes, names)
+    check_features(dataset, lambda row: _holder(row, kept, owner, names))
     place = np.zeros(len(kept), np.int64) if dataset.split is None else dataset.split[kept]
     order = kept[np.lexsort((place, owner))]
     return Federation(
@@ -93,7 +93,7 @@ def divided(
         classes=dataset.classes,
         scale=dataset.scale,
         server={
-            name: checks.official_test_set(dataset) if rows is None else (_take(dataset.x, rows), _take(y, rows))
+            name: official_test_set(dataset) if rows is None else (_take(dataset.x, rows), _take(y, rows))
             for name, rows in on_server.items()
         },
         features=dataset.features,
@@ -235,3 +235,103 @@ def _holder(row: int, kept: Rows, owner: Rows, names: list[str] | None) -> str:
 def _take(values: Tensor, rows: Rows) -> Tensor:
     everything = len(rows) == len(values) and bool((rows[1:] > rows[:-1]).all())
     return values if everything else values[torch.from_numpy(rows)]  # data that is already in order is not copied
+
+
+# --- checks of the examples: an error names the client and the place of the first wrong example
+
+
+def check_labels(dataset: Dataset) -> Tensor:
+    """Check the labels; return them as class numbers, or as float32 for a regression."""
+    if len(dataset.x) != len(dataset.y):
+        raise InputError(
+            f"There are {len(dataset.x)} examples but {len(dataset.y)} labels: every example needs one label."
+        )
+    if len(dataset.y) == 0:
+        raise InputError("The data has no examples: check the file.")
+    clients = dataset.client
+    return _numbers(
+        dataset.y,
+        dataset.classes,
+        lambda row: f"example {row}" if clients is None else f"example {row} (client {clients[row]})",
+    )
+
+
+def official_test_set(dataset: Dataset) -> tuple[Tensor, Tensor]:
+    """Return the official test set, checked like the other examples."""
+    if dataset.test is None:
+        raise InputError(
+            "The server should hold the official test set, but this source has none. "
+            "Give a share to draw instead, such as server = 0.1."
+        )
+    x, y = dataset.test
+    if len(x) != len(y) or x.shape[1:] != dataset.x.shape[1:]:
+        raise InputError(
+            f"The official test set has {len(y)} labels for examples of shape {tuple(x.shape)}: it must have one for "
+            f"each, and examples of shape {tuple(dataset.x.shape[1:])} like the others."
+        )
+    row = _not_finite(x, dataset.missing)
+    if row is not None:
+        raise InputError(
+            f"Example {row} of the official test set has a feature that is not a finite number: correct it."
+        )
+    return x, _numbers(y, dataset.classes, lambda row: f"example {row} of the official test set")
+
+
+def check_features(dataset: Dataset, holder: Callable[[int], str]) -> None:
+    """Check that all features are finite; `holder` names the client of a row."""
+    row = _not_finite(dataset.x, dataset.missing)
+    if row is None:
+        return
+    values = dataset.x[row].flatten()
+    place = _first(~_allowed(values, dataset.missing))
+    feature = f"'{dataset.features[place]}'" if len(dataset.features) == len(values) else place
+    raise InputError(
+        f"Feature {feature} of example {row} ({holder(row)}) is {values[place].item()}: features must be finite "
+        "numbers. Fill in such values or remove the example."
+    )
+
+
+def check_no_client_empty(sizes: NDArray[np.int64], names: Sequence[str] | None) -> None:
+    """Check that every client has an example."""
+    empty = np.flatnonzero(sizes == 0)
+    if len(empty):
+        first = empty[0] if names is None else names[empty[0]]
+        raise InputError(
+            f"Client {first} would have no examples, as would {len(empty) - 1} more of {len(sizes)} clients. "
+            "Use fewer clients, another partition, or dirichlet with its 'min_examples'."
+        )
+
+
+def _numbers(y: Tensor, classes: tuple[str, ...], where: Callable[[int], str]) -> Tensor:
+    def refuse(wrong: Tensor, why: str) -> None:
+        if wrong.any():
+            row = _first(wrong)
+            raise InputError(f"The label of {where(row)} is {y[row].tolist()}: {why}.")
+
+    if y.is_floating_point():
+        refuse(~torch.isfinite(y), "labels must be finite numbers")
+    if not classes:
+        return y.to(torch.float32)
+    numbers = y.long()
+    refuse(numbers != y, "the labels of classes must be whole numbers")
+    allowed = f"with {len(classes)} classes, labels must be 0 to {len(classes) - 1}"
+    refuse((numbers < 0) | (numbers >= len(classes)), allowed)
+    return numbers
+
+
+def _not_finite(x: Tensor, missing: bool) -> int | None:
+    if x.is_floating_point():
+        for start in range(0, len(x), ROWS):
+            allowed = _allowed(x[start : start + ROWS], missing)
+            if not allowed.all():
+                return start + _first(~allowed)
+    return None
+
+
+def _allowed(values: Tensor, missing: bool) -> Tensor:
+    return ~torch.isinf(values) if missing else torch.isfinite(values)
+
+
+def _first(wrong: Tensor) -> int:
+    """Return the first row with a wrong value."""
+    return int(wrong.reshape(len(wrong), -1).any(dim=1).nonzero()[0])

@@ -16,8 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedloom.data.csv_text import Where, as_number, cell_advice, numbers
-from fedloom.data.vocabulary import Vocabulary
-from fedloom.data.words import clean, words
+from fedloom.data.words import Vocabulary, clean, words
 from fedloom.errors import InputError, nearest
 from fedloom.record import Record
 

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from fedloom.data.split import SPLITS
-from fedloom.data.vocabulary import Vocabulary
+from fedloom.data.words import Vocabulary
 from fedloom.discovery import optional
 from fedloom.errors import FedloomError, InputError, StoreError
 from fedloom.results.model_card import write_card

@@ -1,4 +1,4 @@
-"""Where examples come from. One file, one source: fedloom finds every file in this folder."""
+"""Where examples come from. fedloom finds every source in the files of this folder."""
 
 from __future__ import annotations
 

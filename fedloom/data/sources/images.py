@@ -1,4 +1,4 @@
-"""A folder with one sub-folder of pictures for each class, or a zip file of such a folder."""
+"""A folder with one sub-folder of pictures for each class, or a zip file of such a folder: yours, or Natural Images."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from pydantic import PositiveInt
 
 from fedloom.data.federation import Dataset
 from fedloom.data.sources.archive import readable, visible
-from fedloom.data.sources.base import Source, locate
+from fedloom.data.sources.base import Source, locate, locate_or_cached
 from fedloom.errors import InputError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+NATURAL_CLASSES = ("airplane", "car", "cat", "dog", "flower", "fruit", "motorbike", "person")
 Folder: TypeAlias = "Path | zipfile.Path"  # or a file in it
 
 
@@ -53,6 +55,19 @@ class Images(Source):
         damage = readable(f"The picture {file} cannot be read", "replace or remove it", (Exception,))
         with damage, file.open("rb") as stream, Image.open(stream) as image:  # Pillow raises many kinds of errors
             return pixels(image, self.size, self.channels)
+
+
+class NaturalImages(Images):
+    """Pictures of 80 × 80 in eight classes (Roy et al. 2018); `path` is the folder or the zip file."""
+
+    path: Path | None = None  # type: ignore[assignment]
+    """The folder or the zip file. By default, what `fedloom data get natural_images` downloaded."""
+
+    def load(self, base: Path) -> Dataset:
+        """Read the pictures. There must be exactly the eight classes."""
+        found = locate_or_cached(base, self.path, "natural_images")
+        archive = found / "natural_images.zip"
+        return self.read(archive if archive.is_file() else found, NATURAL_CLASSES)
 
 
 def pixels(image: Image, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:

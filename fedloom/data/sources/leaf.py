@@ -1,20 +1,34 @@
-"""LEAF's JSON with numbers: `{"users": […], "num_samples": […], "user_data": {"ann": {"x": [[…]], "y": […]}}}`."""
+"""The files of LEAF: numbers by user, FEMNIST, and Reddit's comments.
+
+A file with numbers is `{"users": […], "num_samples": […], "user_data": {"ann": {"x": [[…]], "y": […]}}}`. Comments have
+two forms. Before LEAF's last step, x holds comments as strings whose words have spaces between them. After it, each
+comment is a list of pieces of ten words, with the marks <BOS>, <EOS> and <PAD> among them.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedloom.data.federation import Dataset
+from fedloom.data.sources import hdf5
 from fedloom.data.sources.archive import readable
-from fedloom.data.sources.base import locate
+from fedloom.data.sources.base import Source, locate, locate_or_cached
 from fedloom.data.sources.by_client import ByClient, Client
+from fedloom.data.sources.next_word import NextWord, Text, field, json_objects
 from fedloom.errors import InputError
 
 KEYS = {"users": list, "num_samples": list, "user_data": dict}
+CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+TRAIN, TEST = "fed_emnist_train.h5", "fed_emnist_test.h5"
+MARKS = ("<BOS>", "<EOS>", "<PAD>")
+SPLITS = ("train", "val", "test")  # LEAF's folders, in the order of time
 
 
 class Leaf(ByClient):
@@ -68,3 +82,64 @@ def read(file: Path) -> Iterator[Client]:
                 f"The examples of user '{user}' in {file} must be lists of numbers of one length. For text, use "
                 'source = "leaf_reddit".'
             ) from None
+
+
+class Femnist(Source):
+    """Images of 28 × 28, dark on white, in 62 classes (Caldas et al. 2018); a client is a writer.
+
+    `path` is a folder with LEAF's files or TensorFlow Federated's files, or one of LEAF's files. Separate test examples
+    become the official test set, or with `join` they join the others.
+    """
+
+    path: Path | None = None
+    """A folder with LEAF's or TensorFlow Federated's files, or one of LEAF's files. By default, what `fedloom data get
+    femnist` downloaded.
+    """
+    join: bool = False
+    """Add the test examples to the others instead of keeping them as the official test set."""
+
+    def load(self, base: Path) -> Dataset:
+        """Read the writers with their names."""
+        path = locate_or_cached(base, self.path, "femnist")
+        images = Leaf(path=path, shape=(1, 28, 28), classes=len(CLASSES), join=self.join)
+        if (path / TRAIN).is_file():
+            test = [path / TEST] if (path / TEST).is_file() else []
+            loaded = images.assemble(partial(hdf5.read, x="pixels", y="label"), [path / TRAIN], test)
+        elif path.suffix in (".h5", ".hdf5"):
+            raise InputError(f"{path} is one file: set 'path' to the folder that has {TRAIN} and {TEST}.")
+        else:
+            loaded = images.assemble(read, *train_and_test(path))
+        return replace(loaded, classes=CLASSES)
+
+
+class LeafReddit(NextWord):
+    """A JSON file in LEAF's format, or a folder of such files. An author's comments in several files are joined."""
+
+    def read(self, path: Path) -> Iterator[tuple[str, list[Text]]]:
+        for file in _files(path):
+            for where, content in json_objects(file, by_line=False):
+                users = field(content, "user_data", where)
+                if not isinstance(users, dict):
+                    raise InputError(f"The 'user_data' of {file} must be a table of users. Got {type(users).__name__}.")
+                for user, examples in users.items():
+                    if not isinstance(examples, dict) or not isinstance(examples.get("x"), list):
+                        raise InputError(f"The user '{user}' in {file} has no list 'x' of comments.")
+                    yield user, [_text(comment, f"The user '{user}' in {file}") for comment in examples["x"]]
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = [file for file in path.rglob("*.json*") if file.is_file()]
+    if not found:
+        raise InputError(f"There are no JSON files in {path}.")
+    return sorted(found, key=lambda file: (file.parent.name in SPLITS and SPLITS.index(file.parent.name), str(file)))
+
+
+def _text(comment: Any, where: str) -> Text:
+    if isinstance(comment, str):
+        return comment
+    pieces: list[Any] = comment if isinstance(comment, list) else [None]
+    if not all(isinstance(piece, list) and all(isinstance(word, str) for word in piece) for piece in pieces):
+        raise InputError(f"{where} has a comment that is neither a string nor pieces of words: {str(comment)[:40]}.")
+    return [word for piece in pieces for word in piece if word not in MARKS]

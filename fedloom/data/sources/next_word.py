@@ -16,8 +16,7 @@ from fedloom.data.federation import Dataset
 from fedloom.data.preprocessing import Preprocessing
 from fedloom.data.sources.archive import NOT_TEXT, open_text
 from fedloom.data.sources.base import Source, locate, require
-from fedloom.data.vocabulary import Vocabulary
-from fedloom.data.words import clean, lines, windows, words
+from fedloom.data.words import Vocabulary, clean, lines, windows, words
 from fedloom.errors import InputError, nearest
 from fedloom.record import AtLeastTwo, Count
 

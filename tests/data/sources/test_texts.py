@@ -36,3 +36,20 @@ def test_real_comments_with_leafs_vocabulary(real: Path) -> None:
     assert np.unique(data.client, return_counts=True)[1].tolist() == [9_445, 6_757]
     assert not (data.y == 0).any()
     assert 0.05 < (data.y == 1).float().mean() < 0.1  # unknown words
+
+
+def test_roles_of_plays_are_clients_if_they_speak_twice(tmp_path: Path) -> None:
+    lines = [
+        {"play": "hamlet", "role": "GHOST", "speeches": ["Mark me.", "Adieu, adieu"]},
+        {"play": "hamlet", "role": "CRIER", "speeches": ["Silence here"]},
+        {"play": "macbeth", "role": "GHOST", "speeches": ["Boo to you", "Out"]},
+    ]
+    data = load("shakespeare", write(tmp_path / "plays.jsonl", *lines), symbols=False)
+    assert read(data) == {"hamlet GHOST": ["mark me", "adieu adieu"], "macbeth GHOST": ["boo to", "boo to you"]}
+    assert "silence" in data.classes  # the vocabulary is of all, unless one says otherwise
+
+
+@pytest.mark.data
+def test_real_plays(real: Path) -> None:
+    data = load("shakespeare", real / "shakespeare" / "shakespeare_gutenberg_by_role.jsonl.xz", authors=3)
+    assert np.unique(data.client).tolist() == ["hamlet HAM", "othello IAGO", "othello OTHELLO"]
