@@ -1,6 +1,6 @@
 """Texts in JSON lines, by author or by role in a play.
 
-A line is `{"user": "ann", "texts": ["…", "…"]}` or `{"play": "hamlet", "role": "GHOST", "speeches": ["Mark me.", "…"]}`.
+A line is `{"user": "ann", "texts": ["…"]}` or `{"play": "hamlet", "role": "GHOST", "speeches": ["Mark me.", "…"]}`.
 """
 
 from __future__ import annotations
