@@ -16,7 +16,7 @@ import numpy as np
 import fedloom as fl
 from fedloom.federation.engine import Evaluation, fit
 from fedloom.federation.work import Place
-from fedloom.testing.backends import InProcess
+from fedloom.testing.ways import InProcess
 from fedloom.training.probe import probe
 
 WORKS = {  # model → shape of an example, clients, examples of each

@@ -16,9 +16,8 @@ from fedloom.federation.engine import Evaluation, Phase, RoundRecord, fit
 from fedloom.federation.work import Place
 from fedloom.machine import computing
 from fedloom.task import Task
-from fedloom.testing.backends import InAgents
 from fedloom.testing.plain_loop import PlainRound, plain_fedavg
-from fedloom.testing.ways import ONE, Way, difference, leaf_distance, spread, values_distance
+from fedloom.testing.ways import ONE, InAgents, Way, difference, leaf_distance, spread, values_distance
 from fedloom.training import generators
 from fedloom.training.clients import Setup
 from fedloom.training.probe import Probe, probe

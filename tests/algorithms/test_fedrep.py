@@ -70,7 +70,7 @@ def test_the_head_does_not_move_by_a_bit_while_the_body_is_trained(
     settings: dict[str, Any], group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedloom.federation.work import Place
-    from fedloom.testing.backends import InProcess
+    from fedloom.testing.ways import InProcess
     from fedloom.training import local
     from fedloom.training.probe import probe
 

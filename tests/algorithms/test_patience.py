@@ -11,7 +11,7 @@ from fedloom.data.split import Split
 from fedloom.federation.engine import Evaluation, RoundRecord, fit
 from fedloom.federation.work import Place
 from fedloom.task import Task
-from fedloom.testing.backends import InProcess
+from fedloom.testing.ways import InProcess
 from fedloom.training.probe import probe
 from tests.conformance.transcriptions import Attendance
 from tests.conftest import Dense, federation

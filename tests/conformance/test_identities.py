@@ -25,7 +25,7 @@ from fedloom.federation.engine import Evaluation, fit
 from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import Place
 from fedloom.task import Task
-from fedloom.testing.backends import InProcess
+from fedloom.testing.ways import InProcess
 from fedloom.training.probe import probe
 from fedloom.tree import Groups, Tree
 from tests.conformance.test_robust import as_given

@@ -20,7 +20,7 @@ from fedloom.errors import InputError, TrainingError
 from fedloom.federation.engine import Evaluation, fit
 from fedloom.federation.work import Place
 from fedloom.task import Task
-from fedloom.testing.backends import InProcess
+from fedloom.testing.ways import InProcess
 from fedloom.training import fast_paths
 from fedloom.training.clients import Clients
 from fedloom.training.evaluation import evaluate, outputs

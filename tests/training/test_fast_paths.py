@@ -12,7 +12,7 @@ from fedloom.errors import TrainingError
 from fedloom.federation.engine import fit
 from fedloom.federation.work import Place
 from fedloom.task import Task
-from fedloom.testing.backends import InProcess
+from fedloom.testing.ways import InProcess
 from fedloom.training import fast_paths
 from fedloom.training.clients import Clients
 from fedloom.training.fast_paths import WATCHED, must_agree, watched_step

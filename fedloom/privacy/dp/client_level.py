@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedloom import tree
 from fedloom.errors import InputError, PrivacySpent, StoreError
-from fedloom.privacy.dp import accounting, clipping, distributed, noise, tree_noise
+from fedloom.privacy.dp import accounting, clipping, distributed, noise
 from fedloom.privacy.dp.accounting import Mechanism
 from fedloom.privacy.dp.clipping import COUNT
 from fedloom.privacy.dp.ledger import Ledger
@@ -131,7 +131,7 @@ class ClientLevel:
 
     def _tree_sensitivity(self, rounds: int) -> float:
         """Return what a client changes in a tree over the rounds, if it takes its turn in every `turns`-th round."""
-        return tree_noise.sensitivity(rounds, self.turns, -(-rounds // self.turns))
+        return noise.tree_sensitivity(rounds, self.turns, -(-rounds // self.turns))
 
     @property
     def adjacency(self) -> str:
@@ -175,7 +175,7 @@ class ClientLevel:
         counted = total.get(COUNT)
         sums = {group: leaves for group, leaves in total.items() if group != COUNT}
         if self.table.correlated:
-            drawn = tree_noise.increment(self.ledger.secret, sums, round, deviation)
+            drawn = noise.tree_increment(self.ledger.secret, sums, round, deviation)
         elif self.distributed:
             drawn = {group: tree.zeros_like(leaves) for group, leaves in sums.items()}
         else:

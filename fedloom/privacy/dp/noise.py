@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedloom.tree import Groups, is_whole
+from fedloom.tree import Groups, add, is_whole
 
 
 def derive(secret: bytes, *parts: int | float | str) -> bytes:
@@ -68,3 +68,46 @@ def cohort(secret: bytes, round: int, population: int, q: float, size: int | Non
     drawn = uniform(derive(secret, "cohort", round), population)
     chosen = np.flatnonzero(drawn < q) if size is None else np.sort(np.argsort(drawn, kind="stable")[:size])
     return tuple(int(client) for client in chosen)
+
+
+# --- Correlated noise for cohorts that are not secret: DP-FTRL with a binary tree (Kairouz et al. 2021). The sum of all
+# rounds up to t has the noise of at most log₂ t + 1 nodes of a tree, each of which covers 2^level rounds. Most of a
+# round's noise is taken back in later rounds, so it can be small without secret cohorts. The cost follows from how
+# often and how densely one client takes part: it is in every node whose rounds it is in.
+
+Node = tuple[int, int]  # level and number: the rounds number · 2^level + 1 … (number + 1) · 2^level
+
+
+def tree_nodes(rounds: int) -> list[Node]:
+    """Return the nodes that together cover the first rounds.
+
+    >>> tree_nodes(6)
+    [(2, 0), (1, 2)]
+    """
+    found, begin = [], 0
+    for level in reversed(range(rounds.bit_length())):
+        if rounds >> level & 1:
+            found.append((level, begin >> level))
+            begin += 1 << level
+    return found
+
+
+def tree_sensitivity(rounds: int, separation: int, participations: int) -> float:
+    """Return the most by which one client changes all nodes, in units of the clip.
+
+    A node of 2^l rounds has at most m = min(k, ⌈2^l / separation⌉) of a client's k participations, so the squares of
+    a level's counts add up to at most k · m.
+    """
+    most = [min(participations, -(-(1 << level) // separation)) for level in range(rounds.bit_length())]
+    return float((participations * sum(most)) ** 0.5)
+
+
+def tree_increment(secret: bytes, like: Groups, round: int, deviation: float) -> Groups:
+    """Return the noise of one round: that of the sum up to it, minus that of the sum before it."""
+    now, before = set(tree_nodes(round)), set(tree_nodes(round - 1))
+    total = noise_like(like, 0.0, secret)
+    for sign, changed in ((1.0, now - before), (-1.0, before - now)):
+        for node in sorted(changed):
+            drawn = noise_like(like, deviation, derive(secret, "tree", *node))
+            total = {group: add(leaves, drawn[group], scale=sign) for group, leaves in total.items()}
+    return total

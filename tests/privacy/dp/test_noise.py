@@ -1,11 +1,24 @@
 """Noise and cohorts from a secret: the right distribution, repeated for the same purpose and for no other."""
 
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from fedloom.privacy.dp.noise import cohort, derive, gaussian, noise_like, uniform
+from fedloom.privacy.dp.noise import (
+    cohort,
+    derive,
+    gaussian,
+    noise_like,
+    tree_increment,
+    tree_nodes,
+    tree_sensitivity,
+    uniform,
+)
 
 KEY = derive(b"a secret", "test")
 
@@ -78,3 +91,36 @@ def test_fixed_cohorts_have_their_size_and_reach_everybody() -> None:
 
 def test_another_secret_draws_other_cohorts() -> None:
     assert cohort(b"s", 1, 1000, 0.1) == cohort(b"s", 1, 1000, 0.1) != cohort(b"t", 1, 1000, 0.1)
+
+
+@pytest.mark.parametrize("rounds", range(1, 70))
+def test_nodes_cover_the_first_rounds_once(rounds: int) -> None:
+    covered = [round for level, number in tree_nodes(rounds) for round in range(number << level, (number + 1) << level)]
+    assert sorted(covered) == list(range(rounds))
+    assert len(tree_nodes(rounds)) <= rounds.bit_length()
+
+
+@pytest.mark.parametrize(("rounds", "separation"), [(8, 1), (8, 2), (11, 3), (12, 4), (7, 7)])
+def test_no_allowed_pattern_changes_the_nodes_by_more_than_the_sensitivity(rounds: int, separation: int) -> None:
+    tree = {node for t in range(1, rounds + 1) for node in tree_nodes(t)}
+    for count in range(1, -(-rounds // separation) + 1):
+        worst = 0
+        for pattern in combinations(range(rounds), count):
+            if all(later - earlier >= separation for earlier, later in pairwise(pattern)):
+                inside = [sum(t >> level == number for t in pattern) for level, number in tree]
+                worst = max(worst, sum(one * one for one in inside))
+        assert worst <= tree_sensitivity(rounds, separation, count) ** 2 + 1e-9
+
+
+def test_one_participation_is_in_one_node_of_each_level() -> None:
+    assert tree_sensitivity(8, 8, 1) == pytest.approx(4**0.5)
+
+
+def test_the_sum_over_rounds_has_the_noise_of_its_nodes_only() -> None:
+    count = 50_000
+    like, secret = {"model": {"w": torch.zeros(count)}}, derive(b"s", "t")
+    total = torch.zeros(count, dtype=torch.float64)
+    for round in range(1, 9):
+        total += tree_increment(secret, like, round, 2.0)["model"]["w"]
+        wanted = 2.0 * len(tree_nodes(round)) ** 0.5
+        assert float(total.std()) == pytest.approx(wanted, rel=4 / (2 * count) ** 0.5)
