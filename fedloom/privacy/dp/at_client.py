@@ -16,7 +16,7 @@ from fedloom import tree
 from fedloom.errors import InputError, PrivacySpent
 from fedloom.privacy.dp import accounting, noise
 from fedloom.privacy.dp.accounting import Mechanism
-from fedloom.privacy.dp.client_level import bounded, is_noised
+from fedloom.privacy.dp.client_level import bounded, with_noise
 from fedloom.privacy.dp.example_level import ExamplePrivacy, check_algorithm
 from fedloom.privacy.dp.ledger import Ledger
 
@@ -62,28 +62,17 @@ class LocalNoise:
         sent = []
         for position, name in enumerate(names):
             mine = {group: tree.row(leaves, position) for group, leaves in clipped.groups.items()}
-            change = tree.sha256_of_groups(mine)
-            release = f"{where}, client {name}, change {change}, deviation {deviation!r}"
+            digest = tree.sha256_of_groups(mine)
+            release = f"{where}, client {name}, change {digest}, deviation {deviation!r}"
             if self.charge is not None:
                 self.charge(release, self.mechanism, 1)
             drawn = noise.noise_like(mine, deviation, noise.derive(self.secret, "local", release))
-            sent.append({group: self._answer(update, shared, task, group, mine[group], drawn[group]) for group in mine})
+            answer = {}
+            for group, change in mine.items():
+                base = shared[update.positions[group]] if group in update.positions else None
+                answer[group] = with_noise(change, drawn[group], base, update.groups[group], task)
+            sent.append(answer)
         return replace(update, groups={group: tree.stack([one[group] for one in sent]) for group in update.groups})
-
-    def _answer(
-        self, update: Update, shared: Groups, task: Task, group: str, change: tree.Tree, drawn: tree.Tree
-    ) -> tree.Tree:
-        """Return a noisy change, or the position that it leads to."""
-        base = shared[update.positions[group]] if group in update.positions else None
-        found = {}
-        for name, leaf in change.items():
-            if not is_noised(name, leaf, base is not None, task.trainable):
-                found[name] = leaf if base is None else base[name]
-                continue
-            moved = leaf.double() + drawn[name]
-            kind = update.groups[group][name].dtype
-            found[name] = (moved if base is None else base[name].double() + moved).to(kind)
-        return found
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,19 @@ def is_noised(name: str, leaf: Tensor, position: bool, trainable: Collection[str
     return leaf.is_floating_point() and (not position or name in trainable)
 
 
+def with_noise(
+    changes: Tree, drawn: Tree, base: Tree | None, like: Tree, task: Task, unit: float = 1.0, clients: float = 1.0
+) -> Tree:
+    """Return base + (change · unit + noise) / clients in the dtypes of `like`; a leaf without noise keeps its base."""
+    found = {}
+    for name, leaf in changes.items():
+        found[name] = leaf if base is None else base[name]
+        if is_noised(name, leaf, base is not None, task.trainable):
+            moved = (leaf.to(torch.float64) * unit + drawn[name]) / clients
+            found[name] = (moved if base is None else base[name].to(torch.float64) + moved).to(like[name].dtype)
+    return found
+
+
 def _check_leaves(group: str, moved: Tree, position: bool, trainable: Collection[str]) -> None:
     for name, leaf in moved.items():
         if leaf.is_complex():
@@ -180,30 +193,15 @@ class ClientLevel:
             drawn = {group: tree.zeros_like(leaves) for group, leaves in sums.items()}
         else:
             drawn = noise.noise_like(sums, deviation, key)
-        found = {}
+        found, unit = {}, distributed.unit(self.clip) if self.distributed else 1.0
         for group, leaves in sums.items():
             base = shared[positions[group]] if group in positions else None
-            found[group] = {
-                leaf_name: self._mean(
-                    leaf,
-                    drawn[group][leaf_name] if is_noised(leaf_name, leaf, base is not None, task.trainable) else None,
-                    None if base is None else base[leaf_name],
-                )
-                for leaf_name, leaf in leaves.items()
-            }
+            found[group] = with_noise(leaves, drawn[group], base, base or leaves, task, unit, self.expected)
         if counted is not None:
             of_count = 0.0 if self.distributed else clipping.indicator_deviation(self.expected)
             noisy = float(counted[COUNT]) + of_count * float(noise.gaussian(noise.derive(key, COUNT), 1)[0])
             self.clip = clipping.next_clip(self.clip, noisy, self.expected)
         return found
-
-    def _mean(self, total: Tensor, drawn: Tensor | None, base: Tensor | None) -> Tensor:
-        """Return base + (sum + noise) / expected clients; a leaf without noise keeps its base."""
-        if drawn is None:
-            return total if base is None else base
-        unit = distributed.unit(self.clip) if self.distributed else 1.0
-        moved = (total.to(torch.float64) * unit + drawn) / self.expected
-        return moved.to(total.dtype) if base is None else (base.to(torch.float64) + moved).to(base.dtype)
 
     def charge(self, name: str) -> None:
         """Charge a release before it is made, or raise `PrivacySpent` if that would cost more than planned."""
