@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedloom[flower]'")
 
 from fedloom.errors import InputError
+from fedloom.experiment.experiment_file import parse
 from fedloom.flower import server
 from fedloom.flower.client import answer
 from fedloom.flower.messages import BODIES, HEADER, Payload
@@ -187,3 +188,9 @@ def test_a_site_that_refuses_is_named(fake_grid: Grids, tmp_path: Path, capsys: 
         run(made, app, tmp_path / "net")  # the one that is left has half of the clients
     said = capsys.readouterr().out
     assert "node 8 cannot take part: This site does not take part: the policy does not allow the algorithm" in said
+
+
+def test_asynchronous_rounds_are_refused(tmp_path: Path) -> None:
+    experiment = parse({"cohort": {"mode": "async"}})
+    with pytest.raises(InputError, match="a message over Flower belongs to one round"):
+        server.FlowerRun(experiment, tmp_path, FakeGrid, print)  # type: ignore[arg-type]

@@ -123,6 +123,28 @@ def test_sigterm_ends_both_sides_in_order_and_the_next_start_continues(
 
 
 @pytest.mark.slow
+def test_asynchronous_rounds_survive_a_kill_of_either_side(
+    federation: Callable[..., Federation], tmp_path: Path
+) -> None:
+    """Rounds over the answers of all clients have the bits of rounds that wait, whatever happens in between."""
+    values = {**EXPERIMENT, "algorithm": {"scaffold": {}}}
+    world = federation({**values, "cohort": {"deadline": "10m", "mode": "async", "buffer": 4}})
+    coordinator = world.serve(FEDLOOM_KILL_AT="ledger.taken:2")
+    first, _ = world.join(0, FEDLOOM_KILL_AT="agent.answered:3"), world.join(1)
+    assert first.wait(timeout=300) == -signal.SIGKILL
+    world.join(0)
+    assert coordinator.wait(timeout=300) == -signal.SIGKILL
+    world.serve()
+    assert world.finish() == 0, world.log()
+    assert weights(world.out) == serial_weights(values, tmp_path / "serial")
+    with closing(coordinator_ledger(world.out)) as ledger:
+        found = [row for row in ledger.audit_records() if row["record"] == "taken"]
+    everybody = {(round, round, client) for round in range(1, 5) for client in range(4)}
+    assert {(row["round"], row["version"], row["client"]) for row in found} == everybody
+    assert not list((world.out / "network" / "updates").iterdir())
+
+
+@pytest.mark.slow
 def test_a_site_that_lost_its_disk_is_replaced_during_the_run(
     federation: Callable[..., Federation], tmp_path: Path
 ) -> None:

@@ -60,10 +60,11 @@ class AgentsInFlight(InFlight):
         return {hosts[client][0] for client in at_work if client in hosts}
 
     def rest(self) -> None:
-        """Let the agents stop. The ledger still has the flights, for a run that goes on later."""
+        """Let the agents stop. The ledger still has the flights: a run that goes on later asks those clients again."""
         self._resting = True
         for call in self.calls.values():
             self.pool.end(call)
+        self.ledger.forget_untaken(self.backend.cell.name)
 
     def in_use(self) -> set[int]:
         return self.ledger.versions_in_use(self.backend.cell.name, self.backend.cell.round)

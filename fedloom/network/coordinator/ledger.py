@@ -29,6 +29,8 @@ REVOKED = "revoked"  # its agent was revoked before the round was closed
 
 SCHEMA = (Path(__file__).parent / "templates" / "ledger.sql").read_text(encoding="utf-8").split(";")[:-1]
 
+FLIGHT = """SELECT 1 FROM flights AS one
+    WHERE (one.cell, one.version, one.client) = (updates.cell, updates.round, updates.client)"""  # of an update
 RESTORE = "Restore it from a copy, or start over with --fresh: the old folder is kept, and agents need new tokens."
 ADDED = {  # columns that ledgers of earlier versions lack
     "tokens": {"expires": "REAL", "replaces": "TEXT", "late": "INTEGER"},
@@ -371,25 +373,28 @@ class Ledger:
     def forget(self, cell: str, round: int) -> None:
         """Delete the updates up to a round that is checkpointed, but those that no round up to it has taken."""
         faults.point("ledger.forget")
-        closed = """FROM updates WHERE cell = ? AND round <= ? AND NOT EXISTS (SELECT 1 FROM flights AS one
-            WHERE (one.cell, one.version, one.client) = (updates.cell, updates.round, updates.client)
-            AND (taken IS NULL OR taken > ?))"""
-        rows = self._rows(f"SELECT file {closed}", cell, round, round)
-        if rows:
-            self._write(f"DELETE {closed}", cell, round, round, durable=False)
+        kept = f"EXISTS ({FLIGHT} AND (taken IS NULL OR taken > ?))"
+        self._forget_updates(f"cell = ? AND round <= ? AND NOT {kept}", cell, round, round)
         done = "UPDATE flights SET assignment = '' WHERE cell = ? AND taken <= ? AND assignment != ''"
         self._write(done, cell, round, durable=False)
-        for row in rows:
-            (self.updates / row["file"]).unlink(missing_ok=True)
 
     def forget_after(self, cell: str, round: int) -> None:
         """Delete what is known about the rounds after this one, because the run returns to it."""
-        rows = self._rows("SELECT file FROM updates WHERE cell = ? AND round > ?", cell, round)
+        self._forget_updates("cell = ? AND round > ?", cell, round)
         with self._transaction() as database:
-            for table in ("updates", "left_out", "attempts", "rosters"):
+            for table in ("left_out", "attempts", "rosters"):
                 database.execute(f"DELETE FROM {table} WHERE cell = ? AND round > ?", (cell, round))
             database.execute("DELETE FROM flights WHERE cell = ? AND version > ?", (cell, round))
             database.execute("UPDATE flights SET taken = NULL WHERE cell = ? AND taken > ?", (cell, round))
+
+    def forget_untaken(self, cell: str) -> None:
+        """Delete the answers that no round has taken, because no round follows."""
+        self._forget_updates(f"cell = ? AND EXISTS ({FLIGHT} AND taken IS NULL)", cell)
+
+    def _forget_updates(self, which: str, *values: Any) -> None:
+        rows = self._rows(f"SELECT file FROM updates WHERE {which}", *values)
+        if rows:
+            self._write(f"DELETE FROM updates WHERE {which}", *values, durable=False)
         for row in rows:
             (self.updates / row["file"]).unlink(missing_ok=True)
 

@@ -195,6 +195,22 @@ def test_after_a_crash_nobody_is_lost_and_no_answer_counts_twice(
     assert weights(crashed) == weights(tmp_path / "whole")
 
 
+def test_a_run_that_returns_to_an_older_checkpoint_finds_what_clients_kept(tmp_path: Path) -> None:
+    values = {"algorithm": {"scaffold": {}}, "rounds": 4}
+    with pytest.raises(KeyboardInterrupt):
+        TurnsRun(tmp_path / "net", [0, 1, 2, 0, 1, 2, 0], values=values).run(Silent())
+    assert taken(tmp_path / "net", "scaffold-1")[3] == [(1, 2), (2, 3)]
+    (newest,) = (tmp_path / "net" / "cells" / "scaffold-1").glob("round-000003.*json")
+    newest.write_bytes(b"")  # damaged: the answers that round 3 took are deleted, and those clients train again
+    run = TurnsRun(tmp_path / "net", [1, 2, 0], values=values)  # client 0 has answered
+    assert run.run(Silent()).status == "done"
+    assert [text for text in run.said if "failed" in text or "missing" in text] == []
+    assert taken(tmp_path / "net", "scaffold-1") == {
+        **{1: [(0, 1), (1, 1)], 2: [(0, 2), (2, 1)]},
+        **{3: [(0, 3), (1, 3)], 4: [(0, 4), (2, 3)]},
+    }
+
+
 def crash_in_round_two(run: InProcessRun, meanwhile: Callable[[], object] = lambda: None) -> None:
     """Interrupt the coordinator when round 2 has recorded what it takes."""
     aggregate = NetworkBackend._aggregate

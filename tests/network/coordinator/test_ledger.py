@@ -95,6 +95,8 @@ def test_answers_that_no_checkpointed_round_took_are_kept(world: World) -> None:
     assert [one.client for one in ledger.accepted("fedavg-1", 1, 0, "digest")] == [1, 2]
     assert not (ledger.updates / "0").exists()
     assert [ledger.first_unsaved("fedavg-1", client, 1) for client in (0, 1, 4, 5)] == [None, 1, 2, None]
+    ledger.forget_untaken("fedavg-1")
+    assert [one.client for one in ledger.accepted("fedavg-1", 1, 0, "digest")] == [1]
     taken = [row for row in ledger.audit_records() if row["record"] == "taken"]
     assert [(row["round"], row["version"], row["client"]) for row in taken] == [(1, 1, 0), (2, 1, 1)]
 
