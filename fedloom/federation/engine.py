@@ -138,6 +138,8 @@ def fit(
             if clock is not None:
                 passed = clock.end()
                 remembered[virtual.GROUP] = clock.state
+            if round == rounds:
+                backend.rest()
             record = RoundRecord(
                 round,
                 state | remembered,

@@ -359,8 +359,8 @@ def test_a_round_that_diverges_begins_again_without_one_client(tmp_path: Path, m
 
 
 def test_agents_with_clients_at_work_are_not_asked_to_measure_until_the_end(tmp_path: Path) -> None:
-    values = {"evaluate": {"splits": ["test"], "every": 1}}
-    TurnsRun(tmp_path / "net", [0, 1, 2, 0, 1, 2], values=values).run(Silent())
+    values = {"evaluate": {"splits": ["test"], "server": ["test"], "every": 1}}
+    result = TurnsRun(tmp_path / "net", [0, 1, 2, 0, 1, 2], values=values).run(Silent())
     found: dict[tuple[str, int], set[str]] = {}
     for row in Result.read(tmp_path / "net").rows("clients"):
         found.setdefault((row["phase"], row["round"]), set()).add(row["client"])
@@ -368,6 +368,10 @@ def test_agents_with_clients_at_work_are_not_asked_to_measure_until_the_end(tmp_
     assert found["pre_fit", 2] == {"0", "1"}
     assert found["pre_fit", 3] == {"0", "2"}
     assert found["final", 3] == {"0", "1", "2"}
+    final = [row for row in result.rows("clients") if row["phase"] == "final" and row["metric"] == "loss"]
+    examples = sum(row["examples"] for row in final)
+    (last,) = (row for row in result.rows("server") if (row["round"], row["metric"]) == (3, "loss"))
+    assert last["value"] == pytest.approx(sum(row["value"] * row["examples"] for row in final) / examples)
     assert any("Rounds were asynchronous over a network" in one for one in cautions(RunData.read(tmp_path / "net")))
 
 
