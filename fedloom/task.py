@@ -1,4 +1,4 @@
-"""What is learnt: a model, a loss and metrics. A task does not hold weights, which travel as trees."""
+"""What is learnt: a model, a loss and metrics. A task holds no weights but frozen ones; the others travel as trees."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedloom.training.generators import GENERATOR
 from fedloom.training.keras_module import KerasModule, is_keras
 from fedloom.training.modules import ModuleTensors
 from fedloom.training.python_state import PythonState
-from fedloom.tree import Tree
+from fedloom.tree import Groups, Tree, select, sha256
 from fedloom.user_code import said
 
 # _NormBase is the base of all batch and instance normalisation
@@ -121,14 +121,14 @@ class Task:
     def move(self, device: str) -> None:
         """Compute on another device from now on."""
         self.module.to(device)
-        self.__dict__.pop("tensors", None)
-        self.__dict__.pop("python_state", None)
+        for name in ("tensors", "python_state", "given"):
+            self.__dict__.pop(name, None)
 
     def release(self) -> None:
         """Free the module's memory but keep its names. The module is built again if you need it."""
         for name in ("trainable", "frozen", "form"):
             getattr(self, name)
-        for name in ("module", "tensors", "python_state"):
+        for name in ("module", "tensors", "python_state", "given"):
             self.__dict__.pop(name, None)
 
     @cached_property
@@ -137,9 +137,15 @@ class Task:
         return tuple(name for name, parameter in self.module.named_parameters() if parameter.requires_grad)
 
     @cached_property
-    def frozen(self) -> tuple[str, ...]:
-        """The names of parameters that are not trained. They never change, not even in their last bits."""
-        return tuple(name for name, parameter in self.module.named_parameters() if not parameter.requires_grad)
+    def frozen(self) -> Tree:
+        """The parameters that are not trained. Every process holds them, so that they are neither sent nor averaged."""
+        names = _frozen(self.module)
+        return select(self._weights(self.build()), names) if names else {}
+
+    @cached_property
+    def frozen_sha256(self) -> str:
+        """The fingerprint of the frozen parameters; empty if there are none."""
+        return sha256(self.frozen) if self.frozen else ""
 
     @cached_property
     def form(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -152,11 +158,13 @@ class Task:
         return {name: self.form[name] for name in self.trainable}
 
     @cached_property
-    def transient(self) -> Tree:
-        """The initial values of buffers that are not saved with a model. Every client starts with these."""
+    def given(self) -> Tree:
+        """What every client starts with and nobody sends: frozen parameters, and buffers that are not saved."""
         named = dict(self.build().named_buffers())
         kept = self.module.state_dict().keys()
-        return {name: buffer for name, buffer in named.items() if name not in kept}
+        unsaved = {name: buffer for name, buffer in named.items() if name not in kept}
+        device = next(self.module.parameters()).device
+        return {name: leaf.to(device) for name, leaf in {**self.frozen, **unsaved}.items()}
 
     @cached_property
     def normalization(self) -> tuple[str, ...]:
@@ -169,8 +177,32 @@ class Task:
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     def initial(self) -> Tree:
-        """Return the initial weights. The same seed always gives the same weights."""
+        """Return the initial weights without frozen ones. The same seed always gives the same weights."""
         module = self.build()
+        weights, frozen = self._weights(module), _frozen(module)
+        return {name: leaf for name, leaf in weights.items() if name not in frozen}
+
+    def whole(self, model: Tree) -> Tree:
+        """Return a model with its frozen parameters, in the order of the module's leaves."""
+        every = {**self.frozen, **model}
+        return {name: every[name] for name in self.form if name in every} | every if self.frozen else model
+
+    def without_frozen(self, groups: Groups) -> Groups:
+        """Return groups without frozen parameters, which earlier versions of fedloom stored in every checkpoint."""
+        if not self.frozen:
+            return groups
+        for group, leaves in groups.items():
+            for name in leaves.keys() & self.frozen.keys():
+                if not torch.equal(leaves[name], self.frozen[name]):
+                    raise InputError(
+                        f"An earlier version of fedloom stored other values of the frozen parameter '{name}' in "
+                        f"'{group}', and now all models of a run have the same. Use --fresh to start over."
+                    )
+        kept = self.frozen.keys()
+        return {group: {n: leaf for n, leaf in leaves.items() if n not in kept} for group, leaves in groups.items()}
+
+    def _weights(self, module: nn.Module) -> Tree:
+        """Return the initial weights of a new module, with the frozen ones."""
         if self.init == "glorot":
             with GENERATOR, torch.random.fork_rng(devices=[]):
                 torch.manual_seed(keys.key(self.seed, "glorot") >> 1)
@@ -233,6 +265,7 @@ class Task:
         # each worker process builds its own module: nothing that is derived from one travels with the task
         derived = {name for name, value in vars(Task).items() if isinstance(value, cached_property)}
         state = {name: value for name, value in self.__dict__.items() if name not in derived}
+        state["frozen"] = self.frozen  # they may come from a file, or be drawn anew whenever the model is built
         return {**state, "example": None} if callable(self.example) else state
 
 
@@ -258,6 +291,14 @@ def leaves(module: nn.Module) -> Tree:
 def _named(module: nn.Module) -> Tree:
     persistent = module.state_dict().keys()
     return {**dict(module.named_parameters()), **{n: b for n, b in module.named_buffers() if n in persistent}}
+
+
+def _frozen(module: nn.Module) -> set[str]:
+    """Return the names of frozen parameters, but not of those that share the memory of a leaf that may change."""
+    frozen = {name: leaf for name, leaf in module.named_parameters() if not leaf.requires_grad}
+    others = [leaf for name, leaf in _named(module).items() if name not in frozen] if frozen else []
+    changing = {leaf.untyped_storage().data_ptr() for leaf in others if leaf.numel()}
+    return {name for name, leaf in frozen.items() if leaf.untyped_storage().data_ptr() not in changing}
 
 
 def _glorot(module: nn.Module) -> None:

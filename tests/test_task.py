@@ -12,9 +12,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedloom import tree
+from fedloom.algorithms.fedavg import FedAvg
 from fedloom.errors import InputError
+from fedloom.federation.engine import fit
 from fedloom.task import Task, leaves
-from tests.conftest import Dense, Normed, Recurrent, federation
+from tests.conftest import CLASSES, FEATURES, Dense, Normed, Recurrent, federation
 
 
 class Tied(nn.Module):
@@ -119,9 +121,101 @@ def test_metrics_must_be_a_list_of_known_names() -> None:
 
 def test_leaves_are_parameters_and_saved_buffers_each_once() -> None:
     task = Task(Tied)
-    assert sorted(task.initial()) == ["first.weight", "frozen", "saved"]
+    assert list(task.whole(task.initial())) == ["frozen", "first.weight", "saved"] == list(task.form)
     assert task.trainable == ("first.weight",)
     assert task.parameters == 9 + 2
+
+
+def test_frozen_parameters_are_given_and_not_exchanged() -> None:
+    task = Task(Tied)
+    assert sorted(task.initial()) == ["first.weight", "saved"]
+    assert task.frozen.keys() == {"frozen"}
+    assert task.given.keys() == {"frozen", "passing"}
+    assert torch.equal(task.whole(task.initial())["frozen"], torch.ones(2))
+    assert Task(Dense).frozen == {}
+    assert Task(Dense).frozen_sha256 == ""
+
+
+@pytest.mark.parametrize("init", ["torch", "glorot", "file"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_frozen_parameters_come_from_where_the_others_do(init: str, dtype: str, tmp_path: Path) -> None:
+    def half_frozen() -> nn.Module:
+        module = Dense()
+        module.hidden.requires_grad_(False)
+        return module
+
+    if init == "file":
+        init = str(tmp_path / "weights.safetensors")
+        save_file(Task(Dense, seed=9).initial(), init)
+    task, plain = Task(half_frozen, init=init, dtype=dtype), Task(Dense, init=init, dtype=dtype).initial()
+    assert sorted(task.frozen) == ["hidden.bias", "hidden.weight"]
+    assert tree.sha256(task.whole(task.initial())) == tree.sha256(plain)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_frozen_parameter_in_the_memory_of_a_trained_one_changes_with_it(last: bool) -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(FEATURES, CLASSES), nn.Linear(FEATURES, CLASSES)
+            frozen, trained = (self.b, self.a) if last else (self.a, self.b)
+            frozen.weight = nn.Parameter(trained.weight.data, requires_grad=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.a(x) + self.b(x)
+
+    task = Task(Shared)
+    assert task.frozen == {}
+    assert len(task.initial()) == 4
+    *_, record = fit(federation((12, 9)), task, FedAvg(lr=0.1), 2)
+    model = record.state["model"]
+    assert torch.equal(model["a.weight"], model["b.weight"])
+    assert not torch.equal(model["a.weight"], task.initial()["a.weight"])
+
+
+def test_frozen_parameters_travel_with_the_task_because_building_may_draw_others() -> None:
+    drawn = iter(range(100))
+
+    def unseeded() -> nn.Module:
+        module = Dense()
+        module.hidden.weight = nn.Parameter(torch.full_like(module.hidden.weight, next(drawn)), requires_grad=False)
+        return module
+
+    task = Task(unseeded)
+    again = cloudpickle.loads(cloudpickle.dumps(task))
+    assert again.frozen_sha256 == task.frozen_sha256
+    assert again.given.keys() == {"hidden.weight"}
+
+
+def test_lazy_layers_above_frozen_ones_take_their_sizes_from_an_example() -> None:
+    def lazy() -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, 5).requires_grad_(False), nn.LazyLinear(CLASSES))
+
+    task = Task(lazy)
+    task.see(federation((12, 9)))
+    assert list(task.initial()) == ["1.weight", "1.bias"]
+    assert list(cloudpickle.loads(cloudpickle.dumps(task)).frozen) == ["0.weight", "0.bias"]
+
+
+def test_frozen_parameters_follow_the_task_to_another_device() -> None:
+    task = Task(Tied)
+    assert task.given["frozen"].device.type == "cpu"
+    task.move("meta")
+    assert {leaf.device.type for leaf in task.given.values()} == {"meta"}
+    assert task.frozen["frozen"].device.type == "cpu"
+
+
+def test_what_earlier_versions_stored_loses_its_frozen_parameters_if_they_are_the_same() -> None:
+    task = Task(Tied)
+    groups = {"model": task.whole(task.initial()), "control": {"first.weight": torch.zeros(3, 3)}}
+    assert {group: sorted(leaves) for group, leaves in task.without_frozen(groups).items()} == {
+        "model": ["first.weight", "saved"],
+        "control": ["first.weight"],
+    }
+    groups["model"]["frozen"] = torch.zeros(2)
+    with pytest.raises(InputError, match=r"stored other values of the frozen parameter 'frozen' in 'model'"):
+        task.without_frozen(groups)
+    assert Task(Dense).without_frozen(groups) is groups
 
 
 def test_leaves_share_no_memory_with_the_module() -> None:

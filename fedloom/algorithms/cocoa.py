@@ -46,7 +46,7 @@ class CoCoA(Algorithm):
         layer = linear_layer(task)
         if layer is None or layer.out_features != 1:
             raise InputError('CoCoA is for linear models with one output, such as model = "logistic" with classes = 1.')
-        if len(task.trainable) < len(model):
+        if len(task.trainable) < len(task.form):
             raise InputError("CoCoA trains the whole linear model: it cannot have frozen parameters or buffers.")
         if task.loss not in ("mse", "bce"):
             raise InputError(f'CoCoA supports loss = "mse" (ridge) and "bce" (logistic). Got {task.loss!r} instead.')

@@ -76,9 +76,8 @@ class FederatedDropout(Algorithm):
         """Return ones for the weights of one client's sub-model and zeros for the others."""
         masks = {name: torch.ones_like(model[name]) for name in task.trainable}
         kinds = (nn.Linear, nn.modules.conv._ConvNd)
-        layers = [path for path, layer in task.module.named_modules() if isinstance(layer, kinds)]
-        for path, following in pairwise(layers):
-            units = len(model[f"{path}.weight"])
+        layers = [(path, layer.weight.shape) for path, layer in task.module.named_modules() if isinstance(layer, kinds)]
+        for (path, (units, *_)), (following, (_, inputs, *_)) in pairwise(layers):
             left_out = torch.zeros(units, dtype=torch.bool)
             order = torch.from_numpy(keys.permutation(keys.key(key, path), units))
             left_out[order[: int(self.rate * units + 0.5)]] = True
@@ -86,7 +85,6 @@ class FederatedDropout(Algorithm):
                 if name in masks:
                     masks[name][left_out] = 0
             # weights that lead out of a dropped unit are dropped too; a flattened channel has several inputs there
-            inputs = model[f"{following}.weight"].shape[1]
             if inputs % units == 0 and f"{following}.weight" in masks:
                 masks[f"{following}.weight"][:, left_out.repeat_interleave(inputs // units)] = 0
         return masks

@@ -99,6 +99,6 @@ def training_only(task: Task, names: tuple[str, ...]) -> Task:
     known = _PARTS.setdefault(task, {})
     if names not in known:
         part = replace(task)
-        part.__dict__.update(module=task.module, trainable=names)
+        part.__dict__.update(module=task.module, trainable=names, frozen=task.frozen)
         known[names] = part
     return known[names]

@@ -11,7 +11,7 @@ from fedloom import keys
 from fedloom.aggregation.weights import by_score, metropolis, topology, uniform, within_one_std
 from fedloom.algorithm import Algorithm, Clients, Cohort, Count, Groups, Inbox, Share, Task, Tree, Update, mean
 from fedloom.algorithms.evaluation_weighted import higher_is_better, validation_score
-from fedloom.tree import row, rows, select, stack
+from fedloom.tree import row, rows, stack
 
 
 class Peer(Algorithm):
@@ -94,8 +94,7 @@ class Peer(Algorithm):
                 scores[position, senders] = torch.tensor(found, dtype=torch.float64)
             given = None if each is None else each["row"]["weights"][position][senders]
             weigh = self._row(task, scores[position, senders]) if given is None else given
-            # averaging equal numbers can change their last bits, and frozen parameters must not drift
-            averages.append({**mean(received, weigh), **select(row(own["model"], position), task.frozen)})
+            averages.append(mean(received, weigh))
         public = {"scores": scores} if self._judges else {}
         return Update({}, torch.ones(len(data)), public), {**own, "model": stack(averages)}
 

@@ -54,7 +54,7 @@ class Backend:
         self, algorithm: Algorithm, task: Task, state: Groups, own: Mapping[int, Groups]
     ) -> Mapping[int, str]:
         """Fingerprint the model of every client that has an own state."""
-        return {client: tree.sha256(algorithm.model(task, state, own[client])) for client in own}
+        return {client: tree.sha256(task.whole(algorithm.model(task, state, own[client]))) for client in own}
 
     def leave_out(self, round: int, client: int) -> bool:
         """Leave a client out of a round that begins again, because its result was not finite; false if it cannot."""

@@ -50,7 +50,7 @@ class Ray(Backend):
         data = sum(part.nbytes for part in (federation.x, federation.y, *chain(*federation.server.values())))
         nodes = cluster.nodes()
         for node in nodes:
-            check_memory(node, data, tree.size(task.initial()), setup.group)
+            check_memory(node, data, tree.size(task.whole(task.initial())), setup.group)
         ours = machine.facts()
         self._settled = cluster.ray.put((ours, sys.path, pack((task, setup)), pack(for_workers(federation))))
         arriving = {cluster.on(node, arrive)([self._settled]): node for node in nodes for _ in range(node.workers)}

@@ -6,7 +6,7 @@ A client costs eight bytes, even if there are millions: splits are computed from
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -70,6 +70,10 @@ class Federation:
         if client == self.everyone:
             return "everyone"
         return str(client) if self.names is None else str(self.names[client])
+
+    def site(self, client: int) -> Hashable:
+        """Return where a client is: every client has its own place, unless agents on a network host several."""
+        return client
 
     def example(self) -> Tensor:
         """Return the first two examples as a model takes them, in single precision."""

@@ -111,6 +111,11 @@ class Cell:
     def _rounds(self, group: WorkerGroup, begun: Snapshot | None, should_stop: Callable[[], bool]) -> bool:
         backend, federation, task = group.get(self.seed)
         backend.begin(self.label, self.seed, self.checkpoints)
+        if task.frozen:
+            checkpoint.keep_frozen(self.folder, task.frozen, task.frozen_sha256)
+        if begun is not None:
+            kept = {client: task.without_frozen(groups) for client, groups in begun.own.items()}
+            begun = Snapshot(begun.round, task.without_frozen(begun.state), kept)
         own: dict[int, Groups] = dict(begun.own) if begun else {}
         unsaved: dict[int, Groups] = {}
         saved = begun.round if begun else 0
@@ -166,10 +171,13 @@ class Cell:
             saving = saving or record.round % self.plan.settings.checkpoint_every == 0
             group.store.save(self.number, record, task, durable=saving)
             if self.plan.settings.keep_models:
-                checkpoint.keep_model(self.checkpoints, record.round, self.algorithm.server_model(task, record.state))
+                model = self.algorithm.server_model(task, record.state)
+                if model is not None:
+                    checkpoint.keep_model(self.checkpoints, record.round, task.whole(model))
             sha = final_sha256(backend, self.algorithm, task, record.state, own) if last else None
             if saving and record.round:  # an evaluation alone has nothing to continue from
                 extra = {"reached": reached, "weights_sha256": sha}
+                extra |= {checkpoint.FROZEN: task.frozen_sha256} if task.frozen else {}
                 keep = self.plan.settings.keep_checkpoints
                 checkpoint.save(self.checkpoints, record.round, record.state, unsaved, extra, keep, since=saved)
                 unsaved, saved = {}, record.round
@@ -248,7 +256,7 @@ def final_sha256(
     """
     model = algorithm.server_model(task, state)
     if model is not None:
-        return tree.sha256(model)
+        return tree.sha256(task.whole(model))
     found = backend.model_sha256(algorithm, task, state, own)
     if found.keys() != own.keys():
         return None

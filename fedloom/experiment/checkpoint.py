@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,12 +27,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedloom import files
+from fedloom import files, tree
 from fedloom.errors import InputError, StoreError
 from fedloom.federation.engine import Snapshot
 from fedloom.tree import Groups, Tree
 
 FORMAT = 1
+FROZEN = "frozen"  # in what is saved with a checkpoint: the SHA-256 of its model's frozen parameters
+_KEEPING = threading.Lock()  # cells may run side by side
 Versions = tuple[NDArray[np.int64], NDArray[np.int64]]  # clients, and the round of each one's state
 _MANIFEST = re.compile(r"round-(\d+)\.json")
 _OURS = re.compile(r"round-\d+\.json|(state|own|versions)-\d+\.safetensors|.+\.part")
@@ -116,16 +119,45 @@ def save(
         raise StoreError(f"The checkpoint of round {round} cannot be written to {folder}: {error}.") from error
 
 
-def keep_model(folder: str | Path, round: int, model: Tree | None) -> None:
-    """Write the global model of a round, if there is one, to `models/round-….safetensors`, where it stays."""
-    if model is None:
-        return
+def keep_model(folder: str | Path, round: int, model: Tree) -> None:
+    """Write the global model of a round to `models/round-….safetensors`, where it stays."""
     models = Path(folder) / "models"
     try:
         models.mkdir(parents=True, exist_ok=True)
         _write(models / f"round-{round:06d}.safetensors", model)
     except (OSError, SafetensorError) as error:
         raise StoreError(f"The model of round {round} cannot be kept in {models}: {error}.") from error
+
+
+def frozen_file(run: Path, sha256: str) -> Path:
+    """Return the file in a run's folder with frozen parameters, which all checkpoints with these have in common."""
+    return run / f"frozen-{sha256[:16]}.safetensors"
+
+
+def keep_frozen(run: Path, frozen: Tree, sha256: str) -> None:
+    """Write frozen parameters to a run's folder, once for all its cells."""
+    path = frozen_file(run, sha256)
+    try:
+        with _KEEPING:
+            if not path.is_file():
+                _write(path, frozen)
+    except (OSError, SafetensorError) as error:
+        raise StoreError(f"The model's frozen parameters cannot be kept in {run}: {error}.") from error
+
+
+def load_frozen(run: Path, checkpoint: Checkpoint) -> Tree:
+    """Return the frozen parameters that belong to the models of a checkpoint, if there are some."""
+    sha256 = checkpoint.extra.get(FROZEN)
+    if sha256 is None:
+        return {}
+    path = frozen_file(run, sha256)
+    try:
+        found: Tree = _read(path, depth=1)
+    except (OSError, SafetensorError) as error:
+        raise StoreError(f"The model's frozen parameters in {path} cannot be read: {error}.") from error
+    if tree.sha256(found) != sha256:
+        raise StoreError(f"{path} is damaged: it does not have the frozen parameters that the run trained with.")
+    return found
 
 
 def load(folder: str | Path, *, oldest: bool = False) -> Checkpoint | None:

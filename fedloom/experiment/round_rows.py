@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import astuple
 from typing import Any
 
 from fedloom.federation.engine import RoundRecord
 from fedloom.task import Task
 from fedloom.training.evaluation import Measured, pool
+from fedloom.tree import size
 
 # public numbers for clients that were left out of a round; a network adds those of `Arrivals` and `Absences`
 LEFT_OUT = "left_out"  # the update was not finite, or made the model so
 OUTLIER = "outlier"  # the change was far longer than the others'
 
 
-def tabulate(record: RoundRecord, task: Task) -> dict[str, list[tuple[Any, ...]]]:
-    """Return the rows of a round for each table, without the cell."""
+def fetching(record: RoundRecord, before: Iterable[int]) -> set[int]:
+    """Return the clients of a round that fetch frozen parameters: one of each site that had no client `before`."""
+    site = record.federation.site if record.federation is not None else int
+    known = {site(client) for client in before}
+    first = {site(report.client): report.client for report in reversed(record.reports)}
+    return {client for where, client in first.items() if where not in known}
+
+
+def tabulate(record: RoundRecord, task: Task, fetching: Collection[int] = ()) -> dict[str, list[tuple[Any, ...]]]:
+    """Return the rows of a round for each table, without the cell; some clients fetch the model's frozen parameters."""
     traffic: dict[int, tuple[int, int]] = {}
     epochs: dict[int, int] = {}
     history: list[tuple[Any, ...]] = []
@@ -26,7 +35,10 @@ def tabulate(record: RoundRecord, task: Task) -> dict[str, list[tuple[Any, ...]]
         for values in report.history:
             epochs[report.client] = epoch = epochs.get(report.client, 0) + 1
             history += [(record.round, report.client, epoch, metric, value) for metric, value in values.items()]
-    up, down = (sum(report.bytes_up for report in record.reports), sum(report.bytes_down for report in record.reports))
+    for client in fetching:
+        up, down = traffic[client]
+        traffic[client] = up, down + size(task.frozen)
+    up, down = (sum(each) for each in zip(*traffic.values(), strict=True)) if traffic else (0, 0)
     clients: list[tuple[Any, ...]] = []
     pooled: list[tuple[Any, ...]] = []
     for phase, measured in record.clients.items():

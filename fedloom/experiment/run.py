@@ -199,7 +199,7 @@ def _describe(plan: Plan) -> dict[str, Any]:
     code = {code_fingerprint(part) for part in (*parts, task.model, task.loss, *algorithms.values(), *task.measures)}
     return {
         "data": plan.federation(plan.seeds[0]).fingerprint,
-        "task": {"model": str(task.module), "loss": _name(task.loss), "init": tree.sha256(task.initial())},
+        "task": {"model": str(task.module), "loss": _name(task.loss), "init": tree.sha256(task.whole(task.initial()))},
         "code": sorted(code),
         "metrics": [metric.name for metric in task.measures],
         "seeds": list(plan.seeds),

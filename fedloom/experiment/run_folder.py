@@ -66,7 +66,8 @@ def remove(folder: Path) -> list[Path]:
         with Store(folder, read_only=True) as store:
             pictures = [f"{row['metric']}.png" for row in store.rows("metrics")]
         named = [folder / name for name in ("generations.png", *pictures, *WRITTEN)]
-        for path in (*folder.glob(preprocessing_file(folder, "*").name), *named):
+        patterns = preprocessing_file(folder, "*").name, checkpoint.frozen_file(folder, "*").name
+        for path in (*(found for pattern in patterns for found in folder.glob(pattern)), *named):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:

@@ -23,7 +23,7 @@ from fedloom import files
 from fedloom.data.federation import Federation
 from fedloom.data.split import SPLITS
 from fedloom.errors import InputError, StoreError, nearest
-from fedloom.experiment.round_rows import tabulate
+from fedloom.experiment.round_rows import fetching, tabulate
 from fedloom.federation.engine import RoundRecord
 from fedloom.task import Task
 
@@ -134,8 +134,12 @@ class Store:
 
         `durable` waits for the disk, so that a checkpoint made afterwards is not ahead of the store after a power cut.
         """
-        tables = tabulate(record, task)
         here = (cell, record.round)
+        first: set[int] = set()
+        if task.frozen:
+            earlier = "SELECT DISTINCT client FROM participants WHERE cell = ? AND round < ?"
+            first = fetching(record, (client for (client,) in self._database.execute(earlier, here)))
+        tables = tabulate(record, task, first)
         with self._transaction(durable=durable) as database:
             _update(database, cell, "rounds_done = max(rounds_done, ?)", record.round)
             if database.execute("SELECT 1 FROM rounds WHERE cell = ? AND round = ?", here).fetchone():

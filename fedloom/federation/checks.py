@@ -12,6 +12,7 @@ from fedloom.errors import InputError
 from fedloom.federation.sampling import Sampling
 from fedloom.privacy.dp.at_client import AtClients
 from fedloom.privacy.protection import Protection
+from fedloom.task import Task
 from fedloom.tree import Tree
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 def check_settings(
     federation: Federation,
     algorithm: Algorithm,
+    task: Task,
     initial: Tree,
     rounds: int,
     sampling: Sampling,
@@ -31,6 +33,11 @@ def check_settings(
     compress: CompressTable,
 ) -> None:
     """Raise an error that names what does not fit."""
+    if rounds and not task.trainable:
+        raise InputError(
+            "All parameters of the model are frozen (requires_grad = False), so there is nothing to learn. Unfreeze "
+            "some of them, or set rounds = 0 to evaluate the model as it is."
+        )
     sampling.check(federation.clients)
     algorithm.train.check_clients(lambda: [federation.name(client) for client in range(federation.clients)])
     if algorithm.divides_by_lr:

@@ -9,9 +9,9 @@ from fedloom.federation.cohort import Cohort
 from fedloom.tree import Groups
 
 
-def checked(state: Groups, before: Groups, cohort: Cohort, federation: Federation) -> Groups:
+def checked(state: Groups, cohort: Cohort, federation: Federation) -> Groups:
     """Return the new state, if it is finite and so is what clients keep. (On a network, agents check that.)"""
-    trainable, frozen = cohort.task.trainable, cohort.task.frozen
+    trainable = cohort.task.trainable
     for name, group in state.items():
         if not tree.is_sound(group, trainable):
             raise _diverged(f"the new {name}", cohort, federation)
@@ -19,11 +19,7 @@ def checked(state: Groups, before: Groups, cohort: Cohort, federation: Federatio
         for name, group in cohort.own.states[client].items():
             if not tree.is_sound(group, trainable):
                 raise _diverged(f"the {name} that client '{federation.name(client)}' keeps", cohort, federation)
-    # averaging equal numbers can change their last bits, and frozen parameters must not drift
-    return {
-        name: {**group, **tree.select(before.get(name, {}), [leaf for leaf in frozen if leaf in group])}
-        for name, group in state.items()
-    }
+    return state
 
 
 def _diverged(what: str, cohort: Cohort, federation: Federation) -> Diverged:

@@ -58,7 +58,7 @@ def fit(
     """
     task.see(federation)
     initial = task.initial()
-    check_settings(federation, algorithm, initial, rounds, sampling, protection, at_clients, fleet, compress)
+    check_settings(federation, algorithm, task, initial, rounds, sampling, protection, at_clients, fleet, compress)
     if backend is None:
         from fedloom.backends.serial import Serial
 
@@ -122,7 +122,7 @@ def fit(
             # Poisson sampling may draw nobody: a round in which nothing changes, unless noise is released
             while complete and (ids or noise_alone or sampling.mode == "async"):
                 try:
-                    state = checked(server_half(algorithm, state, cohort), state, cohort, federation)
+                    state = checked(server_half(algorithm, state, cohort), cohort, federation)
                     break
                 except RoundAbandoned:
                     complete = False

@@ -87,7 +87,7 @@ class EvaluationWork:
                 if self.model is None:
                     shared = on_device(place.setup.device, self.shared)
                     own = chosen(self.algorithm, place.task, shared, own, replace(data, ids=(self.ids[begin],)))
-                model = self.model or self.algorithm.model(place.task, self.shared, own)
+                model = self.algorithm.model(place.task, self.shared, own) if self.model is None else self.model
                 model = tree.to(model, place.setup.device)
                 for split in self.splits:
                     found = evaluation.evaluate_each(place.task, model, data, positions, split)

@@ -198,7 +198,7 @@ class Strategy(FlowerFedAvg):
 
 def _check_same_leaves(task: Task, model: Tree) -> None:
     """Refuse the leaves of another model: they would be averaged, but never take the server's step."""
-    different = sorted(task.initial().keys() ^ model.keys())
+    different = sorted(task.form.keys() ^ model.keys())
     if different:
         raise InputError(f"The arrays do not match the model of the strategy: only one of them has '{different[0]}'.")
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from fedloom.algorithm import Algorithm
     from fedloom.data.preprocessing import Preprocessing
+    from fedloom.experiment.checkpoint import Checkpoint
     from fedloom.experiment.plan import Plan
     from fedloom.federation.engine import Snapshot
     from fedloom.results.prediction import Predictor
@@ -196,8 +197,15 @@ class Result:
         With a `client` (its name or its number), return the whole model that this client uses. It differs from the
         global model if clients keep a part of the model, or a model of their own.
         """
+        from fedloom.experiment.checkpoint import load_frozen
+
         cell = self.cell(algorithm, seed)
-        snapshot = self._snapshot(cell)
+        loaded = self._checkpoint(cell)
+        frozen = load_frozen(self.folder, loaded)
+        return {name: {**frozen, **model} for name, model in self._exchanged(cell, loaded.snapshot, client).items()}
+
+    def _exchanged(self, cell: CellResult, snapshot: Snapshot, client: str | int | None) -> dict[str, Tree]:
+        """Return the weights of one cell without frozen parameters."""
         if client is None and "model" in snapshot.state:
             return {"model": snapshot.state["model"]}
         if any("ticket" in own for own in snapshot.own.values()):
@@ -247,7 +255,7 @@ class Result:
 
     def has_global_model(self, cell: CellResult) -> bool:
         """Return whether a cell has one model for all clients."""
-        return "model" in self._snapshot(cell).state
+        return "model" in self._checkpoint(cell).snapshot.state
 
     def preprocessing(self, seed: int) -> Preprocessing:
         """Return how examples were prepared for a seed's models."""
@@ -276,17 +284,17 @@ class Result:
         for label in dict.fromkeys(cell.algorithm for cell in self.runs if cell.rounds):
             cell = self.cell(label, None)
             algorithm, _ = self._algorithm_and_task(cell)
-            if "model" in self._snapshot(cell).state and type(algorithm).model is not Algorithm.model:
+            if self.has_global_model(cell) and type(algorithm).model is not Algorithm.model:
                 found.append(label)
         return found
 
-    def _snapshot(self, cell: CellResult) -> Snapshot:
+    def _checkpoint(self, cell: CellResult) -> Checkpoint:
         from fedloom.experiment import checkpoint
 
         loaded = checkpoint.load(checkpoint.of_cell(self.folder, cell.algorithm, cell.seed))
         if loaded is None:
             raise StoreError(f"{cell.algorithm} (seed {cell.seed}) has no checkpoint in {self.folder}.")
-        return loaded.snapshot
+        return loaded
 
     def _algorithm_and_task(self, cell: CellResult) -> tuple[Algorithm, Task]:
         return self._from_plan(lambda plan: (plan.algorithms[cell.algorithm], plan.task(cell.seed)))

@@ -117,7 +117,7 @@ class Comparison:
     def _other_dtypes(self, records: Sequence[RoundRecord]) -> str:
         """Say which dtypes the weights have, if they are not the plain loop's."""
         for plain, record in zip(self.reference, records, strict=True):
-            model = record.state["model"]
+            model = self.task.whole(record.state["model"])
             if {n: leaf.dtype for n, leaf in model.items()} != {n: leaf.dtype for n, leaf in plain.weights.items()}:
                 return f"the weights are {kinds(model)}, and in torch {kinds(plain.weights)}."
         return ""
@@ -126,7 +126,7 @@ class Comparison:
         """Return the largest difference from the plain loop: in weights or, if they agree, in losses and metrics."""
         rounds = list(zip(self.reference, records, strict=True))
         weights = [
-            (leaf_distance(leaf, record.state["model"][name]), f"'{name}' after round {record.round}")
+            (leaf_distance(leaf, self.task.whole(record.state["model"])[name]), f"'{name}' after round {record.round}")
             for plain, record in rounds
             for name, leaf in plain.weights.items()
         ]

@@ -85,7 +85,7 @@ def plain_fedavg(
         return {c: evaluate(task, trees[c], federation, c, split, evaluation_batch) for c in clients}
 
     task.see(federation)
-    weights = task.initial()
+    weights = task.whole(task.initial())
     for round in range(1, rounds + 1):
         phases = {"pre_fit": measured([weights] * len(clients))}
         trained: list[Tree] = []

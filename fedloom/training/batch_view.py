@@ -78,7 +78,7 @@ def look(task: Task, weights: Tree, x: Tensor) -> View:
     module = task.module.eval()
     try:
         with torch.no_grad():
-            return _viewed(task, clone({**task.transient, **weights}), x)
+            return _viewed(task, clone({**task.given, **weights}), x)
     finally:
         module.train()
 

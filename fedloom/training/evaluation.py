@@ -139,7 +139,7 @@ def outputs(task: Task, weights: Tree, x: Tensor, keyed: bool = False) -> Any:
     module = task.module.eval()  # training switches back by itself
     # inside a mode, torch computes some models in another way: use it only if dropout needs it
     mode = Masked(NO_KEY.to(x.device)) if keyed else nullcontext()
-    with task.tensors.replaced(task.tensors.copies({**task.transient, **weights})), mode:
+    with task.tensors.replaced(task.tensors.copies({**task.given, **weights})), mode:
         return module(x)
 
 

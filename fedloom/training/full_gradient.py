@@ -39,7 +39,7 @@ def full_gradient(task: Task, data: Clients, weights: Tree) -> FullGradient:
     task.module.train()
     leaves = {name: tensors.parameters[name] for name in task.trainable}
     for position in range(len(data)):
-        load(tensors.own, {**task.transient, **row(weights, position)})
+        load(tensors.own, {**task.given, **row(weights, position)})
         rows = training_rows(data, position)
         passes = passes_over(task, data, position, rows, step=0)
         try:
@@ -50,5 +50,5 @@ def full_gradient(task: Task, data: Clients, weights: Tree) -> FullGradient:
             raise data.blame(error, "its full gradient", position) from error
         gradients.append(with_zeros(gradient, leaves))
         losses.append(loss.item())
-        buffers.append({n: leaf.clone() for n, leaf in tensors.weights().items() if n not in task.trainable})
+        buffers.append({name: tensors.own[name].clone() for name in weights if name not in task.trainable})
     return FullGradient(stack(gradients), torch.tensor(losses, dtype=task.torch_dtype), stack(buffers))

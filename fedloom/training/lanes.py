@@ -49,7 +49,7 @@ class LaneTrainer:
         """`start` and `own` are like one client's; `x` and `y` are like one batch."""
         self.task, self.training, self.correct, self.setup = task, training, correct, setup
         self.count = setup.group
-        weights = self._stacked({**start, **task.transient})
+        weights = self._stacked({**start, **task.given})
         parameters = select(weights, task.tensors.parameters)
         trainable = select(parameters, task.trainable)
         self.tensors = StepTensors(
@@ -197,6 +197,7 @@ class LaneTrainer:
     def _in_double_precision(self) -> LaneTrainer:
         """Return a copy in double precision, where rounding cannot explain a difference."""
         task = replace(self.task, dtype="float64")
+        task.__dict__["frozen"] = tree_map_only(Tensor, _wide, self.task.frozen)
         given = (self.weights[0], self.tensors.shared, self.lanes[0].own, self.x[0], self.y[0])
         copy = LaneTrainer(task, self.training, self.correct, self.setup, *tree_map_only(Tensor, _wide, given))
         both = zip(tree_leaves((copy.tensors, copy.inputs)), tree_leaves((self.tensors, self.inputs)), strict=True)

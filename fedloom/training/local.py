@@ -127,7 +127,7 @@ def client_tensors(job: TrainingJob, position: int) -> StepTensors:
 
 def load_client(tensors: StepTensors, job: TrainingJob, position: int) -> None:
     """Copy what one client starts with into tensors that clients use one after another."""
-    weights = {**job.task.transient, **row(job.start, position)}
+    weights = {**job.task.given, **row(job.start, position)}
     load({**tensors.parameters, **tensors.buffers}, weights)
     with torch.no_grad():
         for name, leaf in tensors.start.items():

@@ -125,11 +125,12 @@ def probe(federation: Federation, task: Task) -> Probe:
     with torch.enable_grad(), generators.lent(), task.python_state.fresh():
         before = generators.positions()
         try:
-            held = clone({**task.transient, **initial})
+            held = clone({**task.given, **initial})
             for name in task.trainable:
                 held[name].requires_grad_()
             with task.tensors.replaced(held), mode:
                 output = task.module(x.clone())
+            _check_frozen(task, held)
         except FedloomError:
             raise
         except Exception as error:
@@ -147,20 +148,31 @@ def probe(federation: Federation, task: Task) -> Probe:
         refuses_one = 1 in mode.norms and _refuses_one(task, initial, x[:1])
         evaluating = Masked(NO_KEY)
         try:
-            with torch.no_grad(), task.tensors.replaced(clone({**task.transient, **initial})), evaluating:
+            with torch.no_grad(), task.tensors.replaced(clone({**task.given, **initial})), evaluating:
                 task.module.eval()(x.clone())
         except Exception as error:
             raise InputError(f"The model fails in evaluation mode, where gradients are off: {said(error)}") from error
     masked = mode.dropouts > 0 or bool(mode.norms)
     layers = Setup(masked=masked, drops_evaluating=evaluating.dropouts > 0, normalises_features=refuses_one)
-    return Probe(task, federation, layers, draws, size(initial))
+    return Probe(task, federation, layers, draws, size(task.whole(initial)))
+
+
+def _check_frozen(task: Task, used: Tree) -> None:
+    """Raise if a pass through the model changed a frozen parameter: nobody would see the change."""
+    for name, leaf in task.frozen.items():
+        if not torch.equal(leaf.nan_to_num(), used[name].nan_to_num()):
+            raise InputError(
+                f"The model changes '{name}' while it is used, and this parameter has requires_grad = False. Frozen "
+                "parameters are not exchanged: register it as a buffer, or assign it where the model is built."
+            )
 
 
 def _check_memory(task: Task) -> None:
     """Raise if an attribute shares memory with a parameter: clients compute on copies, which it would not follow."""
-    exchanged = {name: leaf for name, leaf in task.tensors.own.items() if name not in task.transient and leaf.numel()}
-    held = {leaf.untyped_storage().data_ptr(): name for name, leaf in exchanged.items()}
-    others = [*task.python_state.tensors(), *((n, task.tensors.buffers[n]) for n in task.transient)]
+    saved = {name: leaf for name, leaf in task.tensors.own.items() if name in task.form and leaf.numel()}
+    held = {leaf.untyped_storage().data_ptr(): name for name, leaf in saved.items()}
+    unsaved = [(name, leaf) for name, leaf in task.tensors.buffers.items() if name not in task.form]
+    others = [*task.python_state.tensors(), *unsaved]
     for name, leaf in others:
         owner = held.get(leaf.untyped_storage().data_ptr()) if leaf.layout == torch.strided and leaf.numel() else None
         if owner is not None:
@@ -173,7 +185,7 @@ def _check_memory(task: Task) -> None:
 def _refuses_one(task: Task, weights: Tree, x: Tensor) -> bool:
     """Whether the model raises on a single example, as torch's batch normalisation does."""
     try:
-        held = clone({**task.transient, **weights})
+        held = clone({**task.given, **weights})
         with torch.no_grad(), task.tensors.replaced(held), Masked(NO_KEY):
             task.module(x)
     except ValueError:

@@ -115,8 +115,8 @@ class ClientSchedule:
     def finish(self, weights: Tree, optimizer: Tree) -> ClientResult:
         """Write the client's weights to its row: with patience those of the best epoch, else these."""
         weights, optimizer, steps = self.best.kept or (weights, optimizer, self.steps)
-        for name, leaf in weights.items():
-            self.job.trained[name][self.position].copy_(leaf)
+        for name, leaf in self.job.trained.items():
+            leaf[self.position].copy_(weights[name])
         changes = self.job.training.changes_rate
         lr_sum = math.fsum(map(self._lr_at, range(steps))) if changes else steps * self.training.lr
         return ClientResult(clone(optimizer), steps, tuple(self.history), lr_sum)

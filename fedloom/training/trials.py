@@ -107,7 +107,7 @@ class Trial:
 
     def tensors(self) -> StepTensors:
         """Return the initial weights, for a step of plain gradient descent."""
-        weights = clone({**self.task.transient, **self.task.initial()})
+        weights = clone({**self.task.given, **self.task.initial()})
         named = self.task.tensors.parameters
         parameters = {name: weights[name].requires_grad_(leaf.requires_grad) for name, leaf in named.items()}
         buffers = {name: weights[name] for name in self.task.tensors.buffers}
@@ -195,7 +195,7 @@ class Trial:
 
     def recorded(self) -> tuple[int | None, str]:
         """Return the number of kernels of a recorded step, or None and why a step cannot be recorded."""
-        task, weights = self.task, {**self.task.transient, **self.task.initial()}
+        task, weights = self.task, {**self.task.given, **self.task.initial()}
         task.module.train()
         with torch.no_grad():
             load(task.tensors.own, weights)

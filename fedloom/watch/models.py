@@ -59,7 +59,8 @@ def _last_checkpoint(run: RunData, label: str, seed: int) -> tuple[int | None, d
 
 
 def _mean(trees: list[Tree]) -> dict[str, Tensor]:
-    return {name: sum(tree[name].double() for tree in trees) / len(trees) for name in trees[0]}  # type: ignore[misc]
+    common = [name for name in trees[0] if all(name in tree for tree in trees)]  # older ones have frozen leaves too
+    return {name: sum(tree[name].double() for tree in trees) / len(trees) for name in common}  # type: ignore[misc]
 
 
 def _distance(tree: Tree, mean: Tree) -> float:

@@ -1,4 +1,4 @@
-"""A round whose result is not finite ends the run, and frozen parameters stay as they are."""
+"""A round whose result is not finite ends the run."""
 
 import pytest
 import torch
@@ -32,18 +32,6 @@ class Causal(nn.Module):
         return self.out((x + self.mask).softmax(-1))
 
 
-class Frozen(nn.Module):
-    """A first layer that is not trained."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(FEATURES, 4).requires_grad_(False)
-        self.out = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.first(x).relu())
-
-
 def test_weights_that_are_not_finite_end_the_run() -> None:
     algorithm = FedAvg(lr=3e38, batch_size="full")
     with pytest.raises(
@@ -56,11 +44,3 @@ def test_weights_that_are_not_finite_end_the_run() -> None:
 def test_a_mask_of_infinities_in_a_buffer_is_not_a_sign_of_divergence() -> None:
     record = last(fit(federation(SIZES), Task(Causal), FedAvg(**LIGHT), 2))
     assert torch.equal(record.state["model"]["mask"], Causal().mask)
-
-
-@pytest.mark.parametrize("name", ["fedavg", "fedsgd", "pooled"])
-def test_frozen_parameters_stay_to_the_last_bit_over_many_rounds(name: str) -> None:
-    task = Task(Frozen)
-    record = last(fit(federation(SIZES), task, EVERY_ALGORITHM[name], 5, evaluation=Evaluation(splits=())))
-    for leaf in ("first.weight", "first.bias"):
-        assert torch.equal(record.state["model"][leaf], task.initial()[leaf])

@@ -186,3 +186,23 @@ def test_a_loss_for_labels_of_0_and_1_takes_no_other_numbers() -> None:
     probe(numbers, Task(lambda: linear(1), loss="bce", metrics=()))
     with pytest.raises(InputError, match='loss = "bce" is for labels of 0 and 1, and some labels are other numbers'):
         probe(replace(numbers, y=numbers.y + 1), Task(lambda: linear(1), loss="bce", metrics=()))
+
+
+@pytest.mark.parametrize("data", [False, True])
+def test_a_model_that_changes_its_frozen_parameters_is_refused(data: bool) -> None:
+    class Teacher(nn.Module):
+        """A second model follows the first one, as in self-distillation."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.student = linear(3)
+            self.teacher = linear(3).requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                teacher = self.teacher.weight.data if data else self.teacher.weight
+                teacher.lerp_(self.student.weight, 0.01)
+            return self.student(x) + self.teacher(x)
+
+    with pytest.raises(InputError, match=r"The model changes 'teacher\.weight' while it is used, .* as a buffer"):
+        probe(federation((12, 9)), Task(Teacher))

@@ -168,7 +168,7 @@ def population_outputs(task: Task, population: Tree, fixed: Tree, x: Tensor, set
 
 
 def _stacked(task: Task, population: Tree, fixed: Tree, x: Tensor, setup: Setup) -> Tensor:
-    others = {**task.transient, **fixed}
+    others = {**task.given, **fixed}
     keyed = Masked(torch.zeros(2, dtype=torch.int64, device=x.device)) if setup.drops_evaluating else nullcontext()
 
     def one(individual: Tree) -> Tensor:
@@ -198,7 +198,7 @@ def _can_stack(task: Task, population: Tree, fixed: Tree, x: Tensor, setup: Setu
     """Whether a model can be vmapped over its weights with the same result; tried once for each task."""
     if task not in _CAN_STACK:
         two, few = map_leaves(lambda leaf: leaf[:2], population), x[:2].clone()
-        others, state = {**task.transient, **fixed}, task.python_state
+        others, state = {**task.given, **fixed}, task.python_state
         copies = clone(others)
         try:
             with warnings.catch_warnings(), generators.lent(), state.fresh():

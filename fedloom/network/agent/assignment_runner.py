@@ -48,7 +48,8 @@ class AssignmentRunner:
             kept = self._own(assignment, one, place.task)
             own = {group: leaves for group, leaves in kept.items() if group != MEMORY}
             if assignment.kind == "fingerprint":
-                answers.append(ClientAnswer(one.client, sha256=tree.sha256(algorithm.model(place.task, shared, own))))
+                model = place.task.whole(algorithm.model(place.task, shared, own))
+                answers.append(ClientAnswer(one.client, sha256=tree.sha256(model)))
             else:
                 given = shared["model"] if is_given(assignment) else None
                 clients, splits, round = (one.client,), assignment.splits, assignment.round
@@ -128,7 +129,7 @@ class AssignmentRunner:
         self.questions.check_announced(assignment)
         task, algorithm = self.experiment.prepared(assignment.seed).task, self.experiment.algorithm(assignment.label)
         link = Downlink.of(self.experiment.plan.compress, algorithm, task)
-        return self.parcels.shared(assignment, link)
+        return self.parcels.shared(assignment, link, task.frozen_sha256)
 
     def _compression(self, assignment: Assignment) -> Method | None:
         """Return how the answer is compressed."""
@@ -171,7 +172,7 @@ class AssignmentRunner:
         if one.ticket is None:
             return {}
         initial = self.experiment.initial_own(assignment.label, assignment.seed, task)
-        return self.states.load(_cell(assignment), one.client, one.ticket, initial)
+        return task.without_frozen(self.states.load(_cell(assignment), one.client, one.ticket, initial))
 
 
 def _cell(assignment: Assignment) -> str:

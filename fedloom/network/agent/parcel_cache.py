@@ -18,7 +18,7 @@ from fedloom.errors import StoreError
 from fedloom.network.agent.connection import Connection, ReplyReader
 from fedloom.network.agent.unsigned_requests import Unreachable
 from fedloom.network.protocol.messages import AssignedClient, Assignment
-from fedloom.network.protocol.packed_parcel import PACKED, unpack
+from fedloom.network.protocol.packed_parcel import FROZEN, PACKED, unpack
 from fedloom.network.protocol.tensors import HEADER_LIMIT, WireError, load_parcel, read_parcel, unflatten
 from fedloom.results.safe_text import plain
 from fedloom.tree import Groups
@@ -96,13 +96,15 @@ class ParcelCache:
         """Return the tensors of an assignment that have this role."""
         return self._open(assignment, role)[1]
 
-    def shared(self, assignment: Assignment, link: Downlink | None) -> Groups:
-        """Return what all clients of an assignment receive."""
+    def shared(self, assignment: Assignment, link: Downlink | None, frozen: str = "") -> Groups:
+        """Return what all clients of an assignment receive; `frozen` is the SHA-256 of the site's frozen parameters."""
         (part,) = (part for part in assignment.parts if part.role == "shared")
         header, content = self._open(assignment, "shared")
+        if header.get(FROZEN, "") != frozen:
+            raise WireError("the coordinator's model has other frozen parameters than those that it sent first")
         if PACKED in header:  # once for all clients of an assignment
             content = unpack(header, content, link)
-            self._read[part.sha256] = {}, content
+            self._read[part.sha256] = {FROZEN: frozen}, content
         return content
 
     def private(self, assignment: Assignment, one: AssignedClient) -> Groups | None:

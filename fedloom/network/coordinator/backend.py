@@ -496,7 +496,8 @@ class NetworkBackend(Backend):
         **fields: Any,
     ) -> Call:
         """Make a call whose answers are not stored, and wait for it. Agents with clients at work are not asked."""
-        shared, busy = pack(groups, link), self.flights.busy_agents() if self.flights is not None else ()
+        shared = pack(groups, link, self.task.frozen_sha256)
+        busy = self.flights.busy_agents() if self.flights is not None else ()
         skip = [client for client in ids if self.roster.hosts[client][0] in busy]
         assignments = self._assignments(ids, own, shared, skip, verb="evaluate", **fields)
         return self._ask(Call(title, assignments, {shared.sha256: shared}, check, self.deadline()), needed=0)

@@ -116,7 +116,8 @@ class NetworkRun:
         values.pop("run")
         initial = {}
         for seed in self.experiment.seeds:
-            parcel = Parcel({}, self.plan.task(seed).initial())
+            task = self.plan.task(seed)
+            parcel = Parcel({}, task.whole(task.initial()))
             self.pool.initial_weights[parcel.sha256] = initial_weights(self.network, parcel)
             initial[str(seed)] = parcel.sha256
         run_id = self.ledger.fact("run") or secrets.token_hex(8)

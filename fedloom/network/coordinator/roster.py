@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -59,6 +59,9 @@ class Roster(Federation):
             data_format=first.data_format,
             setup=setup,
         )
+
+    def site(self, client: int) -> Hashable:
+        return self.hosts[client][0]
 
     def sizes(self, split: SplitName) -> NDArray[np.int64]:
         return self.held[split]

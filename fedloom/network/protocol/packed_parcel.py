@@ -11,14 +11,16 @@ from fedloom.network.protocol.tensors import Parcel, WireError, flatten, unflatt
 from fedloom.tree import Groups
 
 PACKED = "packed"  # in a parcel's header: the leaves that parts stand for
+FROZEN = "frozen"  # in a parcel's header: the SHA-256 of the frozen parameters, which agents have
 
 
-def pack(groups: Groups, link: Downlink | None) -> Parcel:
-    """Return the parcel of what is shared."""
+def pack(groups: Groups, link: Downlink | None, frozen: str = "") -> Parcel:
+    """Return the parcel of what is shared. Its SHA-256 also stands for the frozen parameters that belong to it."""
+    header = {FROZEN: frozen} if frozen else {}
     if link is None:
-        return Parcel({}, flatten(groups))
+        return Parcel(header, flatten(groups))
     rest, parts, names = link.pack(groups)
-    return Parcel({PACKED: names}, flatten(rest, "rest/") | flatten(parts, "parts/"))
+    return Parcel({**header, PACKED: names}, flatten(rest, "rest/") | flatten(parts, "parts/"))
 
 
 def unpack(header: Mapping[str, Any], content: Groups, link: Downlink | None) -> Groups:

@@ -89,7 +89,8 @@ class ExampleTrainer:
         start = tree.row(job.start, position)
         own = {group: tree.row(kept, position) for group, kept in job.own.items()}
         # a server that sends the same model with other settings or variables must not get the same noise again
-        given = tree.sha256_of_groups({"start": start, **{f"shared {g}": t for g, t in job.shared.items()}, **own})
+        whole = job.task.whole(start)
+        given = tree.sha256_of_groups({"start": whole, **{f"shared {g}": t for g, t in job.shared.items()}, **own})
         settings = noise.derive(b"", repr((training, self.privacy.table, steps))).hex()
         name = f"round {data.round}, call {data.call}, client {data.name(position)}, given {given}, settings {settings}"
         if self.privacy.charge is not None:
@@ -97,7 +98,7 @@ class ExampleTrainer:
         key = noise.derive(self.privacy.secret, "examples", name)
         held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         held = {path.removeprefix("_module."): leaf for path, leaf in held.items()}
-        load(held, {**task.transient, **start})
+        load(held, {**task.given, **start})
         leaves = {path: held[path] for path in task.trainable}
         before = {path: leaf.detach().clone() for path, leaf in leaves.items()}
         state = optimizers.initial_state(training, before, task.trainable)
