@@ -13,7 +13,8 @@ CLIENT, SPLIT = "the client's number, see `clients`", '`"train"`, `"validation"`
 VALUE = "the number; NULL where it is not defined, such as the AUROC of a single class"
 EXAMPLES = "how many examples it was measured on"
 PHASE = '`"pre_fit"` before local training, `"post_fit"` after it, `"final"` and `"universal"` at the end'
-UP, DOWN = "bytes of weights and numbers that clients sent", "bytes of weights and numbers that clients received"
+UP = "bytes of weights and numbers that clients sent"
+DOWN = "bytes of weights and numbers that clients received; frozen parameters count in the first round of each site"
 VIRTUAL = "virtual seconds since the cell began"
 MEANINGS: dict[str, tuple[str, dict[str, str]]] = {
     "cells": (
