@@ -33,13 +33,13 @@ class FedRep(FedAvg):
         """Return the names of the leaves that stay with the client."""
         prefixes = self.head or (task.trainable[-1].rpartition(".")[0],)
         starts = [prefix.rstrip(".") for prefix in prefixes]
-        named = [name for name in model if any(name == p or name.startswith(f"{p}.") for p in starts)]
-        if not named or len(named) == len(model):
+        named = [name for name in task.form if any(name == p or name.startswith(f"{p}.") for p in starts)]
+        if not named or len(named) == len(task.form):
             raise InputError(
                 f"The 'head' parameter of FedRep must name some of the model's leaves, but not all. "
-                f"Got {list(prefixes)} for {', '.join(model)}."
+                f"Got {list(prefixes)} for {', '.join(task.form)}."
             )
-        return named
+        return [name for name in named if name in model]  # frozen ones are everywhere
 
     def phases(self, task: Task, model: Tree) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the names of the head's trainable leaves, which are trained first, and of the body's."""
