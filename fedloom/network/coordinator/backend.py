@@ -352,7 +352,7 @@ class NetworkBackend(Backend):
 
     def shared_parcel(self, work: ClientWork) -> Parcel:
         """Return what all clients of a work receive, as it travels."""
-        return pack(work.shared, Downlink.of(self.compress, work.algorithm, self.task))
+        return pack(work.shared, Downlink.of(self.compress, work.algorithm, self.task), self.task.frozen_sha256)
 
     def expected_update(self, work: ClientWork) -> ExpectedUpdate:
         """Return what an honest answer looks like, and make room for answers of its size."""
