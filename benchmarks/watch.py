@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+PORT = 8611
+URL = f"http://127.0.0.1:{PORT}/"
 sys.path.insert(0, str(ROOT))
 EXPERIMENT = """
 name = "cost"
-rounds = 120
+rounds = 300
 [data]
 source = "digits"
 partition = { name = "iid", clients = 50 }
@@ -129,35 +133,80 @@ def measure_page() -> None:
 
 
 def measure_cost(runs: int) -> None:
-    seconds: dict[str, list[float]] = {"alone": [], "page": []}
+    """Compare runs with and without a page by turns: by their processor time, which other work hardly changes."""
+    own: dict[str, list[float]] = {"alone": [], "page": []}
+    pages: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "cost.toml"
         file.write_text(EXPERIMENT)
         for number in range(runs):
             for kind in ("alone", "page") if number % 2 else ("page", "alone"):
-                seconds[kind].append(_timed(file, Path(folder) / f"{kind}-{number}", with_page=kind == "page"))
-                print(f"{kind}: {seconds[kind][-1]:.2f} s of rounds", flush=True)
-    alone, page = (statistics.median(seconds[kind]) for kind in ("alone", "page"))
-    print(f"median alone {alone:.2f} s, with the page open {page:.2f} s: {100 * (page / alone - 1):+.1f} %")
+                used, by_page, seconds = _timed(file, Path(folder) / f"{kind}-{number}", with_page=kind == "page")
+                own[kind].append(used)
+                words = f"{kind}: {used:.2f} s of processor time in {seconds:.1f} s"
+                if kind == "page":
+                    pages.append(by_page / seconds)
+                    words += f"; the page's server: {by_page:.3f} s, {100 * by_page / seconds:.2f} % of the run's time"
+                print(words, flush=True)
+        print(f"with nobody looking: {1000 * _idle(Path(folder) / 'alone-0'):.1f} ms of processor time in 10 s")
+    ratios = [page / alone for page, alone in zip(own["page"], own["alone"], strict=True)]
+    print(
+        f"the run's own processor time with the page open: {100 * (statistics.median(ratios) - 1):+.2f} % (median of "
+        f"{runs} pairs, {100 * (min(ratios) - 1):+.2f} to {100 * (max(ratios) - 1):+.2f}); the page's server: "
+        f"{100 * statistics.median(pages):.2f} % of the run's time ({100 * min(pages):.2f} to {100 * max(pages):.2f})"
+    )
 
 
-def _timed(file: Path, out: Path, with_page: bool) -> float:
-    """Return the seconds that all rounds of a run took."""
-    from fedloom.results.run_data import RunData
-
+def _timed(file: Path, out: Path, with_page: bool) -> tuple[float, float, float]:
+    """Return the processor time of a run and, while the run lasted, of its page's server; and the run's seconds."""
+    began, by_page = time.perf_counter(), 0.0
     run = [sys.executable, "-m", "fedloom", "run", str(file), "--out", str(out), "-q", "--no-report"]
     process = subprocess.Popen(run, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with contextlib.ExitStack() as stack:
         if with_page:
             while not (out / "run.db").exists() or not _begun(out):
                 time.sleep(0.05)
-            watch = [sys.executable, "-m", "fedloom", "watch", str(out), "--port", "8611", "--no-browser"]
-            page = subprocess.Popen(watch, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            stack.callback(page.wait)
-            stack.callback(page.terminate)
-            stack.enter_context(_looked_at("http://127.0.0.1:8611/"))
-        process.wait()
-    return float(RunData.read(out).costs("fedavg", 1).seconds.sum())
+            page = stack.enter_context(_served(out))
+            before = _processor(page.pid)
+            stack.enter_context(opened(URL))
+            _, _, usage = os.wait4(process.pid, 0)
+            by_page = _processor(page.pid) - before
+        else:
+            _, _, usage = os.wait4(process.pid, 0)
+    process.returncode = 0
+    return usage.ru_utime + usage.ru_stime, by_page, time.perf_counter() - began
+
+
+def _idle(out: Path) -> float:
+    """Return the processor time of a page's server in ten seconds in which nobody looks."""
+    with _served(out) as page:
+        time.sleep(2.0)  # what its start leaves behind
+        before = _processor(page.pid)
+        time.sleep(10.0)
+        return _processor(page.pid) - before
+
+
+def _processor(pid: int) -> float:
+    """Return the seconds that all threads of a process have computed."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+
+@contextlib.contextmanager
+def _served(out: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Serve the page of a run; wait until it answers."""
+    watch = [sys.executable, "-m", "fedloom", "watch", str(out), "--port", str(PORT), "--no-browser"]
+    page = subprocess.Popen(watch, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(1200):
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(URL).close()
+                break
+            time.sleep(0.05)
+        yield page
+    finally:
+        page.terminate()
+        page.wait()
 
 
 def _begun(folder: Path) -> bool:
@@ -168,19 +217,6 @@ def _begun(folder: Path) -> bool:
         return bool(RunData.read(folder).cells)
     except FedloomError:
         return False
-
-
-@contextlib.contextmanager
-def _looked_at(url: str) -> Iterator[None]:
-    import urllib.request
-
-    for _ in range(600):
-        with contextlib.suppress(OSError):
-            urllib.request.urlopen(url).close()
-            break
-        time.sleep(0.05)
-    with opened(url):
-        yield
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ Cell = tuple[str, int]  # the label of an algorithm, and a seed
 Curve = tuple[Ints, Floats]  # rounds, and a value for each
 AUDIT = "audit.json"
 ABOUT = "experiment"  # beside the findings of audits: the identity of the experiment that they are about
+PER_ROUND = ("rounds", "times", "server_metrics")  # tables with few rows for a round
 EVERYONE = "everyone"  # the name of the client that owns all data: the pooled baseline trains on it
 
 
@@ -184,8 +185,12 @@ class RunData:
     def read(folder: Path) -> RunData:
         """Read a run folder, finished or not."""
         with open_store(folder) as store:
-            cells = {(cell["label"], cell["seed"]): cell for cell in read_cells(store, folder)}
-            rows, clients, facts = store.rows("metrics"), store.rows("clients"), store.facts()
+            return RunData._of(store, folder)
+
+    @staticmethod
+    def _of(store: Store, folder: Path) -> RunData:
+        cells = {(cell["label"], cell["seed"]): cell for cell in read_cells(store, folder)}
+        rows, clients, facts = store.rows("metrics"), store.rows("clients"), store.facts()
         description = facts.get("description") or {}
         wanted = list(description.get("metrics") or (description.get("task") or {}).get("metrics") or ())
         places = {short_name(name): place for place, name in enumerate(wanted)}
@@ -197,18 +202,27 @@ class RunData:
         return RunData(folder, cells, metrics, tuple(clients), facts)
 
     def reread(self) -> RunData:
-        """Read the run as it is now. Of what clients measured, only rounds that are new are read."""
-        now = RunData.read(self.folder)
+        """Read the run as it is now: nothing of cells that have not changed, and only new rounds of clients' values."""
         with open_store(self.folder) as store:
+            now = RunData._of(store, self.folder)
             for key, known in list(self._read.items()):  # other threads may add to it
-                if key[0] == "participants" and known:  # the label trains at clients, or on everybody's examples
+                values = isinstance(known, ClientValues)
+                if not values and key[0] == "participants":
+                    if known:  # the label trains at clients, or on everybody's examples
+                        now._read[key] = known
+                    continue
+                place = key[:2] if values else key[1:]
+                cell = now.cells.get(place, {})
+                if cell == self.cells.get(place):
                     now._read[key] = known
-                elif isinstance(known, ClientValues) and len(known) and key[2] in ("pre_fit", "post_fit"):
-                    label, seed, phase, metric, split = key
-                    cell, last = now.cells.get((label, seed)), int(known.rounds.max())
-                    if cell is not None and cell["rounds_done"] >= last:  # otherwise some rounds were taken back
-                        later = ClientValues.of(store.client_values(cell["id"], phase, split, metric, after=last))
-                        now._read[key] = known.followed_by(later)
+                elif cell and not values and key[0] in PER_ROUND:
+                    now._read[key] = store.rows(key[0], cell["id"])
+                elif cell and values and len(known) and key[2] in ("pre_fit", "post_fit"):
+                    _, _, phase, metric, split = key
+                    last = int(known.rounds[-1])
+                    if cell["rounds_done"] >= last:  # otherwise some rounds were taken back
+                        later = store.client_values(cell["id"], phase, split, metric, after=last)
+                        now._read[key] = known.followed_by(ClientValues.of(later))
         return now
 
     @property

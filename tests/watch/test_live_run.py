@@ -17,6 +17,7 @@ from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import RunData
 from fedloom.watch import live_run
 from fedloom.watch.live_run import LiveRun, RunOnceItExists
+from tests.experiment.round_records import TASK
 from tests.watch.growing_run import GrowingRun
 
 
@@ -44,6 +45,35 @@ def test_it_sees_new_rounds_and_reads_only_those(tmp_path: Path, monkeypatch: py
     assert {round for round, _, _ in values(live.data())} == {1, 2, 3, 4, 5}
     assert asked == [3]
     assert values(live.data()) == values(RunData.read(tmp_path))
+
+
+def test_of_cells_that_have_not_changed_nothing_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    growing = GrowingRun(tmp_path, labels=("rounds", "participants"), seeds=(1,)).add(2)
+    live = LiveRun(tmp_path)
+
+    def read_all() -> list[list[float]]:
+        run = live.data()
+        curves = [run.client_values(*cell, "post_fit", "accuracy").values.tolist() for cell in run.cells]
+        return [*curves, *(run.costs(*cell).seconds.tolist() for cell in run.cells)]
+
+    assert read_all() == read_all()
+    asked: list[tuple[str, object]] = []
+    rows, values = Store.rows, Store.client_values
+    monkeypatch.setattr(
+        Store, "rows", lambda store, table, *cell: (asked.append((table, cell)), rows(store, table, *cell))[1]
+    )
+
+    def later(store: Store, cell: int, *where: object, after: int = -1) -> object:
+        asked.append(("values", (cell, after)))
+        return values(store, cell, *where, after=after)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Store, "client_values", later)
+    first = growing.cells["rounds", 1]
+    growing.done += 1
+    growing.store.save(first, growing._record(0, 1), TASK)
+    found = read_all()
+    assert [one for one in asked if one[1]] == [("values", (first, 2)), ("rounds", (first,))]
+    assert (len(found[0]), len(found[1]), found[2], found[3]) == (9, 6, [0.5] * 3, [0.5] * 2)
 
 
 def test_rounds_that_are_taken_back_and_a_folder_that_is_replaced_are_read_again(tmp_path: Path) -> None:

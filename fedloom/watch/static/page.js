@@ -254,6 +254,8 @@ async function refresh(always) {
   else if (always) await redo();
 }
 
+const REST = 700; // milliseconds from one refresh to the next: rounds that are shorter must not pay for the page
+let [waiting, rested] = [0, 0];
 /** @type {EventSource | null} */
 let stream = null;
 /** @type {number | undefined} */
@@ -269,9 +271,14 @@ function listen() {
     if (stream?.readyState === EventSource.CLOSED) setTimeout(start, 1000); // it was refused: ask again what is allowed
   };
   stream.onmessage = (event) => {
-    const changed = JSON.parse(event.data).runs.length > 0;
-    if (changed) forget();
-    void refresh(changed);
+    if (!JSON.parse(event.data).runs.length) { void refresh(false); return; }
+    forget();
+    if (waiting) return;
+    waiting = window.setTimeout(async () => {
+      waiting = 0;
+      await refresh(true);
+      rested = performance.now() + REST;
+    }, rested - performance.now());
   };
   if (context.about.federation) beat ??= window.setInterval(() => { if (stream?.readyState === EventSource.OPEN) void (!hasRuns() ? refresh(true) : state.view === "agents" ? redo() : federation.reads().catch(fail)); }, 1000);
 }
