@@ -208,7 +208,7 @@ async def _changes(page: Page, request: Request) -> AsyncIterator[str]:
     """Say which runs have changed, as long as somebody listens and may. Nobody looks at their files otherwise."""
     yield "retry: 500\n\n"
     known: dict[int, object] = {}
-    silent = 0.0
+    silent = ALIVE  # the first word comes at once
     while not page.closing() and (not page.private or page.sessions.is_open(request)):
         stamps = await run_in_threadpool(lambda: {number: live.stamp() for number, live in enumerate(page.runs)})
         changed = [number for number, stamp in stamps.items() if known.get(number) != stamp]

@@ -16,6 +16,7 @@ from fedloom.experiment.store import Store
 from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import Floats, RunData
 
+MAKING = 10.0  # seconds within which a new database becomes readable
 SHARE = 20  # cautions need the whole run: they take at most one part in this many of the time
 # why an answer of a client did not count: a mark of the round, in words, and what the virtual clock calls it
 MARKS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -125,8 +126,10 @@ class RunOnceItExists(Sequence[LiveRun]):
             if self._run is None and (self.folder / "run.db").is_file():
                 try:
                     self._run = LiveRun(self.folder)
-                except FedloomError:  # it is being made
-                    return 0
+                except FedloomError:
+                    if time.time() - (self.folder / "run.db").stat().st_mtime > MAKING:
+                        raise
+                    return 0  # it is being made
             return int(self._run is not None)
 
     @overload

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -151,6 +152,14 @@ def test_a_run_that_begins_is_opened_once_though_many_ask(tmp_path: Path, monkey
     with ThreadPoolExecutor(2) as threads:
         found = list(threads.map(lambda _: runs[0], range(2)))
     assert (len(opened), found[0] is found[1]) == (1, True)
+
+
+def test_a_database_that_stays_unreadable_is_an_error_and_no_run_that_has_not_begun(tmp_path: Path) -> None:
+    (tmp_path / "run.db").write_bytes(b"")
+    assert len(RunOnceItExists(tmp_path)) == 0  # it is being made
+    os.utime(tmp_path / "run.db", (0, 0))
+    with pytest.raises(StoreError, match="has version 0 of the schema"):
+        len(RunOnceItExists(tmp_path))
 
 
 def test_the_run_appears_when_it_begins(tmp_path: Path) -> None:

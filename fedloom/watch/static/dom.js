@@ -70,8 +70,12 @@ export class Refused extends Error {
   }
 }
 
-/** @param {Response} reply */
-async function checked(reply) {
+/** The server did not answer. */
+export class Away extends Error {}
+
+/** @param {string} where @param {RequestInit} [how] */
+async function ask(where, how) {
+  const reply = await fetch(where, how).catch((error) => { throw new Away(String(error)); });
   if (reply.ok) return reply;
   const text = await reply.text();
   let message = text;
@@ -90,7 +94,7 @@ function address(path, query = {}) {
 
 /** @param {string} path @param {Record<string, string | number>} [query] @returns {Promise<any>} */
 export async function get(path, query) {
-  return (await checked(await fetch(address(path, query)))).json();
+  return (await ask(address(path, query))).json();
 }
 
 const MOST = 40; // answers that are kept
@@ -106,7 +110,7 @@ export const forget = () => kept.clear();
  */
 export function read(path, query, asBytes = false) {
   const where = address(path, query);
-  const found = kept.get(where) ?? fetch(where).then(checked).then((reply) => (asBytes ? reply.arrayBuffer() : reply.json()));
+  const found = kept.get(where) ?? ask(where).then((reply) => (asBytes ? reply.arrayBuffer() : reply.json()));
   kept.set(where, found);
   found.catch(() => kept.delete(where));
   if (kept.size > MOST) kept.delete(/** @type {string} */ (kept.keys().next().value));
@@ -115,8 +119,8 @@ export function read(path, query, asBytes = false) {
 
 /** @param {string} path @param {unknown} body @returns {Promise<any>} */
 export async function post(path, body) {
-  const reply = await fetch(address(path), { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
-  return (await checked(reply)).json();
+  const reply = await ask(address(path), { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+  return reply.json();
 }
 
 /**

@@ -7,7 +7,7 @@ import * as federation from "./federation.js";
 import * as matrix from "./matrix.js";
 import * as models from "./models.js";
 import * as settings from "./settings.js";
-import { byId, bytes, choice, clock, duration, el, forget, get, onTheme, post, redraw, Refused } from "./dom.js";
+import { Away, byId, bytes, choice, clock, duration, el, forget, get, onTheme, post, redraw, Refused } from "./dom.js";
 
 /** @typedef {{label: string, seed: number, status: string, rounds_done: number, error: string | null, started: string | null, finished: string | null}} Cell */
 /** @typedef {{wish: string, time: string, running: boolean, paused: number | null}} Control */
@@ -151,7 +151,7 @@ async function lookAhead() {
 /** @param {unknown} error */
 function fail(error) {
   if (error instanceof Refused && error.status === 401) { void start(); return; }
-  if (error instanceof TypeError) return; // the server is away: the stream says so
+  if (error instanceof Away) return; // the stream says so
   byId("errors").replaceChildren(el("div", {}, el("span", {}, error instanceof Error ? error.message : String(error)), el("button", { type: "button", onclick: () => byId("errors").replaceChildren() }, "Close")));
 }
 
@@ -258,8 +258,6 @@ const REST = 700; // milliseconds from one refresh to the next: rounds that are 
 let [waiting, rested] = [0, 0];
 /** @type {EventSource | null} */
 let stream = null;
-/** @type {number | undefined} */
-let beat; // what agents do changes without a word in the run's database
 
 function listen() {
   stream?.close();
@@ -280,14 +278,23 @@ function listen() {
       rested = performance.now() + REST;
     }, rested - performance.now());
   };
-  if (context.about.federation) beat ??= window.setInterval(() => { if (stream?.readyState === EventSource.OPEN) void (!hasRuns() ? refresh(true) : state.view === "agents" ? redo() : federation.reads().catch(fail)); }, 1000);
 }
 
-// nobody looks at a hidden page; and a browser has few connections to one host for all its pages
-document.addEventListener("visibilitychange", () => {
-  if (document.hidden) stream?.close();
-  else if (stream && !context.about.locked) listen();
-});
+/** Look while the page is visible: nobody needs a hidden one, and a browser has few connections to a host for all its pages. */
+function attend() {
+  if (!stream || context.about.locked) return;
+  if (document.hidden) {
+    stream.close();
+    byId("live").textContent = "Hidden";
+    byId("live").className = "";
+  } else if (stream.readyState === EventSource.CLOSED) listen();
+}
+
+/** What agents do changes without a word in the run's database. */
+function lookAtAgents() {
+  if (!context.about.federation || stream?.readyState !== EventSource.OPEN) return;
+  void (!hasRuns() ? refresh(true) : state.view === "agents" ? redo() : federation.reads().catch(fail));
+}
 
 async function start() {
   try {
@@ -304,5 +311,8 @@ async function start() {
 let timer = 0;
 addEventListener("resize", () => { clearTimeout(timer); timer = window.setTimeout(() => void redo(), 120); });
 onTheme(() => void redo());
+document.addEventListener("visibilitychange", attend);
+setInterval(() => { attend(); lookAtAgents(); }, 1000);
+addEventListener("unhandledrejection", (event) => fail(event.reason));
 recall();
 void start();
