@@ -49,6 +49,7 @@ class Rehearsal(HttpsRun):
         if self.agents > clients:
             raise InputError(f"--local {self.agents}: there are only {clients} clients to host.")
         self.tell(f"Rehearsal: {self.agents} agents on this machine host {clients} clients.")
+        self._announce_page()
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[None]:

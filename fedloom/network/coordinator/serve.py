@@ -131,6 +131,9 @@ class HttpsRun(NetworkRun):
         for file in (file for file in files if missing > 0 and file.is_file()):
             self.tell(f"To join (once): fedloom join {self.url} --token {file.read_text().strip()} --site SITE.toml")
         self.tell(f"To watch: fedloom status {self.url} --token-file {self.operator}")
-        self.tell(f"Or in a browser, with the token in {self.operator}: {self.url}/watch/")
+        self._announce_page()
         if self.experiment.privacy.secure_aggregation is None:
             self.tell("Without secure aggregation, the coordinator can read each site's update.")
+
+    def _announce_page(self) -> None:
+        self.tell(f"To watch in a browser, with the token in {self.operator}: {self.url}/watch/")

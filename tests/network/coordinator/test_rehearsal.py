@@ -43,7 +43,9 @@ def test_an_agent_that_ended_is_named_with_its_last_words(tmp_path: Path) -> Non
         wait_for(lambda: process.poll() is not None)
         with pytest.raises(FedloomError, match=r"The agent local-1 ended: .*not an enrolment token"):
             run._check_agents()
-    assert said == ["Rehearsal: 1 agents on this machine host 4 clients."]
+    assert said[0] == "Rehearsal: 1 agents on this machine host 4 clients."
+    assert said[1].startswith(f"To watch in a browser, with the token in {tmp_path}")
+    assert said[1].endswith("/watch/")
     assert tomllib.loads((folder / "site.toml").read_text())["site"]["hosts"] == [0, 1, 2, 3]
 
 
