@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 Numbers = NDArray[np.float64]
 Truth = NDArray[np.bool_]
-OneColumn = Callable[[Numbers, Truth], float]  # scores and truth of one class, to a number
+OneColumn = Callable[[Any, Truth], float]  # scores or decisions, and the truth, of one class
 BINS = 15  # of confidences, for the calibration error
 
 
@@ -81,35 +82,51 @@ def ranked(one: OneColumn, average: str | int | None, scores: Numbers, targets: 
         truth, columns = (targets > 0)[:, None], scores[:, None]
         if average is not None:  # both classes: the first one has the opposite scores
             truth, columns = np.hstack([~truth, truth]), np.hstack([-columns, columns])
-    else:
-        columns = scores
-        truth = targets > 0 if targets.ndim == 2 else targets[:, None] == np.arange(scores.shape[1])
+        return _over_columns(one, average, columns, truth)
+    return _over_columns(one, average, scores, _truth(targets, scores.shape[1]))
+
+
+def _truth(targets: Numbers, classes: int) -> Truth:
+    return targets > 0 if targets.ndim == 2 else targets[:, None] == np.arange(classes)
+
+
+def _over_columns(one: OneColumn, average: str | int | None, columns: Numbers, truth: Truth) -> float:
+    """Return a metric of one class, of all decisions together, or its mean over classes.
+
+    Which classes count in a mean depends on the examples alone, never on the model: those that some examples have and
+    others do not. So examples of a single class have no such mean.
+    """
     if average == "micro":
         return one(columns.ravel(), truth.ravel())
     if isinstance(average, int):
         return one(columns[:, average], truth[:, average]) if average < columns.shape[1] else math.nan
-    return _mean([one(columns[:, place], truth[:, place]) for place in range(columns.shape[1])])
+    known = [place for place in range(columns.shape[1]) if _both_kinds(truth[:, place])]
+    return float(np.mean([one(columns[:, place], truth[:, place]) for place in known])) if known else math.nan
+
+
+def _both_kinds(truth: Truth) -> bool:
+    return bool(truth.any() and not truth.all())
 
 
 def auroc(scores: Numbers, truth: Truth) -> float:
     """Return the area under the ROC curve; nan if all examples are of one kind."""
     from sklearn.metrics import roc_auc_score
 
-    return float(roc_auc_score(truth, scores)) if len(np.unique(truth)) == 2 else math.nan
+    return float(roc_auc_score(truth, scores)) if _both_kinds(truth) else math.nan
 
 
 def auprc(scores: Numbers, truth: Truth) -> float:
-    """Return the area under the precision-recall curve (average precision); nan without positive examples."""
+    """Return the area under the precision-recall curve (average precision); nan if all examples are of one kind."""
     from sklearn.metrics import average_precision_score
 
-    return float(average_precision_score(truth, scores)) if truth.any() else math.nan
+    return float(average_precision_score(truth, scores)) if _both_kinds(truth) else math.nan
 
 
 def specificity_at(sensitivity: float, scores: Numbers, truth: Truth) -> float:
     """Return the highest specificity of a threshold that finds this share of the positive examples."""
     from sklearn.metrics import roc_curve
 
-    if len(np.unique(truth)) < 2:
+    if not _both_kinds(truth):
         return math.nan
     false_positives, true_positives, _ = roc_curve(truth, scores, drop_intermediate=False)
     return float(1 - false_positives[true_positives >= sensitivity - 1e-12].min())
@@ -120,34 +137,41 @@ def specificity_at(sensitivity: float, scores: Numbers, truth: Truth) -> float:
 
 def decided(formula: str, average: str | int | None, chosen: Numbers, targets: Numbers) -> float:
     """Return a metric of decisions. Without an average: of the second of two classes, or the mean over more."""
-    picked = chosen.astype(bool)
-    truth = targets > 0 if targets.ndim == 2 else targets[:, None] == np.arange(picked.shape[1])
-    right, wrong = (picked & truth).sum(0), (picked & ~truth).sum(0)
-    missed = (~picked & truth).sum(0)
-    counts = np.array([right, wrong, missed, len(picked) - right - wrong - missed])
-    if average == "micro":
-        return FORMULAS[formula](*counts.sum(1))
-    if average is None and targets.ndim == 1 and picked.shape[1] == 2:
+    if average is None and targets.ndim == 1 and chosen.shape[1] == 2:
         average = 1
-    if isinstance(average, int):
-        return FORMULAS[formula](*counts[:, average]) if average < picked.shape[1] else math.nan
-    return _mean([FORMULAS[formula](*column) for column in counts.T])
+    return _over_columns(FORMULAS[formula], average, chosen.astype(bool), _truth(targets, chosen.shape[1]))
 
 
 def _share(part: float, whole: float) -> float:
     return float(part / whole) if whole else math.nan
 
 
-def _precision(right: float, wrong: float, missed: float, rest: float) -> float:
-    return _share(right, right + wrong) if right + wrong or not missed else 0.0  # there are some, and none was found
+def recall(chosen: Truth, truth: Truth) -> float:
+    """Return the share of the positive examples that were chosen; nan without positive examples."""
+    return _share((chosen & truth).sum(), truth.sum())
 
 
-FORMULAS: dict[str, Callable[..., float]] = {  # of right, wrongly chosen, missed and rightly left examples of a class
-    "precision": _precision,
-    "recall": lambda right, wrong, missed, rest: _share(right, right + missed),
-    "sensitivity": lambda right, wrong, missed, rest: _share(right, right + missed),
-    "specificity": lambda right, wrong, missed, rest: _share(rest, rest + wrong),
-    "f1": lambda right, wrong, missed, rest: _share(2 * right, 2 * right + wrong + missed),
+def specificity(chosen: Truth, truth: Truth) -> float:
+    """Return the share of the negative examples that were not chosen; nan without negative examples."""
+    return recall(~chosen, ~truth)
+
+
+def precision(chosen: Truth, truth: Truth) -> float:
+    """Return the share of the chosen examples that are positive: 0 if none was chosen; nan if all are of one kind."""
+    return float((chosen & truth).sum() / max(chosen.sum(), 1)) if _both_kinds(truth) else math.nan
+
+
+def f1(chosen: Truth, truth: Truth) -> float:
+    """Return the harmonic mean of precision and recall; nan if all examples are of one kind."""
+    return float(2 * (chosen & truth).sum() / (chosen.sum() + truth.sum())) if _both_kinds(truth) else math.nan
+
+
+FORMULAS: dict[str, OneColumn] = {
+    "precision": precision,
+    "recall": recall,
+    "sensitivity": recall,
+    "specificity": specificity,
+    "f1": f1,
 }
 
 
@@ -157,7 +181,8 @@ FORMULAS: dict[str, Callable[..., float]] = {  # of right, wrongly chosen, misse
 def calibration_error(scores: Numbers, targets: Numbers) -> float:
     """Return the mean distance of confidence and accuracy in 15 bins, weighted by examples (Guo et al. 2017)."""
     if targets.ndim == 2:
-        return _mean([_calibration(scores[:, label], targets[:, label] > 0) for label in range(scores.shape[1])])
+        each = [_calibration(scores[:, label], targets[:, label] > 0) for label in range(scores.shape[1])]
+        return float(np.mean(each))
     return _calibration(scores[:, 0], scores[:, 1] == targets)
 
 
@@ -188,12 +213,6 @@ def c_index(scores: Numbers, targets: Numbers) -> float:
         pairs += len(later)
         right += (later > score).sum() + (later == score).sum() / 2
     return _share(right, pairs)
-
-
-def _mean(values: list[float]) -> float:
-    """Return the mean of the values that are defined."""
-    known = [value for value in values if not math.isnan(value)]
-    return float(np.mean(known)) if known else math.nan
 
 
 RANKED: dict[str, OneColumn] = {"auroc": auroc, "auprc": auprc}

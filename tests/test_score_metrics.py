@@ -128,15 +128,43 @@ def test_the_c_index_counts_pairs_in_the_right_order() -> None:
     assert measure("c_index", torch.tensor([0.9, 0.5, 0.1, 0.3]), same_time) == pytest.approx(2 / 4)
 
 
-@pytest.mark.parametrize("name", ["auroc", "auprc", "recall", "f1", "specificity_at_90"])
-def test_a_metric_without_positive_examples_is_undefined(name: str) -> None:
-    assert math.isnan(measure(name, torch.tensor([-1.0, -2.0]), torch.tensor([0, 0])))
+ONE_CLASS = ["auroc", "auprc", "precision", "f1", "specificity_at_90", "balanced_accuracy"]
+MACRO = [f"{name}_macro" for name in ("auroc", "auprc", "precision", "recall", "specificity", "f1")]
 
 
-def test_precision_is_zero_if_no_positive_example_is_found_and_undefined_if_there_is_none() -> None:
-    none = torch.tensor([-1.0, -1.0])
-    assert measure("precision", none, torch.tensor([1, 0])) == 0.0
-    assert math.isnan(measure("precision", none, torch.tensor([0, 0])))
+@pytest.mark.parametrize("label", [0, 1])
+@pytest.mark.parametrize("name", [*ONE_CLASS, *MACRO])
+def test_examples_of_one_class_have_no_metric_that_tells_classes_apart(name: str, label: int) -> None:
+    for scores in ([-1.0, -2.0], [-1.0, 2.0], [1.0, 2.0]):  # whatever the model says
+        output, target = torch.tensor(scores), torch.full((2,), label)
+        assert math.isnan(measure(name, output, target))
+        if name != "specificity_at_90":
+            three = torch.stack([-output, output, torch.zeros(2)], 1)
+            assert math.isnan(measure(name, three, target))
+
+
+def test_recall_needs_positive_examples_only_and_specificity_negative_ones() -> None:
+    output = torch.tensor([-1.0, 2.0])
+    assert (
+        measure("recall", output, torch.tensor([1, 1])) == measure("specificity", output, torch.tensor([0, 0])) == 0.5
+    )
+    assert math.isnan(measure("recall", output, torch.tensor([0, 0])))
+    assert math.isnan(measure("specificity", output, torch.tensor([1, 1])))
+    assert measure("f1_micro", output, torch.tensor([1, 1])) == 0.5  # accuracy, which is defined for any examples
+
+
+def test_a_mean_over_classes_is_over_those_that_some_examples_have() -> None:
+    some, present = FOUR < 2, [0, 1]
+    output, truth, chosen = LOGITS[some], FOUR[some], LOGITS[some].argmax(1)
+    assert {*chosen.tolist()} > {*present}  # the model also chooses a class that this client does not have
+    for name in ("f1", "precision", "recall"):
+        expected = getattr(sk, f"{name}_score")(truth, chosen, labels=present, average="macro")
+        assert measure(f"{name}_macro", output, truth) == pytest.approx(expected)
+    assert measure("balanced_accuracy", output, truth) == measure("recall_macro", output, truth)
+
+
+def test_precision_is_zero_if_nothing_is_chosen() -> None:
+    assert measure("precision", torch.tensor([-1.0, -1.0]), torch.tensor([1, 0])) == 0.0
 
 
 def test_labels_that_do_not_vary_have_no_r2_and_no_c_index() -> None:

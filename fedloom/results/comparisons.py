@@ -8,12 +8,12 @@ from fedloom.results import headline
 from fedloom.results.run_data import MetricInfo, RunData
 from fedloom.results.statistics import spread
 
-# the first of these that has values is the main comparison
+# the first of these that has values is the main comparison: the model that predict and export give comes first
 TITLES = {
     "server_test": "global model, server's test data",
+    "test": "final model, own test",
     "post_fit_test": "after local training, own test",
     "pre_fit_test": "before local training, own test",
-    "test": "final model, own test",
     "universal": "universal test",
     "pooled_post_fit_test": "after local training, all tests pooled",
     "pooled_pre_fit_test": "before local training, all tests pooled",
@@ -77,7 +77,7 @@ def at_clients(run: RunData, label: str, seed: int, key: str, metric: str, rule:
 
 
 def main_comparison(run: RunData) -> Comparison | None:
-    """The comparison that a report starts with: the global model on test data, else clients after local training."""
+    """The comparison that a report starts with: the global model on the server's test data, else the final model."""
     return next((found[0] for metric in run.metrics if (found := comparisons(run, metric))), None)
 
 

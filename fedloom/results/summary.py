@@ -14,9 +14,9 @@ from fedloom.results.table import show
 
 COLUMNS = {
     "server_test": "server test",
+    "test": "final model",
     "pre_fit_test": "before training",
     "post_fit_test": "after training",
-    "test": "final model",
     "pooled_test": "final model, all tests",
     "universal": "after training, all tests",
 }

@@ -29,6 +29,16 @@ def test_the_main_comparison_is_the_global_model_on_test_data(run: RunData) -> N
     assert universal.values["local"] == finals
 
 
+def test_without_test_data_at_the_server_the_final_model_leads(tmp_path: Path) -> None:
+    algorithms = {"fedavg": fl.FedAvg(lr=0.1), "local": fl.LocalOnly(lr=0.1), "pooled": fl.Pooled(lr=0.1)}
+    data = two_classes(federation([30, 40], seed=2))
+    fl.run(data, fl.Task(Logit, loss="bce"), algorithms, 2, out=tmp_path, backend="serial")
+    main = main_comparison(RunData.read(tmp_path))
+    assert main is not None
+    assert main.title == "accuracy, final model, own test"  # what `predict` and `export` give
+    assert set(main.values) == set(algorithms)
+
+
 def test_the_best_round_and_the_last_rounds_of_the_pooled_model_are_at_clients(run: RunData) -> None:
     stats = run.client_values("pooled", 1, "post_fit", "accuracy").by_round()
     found = [at_clients(run, "pooled", 1, "post_fit_test", "accuracy", rule) for rule in ("final", "best", "last:2")]

@@ -19,7 +19,7 @@ def headers(result: Result) -> list[object]:
 
 def test_columns_are_what_was_measured(run: RunData) -> None:
     made = on_screen(run.result)
-    common = ["algorithm", "rounds", "server test", "before training", "after training", "final model"]
+    common = ["algorithm", "rounds", "server test", "final model", "before training", "after training"]
     assert headers(run.result) == [*common, "after training, all tests"]
     assert list(made.columns[0].cells) == ["fedavg", "local", "pooled"]
     assert list(made.columns[2].cells)[1] == "–"  # no global model
