@@ -16,7 +16,7 @@ from fedloom.errors import FedloomError, QuorumError, StoreError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.control import PAUSED, Control
 from fedloom.experiment.plan import Plan, check_target
-from fedloom.experiment.progress import CLOCK, Progress
+from fedloom.experiment.progress import ASKED, CLOCK, TOOK_PART, Progress
 from fedloom.experiment.step_cost import step_seconds
 from fedloom.experiment.store import Store
 from fedloom.experiment.worker_groups import WorkerGroup
@@ -159,6 +159,8 @@ class Cell:
                     end = "" if record.complete else ", too many: the round does not count"
                     self.progress.note(f"{self.title}, round {record.round}: left out updates {why}, of {names}{end}.")
             values = headline.of_round(record, task) | ({"abandoned": abandoned} if abandoned else {})
+            if missing := sum(why != "surplus" for why in record.absences.values()):
+                values |= {TOOK_PART: len(record.reports), ASKED: len(record.reports) + missing}
             values |= {CLOCK: record.time.ended} if record.time is not None else {}
             values |= {word: record.notes[kind] for kind, word in IN_A_WORD.items() if kind in record.notes}
             self.progress.step(self.title, record.round, values, record.seconds)

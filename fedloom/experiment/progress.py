@@ -10,7 +10,9 @@ from typing import Any
 from fedloom.metrics import is_percentage
 
 SECONDS_BETWEEN_LINES = 10.0
-CLOCK = "clock"  # among the values of a round: virtual seconds since the run began
+# among the values of a round
+CLOCK = "clock"  # virtual seconds since the run began
+TOOK_PART, ASKED = "took part", "asked"  # how many clients, if not all that were asked took part
 
 
 class Progress:
@@ -137,12 +139,16 @@ def describe(values: dict[str, float]) -> str:
 
     >>> describe({"loss": 0.51234, "accuracy": 0.98765})
     'loss 0.512 accuracy 98.8 %'
+    >>> describe({"accuracy": 0.824, TOOK_PART: 1, ASKED: 3})
+    'accuracy 82.4 % over 1 of 3 clients'
     """
     words = []
     for name, value in values.items():
         if name == CLOCK:
             words.append(f"clock {virtual_time(value)}")
-        else:
+        elif name == TOOK_PART:
+            words.append(f"over {value} of {values[ASKED]} clients")
+        elif name != ASKED:
             words.append(f"{name} {100 * value:.1f} %" if is_percentage(name) else f"{name} {value:.3g}")
     return " ".join(words)
 

@@ -15,13 +15,14 @@ from fedloom.results.sentences import say
 from fedloom.results.table import show, two_digits
 
 FEW_SEEDS = 6
+ABSENT = ("late", "gone", "refused", "failed", "revoked")  # why clients of a network did not answer
 SMALL_TEST = 10  # with fewer test examples, a client's accuracy moves in steps of more than ten points
 
 
 def cautions(run: RunData) -> list[str]:
     """All cautions about a run, as sentences, the most serious first."""
     checks = (
-        *(_unfinished, _lost, _left_out, _arrivals, _abandoned, _diverged, _overfitting),
+        *(_unfinished, _lost, _left_out, _arrivals, _abandoned, _absent, _diverged, _overfitting),
         *(_no_better_than_guessing, _left_behind, _imitations, _chosen_on_test, _seeds, _small_tests, _undefined),
         *(_data, _network),
     )
@@ -80,6 +81,24 @@ def _abandoned(run: RunData) -> Iterator[str]:
         lost = len(complete) - sum(complete)
         if lost:
             yield say("caution", "abandoned", label=label, seed=seed, lost=lost, rounds=_rounds(len(complete)))
+
+
+def _absent(run: RunData) -> Iterator[str]:
+    """Rounds without some of the clients that were asked, and final numbers without some of the clients."""
+    for label, seed in run.cells:
+        marks = [mark for why in ABSENT for mark in run.marked_clients(label, seed, why)]
+        costs = run.costs(label, seed)
+        took_part = dict(zip(costs.rounds.tolist(), costs.participants.tolist(), strict=True))
+        missing = Counter(round for _, round in marks if took_part.get(round))  # others are abandoned
+        if missing:
+            least = min(missing, key=lambda round: took_part[round])
+            fewest = f"{took_part[least]} of {took_part[least] + missing[least]}"
+            names = Counter(name for name, _ in marks)
+            clients = _first_three([f"{name} ({_rounds(count)})" for name, count in names.most_common()])
+            values = {"short": len(missing), "rounds": _rounds(len(took_part)), "fewest": fewest, "clients": clients}
+            yield say("caution", "absent", label=label, seed=seed, **values)
+        if marks and (measured := len(run.client_values(label, seed, "final", "loss"))) < len(run.clients):
+            yield say("caution", "measured", label=label, seed=seed, measured=measured, all=len(run.clients))
 
 
 def _diverged(run: RunData) -> Iterator[str]:

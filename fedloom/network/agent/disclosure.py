@@ -40,6 +40,7 @@ def hello_message(site: Site, federation: Federation, setup: Setup, mark: str) -
         clients=tuple(facts(number) for number in (range(federation.clients) if hosts is None else hosts)),
         data_mark=mark,
         setup={name: value for name, value in asdict(setup).items() if name != "target"},  # which is about labels
+        min_cohort=site.policy.min_cohort,
     )
 
 

@@ -98,7 +98,9 @@ class Policy(Record):
     verbs: tuple[Verb, ...] = VERBS
     """The verbs that clients here answer."""
     min_cohort: Count = 1
-    """The fewest clients of a round, also of an evaluation. The agent must believe the coordinator's count."""
+    """The fewest clients of a round, also of an evaluation, and the fewest updates in a sum with one from here. The
+    agent must believe the coordinator's count; an honest coordinator abandons a round with fewer.
+    """
     min_examples: Count = 1
     """The fewest training examples that a client of this site must have. Its validation and test splits count as empty
     if they have fewer, and nothing about them leaves.

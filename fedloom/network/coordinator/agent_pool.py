@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,7 @@ class ConnectedAgent:
     contacted: bool = False  # whether this process of the coordinator has heard from it
     pins: str = ""  # the SHA-256 of the certificates that it trusts
     told_to_stop: bool = False  # whether it knows that the run is over
+    missed: bool = False  # whether the operator knows that it is gone
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     heartbeat: float = HEARTBEAT
 
@@ -160,7 +161,7 @@ class AgentPool:
             )
         one.process = known[0] or one.process
         if not one.contacted or one.lost():
-            one.contacted = True
+            one.contacted, one.missed = True, False
             self.log("agent", f"{name} has connected", agent)
         one.seen = time.monotonic()
         if doing is not None:
@@ -215,8 +216,10 @@ class AgentPool:
                     self.ledger.set_mark(one.agent, hello.data_mark)
                     kept = "what its clients kept starts again, if it was lost"
                     self.log("agent", f"{one.name} was replaced; {kept}", one.agent)
-            if not takes_part or not before:
-                self.ledger.set_hello(one.agent, hello.model_dump(mode="json"))
+            said = hello.model_dump(mode="json")
+            if takes_part and before:  # a site may change its policy, but nothing else
+                said = {**before, "min_cohort": hello.min_cohort}
+            self.ledger.set_hello(one.agent, said)
             if is_late:
                 self.ledger.add_clients(hello.numbered(one.agent, len(clients)), late=True)
                 self.log("agent", f"{one.name} joins the run from the next round on", one.agent)
@@ -224,6 +227,17 @@ class AgentPool:
         with self.changed:
             self.changed.notify_all()
         self.log("agent", f"{one.name} is ready, with {len(hello.clients)} client(s)", one.agent)
+
+    def min_cohort(self, agents: Collection[str]) -> int:
+        """Return the fewest clients with which all of these agents let their updates be summed; 0 without agents."""
+        return max(map(self._min_cohort, agents), default=0)
+
+    def _min_cohort(self, agent: str) -> int:
+        one = self.agents.get(agent)
+        if one is not None and one.hello is not None:
+            return one.hello.min_cohort
+        row = self.ledger.agent(agent) or {}  # it answered, and is gone
+        return int(json.loads(row.get("hello") or "{}").get("min_cohort", 1))
 
     def _check_late(self, one: ConnectedAgent, hello: Hello, clients: int) -> None:
         """Raise `InputError` if an agent cannot join a run that has begun with this many clients."""
@@ -304,6 +318,9 @@ class AgentPool:
         for client, agent in call.waiting.items():
             one = self.agents[agent]
             lost = "gone" if one.lost() else "refused" if one.refused else "late"
+            if lost == "gone" and not one.missed:
+                one.missed = True
+                self.log("agent", f"{call.title}: {one.name} is gone, until it comes back", agent)
             found[client] = "surplus" if call.complete else lost
         return found | dict.fromkeys(list(call.answers)[call.enough :] if call.enough is not None else (), "surplus")
 

@@ -13,7 +13,15 @@ from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge, Le, MaxLen
-from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, Strict
+from pydantic import (
+    AllowInfNan,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    Strict,
+    model_serializer,
+)
 from torch import Tensor
 
 from fedloom.algorithm import Update
@@ -245,6 +253,13 @@ class Hello(DataFormat):
     clients: Annotated[tuple[ClientFacts, ...], MaxLen(100_000)]
     data_mark: Annotated[str, MaxLen(64)]
     setup: Annotated[dict[Name, bool | int | Name], MaxLen(100)]
+    min_cohort: Number = 1  # the fewest clients with which its updates may be summed
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out a `min_cohort` that asks for nothing: coordinators of earlier versions do not know the field."""
+        found: dict[str, Any] = dump(self)
+        return {name: value for name, value in found.items() if (name, value) != ("min_cohort", 1)}
 
     @property
     def numbers(self) -> frozenset[int]:

@@ -128,6 +128,37 @@ def test_a_closed_call_says_why_clients_did_not_answer(world: World) -> None:
     assert world.pool.absences(call) == why
 
 
+def test_the_operator_learns_once_that_an_agent_is_gone(world: World) -> None:
+    kerry, clare = world.speaker("kerry"), world.speaker("clare")
+    for agent in (kerry, clare):
+        agent.hello()
+    for _ in range(2):
+        call = world.open_call(kerry, clare, seconds=0.0)
+        world.pool.agents[clare.signer.agent].seen -= 1000.0
+        world.pool.wait(call, 2)
+        world.pool.absences(call)
+    assert sum("clare is gone" in line for line in world.said) == 1
+
+
+def test_the_largest_min_cohort_counts_and_a_site_may_change_it(world: World) -> None:
+    kerry, clare = world.speaker("kerry"), world.speaker("clare")
+    ids = [agent.signer.agent for agent in (kerry, clare)]
+    for agent, fewest in ((kerry, 2), (clare, 5)):
+        said = HELLO.model_copy(update={"min_cohort": fewest})
+        assert agent.send("POST", "/v1/hello", said.model_dump_json().encode()).status_code == 200
+    assert [world.pool.min_cohort(some) for some in ([], ids[:1], ids)] == [0, 2, 5]
+    world.ledger.add_clients(HELLO.numbered(ids[1], 0))
+    said = HELLO.model_copy(update={"min_cohort": 3})
+    assert clare.send("POST", "/v1/hello", said.model_dump_json().encode()).status_code == 200
+    world.pool.agents.clear()  # a coordinator that was restarted
+    assert world.pool.min_cohort(ids) == 3
+
+
+def test_a_hello_without_a_wish_is_one_that_earlier_coordinators_know() -> None:
+    assert "min_cohort" not in HELLO.model_dump(mode="json")
+    assert HELLO.model_copy(update={"min_cohort": 2}).model_dump(mode="json")["min_cohort"] == 2
+
+
 def test_when_fewer_answers_suffice_the_others_are_a_surplus(world: World) -> None:
     agent, other = world.speaker(), world.speaker("clare")
     agent.hello()

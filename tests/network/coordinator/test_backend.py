@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -17,7 +18,7 @@ from fedloom import cli, tree
 from fedloom.algorithm import Clients, Groups, Trained, Update
 from fedloom.algorithms.fedavg import FedAvg
 from fedloom.errors import Diverged, QuorumError, TrainingError
-from fedloom.experiment.progress import Silent
+from fedloom.experiment.progress import Lines, Silent
 from fedloom.federation import engine
 from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import ClientWork, Report
@@ -109,6 +110,24 @@ def test_a_round_below_its_quorum_is_abandoned_and_the_next_one_counts(
     assert "site-1 failed: out of memory" in run.said
 
 
+@pytest.mark.parametrize("answers", [0, 1])
+def test_an_update_is_summed_only_with_as_many_others_as_its_site_wants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: int
+) -> None:
+    train = AssignmentRunner.train
+
+    def only_one_answers(runner: Any, assignment: Any, one: Any, write: Any) -> Any:
+        if assignment.round == 1 and one.client != answers:
+            raise TrainingError("out of memory")
+        return train(runner, assignment, one, write)
+
+    monkeypatch.setattr(AssignmentRunner, "train", only_one_answers)
+    run = InProcessRun(tmp_path / "net", SMALL, {"min_cohort": 3}, {})  # the first site hosts clients 0 and 2
+    result = run.run(Silent())
+    abandoned = "fedavg: round 1 is abandoned, because 1 of 4 clients answered and 3 are needed"
+    assert [line.startswith(abandoned) for line in run.said].count(True) == result.runs[0].abandoned == (answers == 0)
+
+
 def test_the_results_say_why_clients_did_not_take_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train = AssignmentRunner.train
 
@@ -122,6 +141,25 @@ def test_the_results_say_why_clients_did_not_take_part(tmp_path: Path, monkeypat
     assert (result.status, result.runs[0].abandoned) == ("degraded", 1)  # in such a round, the reasons matter most
     marks = [(row["round"], row["client"], row["name"]) for row in result.rows("public")]
     assert marks == [(1, "1", "failed"), (1, "2", "refused")]
+
+
+def test_progress_and_report_say_how_many_of_the_clients_a_round_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, lines = AssignmentRunner.train, Lines(io.StringIO())
+
+    def fail(runner: Any, assignment: Any, one: Any, write: Any) -> Any:
+        if one.client == 3:
+            raise TrainingError("out of memory")
+        return train(runner, assignment, one, write)
+
+    monkeypatch.setattr(AssignmentRunner, "train", fail)
+    InProcessRun(tmp_path / "net", SMALL, {}, {}).run(lines)
+    assert "over 3 of 4 clients" in lines.stream.getvalue()
+    (found,) = (text for text in cautions(RunData.read(tmp_path / "net")) if "were asked" in text)
+    assert "in 2 of 2 rounds" in found
+    assert "only 3 of 4" in found
+    assert found.endswith(": 3 (2 rounds).")
 
 
 def test_when_no_client_can_do_its_work_the_run_ends_with_the_reason(
