@@ -159,6 +159,12 @@ def metric(name: str) -> Metric:
     raise unknown("metric", name, EXAMPLES, "with other numbers in them, or your own as 'file.py:name'")
 
 
+def class_number(metric: Metric) -> int | None:
+    """Return the number of the class that a metric is about, such as 2 for recall_of_2."""
+    found = re.fullmatch(r".*_of_(\d+)", metric.name) if metric.scores in (ranking, decisions) else None
+    return int(found[1]) if found else None
+
+
 def _average(found: re.Match[str]) -> str | int | None:
     return int(found[3]) if found[3] else found[2]
 

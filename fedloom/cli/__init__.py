@@ -13,7 +13,7 @@ import typer
 from fedloom import __version__
 from fedloom.cli import auditing, data, flower, network, planning, results, running, watching
 from fedloom.cli.shared import Group, say
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, InputError
 
 app = typer.Typer(
     cls=Group,
@@ -44,6 +44,11 @@ def main() -> None:
             say("".join(traceback.format_exception(error)))
         say(f"error: {error}")
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.filename is None or {"-v", "--verbose"} & {*sys.argv}:
+            raise
+        say(f"error: {error.filename} cannot be read or written: {error.strerror}.")
+        sys.exit(InputError.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         say("Interrupted.")
         sys.exit(130)

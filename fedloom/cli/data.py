@@ -82,6 +82,8 @@ def summarize(file: File, to: Annotated[Path, typer.Option(metavar="PATH")]) -> 
     for column in summary.columns:
         if column.categories:
             print(f"  {column.name}: {', '.join(column.categories)}")
+    if summary.classes:
+        print(f"  {', '.join(summary.label)}: {', '.join(summary.classes)}")
     print("It holds the names above, and for each feature how many training rows know it, its mean and its variance.")
 
 

@@ -16,7 +16,7 @@ from fedloom.errors import FedloomError, InputError
 from fedloom.results.safe_text import visible, visible_lines
 
 app = typer.Typer()
-CONTINUES = "The run is interrupted. Its process ended before it was done; the command that started it continues it."
+CONTINUES = "The run is interrupted: its process was stopped or died. The command that started it continues it."
 
 
 Metric = Annotated[str | None, typer.Option(metavar="NAME", help="The metric to show (default: the first).")]
@@ -155,7 +155,7 @@ def predict(
 
     result = Result.read(folder)
     cell = result.cell(algorithm, seed)
-    rows = predict_file(result.predictor(cell.algorithm, cell.seed, client), file)
+    rows = predict_file(result.predictor(cell.algorithm, cell.seed, client), file, lambda text: say(f"Caution: {text}"))
     if to is None:
         csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
     else:

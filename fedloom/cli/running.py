@@ -103,7 +103,8 @@ def _run(
     folder = out or Path("runs") / experiment.name
     with shared.showing(quiet) as progress, shared.stop_on_interrupt() as should_stop:
         result = run_plan(Plan.of(experiment), folder, progress=progress, should_stop=should_stop, **how)
-    again = f"fedloom run {file}" + (f" --out {out}" if out else "")
+    chosen = [*(part for change in changes or () for part in ("--set", change)), *(["--out", str(out)] if out else [])]
+    again = shlex.join(["fedloom", "run", str(file), *chosen])
     shared.finish(result, experiment, folder, again, as_json, report)
 
 

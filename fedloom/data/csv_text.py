@@ -23,6 +23,12 @@ YES_OR_NO = ("true", "false", "yes", "no", "y", "n", "t", "f")
 Where = Callable[[int], str]  # the place of a cell, for messages
 
 
+def not_csv(shown: str, error: Exception) -> InputError:
+    """Return the error about a file that cannot be read as CSV."""
+    advice = " Save it as UTF-8 (in Excel: CSV UTF-8)." if isinstance(error, UnicodeDecodeError) else ""
+    return InputError(f"The file {shown} cannot be read as CSV: {error}.{advice}")
+
+
 @dataclass(frozen=True)
 class CsvText:
     """The header of a CSV file, and its rows, which can be read once."""

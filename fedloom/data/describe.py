@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.data.federation import Federation
+from fedloom.data.plausibility import suspicions
 from fedloom.data.split import SPLITS
 
 Numbers = NDArray[np.int64]
@@ -65,7 +66,7 @@ def describe(federation: Federation) -> Description:
         largest=largest,
         classes=federation.classes,
         server={name: len(y) for name, (_, y) in federation.server.items()},
-        warnings=(*_warnings(federation, sizes, labels), *_of_values(federation)),
+        warnings=(*suspicions(federation), *_warnings(federation, sizes, labels), *_of_values(federation)),
         features=federation.features,
     )
 
@@ -123,7 +124,7 @@ def _named(classes: Sequence[str]) -> list[tuple[int, str]]:
 
 
 def _names(what: str, names: Sequence[str]) -> str:
-    return f"\n{len(names):,} {what}: {shorten(', '.join(names), 50, placeholder=' …')}" if names else ""
+    return f"\n{len(names):,} {what}: {shorten(', '.join(names), 400, placeholder=' …')}" if names else ""
 
 
 def _labels(federation: Federation) -> tuple[Numbers, NDArray[np.float64]]:

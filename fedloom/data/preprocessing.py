@@ -85,8 +85,16 @@ class JsonFile(Record):
             raise InputError(f"{path} cannot be read as {cls.what}: {error}") from None
 
     def write(self, path: Path) -> None:
-        """Write a JSON file."""
-        path.write_text(json.dumps(self.model_dump(), indent=1, ensure_ascii=False), encoding="utf-8")
+        """Write a JSON file. Numbers that JSON lacks are texts in it: "nan" and "inf"."""
+        path.write_text(json.dumps(_plain(self.model_dump()), indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Preprocessing(JsonFile):

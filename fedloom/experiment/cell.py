@@ -192,7 +192,10 @@ class Cell:
             if last:
                 if record.round and not group.store.learnt(self.number):
                     why = "" if record.time is None else f" cohort.deadline is {self.plan.cohort.deadline}."
-                    raise QuorumError(f"No round of {self.label} had enough clients: nothing was learnt.{why}")
+                    cause = f"no round had enough clients.{why}"
+                    if record.left_out or record.outliers:
+                        cause = "updates were left out, because training diverges. A smaller lr or a clip may help."
+                    raise QuorumError(f"Nothing was learnt by {self.label}: {cause}")
                 group.store.set_status(self.number, "done", weights_sha256=sha)
                 return True
             # a pause that comes after the checkpoint was due waits for the next one

@@ -16,6 +16,7 @@ from fedloom.backends.serial import Serial
 from fedloom.backends.vector import Vector, Workers
 from fedloom.data.describe import describe, label_counts
 from fedloom.data.federation import Federation
+from fedloom.data.plausibility import suspicions
 from fedloom.errors import InputError, StoreError
 from fedloom.experiment.experiment_file import RunTable
 from fedloom.experiment.plan import Plan
@@ -172,6 +173,8 @@ class WorkerGroup:
             # on a network, the coordinator does not have the data
             if len(federation.y):
                 self.store.set_fact("cautions about the data", list(describe(federation).warnings))
+                for suspicion in suspicions(federation):
+                    self.progress.note(f"Caution: {suspicion}")
                 held = label_counts(federation)
                 if held is not None:
                     self.store.set_fact("labels", held)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from fedloom.errors import FedloomError
 from fedloom.privacy.table import PrivacyTable
@@ -19,7 +19,7 @@ def what_left(run: RunData) -> list[str]:
         table = PrivacyTable(**(run.description.get("privacy") or {}))
     except FedloomError as error:  # of a later version
         return [f"This version cannot read the run's [privacy]: {error}"]
-    return [*_seen(run, table), *_bytes(run), *_has(run, table), *_spent(run, table), *lacks(table)]
+    return [*_seen(run, table), *_prepared(run), *_bytes(run), *_has(run, table), *_spent(run, table), *lacks(table)]
 
 
 def _seen(run: RunData, table: PrivacyTable) -> Iterator[str]:
@@ -44,8 +44,26 @@ def _has(run: RunData, table: PrivacyTable) -> Iterator[str]:
     return has(table, cohort, run.sampling.sampling == "poisson" or cohort == clients)
 
 
+def _prepared(run: RunData) -> Iterator[str]:
+    """What preparing the data shares, before the first round."""
+    data = run.description.get("data")
+    if not isinstance(data, Mapping):  # a Python program made the data
+        return
+    moments = [] if data.get("normalize") != "federated" else ["of each feature"]
+    moments += ["of the label"] if data.get("scale_target") else []
+    if moments:
+        what = f"how many values {' and '.join(moments)} they know, their sum and the sum of their squares"
+        yield f"To scale the data, clients share {what}, over their training examples."
+    names = data.get("categorical")
+    if isinstance(names, Sequence) and names:  # a table lists the categories in the file
+        yield f"Clients share which categories occur in {', '.join(names)}, by name, and which classes the label has."
+
+
 def _bytes(run: RunData) -> Iterator[str]:
     for label in run.labels:
+        if run.is_pooled(label):
+            yield f"{label}: all data is in one place, so every example of every client leaves it, with its label."
+            continue
         sent = [int(run.costs(*cell).bytes_up.sum()) for cell in run.cells if cell[0] == label]
         if any(sent):
             yield f"{label}: clients sent {show(sum(sent) / len(sent), 'bytes')} in all."

@@ -186,6 +186,7 @@ def _write_program(predictor: Predictor, path: Path) -> None:
         kind = torch.uint8
     example = (torch.ones((2, *preprocessing.shape), dtype=kind),)
     shapes = ({0: torch.export.Dim("examples")},)
+    predictor.requires_grad_(False)  # answers are not for training
     try:
         with _quiet_torch():
             program = torch.export.export(predictor, example, dynamic_shapes=shapes)

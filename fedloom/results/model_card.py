@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from fedloom.errors import FedloomError
 from fedloom.files import write_atomically
 from fedloom.results.comparisons import PHASES, TITLES, Comparison, comparisons
 from fedloom.results.disclosure import what_left
+from fedloom.results.report_warnings import cautions
 from fedloom.results.result import Result
 from fedloom.results.run_data import RunData
 from fedloom.results.safe_text import visible
@@ -42,7 +43,9 @@ def write_card(result: Result, folder: Path, files: Iterable[Path]) -> Path:
         examples=f"{sum(client['train'] for client in run.clients):,}",
         metrics=list(run.metrics),
         exported=list(_exported(result, run)),
-        measured=list(_measured(run)),
+        cells={(cell.algorithm, cell.seed): run.cells[cell.algorithm, cell.seed] for cell in result.runs},
+        measured=list(_measured(run, {cell.algorithm for cell in result.runs})),
+        cautions=[text for text in cautions(run) if not text.startswith(_others(run, result))],
         privacy=what_left(run),
         versions={"fedloom": __version__}
         | {name: str(machine[name]) for name in ("torch", "python") if name in machine},
@@ -92,11 +95,16 @@ def _with_range(run: RunData, comparison: Comparison | None, label: str, seed: i
     return f"{show(value, kind)} ({show(min(clients), kind)} to {show(max(clients), kind)})"
 
 
-def _measured(run: RunData) -> Iterator[Sequence[str]]:
+def _others(run: RunData, result: Result) -> tuple[str, ...]:
+    """How cautions about algorithms begin that are not in the export."""
+    return tuple(f"{label} " for label in run.labels if label not in {cell.algorithm for cell in result.runs})
+
+
+def _measured(run: RunData, labels: Collection[str]) -> Iterator[Sequence[str]]:
     """One row for each metric, algorithm and way of measuring, with an interval."""
     for metric in run.metrics:
         for one in comparisons(run, metric):
-            for label, values in one.values.items():
+            for label, values in ((label, one.values[label]) for label in one.values if label in labels):
                 found = spread(list(values.values()))
                 low, high = found.interval(share=one.metric.share) if found.count > 1 else _range(run, one, label)
                 kind = one.metric.number_format

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import logging
 from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.data.csv_text import CsvText
+from fedloom.data.csv_text import CsvText, not_csv
+from fedloom.data.plausibility import unusual
 from fedloom.data.preprocessing import Preprocessing
 from fedloom.data.sources.archive import NOT_TEXT, open_text
 from fedloom.errors import InputError
@@ -86,14 +89,29 @@ class Predictor(nn.Module):
             names = self.preprocessing.label if len(self.preprocessing.label) > 1 else ("",)
             columns = found.reshape(len(found), -1)
             if columns.shape[1] != len(names):
-                names = tuple(str(place) for place in range(columns.shape[1]))
-            what = "probability" if self.has_logits else "prediction"
-            return {f"{what} {name}".strip(): column.tolist() for name, column in zip(names, columns.T, strict=True)}
+                names = ("",) if columns.shape[1] == 1 else tuple(str(place) for place in range(columns.shape[1]))
+            parts = {"prediction": columns}
+            if self.has_logits:
+                parts = {"prediction": (columns > 0.5).astype(int), "probability": columns}
+            return {
+                f"{what} {name}".strip(): column.tolist()
+                for what, numbers in parts.items()
+                for name, column in zip(names, numbers.T, strict=True)
+            }
         best = found[:, : len(classes)].argmax(1)
         answers: Answers = {"prediction": classes[best].tolist()}
         if len(classes) > MOST_CLASSES:
             return {**answers, "probability": found[np.arange(len(best)), best].tolist()}
         return answers | {f"probability {name}": found[:, place].tolist() for place, name in enumerate(classes)}
+
+    def cautions(self, x: Tensor) -> list[str]:
+        """Return a sentence for each column of numbers with values far outside of the training data."""
+        columns = self.preprocessing.columns
+        numeric = [not column.categories for column in columns for _ in column.features]
+        if not self.normalizes or not any(numeric):
+            return []
+        names = list(compress(self.preprocessing.features, numeric))
+        return list(unusual(names, *(part.double().numpy()[..., numeric] for part in (x, self.mean, self.std))))
 
 
 def predict(predictor: Predictor, rows: Any) -> Any:
@@ -115,6 +133,8 @@ def predict(predictor: Predictor, rows: Any) -> Any:
     known = {column.name: column.categories for column in predictor.preprocessing.columns}
     cells = {str(name): _cells(rows[name], known.get(str(name), ())) for name in rows.columns}
     x = predictor.preprocessing.encode(cells, lambda at: f"Row {rows.index[at]!r} of the frame")
+    for caution in predictor.cautions(x):
+        logging.getLogger("fedloom").warning(caution)
     return pandas.DataFrame(predictor.answer(x), index=rows.index)
 
 
@@ -129,8 +149,13 @@ def _cells(column: Any, categories: Sequence[str]) -> list[str]:
     return ["" if absent else text(value) for value, absent in zip(column.tolist(), missing, strict=True)]
 
 
-def predict_file(predictor: Predictor, path: Path) -> Iterator[list[Any]]:
-    """Yield a header and a row for every line of a CSV file: its columns that are not features, and the prediction."""
+def predict_file(
+    predictor: Predictor, path: Path, tell: Callable[[str], object] = lambda text: None
+) -> Iterator[list[Any]]:
+    """Yield a header and a row for every line of a CSV file: its columns that are not features, and the prediction.
+
+    `tell` is called with cautions about the rows.
+    """
     if not path.is_file():
         raise InputError(f"There is no file {path}.")
     try:
@@ -141,9 +166,11 @@ def predict_file(predictor: Predictor, path: Path) -> Iterator[list[Any]]:
             header: list[str] = []
             for lines, cells in table.blocks():
                 x = preprocessing.encode(cells, _where(lines, path), table.comma_is_decimal)
+                for caution in predictor.cautions(x):
+                    tell(caution)
                 answers = predictor.answer(x)
                 if not header:
-                    header = [*kept, *answers]
+                    header = [*(f"{name} (given)" if name in answers else name for name in kept), *answers]
                     yield header
                 columns = [
                     *([for_spreadsheet(cell) for cell in cells[name]] for name in kept),
@@ -153,7 +180,7 @@ def predict_file(predictor: Predictor, path: Path) -> Iterator[list[Any]]:
             if not header:
                 raise InputError(f"The file {path} has no examples: add at least one line after the header.")
     except (*NOT_TEXT, csv.Error) as error:
-        raise InputError(f"The file {path} cannot be read as CSV: {error}.") from None
+        raise not_csv(str(path), error) from None
 
 
 def _short(values: list[Any]) -> list[Any]:

@@ -222,7 +222,9 @@ def _undefined(run: RunData) -> Iterator[str]:
         for label in run.labels:
             measured, known = (run.last_means(label, "post_fit", one) for one in ("loss", name))
             without |= measured.keys() - known.keys()
-        if without:
+        if without and not any(run.last_means(label, "post_fit", name) for label in run.labels):
+            yield say("caution", "undefined_everywhere", metric=name)
+        elif without:
             clients = _first_three([run.client_name(client) for client in sorted(without)])
             yield say("caution", "undefined", metric=name, count=len(without), all=len(run.clients), clients=clients)
 

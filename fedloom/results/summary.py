@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 
 from rich.table import Table
 
@@ -48,7 +49,8 @@ def table(result: Result, metric: str | None = None) -> Table:
         columns.pop("pooled_test", None)  # only for metrics that have no mean over clients
     seeds = len({cell.seed for cell in result.runs})
     title = f"{result.name}: {metric}" + (f", mean of {seeds} seeds" if seeds > 1 else "")
-    made = Table("algorithm", title=title, caption=_caption(set(columns), result.rule))
+    unknown = [name for name in result.metrics if name not in measured] if measured else []
+    made = Table("algorithm", title=title, caption=_caption(set(columns), result.rule, unknown))
     for column in ("rounds", *columns.values()):
         made.add_column(column, justify="right")
     run = RunData.read(result.folder)
@@ -76,9 +78,10 @@ def _rounds(cells: list[CellResult]) -> str:
     return text + (f" ({', '.join(remarks)})" if remarks else "")
 
 
-def _caption(columns: set[str], rule: str) -> str:
+def _caption(columns: set[str], rule: str, unknown: Sequence[str]) -> str:
     words = {"final": "", "best": " Best round of each column, chosen on the data that is shown."}
     when = words.get(rule, f" Mean of the last {rule.removeprefix('last:')} measured rounds.")
     means = "Clients' columns are means over clients, each on its own test split." if columns - {"server_test"} else ""
     all_tests = " “All tests” are the test splits of all clients." if columns & {"universal", "pooled_test"} else ""
-    return (means + all_tests + when).strip()
+    nothing = f" Undefined at every client: {', '.join(unknown)}." if unknown else ""
+    return (means + all_tests + when + nothing).strip()

@@ -83,6 +83,8 @@ def _paired_differences(name: str, comparison: Comparison) -> Table:
     for each in found:
         pair, over_seeds = f"{each.first} − {each.second}", each.spread
         interval, wins = (over_seeds.low, over_seeds.high), f"{each.wins} of {over_seeds.count}"
+        if comparison.metric.share:  # two shares are at most 100 points apart, however wide the interval is
+            interval = max(interval[0], -1.0), min(interval[1], 1.0)
         rows.append((pair, over_seeds.mean, *interval, each.effect, wins, each.p, each.rank_p))
     columns = (
         "pair",

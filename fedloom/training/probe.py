@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from fedloom.data.federation import Federation
+from fedloom.data.preprocessing import finite_number
 from fedloom.errors import FedloomError, InputError
-from fedloom.metrics import METRICS, NUMBER_LOSSES, of_numbers, top
+from fedloom.metrics import METRICS, NUMBER_LOSSES, class_number, of_numbers, top
 from fedloom.score_metrics import confidences, decisions, ranking
 from fedloom.task import Task
 from fedloom.training import generators
@@ -193,6 +194,17 @@ def _refuses_one(task: Task, weights: Tree, x: Tensor) -> bool:
     return False
 
 
+def _about_classes(federation: Federation, task: Task) -> str:
+    """Say how to give a model its outputs, and what the classes may be instead of classes."""
+    names = federation.classes
+    advice = f" Set args = {{ classes = {len(names)} }} in [task]." if isinstance(task.model, str) else ""
+    if all(finite_number(name) is not None for name in names) and len(names) > 2:
+        advice += ' If they are numbers to predict, set task = "regression" in [data].'
+    alike = len({name.lower() for name in names}) < len(names)
+    spelt = " Some differ only in capitals: are they spelt differently at some clients?" if alike else ""
+    return f"{advice} The classes are {', '.join(names[:8])}{', …' if len(names) > 8 else ''}.{spelt}"
+
+
 def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) -> None:
     classes = len(federation.classes)
     if isinstance(task.loss, str) and not isinstance(output, Tensor):
@@ -208,7 +220,7 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
         if output.dim() < 2 or output.shape[-1] < classes:
             raise InputError(
                 f"The model gives {output.shape[-1] if output.dim() > 1 else 1} outputs per example, but the labels "
-                f"have {classes} classes. Its last layer needs {classes} outputs."
+                f"have {classes} classes. Its last layer needs {classes} outputs.{_about_classes(federation, task)}"
             )
     if classes and task.loss in NUMBER_LOSSES:
         raise InputError(
@@ -230,6 +242,12 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
     for metric in task.measures:
         if classes and several and of_numbers(metric):
             raise InputError(f"The metric {metric.name} is for numbers, but the labels are {classes} classes.")
+        number, known = class_number(metric), classes if y.dim() == 1 else y.shape[-1]
+        if number is not None and number >= known > 0:
+            raise InputError(
+                f"The metric {metric.name} is about class {number}, and there are classes 0 to {known - 1}"
+                f"{': ' + ', '.join(federation.classes[:12]) if y.dim() == 1 else ''}."
+            )
         if several and top(metric) >= output.shape[-1]:
             raise InputError(
                 f"The metric {metric.name} is always 100 % for a model with {output.shape[-1]} outputs. Use a smaller "

@@ -18,6 +18,7 @@ from fedloom.algorithm import Algorithm
 from fedloom.backends.protocol import Backend
 from fedloom.compression.table import NO_COMPRESSION, CompressTable
 from fedloom.data.federation import Federation
+from fedloom.data.plausibility import suspicions
 from fedloom.data.split import Split, SplitName
 from fedloom.errors import FedloomError, InputError, TrainingError
 from fedloom.experiment.experiment_file import Experiment
@@ -58,6 +59,8 @@ class Estimate:
     seconds_at_the_end: float  # of a cell: to measure all clients' models on everybody's tests
     seconds: float
     kept_bytes: int = 0
+    cautions: tuple[str, ...] = ()  # about the data
+    pooled: tuple[str, ...] = ()  # algorithms that need all data in one place
 
     def json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -71,12 +74,15 @@ class Estimate:
             f"{self.parameters:,} parameters; {self.cohort:,} clients a round; {self.cells} cells (algorithm × seed)",
             f"data {size(self.data_bytes)}, memory about {size(self.memory_bytes)}",
             *(
-                f"{label} sends {_sent(traffic)}{_instead(traffic, self.uncompressed_a_round.get(label))}"
+                f"{label} trains on all examples in one place: every client would give them away"
+                if label in self.pooled
+                else f"{label} sends {_sent(traffic)}{_instead(traffic, self.uncompressed_a_round.get(label))}"
                 for label, traffic in self.traffic_a_round.items()
             ),
             f"group size {self.group}: {self.group_reason}",
             f"roughly {duration(self.seconds_a_round)} a round on this machine, {duration(self.seconds)} in all",
             *([f"keeping the model of every round takes {size(self.kept_bytes)} of disk"] if self.kept_bytes else []),
+            *(f"Caution: {text}" for text in self.cautions),
         ]
 
 
@@ -166,6 +172,8 @@ def estimate(experiment: Experiment) -> Estimate:
         seconds_at_the_end=float(at_the_end),
         seconds=float((seconds * experiment.rounds + at_the_end) * cells + 3),
         kept_bytes=model * experiment.rounds * cells if experiment.run.keep_models else 0,
+        cautions=tuple(suspicions(federation)),
+        pooled=tuple(label for label, algorithm in experiment.algorithm.items() if algorithm.pooled),
     )
 
 
@@ -304,6 +312,7 @@ def _few_examples(federation: Federation) -> Federation:
         y=federation.y[rows],
         offsets=np.array([0, len(rows)]),
         split=Split(),
+        split_sizes=None,
         names=None,
         server={},
     )

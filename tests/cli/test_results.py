@@ -129,7 +129,7 @@ def test_the_list_has_status_date_and_the_best_result(
     assert [run["status"] for run in listed] == ["done", "interrupted"]
     assert listed[0]["started"] <= listed[0]["finished"]
     shown = command("show", "runs/two", monkeypatch=monkeypatch, capsys=capsys)
-    assert "The run is interrupted. Its process ended before it was done" in shown
+    assert "The run is interrupted: its process was stopped or died." in shown
 
 
 def test_a_run_that_failed_says_why(
@@ -258,3 +258,17 @@ def test_predict_answers_for_new_rows(
     in_this_process("predict", "run", "new.csv", "--to", "out.csv", monkeypatch=monkeypatch, code=2)
     assert "Line 4 of new.csv has 'old' in column 'age'" in capsys.readouterr().err
     assert "old" not in (tmp_path / "out.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("export", "runs/small", "--csv", "--to", "small.toml/x"),
+        ("data", "describe", "small.toml", "--picture", "nowhere/x.png"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_an_error_in_words(folder: Path, command: tuple[str, ...]) -> None:
+    fedloom("run", "small.toml", "-q", "--no-report", "--set", "rounds=1", folder=folder)
+    done = fedloom(*command, folder=folder, code=2)
+    assert "cannot be read or written: N" in done.stderr  # no such file, or not a directory
+    assert "Traceback" not in done.stderr

@@ -75,7 +75,7 @@ def test_interrupting_stops_after_a_checkpoint_and_says_how_to_go_on(folder: Pat
     running.send_signal(signal.SIGINT)
     _, err = running.communicate(timeout=60)
     assert running.returncode == 130
-    assert "Continue with: fedloom run small.toml --out parts" in err
+    assert "Continue with: fedloom run small.toml --set rounds=15 --out parts" in err
     again = fedloom("run", "small.toml", "--json", "-q", "--out", "parts", "--set", "rounds=15", folder=folder)
     assert shas(again.stdout) == expected
 

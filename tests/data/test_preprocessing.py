@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from math import inf, nan
+import json
+from math import inf, isnan, nan
 from pathlib import Path
 
 import numpy as np
@@ -120,3 +121,12 @@ def test_sites_that_prepare_rows_in_the_same_way_have_the_same_hash() -> None:
     for other in (TABLE.replace(clients={"a": ((1.0,), (1.0,))}), TABLE.replace(columns=(Column(name="age"),))):
         assert agreed.as_used(other.sha256) is None
     assert Preprocessing().sha256 == ""
+
+
+def test_the_file_is_json_for_every_reader(tmp_path: Path) -> None:
+    made = Preprocessing(columns=(Column(name="x"),), marks={"": nan}, mean=(0.0,), std=(inf,))
+    made.write(tmp_path / "preprocessing.json")
+    json.loads((tmp_path / "preprocessing.json").read_text(), parse_constant=pytest.fail)  # no NaN, no Infinity
+    read = Preprocessing.read(tmp_path / "preprocessing.json")
+    assert isnan(read.marks[""])
+    assert (read.std, read.sha256) == ((inf,), made.sha256)

@@ -56,3 +56,17 @@ def test_agents_that_add_noise_themselves_send_no_metrics(run: RunData, tmp_path
     served = with_privacy(RunData.read(folder), example_dp={"epsilon": 2.0})
     assert "loss and metrics" not in " ".join(what_left(served))
     assert "loss and metrics" in " ".join(what_left(RunData.read(folder)))
+
+
+def test_pooling_means_that_every_example_leaves(run: RunData) -> None:
+    (found,) = (sentence for sentence in what_left(run) if sentence.startswith("pooled: "))
+    assert "every example of every client leaves it" in found
+
+
+def test_what_preparing_the_data_shares_is_named(run: RunData) -> None:
+    data = {"normalize": "federated", "scale_target": True, "categorical": ["ward", "sex"]}
+    prepared = replace(run, facts={**run.facts, "description": {**run.description, "data": data}})
+    found = " ".join(what_left(prepared))
+    assert "how many values of each feature and of the label they know, their sum" in found
+    assert "which categories occur in ward, sex, by name" in found
+    assert "which categories" not in " ".join(what_left(run))

@@ -120,7 +120,13 @@ def test_the_card_lists_only_models_that_were_exported(result: Result, tmp_path:
     text = card(result.only("fedavg", 2), tmp_path)
     assert "| fedavg, seed 2 | final model" in text
     assert "| fedavg, seed 1 | final model" not in text
-    assert "| local, seed 2 | final model" not in text
+    assert "| local, seed 2 |" not in text
+    assert "| accuracy | local |" not in text
+    assert "| accuracy | fedavg |" in text
+
+
+def test_the_card_has_the_cautions_of_the_run(result: Result, tmp_path: Path) -> None:
+    assert "- 2 seeds: intervals are wide" in card(result, tmp_path)
 
 
 def test_the_card_says_if_the_exported_models_were_not_measured(result: Result, tmp_path: Path) -> None:

@@ -121,7 +121,8 @@ def test_many_classes_have_one_probability_and_several_labels_a_column_each() ->
     two = Predictor(Given(), Preprocessing(shape=(2,), label=("a", "b")), torch.float32)
     assert predict(two, [[1.0, 2.0]]) == {"prediction a": [1.0], "prediction b": [2.0]}
     labels = Predictor(Given(), Preprocessing(shape=(2,), label=("a", "b")), torch.float32, has_logits=True)
-    assert predict(labels, [[0.0, 100.0]]) == {"probability a": [0.5], "probability b": [1.0]}
+    chosen = {"prediction a": [0], "prediction b": [1]}
+    assert predict(labels, [[0.0, 100.0]]) == chosen | {"probability a": [0.5], "probability b": [1.0]}
 
 
 def test_integers_are_scaled_as_in_training() -> None:
@@ -160,3 +161,33 @@ def test_what_others_wrote_is_no_formula(tmp_path: Path) -> None:
     made = Predictor(Given(), Preprocessing(columns=(Column(name="x"),), shape=(1,)), torch.float32)
     (tmp_path / "new.csv").write_text("id,x\n=1+1,2\n")
     assert list(predict_file(made, tmp_path / "new.csv")) == [["id", "prediction"], ["'=1+1", "2"]]
+
+
+def test_a_column_called_as_an_answer_is_kept_apart(tmp_path: Path) -> None:
+    made = Predictor(Given(), Preprocessing(columns=(Column(name="x"),), shape=(1,)), torch.float32)
+    (tmp_path / "new.csv").write_text("x,prediction\n1,old\n")
+    assert rows(tmp_path / "new.csv", made) == [{"prediction (given)": "old", "prediction": "1"}]
+
+
+def test_one_output_for_several_labels_is_the_prediction() -> None:
+    risk = Predictor(Given(), Preprocessing(shape=(1,), label=("time", "event")), torch.float32)
+    assert predict(risk, [[2.0]]) == {"prediction": [2.0]}
+
+
+def test_values_far_from_the_training_data_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pandas = pytest.importorskip("pandas")
+    columns = (Column(name="ward", categories=("a", "b")), Column(name="age"))
+    fitted = Preprocessing(columns=columns, shape=(3,), mean=(0.5, 0.5, 60.0), std=(0.01, 0.01, 10.0))
+    made, told = Predictor(Given(), fitted, torch.float32), list[str]()
+    (tmp_path / "new.csv").write_text("ward,age\na,61\nb,6.1e7\n")
+    list(predict_file(made, tmp_path / "new.csv", told.append))
+    assert [said.split(" is ")[0] for said in told] == ["age"]  # categories are never far away
+    predict(made, pandas.DataFrame({"ward": ["a"], "age": [6e7]}))
+    assert "age is far outside of what is usual in 1 of 1 rows" in caplog.text
+
+
+def test_a_file_that_is_not_utf_8_is_explained(tmp_path: Path) -> None:
+    made = Predictor(Given(), Preprocessing(columns=(Column(name="x"),), shape=(1,)), torch.float32)
+    (tmp_path / "new.csv").write_bytes("x,ä\n1,2\n".encode("latin-1"))
+    with pytest.raises(InputError, match="Save it as UTF-8"):
+        list(predict_file(made, tmp_path / "new.csv"))

@@ -93,6 +93,27 @@ def test_too_few_outputs_for_the_classes_are_refused(outputs: int) -> None:
         probe(federation((20,)), Task(lambda: linear(outputs)))
 
 
+@pytest.mark.parametrize(
+    ("classes", "said"),
+    [
+        (("alive", "dead", "gone"), r"Set args = \{ classes = 3 \} in \[task\]\. The classes are alive, dead, gone\.$"),
+        (("1", "2", "3"), 'If they are numbers to predict, set task = "regression"'),
+        (("DEAD", "alive", "dead"), "Some differ only in capitals: are they spelt differently at some clients?"),
+    ],
+)
+def test_classes_are_named_where_a_shipped_model_has_too_few(classes: tuple[str, ...], said: str) -> None:
+    data = replace(federation((20,)), classes=classes)
+    with pytest.raises(InputError, match=said):
+        probe(data, Task("logistic", args={"features": 16}))
+
+
+@pytest.mark.parametrize("name", ["auroc_of_3", "recall_of_7"])
+def test_a_metric_of_a_class_that_does_not_exist_is_refused(name: str) -> None:
+    data = federation((20,))
+    with pytest.raises(InputError, match=rf"The metric {name} is about class .*, and there are classes 0 to 2"):
+        probe(data, Task("logistic", args={"features": 16, "classes": 3}, metrics=[name]))
+
+
 def test_more_outputs_than_classes_are_no_error() -> None:
     assert probe(federation((20,)), Task(lambda: linear(5))).cannot_group == ""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from torch import nn
 
@@ -180,3 +182,9 @@ def test_an_error_in_your_own_algorithm_is_found_in_the_rehearsal() -> None:
     data, task = federation((20, 20)), Task(Dense)
     with pytest.raises(TrainingError, match=r"^A rehearsal with 20 examples failed\. Round 1.*KeyError: 'nothing'"):
         rehearse(Broken(), data, task, probe(data, task), 2)
+
+
+def test_a_table_that_says_its_own_splits_is_rehearsed() -> None:
+    sizes = np.array([[12, 4, 4], [20, 5, 5]])
+    data, task = replace(federation([20, 30]), split_sizes=sizes), Task(Pictures)
+    assert rehearse(FedAvg(), data, task, probe(data, task), 2) is not None

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt
 from torch import Tensor
 
-from fedloom.data.csv_text import CsvText, as_number, numbers
+from fedloom.data.csv_text import CsvText, as_number, not_csv, numbers
 from fedloom.data.federation import Dataset
 from fedloom.data.preprocessing import Column, Preprocessing, categories, category, finite_number
 from fedloom.data.sources.archive import NOT_TEXT, open_text, visible
@@ -108,12 +108,8 @@ class Csv(Source):
             with open_text(file, name) as text:
                 table = CsvText.open(text, shown, **settings, advice=advice or "Correct it.")  # type: ignore[arg-type]
                 return self._rows(table, advice)
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"The file {shown} cannot be read as CSV: {error}. Save it as UTF-8 (in Excel: CSV UTF-8)."
-            ) from None
         except (*NOT_TEXT, csv.Error) as error:
-            raise InputError(f"The file {shown} cannot be read as CSV: {error}.") from None
+            raise not_csv(shown, error) from None
 
     def _rows(self, table: CsvText, advice: str) -> _Rows:
         features, marks = self._features(table), self._marks()
@@ -246,21 +242,26 @@ class _Rows:
     def __len__(self) -> int:
         return len(self.lines)
 
+    @property
+    def numeric(self) -> list[str]:
+        """The columns of `numbers`."""
+        return [name for name in self.features if name not in self.texts]
+
     def where(self, at: int) -> str:
         shown = next((name for begin, name in reversed(self.files) if begin <= at), self.shown)
         return f"Line {self.lines[at]} of {shown}"
 
 
 def _joined(parts: list[_Rows]) -> _Rows:
-    """Put the rows of several files together. Every file has the same feature columns, in the same order."""
+    """Put the rows of several files together. Every file has the same feature columns; the order is the first one's."""
     first, joined = parts[0], _Rows(parts[0].shown, parts[0].features, {name: [] for name in parts[0].texts})
     for part in parts:
-        if part.features != first.features:
-            differ = sorted({*part.features} ^ {*first.features})
-            what = f"the column '{differ[0]}' is in one of them only" if differ else "their order differs"
+        if differ := sorted({*part.features} ^ {*first.features}):
+            what = f"the column '{differ[0]}' is in one of them only"
             raise InputError(f"{part.shown} and {first.shown} must have the same columns, but {what}.")
         joined.files.append((len(joined), part.shown))
-        joined.numbers += part.numbers
+        order = [part.numeric.index(name) for name in first.numeric]
+        joined.numbers += [block[:, order] for block in part.numbers]
         joined.lines += part.lines
         for name, texts in joined.texts.items():
             texts += part.texts[name]

@@ -1,0 +1,115 @@
+"""Probable mistakes in tables are named, and healthy tables are left in peace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+from numpy.typing import NDArray
+
+from fedloom.data.build import federate
+from fedloom.data.federation import Federation
+from fedloom.data.plausibility import suspicions, unusual
+from fedloom.data.sources.csv import Csv
+from fedloom.experiment.experiment_file import parse
+from fedloom.experiment.plan import Plan
+
+Values = NDArray[Any]
+CLIENTS = np.repeat(["clare", "cork", "kerry"], 40)
+
+
+def table() -> pandas.DataFrame:
+    """Three hospitals of 40 patients each."""
+    draw = np.random.default_rng(1)
+    values = {"age": draw.normal(60, 10, 120).round(), "crp": np.exp(draw.normal(2, 1, 120)).round(2)}
+    return pandas.DataFrame({**values, "ward": draw.integers(0, 2, 120).astype(float)})
+
+
+def labels(x: pandas.DataFrame) -> Values:
+    return (x["age"] + 5 * np.log(x["crp"]) + np.random.default_rng(2).normal(0, 8, 120) > 70).astype(int).to_numpy()
+
+
+def found(x: pandas.DataFrame, y: Values | None = None, normalize: str = "federated") -> list[str]:
+    client = np.resize(CLIENTS, len(x)) if len(x) == 120 else np.concatenate([CLIENTS, CLIENTS])
+    y = labels(table()) if y is None else y
+    return [*suspicions(Federation.from_arrays(x, y, client=client, normalize=normalize))]
+
+
+@pytest.mark.parametrize("normalize", ["none", "federated", "client"])
+def test_a_healthy_table_has_nothing_suspicious(normalize: str) -> None:
+    assert found(table(), normalize=normalize) == []
+
+
+def test_one_class_is_nothing_to_learn() -> None:
+    assert found(table(), np.zeros(120, int)) == ["The label has one class only (0): there is nothing to learn."]
+
+
+@pytest.mark.parametrize("normalize", ["none", "federated", "client"])
+@pytest.mark.parametrize("mark", [-999.0, 9999.0])
+def test_a_number_that_marks_gaps_is_named(mark: float, normalize: str) -> None:
+    x = table()
+    x.loc[5, "crp"] = mark
+    (said,) = found(x, normalize=normalize)
+    assert said.startswith(f"crp is {mark:g} in 1 row, far from all other values")
+
+
+def test_a_number_among_others_marks_no_gap() -> None:
+    x = table()
+    x["crp"] = np.linspace(900, 1100, 120).round()
+    assert x["crp"].eq(999).any()
+    assert not any("999" in said for said in found(x))
+
+
+@pytest.mark.parametrize("factor", [1 / 88.4, 100.0])
+def test_a_client_with_another_unit_is_named(factor: float) -> None:
+    x = table()
+    x.loc[CLIENTS == "cork", "crp"] *= factor
+    (said,) = found(x)
+    assert said.startswith("crp is about ")
+    assert "at cork than at every other client" in said
+    assert found(x, normalize="client") == []  # then units do not matter
+
+
+@pytest.mark.parametrize(
+    "y", [labels(table()), np.arange(120) % 3, np.sin(np.arange(120))], ids=["two", "three", "number"]
+)
+def test_a_feature_that_gives_the_label_away_is_named(y: Values) -> None:
+    (said,) = found(table().assign(leak=3.0 * y + 1), y)
+    assert said.startswith("leak alone gives the label away")
+
+
+def test_the_number_of_a_row_is_no_feature() -> None:
+    (said,) = found(table().assign(number=np.random.default_rng(1).permutation(120) + 1_000_000.0))
+    assert said == "number numbers the rows, from 1000000 to 1000119: leave it out with drop."
+
+
+def test_copies_of_rows_are_counted_but_not_where_measurements_are_coarse() -> None:
+    x, y = table(), labels(table())
+    (said,) = found(pandas.concat([x, x]), np.concatenate([y, y]))
+    assert said.startswith("120 of 240 rows repeat another one.")
+    assert found(x[["ward"]].assign(sex=np.arange(120) % 2)) == []
+
+
+def test_digits_are_healthy() -> None:
+    values = {"data": {"source": "digits", "partition": {"name": "iid", "clients": 5}}, "algorithm": {"fedavg": {}}}
+    assert [*suspicions(Plan.of(parse(values)).federation(1))] == []
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("normalize", ["federated", "client"])
+def test_four_real_hospitals_are_healthy(real: Path, normalize: str) -> None:
+    source = Csv(path="heart_disease/heart_disease_4sites.csv", label="num", client="site", fill="mean")  # type: ignore[arg-type]
+    assert [*suspicions(federate(source.load(real), normalize=normalize))] == []
+
+
+def test_values_far_outside_of_the_training_data_are_named() -> None:
+    mean, std = np.array([60.0, 5.0]), np.array([10.0, 2.0])
+    usual = np.array([[20.0, 5.0], [100.0, 50.0]])
+    assert [*unusual(["age", "crp"], usual, mean, std)] == []
+    (said,) = unusual(["age", "crp"], usual * [[1e6, 1.0]], mean, std)
+    assert (
+        said == "age is far outside of what is usual in 2 of 2 rows, such as 1e+08: the model was trained on 60 ± 10."
+    )
