@@ -6,12 +6,14 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "docs"))
 
+from _generate import keep as keeping  # noqa: E402
 from _generate import reproduction_figures, reproductions  # noqa: E402
 
 FOLDER = ROOT / "docs" / "reproductions"
@@ -118,3 +120,28 @@ def test_the_pictures_show_what_was_stored(folder: Path) -> None:
     above, _ = reproduction_figures.curves(folder).axes
     ends = [line.get_xdata()[-1] for line in above.lines if len(line.get_xdata()) > 2]
     assert ends[:3] == [34, 35, 31]  # the rounds of the three seeds of the first row
+
+
+def test_a_kept_result_replaces_the_same_row_run_in_the_same_way(tmp_path: Path) -> None:
+    def run_again(seeds: list[int], rounds: list[float], **changes: str) -> list[dict[str, Any]]:
+        changes = {"data.path": "somewhere", "seeds": str(seeds), **changes}
+        record = {"row": "iid", "seeds": seeds, "changes": changes, "ours": {"rounds": rounds}, "curves": []}
+        (tmp_path / "reproduction.json").write_text(json.dumps([record]), encoding="utf-8")
+        keeping.keep("table", tmp_path, results=tmp_path)
+        return json.loads((tmp_path / "table.json").read_text(encoding="utf-8"))
+
+    run_again([1], [34.0])
+    run_again([1], [66.0], **{"train.clip": "1.0"})
+    first, clipped = run_again([1, 2], [34.0, 35.123456])
+    assert first["ours"] == {"rounds": [34.0, 35.1235]}
+    assert first["changes"] == {"seeds": "[1, 2]"}
+    assert clipped["ours"] == {"rounds": [66.0]}
+
+
+def test_a_kept_result_says_in_words_which_data_it_was(tmp_path: Path) -> None:
+    changes = {"data.source": "npz", "data.partition.clients": "73", "rounds": "10"}
+    record = {"row": "neuroevolution", "changes": changes, "ours": {"fitness": [-0.3]}}
+    (tmp_path / "reproduction.json").write_text(json.dumps([record]), encoding="utf-8")
+    keeping.keep("eeg", tmp_path, "16 people", tmp_path)
+    (kept,) = json.loads((tmp_path / "eeg.json").read_text(encoding="utf-8"))
+    assert kept["changes"] == {"rounds": "10", "data": "16 people"}
