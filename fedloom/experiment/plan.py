@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedloom import user_code
+from fedloom import machine, user_code
 from fedloom.algorithm import Algorithm
 from fedloom.clock.choice import check_async, check_privacy
 from fedloom.clock.system import System
@@ -34,7 +34,7 @@ from fedloom.metrics import NUMBER_LOSSES, Metric, own_metric
 from fedloom.privacy.secure import aggregation
 from fedloom.privacy.table import PrivacyTable
 from fedloom.task import Task
-from fedloom.training.probe import Probe
+from fedloom.training.probe import Probe, probe
 from fedloom.training.settings import Training
 from fedloom.training.training_rows import check_size, needs_validation
 
@@ -164,6 +164,16 @@ def _task(experiment: Experiment, seed: int, example: Callable[[], Tensor] | Non
 
 def _metric(name: str, base: Path) -> str | Metric:
     return own_metric(user_code.code(name, base, Metric, float), name) if user_code.is_code(name) else name
+
+
+def check_start(plan: Plan) -> None:
+    """Raise what a run would refuse before its first round."""
+    if plan.settings.backend == "vector":
+        machine.worker_count(plan.settings.workers)
+    federation, task = plan.federation(plan.seeds[0]), plan.task(plan.seeds[0])
+    plan.cohort.check(federation.clients)
+    probe(federation, task)
+    check_target(plan.evaluate, task)
 
 
 def check_target(evaluate: EvaluateTable, task: Task) -> None:

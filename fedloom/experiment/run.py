@@ -29,7 +29,7 @@ from fedloom.experiment.experiment_file import (
     described_system,
     identity,
 )
-from fedloom.experiment.plan import Plan
+from fedloom.experiment.plan import Plan, check_start
 from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.run_folder import claimed, same_experiment
 from fedloom.experiment.store import Store
@@ -134,8 +134,15 @@ def run_plan(
     check_plan(plan.privacy, plan.cohort, plan.algorithms.values())
     if plan.cohort.mode == "async" and plan.system is None and connect is None:
         raise InputError(NEEDS_CLOCK)
+    if fresh and folder.exists() and connect is None:
+        check_start(plan)  # before the old folder is moved aside
     with claimed(folder, fresh), Store(folder) as store:
-        same_experiment(store, folder, plan)
+        try:
+            same_experiment(store, folder, plan)
+        except InputError:
+            if connect is None:
+                check_start(plan)  # a mistake in the file says more than that the folder holds another experiment
+            raise
         control = Control(folder, progress)
         control.begin()
         if store.fact(PAUSED) is not None:  # a process ended during a pause

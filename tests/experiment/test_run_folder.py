@@ -11,6 +11,7 @@ import pytest
 import fedloom as fl
 from fedloom.errors import InputError, StoreError
 from fedloom.experiment import checkpoint
+from fedloom.experiment.experiment_file import EvaluateTable
 from fedloom.experiment.run_folder import irreplaceable, locked, remove, roll_back
 from fedloom.experiment.store import Store
 from fedloom.privacy.dp.ledger import LEDGER
@@ -29,6 +30,24 @@ def test_another_experiment_is_refused_with_the_difference(
     changed = run(federation, task, tmp_path / "r", algorithms={"fedavg": fl.FedAvg(lr=0.3)}, fresh=True)
     assert changed.status == "done"
     assert len(list(tmp_path.iterdir())) == 2  # the old results are beside the new ones
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"cohort": fl.Sampling(count=9)}, "only 3 clients"),
+        ({"evaluate": EvaluateTable(target={"f1": 0.9})}, "target must be about one of"),
+        ({"backend": "vector", "workers": 100_000, "seeds": 2}, "100000"),
+    ],
+)
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_mistake_is_named_before_the_experiment_that_is_there_and_nothing_is_moved(
+    settings: dict[str, Any], said: str, fresh: bool, federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    run(federation, task, tmp_path / "r", rounds=1)
+    with pytest.raises(InputError, match=said):
+        run(federation, task, tmp_path / "r", rounds=1, fresh=fresh, **settings)
+    assert [path.name for path in tmp_path.iterdir()] == ["r"]
 
 
 def test_a_run_of_the_version_with_score_weights_in_fedavg_goes_on(
