@@ -88,11 +88,16 @@ def unknown(what: str, name: str, known: Iterable[str], others: str = "") -> Inp
     return InputError(f"There is no {what} '{name}'. Known: {listed}.{nearest(name, names)}")
 
 
+SYNONYMS = {"learning_rate": "lr", "eta": "lr"}
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint for a misspelt name, or an empty string.
 
     >>> nearest("momentun", ["lr", "momentum"])
     " Did you mean 'momentum'?"
     """
-    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    known = list(known)
+    same = SYNONYMS.get(str(name))
+    close = [same] if same in known else difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     return f" Did you mean '{close[0]}'?" if close else ""

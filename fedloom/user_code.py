@@ -45,7 +45,9 @@ def code(name: str, base: Path, *kinds: type) -> Any:
     file = code_file(name, base)
     module = _load_file(file) if file is not None else _import(where, name)
     if not hasattr(module, what):
-        public = [known for known in vars(module) if not known.startswith("_")]
+        public = [
+            known for known, value in vars(module).items() if known[0] != "_" and not isinstance(value, ModuleType)
+        ]
         raise InputError(f"'{name}': {where} has no '{what}'.{nearest(what, public)}")
     found = getattr(module, what)
     if file is None and not _gives(found, kinds):

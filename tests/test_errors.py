@@ -51,7 +51,13 @@ def test_a_parameter_error_survives_the_way_from_a_worker_process() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("momentun", " Did you mean 'momentum'?"), ("lr", " Did you mean 'lr'?"), ("unlike", "")]
+    ("name", "hint"),
+    [
+        ("momentun", " Did you mean 'momentum'?"),
+        ("lr", " Did you mean 'lr'?"),
+        ("unlike", ""),
+        ("learning_rate", " Did you mean 'lr'?"),
+    ],
 )
 def test_only_a_similar_name_is_suggested(name: str, hint: str) -> None:
     assert nearest(name, ["lr", "momentum"]) == hint

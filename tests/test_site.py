@@ -29,6 +29,17 @@ def test_every_generated_part_stands_on_exactly_one_page() -> None:
     assert sorted(asked) == sorted(PARTS)
 
 
+def test_a_page_with_generated_parts_says_how_to_print_them_in_a_clone() -> None:
+    for path in (ROOT / "docs").rglob("*.md"):
+        page = path.read_text(encoding="utf-8")
+        if "<!-- generated: " in page:
+            assert f"`python docs/_generate/show.py {path.relative_to(ROOT)}`" in page
+    command = [sys.executable, "docs/_generate/show.py", "docs/reference/algorithms.md"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "FedAvg with a pull towards the global model" in shown
+    assert "<!-- generated: " not in shown
+
+
 def test_a_type_is_said_in_words() -> None:
     assert words({"enum": ["a", "b"]}) == '`"a"` or `"b"`'
     assert words({"type": "array", "items": {"type": "integer"}}) == "list of whole numbers"

@@ -64,6 +64,12 @@ def test_a_mistake_is_explained(folder: Path, name: str, message: str) -> None:
         user_code.code(name, folder)
 
 
+def test_what_a_file_imports_is_not_suggested(folder: Path) -> None:
+    (folder / "imports.py").write_text("import torch\n")
+    with pytest.raises(InputError, match=r"imports\.py has no 'nosuch'\.$"):
+        user_code.code("imports.py:nosuch", folder)
+
+
 def test_the_fingerprint_of_code_changes_with_its_text(folder: Path) -> None:
     before = user_code.code_fingerprint(user_code.code("net.py:Net", folder))
     file_before = user_code.fingerprint(folder / "net.py")

@@ -1,6 +1,6 @@
 """The mkdocs hook: fills generated parts into pages, and shows files of the repository that live outside docs/.
 
-A page asks for a generated part with the line `<!-- generated: NAME -->`. `PARTS` says which function writes it.
+A page asks for a generated part with the line `<!-- generated: NAME -->`. `parts.py` says which function writes it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
-from _generate.parts import PARTS  # noqa: E402
+from _generate.parts import filled  # noqa: E402
 
 # Files outside docs/ that the site shows, and where. Links to them from any page keep working on both sides.
 OUTSIDE = {
@@ -42,7 +42,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Fill generated parts in and turn links between files of the repository into links between pages."""
-    markdown = re.sub(r"<!-- generated: (\w+) -->", lambda found: PARTS[found[1]](), markdown)
+    markdown = filled(markdown)
     here = page.file.src_uri
     sources = {target: source for source, target in OUTSIDE.items()}
     folder = posixpath.dirname(sources[here] if here in sources and here != "index.md" else f"docs/{here}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from _generate import algorithms, command_line, experiment_file, messages, package, store
@@ -19,3 +20,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "messages": messages.fields,
     "package": package.modules,
 }
+
+
+def filled(markdown: str) -> str:
+    """Fill the generated parts into the text of a page."""
+    return re.sub(r"<!-- generated: (\w+) -->", lambda found: PARTS[found[1]](), markdown)

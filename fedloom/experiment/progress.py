@@ -77,6 +77,7 @@ class Bar(Progress):
     """Shows a bar for all cells together, and one for each running cell with loss, metrics and seconds per round."""
 
     MOST = 8  # how many finished cells stay on screen
+    WIDE = 100  # in fewer columns, numbers take the place of bars
 
     def __init__(self, console: Any) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -84,7 +85,7 @@ class Bar(Progress):
 
         self.progress = RichProgress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),
+            *([BarColumn(bar_width=None)] if console.width >= self.WIDE else []),
             MofNCompleteColumn(),
             TextColumn("{task.fields[values]}"),
             TimeRemainingColumn(compact=True),

@@ -76,7 +76,8 @@ def clients(run: RunData, metric: str) -> Iterator[Table]:
     if means:
         columns, kind = ("client", *SPLITS, *means), run.metric(metric).number_format
         kinds = ("text", *["whole"] * len(SPLITS), *[kind] * len(means))
-        title, note = f"Every client: {metric}", run.about_clients(say("note", "clients"))
+        mean = say("note", "mean_over_seeds") if len(run.seeds_of_clients) > 1 else ""
+        title, note = f"Every client: {metric}", run.about_clients(say("note", "clients", mean=mean))
         yield Table(f"clients_{metric}", title, columns, tuple(rows), kinds, note)
 
 

@@ -102,7 +102,10 @@ def _check_docstring(kind: type[Algorithm]) -> None:
     assert first[0].isupper() or not first[0].isalpha(), f"{who} begins without a capital letter: {first!r}"
     assert first.endswith((".", "!")), f"{who} must have a whole sentence as its first line: {first!r}"
     assert len(first.split()) >= 4, f"{who} says too little in its first line: {first!r}"
-    assert not set(first) & set("`<>{}|"), f"{who} must begin with plain words: {first!r}"
+    marks = sorted(set(first) & set("`<>{}|"))
+    assert not marks, (
+        f"{who} has {' '.join(marks)} in its first line, which must be plain words: {first!r}. Move them down"
+    )
 
 
 def _check_parameters(algorithm: Algorithm, settings: dict[str, Any]) -> None:

@@ -58,6 +58,16 @@ def test_one_bar_counts_the_rounds_of_all_cells() -> None:
     bar.close()
 
 
+def test_numbers_are_whole_in_80_columns() -> None:
+    out = io.StringIO()
+    bar = Bar(Console(file=out, force_terminal=True, width=80, color_system=None))
+    bar.expect(21, rounds=30)
+    bar.begin("central-standard (seed 1)", 0, 30)
+    bar.step("central-standard (seed 1)", 29, {"loss": 0.207, "accuracy": 0.934}, 0.61)
+    bar.close()
+    assert "29/30 loss 0.207 accuracy 93.4 % 0.61 s/round" in " ".join(out.getvalue().split())
+
+
 def test_the_bars_of_a_run_replace_those_of_the_run_before() -> None:
     bar = Bar(Console(file=io.StringIO(), force_terminal=True))
     for cells in (2, 1):  # a sweep runs one setting after another

@@ -99,6 +99,9 @@ def test_clients_that_differ_between_seeds_are_not_averaged(comparison: Path, tm
     assert [row[3] for row in rows] == pytest.approx(per_client)
     for name in ("clients_accuracy", "user_stats_accuracy", "universal_test_accuracy"):
         assert "single clients are those of seed 1" in named(run, name).note
+    assert "the mean over the seeds" not in named(run, "clients_accuracy").note
+    same = named(RunData.read(comparison), "clients_accuracy").note
+    assert same.endswith("on its own test split: the mean over the seeds in which the client was drawn in that round.")
     drawn = {figure.name: figure.caption for figure in draw_all(run)}
     for name in ("sausage_users", "clients"):
         assert "single clients are those of seed 1" in drawn[name]

@@ -229,7 +229,7 @@ def test_a_broken_promise_is_named(broken: type[FedAvg], sentence: str) -> None:
         ("averages.", "without a capital letter"),
         ("Averages the weights of all clients", "a whole sentence"),
         ("It averages.", "too little"),
-        ("Averages `weights` of all clients.", "plain words"),
+        ("Averages |w| of all clients.", r"docstring has \| in its first line, which must be plain words"),
     ],
 )
 def test_a_docstring_must_begin_with_a_plain_sentence(docstring: str | None, sentence: str) -> None:
