@@ -23,8 +23,7 @@ from scipy import stats
 
 from fedloom.files import tomllib
 from fedloom.papers import published
-from fedloom.papers.measurement import Measure
-from fedloom.papers.published import Published, Reproduction, Row
+from fedloom.papers.published import Measure, Published, Reproduction, Row
 
 FOLDER = Path(__file__).parents[1] / "reproductions"
 ROUNDS, POINTS, SHARE = 1.25, 0.02, 0.05  # as close as this counts as reproduced: a factor, points, a share

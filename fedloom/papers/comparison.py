@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedloom.experiment.experiment_file import Experiment
-from fedloom.papers.measurement import Measure
-from fedloom.papers.published import Reproduction, Row
+from fedloom.papers.published import Measure, Reproduction, Row
 from fedloom.results.table import Table, Value
 
 

@@ -20,8 +20,7 @@ from fedloom.experiment.run import run_plan
 from fedloom.files import write_atomically
 from fedloom.papers.comparison import Planned, table
 from fedloom.papers.curve_figure import draw
-from fedloom.papers.measurement import Measure
-from fedloom.papers.published import Reproduction, Row
+from fedloom.papers.published import Measure, Reproduction, Row
 from fedloom.results.report import write as write_report
 from fedloom.results.run_data import RunData
 from fedloom.results.table import Table
