@@ -1,4 +1,4 @@
-"""Files of published results: the numbers, their sources, how to reproduce each row, and what is measured in its run."""
+"""Files of published results: the numbers, their sources, how to reproduce each row, and what is measured in it."""
 
 from __future__ import annotations
 
