@@ -134,9 +134,8 @@ def fit(
                     cohort = new_cohort()
             clients["post_fit"] = {report.client: report.post_fit for report in cohort.reports if report.post_fit}
             remembered = {GROUP: protection.state} if protection is not None and protection.state else {}
-            passed = None
+            passed = clock.end() if clock is not None else None
             if clock is not None:
-                passed = clock.end()
                 remembered[virtual.GROUP] = clock.state
             if round == rounds:
                 backend.rest()

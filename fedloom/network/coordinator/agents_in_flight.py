@@ -170,7 +170,8 @@ class AgentsInFlight(InFlight):
         key = keys.key(self.seed, "cohort", round - 1, *([block] if block else []))
         work = work_of(round, choose(key, free, len(hosts), allowed))
         parcel = self._parcel(work)
-        texts = {client: self._assignment(work, position, parcel) for position, client in enumerate(work.ids)}
+        found = {client: self._assignment(work, position, parcel) for position, client in enumerate(work.ids)}
+        texts = {client: text for client, text in found.items() if text}
         self.ledger.start_flights(self.backend.cell.name, round, texts)
         for text in texts.values():
             self._open(work, parcel, text)
@@ -182,9 +183,12 @@ class AgentsInFlight(InFlight):
         return self._parcels[work.round]
 
     def _assignment(self, work: ClientWork, position: int, parcel: Parcel) -> str:
-        """Return the assignment of one client, as JSON."""
+        """Return the assignment of one client, as JSON; an empty text if its agent has just been revoked."""
         cell, client = self.backend.cell, work.ids[position]
-        ((_, assignment),) = self.backend.training_assignments(work.part(position, position + 1), parcel, {}).items()
+        made = self.backend.training_assignments(work.part(position, position + 1), parcel, {})
+        if not made:
+            return ""
+        (assignment,) = made.values()
         # what it kept before an answer that no checkpoint has yet may count again
         first = self.ledger.first_unsaved(cell.name, client, cell.durable)
         durable = cell.durable if first is None else min(cell.durable, first - 1)

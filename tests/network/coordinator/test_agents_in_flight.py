@@ -255,6 +255,20 @@ def test_a_revoked_agents_answer_does_not_count_and_its_client_does_not_start_ag
     assert taken(tmp_path / "net") == {1: [(0, 1), (1, 1)], 2: [(0, 2), (1, 2)], 3: [(0, 3), (1, 3)]}
 
 
+def test_an_agent_that_is_revoked_while_its_client_is_about_to_start_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, run = NetworkBackend.training_assignments, TurnsRun(tmp_path / "net", [0, 1, 0, 1, 0, 1])
+
+    def revoke_first(backend: NetworkBackend, *more: Any) -> Any:
+        run.ledger.revoke("site-2")
+        return make(backend, *more)
+
+    monkeypatch.setattr(NetworkBackend, "training_assignments", revoke_first)
+    assert run.run(Silent()).status == "done"
+    assert {client for found in taken(tmp_path / "net").values() for client, _ in found} == {0, 1}
+
+
 def test_a_client_that_does_not_answer_until_the_deadline_leaves_its_place(
     tmp_path: Path, trained: list[tuple[int, int]]
 ) -> None:
