@@ -104,7 +104,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         return dict(tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not a text in UTF-8. Save it as UTF-8.") from error
+    except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path} is not a valid TOML file: {error}") from error
 
 

@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import itertools
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -164,10 +165,10 @@ def showing(quiet: bool) -> Iterator[Any]:
 
 
 def console(width: int, **settings: Any) -> Console:
-    """Return a console for stdout: as wide as the terminal, or `width` columns elsewhere."""
+    """Return a console for stdout: as wide as the terminal or COLUMNS says, or `width` columns elsewhere."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else width, **settings)
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else width, **settings)
 
 
 def print_result(as_json: bool, content: Any, lines: Iterable[str]) -> None:

@@ -309,6 +309,8 @@ _TOP = (*_NO_TABLES, *TABLES, "algorithm")
 
 def load(path: Path, changes: Mapping[str, Any] | None = None) -> Experiment:
     """Read an experiment file; `changes` are `{"table.key": value}` from the command line."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder, not an experiment file. `fedloom init` writes one.")
     if not path.is_file():
         raise InputError(f"There is no experiment file {path}. `fedloom init` writes one.")
     values = read_toml(path)

@@ -50,7 +50,8 @@ def table(result: Result, metric: str | None = None) -> Table:
     seeds = len({cell.seed for cell in result.runs})
     title = f"{result.name}: {metric}" + (f", mean of {seeds} seeds" if seeds > 1 else "")
     unknown = [name for name in result.metrics if name not in measured] if measured else []
-    made = Table("algorithm", title=title, caption=_caption(set(columns), result.rule, unknown))
+    made = Table(title=title, caption=_caption(set(columns), result.rule, unknown))
+    made.add_column("algorithm", no_wrap=True)  # in a narrow terminal, headings give way before names
     for column in ("rounds", *columns.values()):
         made.add_column(column, justify="right")
     run = RunData.read(result.folder)

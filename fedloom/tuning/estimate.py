@@ -71,7 +71,8 @@ class Estimate:
         return [
             f"{self.clients:,} clients with {self.examples:,} examples, "
             f"{self.smallest_client:,} to {self.largest_client:,} each",
-            f"{self.parameters:,} parameters; {self.cohort:,} clients a round; {self.cells} cells (algorithm × seed)",
+            f"{self.parameters:,} parameters; {self.cohort:,} {'client' if self.cohort == 1 else 'clients'} a round; "
+            f"{self.cells} {'cell' if self.cells == 1 else 'cells'} (algorithm × seed)",
             f"data {size(self.data_bytes)}, memory about {size(self.memory_bytes)}",
             *(
                 f"{label} trains on all examples in one place: every client would give them away"

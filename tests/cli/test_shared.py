@@ -103,6 +103,13 @@ def test_progress_is_lines_without_a_terminal_and_nothing_when_quiet() -> None:
         assert isinstance(progress, Silent)
 
 
+def test_output_for_a_file_is_as_wide_as_columns_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert shared.console(100).width == 100
+    monkeypatch.setenv("COLUMNS", "80")
+    assert shared.console(100).width == 80
+
+
 def test_a_result_is_json_or_lines(capsys: pytest.CaptureFixture[str]) -> None:
     shared.print_result(True, [1], ["one"])
     assert json.loads(capsys.readouterr().out) == [1]

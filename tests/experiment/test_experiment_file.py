@@ -155,6 +155,14 @@ def test_a_byte_order_mark_is_fine(tmp_path: Path) -> None:
     assert experiment_file.load(tmp_path / "e.toml").rounds == 3
 
 
+def test_a_folder_and_another_encoding_are_named(tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text("rounds = 3", encoding="utf-16")
+    with pytest.raises(InputError, match=r"e\.toml is not a text in UTF-8\. Save it as UTF-8\."):
+        experiment_file.load(tmp_path / "e.toml")
+    with pytest.raises(InputError, match="is a folder, not an experiment file"):
+        experiment_file.load(tmp_path)
+
+
 def test_waiting_times_decide_the_result_in_virtual_time_only(tmp_path: Path) -> None:
     def identity(text: str) -> str:
         return experiment_file.identity(parse(text, tmp_path).description())

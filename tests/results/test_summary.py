@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import statistics
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from fedloom.results.result import CellResult, Result
 from fedloom.results.run_data import RunData
@@ -24,6 +26,15 @@ def test_columns_are_what_was_measured(run: RunData) -> None:
     assert list(made.columns[0].cells) == ["fedavg", "local", "pooled"]
     assert list(made.columns[2].cells)[1] == "–"  # no global model
     assert str(made.title).endswith("accuracy, mean of 2 seeds")
+
+
+def test_names_of_algorithms_are_whole_in_80_columns(run: RunData) -> None:
+    made = on_screen(run.result)
+    made.add_row("central-selective-weighted", *["100.00 %"] * (len(made.columns) - 1))
+    out = io.StringIO()
+    Console(file=out, width=80).print(made)
+    assert "central-selective-weighted" in out.getvalue()
+    assert max(map(len, out.getvalue().splitlines())) <= 80
 
 
 def test_unfinished_cells_and_the_rule_are_named(run: RunData) -> None:
