@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 
-from _generate import command_line, experiment_file, package, store  # noqa: E402
+from _generate import command_line, compression_results, experiment_file, package, store  # noqa: E402
 from _generate.fields import default, meaning, words  # noqa: E402
 from _generate.parts import PARTS  # noqa: E402
 
@@ -114,3 +114,11 @@ def loaded(html: str) -> list[str]:
 def test_a_picture_from_another_host_would_be_noticed() -> None:
     assert loaded('<p><img alt="" src="https://example.org/a.png"></p>') == ["https://example.org/a.png"]
     assert loaded('<a href="https://example.org">link</a><img src="a.png">') == []
+
+
+def test_the_tables_of_compression_are_those_of_the_stored_results() -> None:
+    page = (ROOT / "docs" / "how-to" / "compression.md").read_text(encoding="utf-8")
+    found = compression_results.tables()
+    assert len(found) == 3
+    for table in found:
+        assert table in page
