@@ -12,8 +12,7 @@ import torch
 
 from fedloom import keys
 from fedloom.algorithm import Algorithm, Update
-from fedloom.audits.canaries import Canaries, evidence
-from fedloom.audits.epsilon import Floats, estimate, lower_bound
+from fedloom.audits.canaries import Canaries, Floats, estimate, evidence, lower_bound
 from fedloom.backends.protocol import Backend
 from fedloom.errors import InputError
 from fedloom.experiment.plan import Plan

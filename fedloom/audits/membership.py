@@ -12,7 +12,7 @@ import torch
 from scipy.stats import binomtest, norm, rankdata
 
 from fedloom import keys
-from fedloom.audits.epsilon import Floats
+from fedloom.audits.canaries import Floats
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
 from fedloom.errors import InputError
