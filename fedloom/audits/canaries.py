@@ -1,4 +1,9 @@
-"""Canaries: made-up clients whose updates point in random directions, the evidence that they took part, and its ε."""
+"""Canaries, and what they tell about ε: a lower bound that holds with a stated confidence, and an estimate without one.
+
+A canary is a made-up client whose updates point in a random direction. A coin decides whether it takes part in the
+audited run. Each canary has a score that grows with the evidence that it did. Differential privacy limits how often you
+can guess the coins from the scores.
+"""
 
 from __future__ import annotations
 
