@@ -86,7 +86,7 @@ class OperatorsView:
                     "agent": row["agent"],
                     "name": visible(row["name"]),
                     "state": "working" if state == "ready" and busy else "idle" if state == "ready" else state,
-                    "doing": shown.get("doing", ""),
+                    "doing": shown.get("doing", "") if busy else "",  # otherwise it is what it did last
                     "since": now - since[row["agent"]] if busy else None,
                     "awaited": awaited[row["agent"]],
                     "clients": shown.get("clients", 0),

@@ -29,14 +29,13 @@ export function open(into, context) {
   /** @param {any} call @param {any} found */
   function current(call, found) {
     const cards = [
-      ...(call ? [] : [["stage", found.stage]]),
       ["answers accepted", found.accepted], ["answers rejected", found.rejected],
       ["came in", bytes(found.bytes_in)], ["went out", bytes(found.bytes_out)],
       ["free on the disk", `${bytes(found.disk.free)} of ${bytes(found.disk.total)}`],
       ["in the ledger", bytes(found.disk.ledger)],
       ["free memory", found.memory === null ? "–" : bytes(found.memory)],
     ].map(([small, big]) => el("div", { class: "card" }, el("b", {}, String(big)), el("span", {}, String(small))));
-    if (!call) return [el("h2", {}, "Now"), el("div", { class: "cards" }, ...cards)];
+    if (!call) return [el("h2", {}, "Now"), el("p", {}, found.stage), el("div", { class: "cards" }, ...cards)];
     const answered = call.clients.filter((/** @type {any} */ one) => one.state === "answered").length;
     const needed = call.enough ?? call.needed;
     const words = `${answered} of ${call.clients.length} clients have answered${needed ? `; the round needs ${needed}` : ""}. Open for ${duration(call.open_for)}, ${duration(call.seconds_left)} left.`;
