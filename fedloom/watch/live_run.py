@@ -61,7 +61,8 @@ class LiveRun:
         for name in ("run.db", "run.db-wal", "control.json"):
             try:
                 status = (self.folder / name).stat()
-                found += [status.st_ino, status.st_mtime_ns, status.st_size]
+                # a reader of a run that has ended makes an empty WAL
+                found += [status.st_ino, status.st_mtime_ns, status.st_size] if status.st_size else [0, 0, 0]
             except OSError:
                 found += [0, 0, 0]
         return tuple(found)

@@ -48,6 +48,16 @@ def test_it_sees_new_rounds_and_reads_only_those(tmp_path: Path, monkeypatch: py
     assert values(live.data()) == values(RunData.read(tmp_path))
 
 
+def test_reading_a_run_that_has_ended_is_no_change(tmp_path: Path) -> None:
+    growing = GrowingRun(tmp_path).add(1)
+    live = LiveRun(tmp_path)
+    growing.end().store.close()  # this deletes the WAL, and the first one who reads the run makes one again
+    assert not (tmp_path / "run.db-wal").exists()
+    stamp = live.stamp()
+    assert len(values(live.data())) == 3
+    assert live.stamp() == stamp
+
+
 def test_of_cells_that_have_not_changed_nothing_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     growing = GrowingRun(tmp_path, labels=("rounds", "participants"), seeds=(1,)).add(2)
     live = LiveRun(tmp_path)
