@@ -1,12 +1,16 @@
 """From time to time a step is computed in two ways, and a run stops where they do not agree."""
 
+import pickle
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 from torch import Tensor
 
+from fedloom import user_code
 from fedloom.algorithms import FedAvg
 from fedloom.errors import TrainingError
 from fedloom.federation.engine import fit
@@ -41,6 +45,28 @@ def test_one_of_many_trainings_is_watched_at_one_of_its_steps() -> None:
     drawn = [watched_step(replace(data, round=round), 0, 7) for round in range(40_000)]
     assert 0.5 < sum(step >= 0 for step in drawn) / (40_000 / WATCHED) < 1.5
     assert set(drawn) == {-1, *range(7)}
+
+
+OWN = """
+from fedloom.algorithm import add, sub
+from fedloom.algorithms.fedavg import FedAvg
+
+
+class Mine(FedAvg):
+    def correct(self, step, shared, own):
+        return add(step.grad, sub(step.params, step.start), scale=0.1)
+"""
+
+
+def test_steps_of_your_own_class_are_recorded_once_though_every_round_sends_its_code(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    sent = cloudpickle.dumps(user_code.code("mine.py:Mine", tmp_path)(batch_size=8))
+    task = Task(Dense)
+    here = backend(task)
+    fast_paths.forget_trainers()
+    for _ in range(2):
+        list(fit(DATA, task, pickle.loads(sent), 1, backend=here))
+    assert len(fast_paths._trainers) == 1
 
 
 def test_a_replayed_step_that_the_model_no_longer_takes_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
