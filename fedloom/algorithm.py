@@ -130,6 +130,10 @@ class Algorithm(Record):
         """Whether clients choose among several models (see `choose`)."""
         return type(self).choose is not Algorithm.choose
 
+    def caution(self, task: Task) -> str:
+        """Say what a reader should know about this algorithm with this task; empty if there is nothing."""
+        return ""
+
     def models_scored(self, clients: int) -> float:
         """Return how many models a client evaluates on its validation split in a round, for estimates of time."""
         return 0.0

@@ -17,6 +17,9 @@ class FedBN(FedAvg):
 
     reference: ClassVar[str] = "Li et al., FedBN: Federated Learning on Non-IID Features, ICLR 2021"
 
+    def caution(self, task: Task) -> str:
+        return "" if task.normalization else "the model has no normalisation layers, so this is FedAvg"
+
     def init_own(self, task: Task, model: Tree) -> Groups:
         return {**super().init_own(task, model), "norm": select(model, task.normalization)}
 

@@ -166,6 +166,12 @@ def _metric(name: str, base: Path) -> str | Metric:
     return own_metric(user_code.code(name, base, Metric, float), name) if user_code.is_code(name) else name
 
 
+def cautions(plan: Plan, task: Task) -> list[str]:
+    """Say what a reader should know about the algorithms with this task."""
+    found = {label: algorithm.caution(task) for label, algorithm in plan.algorithms.items()}
+    return [f"{label}: {said}." for label, said in found.items() if said]
+
+
 def check_start(plan: Plan) -> None:
     """Raise what a run would refuse before its first round."""
     if plan.settings.backend == "vector":

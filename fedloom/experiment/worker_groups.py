@@ -19,7 +19,7 @@ from fedloom.data.federation import Federation
 from fedloom.data.plausibility import suspicions
 from fedloom.errors import InputError, StoreError
 from fedloom.experiment.experiment_file import RunTable
-from fedloom.experiment.plan import Plan
+from fedloom.experiment.plan import Plan, cautions
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.run_folder import preprocessing_file
 from fedloom.experiment.store import Store
@@ -117,6 +117,11 @@ class WorkerGroup:
             self.store.set_fact("network", True)
             return self.connect(federation, task)
         facts = probe(federation, task)
+        if self.store.fact("setup") is None:
+            known = cautions(self.plan, task)
+            self.store.set_fact("cautions about algorithms", known)
+            for caution in known:
+                self.progress.note(f"Caution: {caution}")
         setup = self._setup(facts, federation)
         self._check_same_data(federation, seed)
         federation.preprocessing.write(preprocessing_file(self.store.path.parent, seed))

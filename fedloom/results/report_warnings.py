@@ -230,7 +230,8 @@ def _undefined(run: RunData) -> Iterator[str]:
 
 
 def _data(run: RunData) -> Iterator[str]:
-    """What `fedloom data describe` warns of."""
+    """What algorithms say about the task, and what `fedloom data describe` warns of."""
+    yield from run.facts.get("cautions about algorithms") or ()
     yield from run.facts.get("cautions about the data") or ()
 
 

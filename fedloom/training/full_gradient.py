@@ -45,7 +45,7 @@ def full_gradient(task: Task, data: Clients, weights: Tree) -> FullGradient:
         try:
             with generators.lent(), task.python_state.fresh(), tensors.replaced(tensors.own):
                 loss, gradient = gradient_of(task, passes, len(rows), leaves)
-            check_finite(loss.item(), task.loss)
+            check_finite(loss.item(), task)
         except Exception as error:
             raise data.blame(error, "its full gradient", position) from error
         gradients.append(with_zeros(gradient, leaves))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedloom.errors import InputError, TrainingError
+from fedloom.task import Task
 from fedloom.training.clients import Clients
 from fedloom.user_code import defined_at
 
@@ -44,7 +45,7 @@ def needs_validation(name: str) -> InputError:
     )
 
 
-def check_finite(loss: float, function: object) -> None:
-    """Raise if the loss that a function computed is NaN or infinite."""
+def check_finite(loss: float, task: Task) -> None:
+    """Raise if the loss of a task is NaN or infinite."""
     if loss - loss != 0:
-        raise TrainingError(f"the loss is {loss}{defined_at(function)}. A smaller lr or a clip may help.")
+        raise TrainingError(f"the loss is {loss}{defined_at(task.loss)}. A smaller lr or a clip may help.")

@@ -22,7 +22,7 @@ from fedloom.data.plausibility import suspicions
 from fedloom.data.split import Split, SplitName
 from fedloom.errors import FedloomError, InputError, TrainingError
 from fedloom.experiment.experiment_file import Experiment
-from fedloom.experiment.plan import Plan, check_clients, check_target
+from fedloom.experiment.plan import Plan, cautions, check_clients, check_target
 from fedloom.experiment.worker_groups import choose_setup, working_bytes
 from fedloom.federation.blame import server_half
 from fedloom.federation.client_state import ClientStates
@@ -59,7 +59,7 @@ class Estimate:
     seconds_at_the_end: float  # of a cell: to measure all clients' models on everybody's tests
     seconds: float
     kept_bytes: int = 0
-    cautions: tuple[str, ...] = ()  # about the data
+    cautions: tuple[str, ...] = ()  # about algorithms and data
     pooled: tuple[str, ...] = ()  # algorithms that need all data in one place
 
     def json(self) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def estimate(experiment: Experiment) -> Estimate:
         seconds_at_the_end=float(at_the_end),
         seconds=float((seconds * experiment.rounds + at_the_end) * cells + 3),
         kept_bytes=model * experiment.rounds * cells if experiment.run.keep_models else 0,
-        cautions=tuple(suspicions(federation)),
+        cautions=(*cautions(plan, task), *suspicions(federation)),
         pooled=tuple(label for label, algorithm in experiment.algorithm.items() if algorithm.pooled),
     )
 

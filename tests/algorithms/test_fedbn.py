@@ -5,7 +5,12 @@ import torch
 from fedloom.algorithms import FedAvg, FedBN
 from fedloom.federation.engine import fit
 from fedloom.task import Task
-from tests.conftest import ALL_TRAIN, Normed, federation, last
+from tests.conftest import ALL_TRAIN, Dense, Normed, federation, last
+
+
+def test_without_normalisation_layers_it_says_that_it_is_fedavg() -> None:
+    assert FedBN().caution(Task(Dense)) == "the model has no normalisation layers, so this is FedAvg"
+    assert FedBN().caution(Task(Normed)) == FedAvg().caution(Task(Dense)) == ""
 
 
 def test_normalisation_layers_stay_with_the_clients() -> None:

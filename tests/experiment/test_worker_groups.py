@@ -18,7 +18,9 @@ from fedloom.experiment import worker_groups
 from fedloom.experiment.progress import Silent
 from fedloom.experiment.store import Store
 from fedloom.experiment.worker_groups import group_count, train_cells
+from fedloom.results.report_warnings import cautions
 from fedloom.results.result import Result
+from fedloom.results.run_data import RunData
 from tests.conftest import Dense, federation
 from tests.experiment.small_run import StopAfter, run
 
@@ -33,6 +35,19 @@ class LSTM(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.out(self.lstm(x.unsqueeze(-1))[0][:, -1])
+
+
+def test_what_an_algorithm_says_about_the_task_is_noted_and_a_caution_of_the_report(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    notes: list[str] = []
+    progress = Silent()
+    progress.note = notes.append  # type: ignore[method-assign]
+    said = "mine: the model has no normalisation layers, so this is FedAvg."
+    for rounds in (1, 2):
+        result = run(federation, task, tmp_path, rounds, algorithms={"mine": fl.FedBN()}, progress=progress)
+    assert notes.count(f"Caution: {said}") == 1
+    assert said in cautions(RunData.read(result.folder))
 
 
 def test_what_cannot_be_computed_side_by_side_is_computed_one_by_one_and_the_reason_is_kept(
