@@ -95,3 +95,9 @@ def versions_of(leaves: Tree) -> dict[int, Groups]:
             if group:
                 shared.setdefault(group, {}).update({name: leaf} if name else {})
     return versions
+
+
+def with_versions(leaves: Tree, changed: Callable[[Groups], Groups]) -> Tree:
+    """Return leaves with all versions among them changed."""
+    versions = {version: changed(shared) for version, shared in versions_of(leaves).items()}
+    return {path: leaf for path, leaf in leaves.items() if not path.startswith(VERSION)} | leaves_of(versions)

@@ -10,9 +10,11 @@ from pathlib import Path
 from fedloom import tree
 from fedloom.algorithm import Algorithm
 from fedloom.backends.protocol import Backend
+from fedloom.clock.clock import GROUP
 from fedloom.clock.fleet import Fleet
+from fedloom.clock.in_flight import with_versions
 from fedloom.data.federation import Federation
-from fedloom.errors import FedloomError, QuorumError, StoreError
+from fedloom.errors import FedloomError, InputError, QuorumError, StoreError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.control import PAUSED, Control
 from fedloom.experiment.plan import Plan, check_target
@@ -82,7 +84,7 @@ class Cell:
         store.set_status(self.number, "running")
         self.progress.begin(self.title, begun.round if begun else 0, self.plan.rounds)
         try:
-            finished = self._rounds(group, begun, should_stop)
+            finished = self._rounds(group, loaded, should_stop)
         except FedloomError as error:
             if should_stop():  # the error is that its workers were stopped, because of another cell
                 store.set_status(self.number, "stopped")
@@ -108,14 +110,27 @@ class Cell:
             )
         return loaded
 
-    def _rounds(self, group: WorkerGroup, begun: Snapshot | None, should_stop: Callable[[], bool]) -> bool:
+    def _begun(self, loaded: checkpoint.Checkpoint, task: Task) -> Snapshot:
+        """Return where the cell continues, without frozen parameters; refuse to continue with others."""
+        begun = loaded.snapshot
+        if loaded.extra.get(checkpoint.FROZEN, task.frozen_sha256) != task.frozen_sha256:
+            raise InputError(
+                f"The model's frozen parameters are not those that {self.title} began with, in {self.folder}. Restore "
+                "the file or the code that they come from, or use --fresh to start over."
+            )
+        state = task.without_frozen(begun.state)
+        if GROUP in state:
+            state = {**state, GROUP: with_versions(state[GROUP], task.without_frozen)}
+        return Snapshot(begun.round, state, {one: task.without_frozen(groups) for one, groups in begun.own.items()})
+
+    def _rounds(
+        self, group: WorkerGroup, loaded: checkpoint.Checkpoint | None, should_stop: Callable[[], bool]
+    ) -> bool:
         backend, federation, task = group.get(self.seed)
         backend.begin(self.label, self.seed, self.checkpoints)
+        begun = None if loaded is None else self._begun(loaded, task)
         if task.frozen:
             checkpoint.keep_frozen(self.folder, task.frozen, task.frozen_sha256)
-        if begun is not None:
-            kept = {client: task.without_frozen(groups) for client, groups in begun.own.items()}
-            begun = Snapshot(begun.round, task.without_frozen(begun.state), kept)
         own: dict[int, Groups] = dict(begun.own) if begun else {}
         unsaved: dict[int, Groups] = {}
         saved = begun.round if begun else 0

@@ -211,5 +211,5 @@ def test_a_round_that_never_has_enough_clients_is_an_error(
     federation: fl.Federation, task: fl.Task, tmp_path: Path
 ) -> None:
     nobody = fl.Sampling(sampling="poisson", fraction=1e-9)
-    with pytest.raises(QuorumError, match="nothing was learnt"):
+    with pytest.raises(QuorumError, match="Nothing was learnt"):
         run(federation, task, tmp_path, cohort=nobody, algorithms=ALGORITHMS["fedavg"])

@@ -158,6 +158,51 @@ def test_other_frozen_values_than_those_of_the_run_are_refused(
         run(federation, task, tmp_path, 2, algorithms=ALGORITHMS["fedavg"])
 
 
+def test_a_run_is_not_continued_with_other_frozen_parameters(federation: fl.Federation, tmp_path: Path) -> None:
+    """Only the values of the first seed are part of what a run in a folder is."""
+    settings: dict[str, Any] = {"algorithms": ALGORITHMS["fedavg"], "seeds": [1, 2]}
+    drawn = {1: 1.0, 2: 2.0}
+
+    def task(seed: int) -> fl.Task:
+        def model() -> nn.Module:
+            module = Adapted()
+            module.backbone.bias.data.fill_(drawn[seed])
+            return module
+
+        return fl.Task(model)
+
+    run(federation, task, tmp_path, 1, **settings)
+    files = {*tmp_path.glob("frozen-*")}
+    drawn[2] = 3.0
+    with pytest.raises(InputError, match=r"frozen parameters are not those that fedavg \(seed 2\) began with"):
+        run(federation, task, tmp_path, 2, **settings)
+    assert {*tmp_path.glob("frozen-*")} == files
+    drawn[2] = 2.0
+    run(federation, task, tmp_path, 2, **settings)
+
+
+def test_an_asynchronous_run_that_an_earlier_version_began_is_continued(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {
+        "algorithms": ALGORITHMS["fedavg"],
+        "cohort": fl.Sampling(mode="async", buffer=1, concurrency=2),
+        "system": fl.System(step=1.0, speed={"name": "lognormal", "sigma": 1.0}),
+    }
+    wanted = run(federation, task, tmp_path / "whole", 5, **settings)
+    run(federation, task, tmp_path / "old", 2, **settings)
+    as_before(tmp_path / "old", "fedavg", task.frozen)
+    cell, loaded = checkpoint.of_cell(tmp_path / "old", "fedavg", 1), stored(tmp_path / "old", "fedavg")
+    clock = loaded.snapshot.state["clock"]
+    places = {name.removesuffix("head.bias") for name in clock if name.endswith("/head.bias")}
+    assert places
+    older = {f"{place}{name}": leaf for place in places for name, leaf in task.frozen.items()}
+    checkpoint.forget_after(cell, 0)
+    state = {**loaded.snapshot.state, "clock": {**clock, **older}}
+    checkpoint.save(cell, 2, state, loaded.snapshot.own, loaded.extra, since=0)
+    assert run(federation, task, tmp_path / "old", 5, **settings).weights_sha256 == wanted.weights_sha256
+
+
 def test_kept_models_and_fingerprints_are_whole(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
     result = run(federation, task, tmp_path, 1, algorithms=ALGORITHMS["fedavg"], keep_models=True)
     kept = load_file(checkpoint.of_cell(tmp_path, "fedavg", 1) / "models" / "round-000001.safetensors")
