@@ -47,7 +47,8 @@ def main() -> None:
     except OSError as error:
         if error.filename is None or {"-v", "--verbose"} & {*sys.argv}:
             raise
-        say(f"error: {error.filename} cannot be read or written: {error.strerror}.")
+        path = str(error.filename).removesuffix(".part")  # what is written beside a file before it replaces it
+        say(f"error: {path} cannot be read or written: {error.strerror}.")
         sys.exit(InputError.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         say("Interrupted.")

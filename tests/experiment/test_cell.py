@@ -211,5 +211,12 @@ def test_a_round_that_never_has_enough_clients_is_an_error(
     federation: fl.Federation, task: fl.Task, tmp_path: Path
 ) -> None:
     nobody = fl.Sampling(sampling="poisson", fraction=1e-9)
-    with pytest.raises(QuorumError, match="Nothing was learnt"):
+    with pytest.raises(QuorumError, match="Nothing was learnt by fedavg: no round had enough clients"):
         run(federation, task, tmp_path, cohort=nobody, algorithms=ALGORITHMS["fedavg"])
+
+
+def test_a_run_whose_updates_are_all_left_out_says_that_it_diverges(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    with pytest.raises(QuorumError, match="Nothing was learnt by pooled: updates were left out, because training"):
+        run(federation, task, tmp_path, rounds=1, algorithms={"pooled": fl.Pooled(lr=1e15, batch_size="full")})

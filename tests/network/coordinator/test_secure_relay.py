@@ -413,7 +413,7 @@ def test_two_survivor_sets_unmask_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 
     lie(monkeypatch, two_sets)
     run = sites(tmp_path / "net")
-    with pytest.raises(QuorumError, match="nothing was learnt"):
+    with pytest.raises(QuorumError, match="Nothing was learnt"):
         run.run(Silent())
     assert cohorts(tmp_path / "net") == {}
     assert any("the signature is not under the set of clients in the sum" in text for text in run.said)
