@@ -174,8 +174,9 @@ class Cell:
                     end = "" if record.complete else ", too many: the round does not count"
                     self.progress.note(f"{self.title}, round {record.round}: left out updates {why}, of {names}{end}.")
             values = headline.of_round(record, task) | ({"abandoned": abandoned} if abandoned else {})
-            if missing := sum(why != "surplus" for why in record.absences.values()):
-                values |= {TOOK_PART: len(record.reports), ASKED: len(record.reports) + missing}
+            counted = headline.clients_of_round(record)
+            everyone = counted | {client for client, why in record.absences.items() if why != "surplus"}
+            values |= {TOOK_PART: len(counted), ASKED: len(everyone)} if len(counted) < len(everyone) else {}
             values |= {CLOCK: record.time.ended} if record.time is not None else {}
             values |= {word: record.notes[kind] for kind, word in IN_A_WORD.items() if kind in record.notes}
             self.progress.step(self.title, record.round, values, record.seconds)

@@ -44,6 +44,12 @@ def of_round(record: RoundRecord, task: Task) -> dict[str, float]:
     return {}
 
 
+def clients_of_round(record: RoundRecord) -> set[int]:
+    """Return the clients that `of_round` is a mean over; of numbers on the server's data, those that took part."""
+    phases = () if record.server else (record.clients.get(phase) for phase in PHASES)
+    return {*(next(filter(None, phases), None) or (report.client for report in record.reports))}
+
+
 def of_cell(store: Store, cell: int, rule: str) -> dict[str, float]:
     """Return the numbers of a cell that count: at the end, of the best round, or the mean of the last k rounds."""
     if rule == "final":

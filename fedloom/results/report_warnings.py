@@ -97,7 +97,7 @@ def _absent(run: RunData) -> Iterator[str]:
             clients = _first_three([f"{name} ({_rounds(count)})" for name, count in names.most_common()])
             values = {"short": len(missing), "rounds": _rounds(len(took_part)), "fewest": fewest, "clients": clients}
             yield say("caution", "absent", label=label, seed=seed, **values)
-        if marks and (measured := len(run.client_values(label, seed, "final", "loss"))) < len(run.clients):
+        if marks and 0 < (measured := len(run.client_values(label, seed, "final", "loss"))) < len(run.clients):
             yield say("caution", "measured", label=label, seed=seed, measured=measured, all=len(run.clients))
 
 

@@ -61,3 +61,10 @@ def test_the_last_round_shows_the_same_kind_of_number_as_the_others() -> None:
     phases = {"post_fit": trained, "pre_fit": {0: {"test": measured(10, 0.1)}}}
     for clients in (phases, {**phases, "final": ended}):
         assert headline.of_round(record(1, server={}, clients=clients), TASK)["accuracy"] == pytest.approx(0.7)
+
+
+def test_a_mean_is_over_the_clients_that_were_measured_also_in_a_round_that_does_not_count() -> None:
+    assert headline.clients_of_round(record(1)) == {0, 1}  # on the server's data: who took part
+    before = {"pre_fit": {1: {"test": measured(30, 0.4)}}, "post_fit": {}}
+    abandoned = record(1, server={}, clients=before, reports=(), complete=False, absences={0: "gone"})
+    assert headline.clients_of_round(abandoned) == {1}

@@ -19,6 +19,7 @@ from fedloom.algorithm import Clients, Groups, Trained, Update
 from fedloom.algorithms.fedavg import FedAvg
 from fedloom.errors import Diverged, QuorumError, TrainingError
 from fedloom.experiment.progress import Lines, Silent
+from fedloom.experiment.store import Store
 from fedloom.federation import engine
 from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import ClientWork, Report
@@ -160,6 +161,11 @@ def test_progress_and_report_say_how_many_of_the_clients_a_round_has(
     assert "in 2 of 2 rounds" in found
     assert "only 3 of 4" in found
     assert found.endswith(": 3 (2 rounds).")
+    assert not any("final model are means" in text for text in cautions(RunData.read(tmp_path / "net")))
+    with Store(tmp_path / "net") as store:  # as if the client had been away at the end, too
+        store._database.execute("DELETE FROM client_metrics WHERE phase = 'final' AND client = 3")
+    said = " ".join(cautions(RunData.read(tmp_path / "net")))
+    assert "the numbers of its final model are means over 3 of 4 clients" in said
 
 
 def test_when_no_client_can_do_its_work_the_run_ends_with_the_reason(
@@ -318,10 +324,10 @@ def test_agents_answer_though_a_round_of_two_calls_leaves_out_one_client_after_a
 ) -> None:
     checked, wrong = engine.checked, [5, 4, 3, 2, 1]
 
-    def diverging(state: Groups, before: Groups, cohort: Any, *more: Any) -> Groups:
+    def diverging(state: Groups, cohort: Any, *more: Any) -> Groups:
         if cohort.round == 2 and wrong:
             raise Diverged("too large", wrong.pop(0))
-        return checked(state, before, cohort, *more)
+        return checked(state, cohort, *more)
 
     monkeypatch.setattr(engine, "checked", diverging)
     values = {**MANY, "rounds": 3, "algorithm": {"fsvrg": {}}}
