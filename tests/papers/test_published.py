@@ -92,7 +92,7 @@ def test_what_a_table_would_leave_out_is_refused(tmp_path: Path, old: str, new: 
 
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match=r"bytes\.toml is not a valid TOML file"):
+    with pytest.raises(InputError, match=r"bytes\.toml is not a text in UTF-8"):
         published.load(str(tmp_path / "bytes.toml"))
 
 
