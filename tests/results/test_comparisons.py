@@ -8,7 +8,9 @@ import pytest
 
 import fedloom as fl
 from fedloom.results.comparisons import Comparison, at_clients, comparisons, main_comparison, universal_comparison
+from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import MetricInfo, RunData
+from fedloom.results.summary import table as on_screen
 from tests.conftest import Logit, federation, two_classes
 
 
@@ -65,3 +67,14 @@ def test_where_only_the_cohort_is_measured_the_pooled_model_is_shown_for_it_too(
     for cell in run.result.runs:
         assert "pooled_test_auroc" in cell.final
     assert at_clients(run, "pooled", 1, "pooled_test", "auroc", "final") is None
+
+
+def test_a_metric_that_no_client_defines_is_named_where_another_one_leads(tmp_path: Path) -> None:
+    def nothing(outputs: object, labels: object) -> float:
+        return float("nan")
+
+    data = two_classes(federation([30, 40], seed=2))
+    task = fl.Task(Logit, loss="bce", metrics=[nothing, "accuracy"])
+    result = fl.run(data, task, fl.FedAvg(lr=0.1), 1, out=tmp_path, backend="serial")
+    assert "Undefined at every client: nothing." in str(on_screen(result).caption)
+    assert any(text.startswith("nothing is undefined at every client") for text in cautions(RunData.read(tmp_path)))
