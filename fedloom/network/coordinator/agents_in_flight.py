@@ -82,13 +82,14 @@ class AgentsInFlight(InFlight):
         self.backend.begin_attempt(round, needed)
         before = self._reopen(round, work_of)
         failures = self._sort()
-        self._taken = before
-        if not {*before} <= {*self.arrived}:  # revoked or damaged since: what followed from this round no longer holds
+        if len(before) == needed and {*before} <= {*self.arrived}:
+            self._taken = before
+        else:  # a new round, or one that was abandoned or lost answers: what followed from it no longer holds
             self.ledger.forget_after(cell.name, round)
             self.ledger.take(cell.name, None, before)
             self._taken = ()
-        if not self._taken:
-            self._taken = self._wait(round, work_of, failures)
+            self._reopen(round, work_of)  # answers that later rounds had taken
+            self._taken = self._wait(round, work_of, failures | self._sort())
             self.ledger.take(cell.name, round, self._taken)
         self.backend.end_attempt(round, len(self._taken), "accepted")
         return self._taken

@@ -304,9 +304,9 @@ class Ledger:
         return [update for update in found if _is_undamaged(self.updates / update.file, update.sha256)]
 
     def drop(self, update: AcceptedUpdate) -> None:
-        """Delete an update that came too late after all."""
-        statement = "DELETE FROM updates WHERE cell = ? AND round = ? AND call = ? AND client = ?"
-        self._write(statement, update.cell, update.round, update.call, update.client, durable=False)
+        """Delete an update that came too late after all, but not one that was accepted in its place."""
+        statement = "DELETE FROM updates WHERE cell = ? AND round = ? AND call = ? AND client = ? AND file = ?"
+        self._write(statement, update.cell, update.round, update.call, update.client, update.file, durable=False)
         (self.updates / update.file).unlink(missing_ok=True)
 
     def leave_out(self, cell: str, round: int, call: int, clients: Mapping[int, str]) -> None:

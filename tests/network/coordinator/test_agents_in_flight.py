@@ -211,18 +211,18 @@ def test_a_run_that_returns_to_an_older_checkpoint_finds_what_clients_kept(tmp_p
     }
 
 
-def crash_in_round_two(run: InProcessRun, meanwhile: Callable[[], object] = lambda: None) -> None:
-    """Interrupt the coordinator when round 2 has recorded what it takes."""
+def crash(run: InProcessRun, meanwhile: Callable[[], object] = lambda: None, round: int = 2) -> None:
+    """Interrupt the coordinator when a round has recorded what it takes."""
     aggregate = NetworkBackend._aggregate
 
-    def crash(backend: NetworkBackend, *more: Any) -> Any:
-        if backend.cell.round == 2:
+    def interrupted(backend: NetworkBackend, *more: Any) -> Any:
+        if backend.cell.round == round:
             meanwhile()
             raise KeyboardInterrupt
         return aggregate(backend, *more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(NetworkBackend, "_aggregate", crash)
+        patch.setattr(NetworkBackend, "_aggregate", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run.run(Silent())
 
@@ -233,19 +233,58 @@ def test_a_round_that_had_begun_to_add_up_takes_the_same_answers_again(tmp_path:
     def one_more() -> None:  # it is older than those that the round took
         run.agents[2].carry_out(run.agents_pool.taken_by(2))
 
-    crash_in_round_two(run, one_more)
+    crash(run, one_more)
     TurnsRun(tmp_path / "net", [0]).run(Silent())
     assert taken(tmp_path / "net") == {1: [(0, 1), (1, 1)], 2: [(0, 2), (1, 2)], 3: [(0, 3), (2, 1)]}
 
 
 def test_a_round_without_a_revoked_agent_waits_for_another_answer(tmp_path: Path) -> None:
-    crash_in_round_two(TurnsRun(tmp_path / "net", [0, 1, 2, 0]))
+    crash(TurnsRun(tmp_path / "net", [0, 1, 2, 0]))
     assert taken(tmp_path / "net")[2] == [(0, 2), (2, 1)]
     with closing(Ledger(tmp_path / "net" / "network")) as ledger:
         ledger.revoke("site-2")
     run = TurnsRun(tmp_path / "net", [1, 0, 1])
     run.tables.pop()  # it does not come back
     run.run(Silent())
+    assert taken(tmp_path / "net") == {1: [(0, 1), (1, 1)], 2: [(0, 2), (1, 2)], 3: [(0, 3), (1, 3)]}
+
+
+def test_a_run_that_returns_to_a_round_finds_the_answers_of_later_rounds_again(
+    tmp_path: Path, trained: list[tuple[int, int]]
+) -> None:
+    values = {"run": {"backend": "serial", "checkpoint_every": 10}}
+    crash(TurnsRun(tmp_path / "net", [0, 1, 0, 3, 2, 0], sites=4, values=values), round=3)
+    assert taken(tmp_path / "net") == {1: [(0, 1), (1, 1)], 2: [(0, 2), (3, 1)], 3: [(0, 3), (2, 1)]}
+    with closing(Ledger(tmp_path / "net" / "network")) as ledger:
+        ledger.revoke("site-3")
+    trained.clear()
+    run = TurnsRun(tmp_path / "net", [0, 1], sites=4, values=values)
+    run.tables.pop()
+    run.run(Silent())
+    assert taken(tmp_path / "net") == {1: [(0, 1), (1, 1)], 2: [(0, 2), (2, 1)], 3: [(0, 3), (1, 2)]}
+    assert trained == [(3, 0), (2, 1)]
+
+
+def test_a_crash_while_a_round_lets_go_of_its_answers_does_not_make_it_smaller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crash(TurnsRun(tmp_path / "net", [0, 1, 2, 0]))
+    with closing(Ledger(tmp_path / "net" / "network")) as ledger:
+        ledger.revoke("site-2")
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def run(*turns: int) -> None:
+        made = TurnsRun(tmp_path / "net", turns)
+        made.tables.pop()  # it does not come back
+        made.run(Silent())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "forget_after", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    run(1, 0, 1)
     assert taken(tmp_path / "net") == {1: [(0, 1), (1, 1)], 2: [(0, 2), (1, 2)], 3: [(0, 3), (1, 3)]}
 
 

@@ -110,3 +110,11 @@ def test_a_return_to_an_earlier_round_gives_back_the_answers_that_later_ones_too
     ledger.forget_after("fedavg-1", 1)
     found = [(row["version"], row["client"], row["taken"]) for row in ledger.flights("fedavg-1", 1)]
     assert found == [(1, 0, 1), (1, 1, None)]
+
+
+def test_a_late_answer_is_dropped_without_the_one_that_took_its_place(world: World) -> None:
+    late, other = (AcceptedUpdate("fedavg-1", 1, 0, 2, digest, f"{digest}.safetensors", digest) for digest in "ab")
+    world.ledger.accept([late])
+    world.ledger.accept([other])
+    world.ledger.drop(late)
+    assert [row["digest"] for row in world.ledger._rows("SELECT * FROM updates")] == ["b"]
