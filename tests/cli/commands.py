@@ -36,7 +36,7 @@ workers = 1
 def fedloom(
     *arguments: str, folder: Path, code: int | None = 0, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    done = run_forked(*arguments, cwd=folder, COLUMNS="80", **environment)
+    done = run_forked(*arguments, cwd=folder, COLUMNS="120", **environment)
     assert code is None or done.returncode == code, done.stdout + done.stderr
     return done
 
