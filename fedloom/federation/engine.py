@@ -135,8 +135,7 @@ def fit(
             clients["post_fit"] = {report.client: report.post_fit for report in cohort.reports if report.post_fit}
             remembered = {GROUP: protection.state} if protection is not None and protection.state else {}
             passed = clock.end() if clock is not None else None
-            if clock is not None:
-                remembered[virtual.GROUP] = clock.state
+            remembered |= {virtual.GROUP: clock.state} if clock is not None else {}
             if round == rounds:
                 backend.rest()
             record = RoundRecord(
