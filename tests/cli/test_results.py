@@ -100,7 +100,7 @@ def test_the_model_of_one_client_can_be_exported(
 def runs(comparison: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder `runs` with two equal runs, in the current folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("COLUMNS", "120")
     for name in ("one", "two"):
         shutil.copytree(comparison, tmp_path / "runs" / name)
     return tmp_path / "runs"
