@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -59,6 +59,10 @@ class Backend:
     def leave_out(self, round: int, client: int) -> bool:
         """Leave a client out of a round that begins again, because its result was not finite; false if it cannot."""
         return False
+
+    def fewest(self, clients: Iterable[int]) -> int:
+        """Return how many updates there must be so that those of all these clients may be summed."""
+        return 1
 
     def in_flight(self, seed: int) -> InFlight | None:
         """Return who is at work across asynchronous rounds, if clients themselves decide when they answer."""

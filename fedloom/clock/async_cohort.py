@@ -44,8 +44,10 @@ class AsyncCohort(Cohort):
         self.calls += 1
         outcomes = without_outliers(self, works, [self.backend.run(work) for work in works])
         found = {version: outcome for version, outcome in zip(versions, outcomes, strict=True) if outcome.reports}
-        if not found:
-            raise RoundAbandoned(f"Round {self.round} has no client whose update counts.")
+        counting = [report.client for outcome in found.values() for report in outcome.reports]
+        needed = max(self.backend.fewest(counting), 1)
+        if len(counting) < needed:
+            raise RoundAbandoned(f"Round {self.round} has {len(counting)} updates that count, of {needed}.")
         ids = tuple(client for outcome in found.values() for client in self._keep(outcome))
         self.reports.sort(key=lambda report: report.client)
         self.ids = tuple(sorted(ids))

@@ -193,7 +193,7 @@ class NetworkBackend(Backend):
             self.reopen(call, update)
         faults.point("coordinator.ask")
         needed = max(self.sampling.needed(self.roster.clients), 1)
-        self._ask(call, max(needed, self._fewest(work.ids)))
+        self._ask(call, max(needed, self.fewest(work.ids)))
         self.failing = (self.failing | call.failures.keys()) - call.answers.keys()
         counted = set(list(call.answers)[: call.enough])  # with over-selection, only the first answers count
         left_out = self._left_out(work)  # again: an agent may have been revoked while it worked
@@ -207,7 +207,7 @@ class NetworkBackend(Backend):
         counting = [report for report in judged if report.client not in left_out]
         # without over-selection, the cohort checks whether outliers leave enough clients
         enough = len(counting if self.sampling.over_select else answered) >= needed
-        needed_by_sites = self._fewest(report.client for report in counting)
+        needed_by_sites = self.fewest(report.client for report in counting)
         if not enough or len(counting) < needed_by_sites:
             needed = max(needed, needed_by_sites)
             self.abandon(work.round, call.failures, len(work.ids), len(counting), needed)
@@ -321,8 +321,7 @@ class NetworkBackend(Backend):
         self.pool.log("abandoned", f"{self.cell.label}: round {work.round} is abandoned. {error} {reasons}")
         raise error
 
-    def _fewest(self, clients: Iterable[int]) -> int:
-        """Return how many updates there must be so that those of all these clients may be summed."""
+    def fewest(self, clients: Iterable[int]) -> int:
         return self.pool.min_cohort({self.roster.hosts[client][0] for client in clients})
 
     def _left_out(self, work: ClientWork) -> dict[int, str]:

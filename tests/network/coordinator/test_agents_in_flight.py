@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -398,6 +398,16 @@ def test_an_outlier_is_judged_with_the_answers_of_all_versions(tmp_path: Path, m
     result = run.run(Silent())
     assert [row["round"] for row in result.rows("public") if row["name"] == "outlier"] == [1]
     assert taken(tmp_path / "net")[2] == [(0, 2), (1, 2), (2, 2), (4, 2), (5, 1)]
+
+
+@pytest.mark.parametrize("min_cohort", [3, 4])
+def test_a_round_without_an_outlier_has_as_many_answers_as_its_sites_want(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, min_cohort: int
+) -> None:
+    shout(monkeypatch, huge)
+    run = InProcessRun(tmp_path / "net", {**EXPERIMENT, "rounds": 1}, {"min_cohort": min_cohort}, {}, **EVERYBODY)
+    with nullcontext() if min_cohort == 3 else pytest.raises(QuorumError, match="Nothing was learnt"):
+        run.run(Silent())
 
 
 def test_a_round_that_diverges_begins_again_without_one_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
