@@ -23,6 +23,7 @@ from fedloom.errors import InputError
 from fedloom.machine import computing
 from fedloom.task import Task
 from fedloom.training.evaluation import prepare
+from fedloom.training.modules import ModuleTensors, load
 
 STEPS, STEP_SIZE = 200, 0.1
 VICTIMS, PICTURED = 100, 3  # whose labels and whose examples are recovered
@@ -57,6 +58,7 @@ def reconstruct(
             f"{' × '.join(map(str, x.shape[1:])) or '1'}, and there are {classes} classes."
         )
     module, draw = task.build().eval(), torch.Generator().manual_seed(keys.key(federation.seed, "reconstruct") >> 1)
+    load(ModuleTensors(module).own, task.whole(task.initial()))
     learnt = [leaf for leaf in module.parameters() if leaf.requires_grad]
     last = max((place for place, leaf in enumerate(learnt) if leaf.shape[:1] == (classes,)), default=None)
     if last is None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import fedloom as fl
@@ -12,6 +15,7 @@ from fedloom.audits import reconstruction
 from fedloom.audits.reconstruction import Reconstruction, label_of, reconstruct
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError
+from fedloom.task import leaves
 
 
 def pictures(side: int = 4, classes: int = 3) -> Federation:
@@ -55,6 +59,19 @@ def test_pictures_are_squares_of_shares(found: Reconstruction) -> None:
 def test_the_same_seed_attacks_the_same_clients(found: Reconstruction) -> None:
     task = fl.Task("mlp", args={"features": 16, "classes": 3, "hidden": [32]})
     assert reconstruct(task, pictures(), 10, 4.0) == found
+
+
+def test_the_victims_start_from_the_initial_weights_of_the_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconstruction, "STEPS", 5)
+    module = nn.Sequential(nn.Linear(16, 8).requires_grad_(False), nn.Tanh(), nn.Linear(8, 3))
+    save_file({name: 2 * leaf for name, leaf in leaves(module).items()}, tmp_path / "init.safetensors")
+    given = reconstruct(fl.Task(module, init=str(tmp_path / "init.safetensors")), pictures(), 10, 4.0)
+    with torch.no_grad():
+        for leaf in module.parameters():
+            leaf *= 2
+    assert given == reconstruct(fl.Task(module), pictures(), 10, 4.0)
 
 
 def test_a_label_is_read_from_the_last_layer_with_or_without_a_bias() -> None:
