@@ -24,7 +24,7 @@ from fedloom.training.generators import GENERATOR
 from fedloom.training.keras_module import KerasModule, is_keras
 from fedloom.training.modules import ModuleTensors
 from fedloom.training.python_state import PythonState
-from fedloom.tree import Groups, Tree, select, sha256
+from fedloom.tree import Groups, Tree, same_bits, select, sha256
 from fedloom.user_code import said
 
 # _NormBase is the base of all batch and instance normalisation
@@ -193,7 +193,7 @@ class Task:
             return groups
         for group, leaves in groups.items():
             for name in leaves.keys() & self.frozen.keys():
-                if not torch.equal(leaves[name], self.frozen[name]):
+                if not same_bits(leaves[name], self.frozen[name]):
                     raise InputError(
                         f"An earlier version of fedloom stored other values of the frozen parameter '{name}' in "
                         f"'{group}', and now all models of a run have the same. Use --fresh to start over."

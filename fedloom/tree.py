@@ -154,10 +154,19 @@ def sha256(tree: Tree) -> str:
     """Return a fingerprint of names, shapes, dtypes and bits."""
     digest = hashlib.sha256()
     for name in sorted(tree):
-        leaf = tree[name].detach().cpu().contiguous()
+        leaf = tree[name]
         digest.update(f"{name} {leaf.dtype} {tuple(leaf.shape)}\n".encode())
-        digest.update(leaf.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(_bytes(leaf).numpy().tobytes())
     return digest.hexdigest()
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Return whether two leaves have the same bits, so that NaN is the same as itself."""
+    return (one.shape, one.dtype) == (other.shape, other.dtype) and torch.equal(_bytes(one), _bytes(other))
+
+
+def _bytes(leaf: Tensor) -> Tensor:
+    return leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def sha256_of_groups(groups: Groups) -> str:

@@ -26,7 +26,7 @@ from fedloom.training.clients import Setup
 from fedloom.training.evaluation import NO_KEY
 from fedloom.training.masking import Masked
 from fedloom.training.trials import ROWS, Trial, differentiable, prepared, some_examples
-from fedloom.tree import Tree, clone, size
+from fedloom.tree import Tree, clone, same_bits, size
 from fedloom.user_code import said
 
 LARGE_MODEL = 64_000_000  # bytes: recording the steps of a larger model takes a lot of memory and gains little
@@ -161,7 +161,7 @@ def probe(federation: Federation, task: Task) -> Probe:
 def _check_frozen(task: Task, used: Tree) -> None:
     """Raise if a pass through the model changed a frozen parameter: nobody would see the change."""
     for name, leaf in task.frozen.items():
-        if not torch.equal(leaf.nan_to_num(), used[name].nan_to_num()):
+        if not same_bits(leaf, used[name]):
             raise InputError(
                 f"The model changes '{name}' while it is used, and this parameter has requires_grad = False. Frozen "
                 "parameters are not exchanged: register it as a buffer, or assign it where the model is built."

@@ -227,3 +227,20 @@ def test_a_model_that_changes_its_frozen_parameters_is_refused(data: bool) -> No
 
     with pytest.raises(InputError, match=r"The model changes 'teacher\.weight' while it is used, .* as a buffer"):
         probe(federation((12, 9)), Task(Teacher))
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.int8])
+def test_frozen_parameters_may_have_any_dtype_and_value(kind: torch.dtype) -> None:
+    class Quantised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.features = nn.Parameter(torch.eye(FEATURES).to(kind), requires_grad=False)
+            self.unused = nn.Parameter(torch.tensor(torch.nan), requires_grad=False)
+            self.head = linear(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x @ self.features.float())
+
+    task = Task(Quantised)
+    probe(federation((12, 9)), task)
+    assert not task.without_frozen({"model": dict(task.frozen)})["model"]
