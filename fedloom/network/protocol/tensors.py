@@ -25,7 +25,7 @@ from fedloom import tree
 from fedloom.errors import FedloomError
 from fedloom.tree import Groups
 
-PROTOCOL = 1
+PROTOCOL = 2  # of 1, frozen parameters are in every message: its agents would use others here, and not notice
 CHUNK = 1 << 20
 HEADER_LIMIT = 16 << 20  # bytes of JSON besides the tensors of one parcel
 KINDS = {

@@ -33,7 +33,7 @@ def test_hosted_clients_are_found_by_their_numbers_in_the_run() -> None:
 
 PLAN = {
     "run": "0" * 16,
-    "protocol": 1,
+    "protocol": 2,
     "experiment": {"algorithm": {"fedavg": {}}, "task": {}},
     "sources": {},
     "versions": {},
@@ -60,8 +60,8 @@ def test_a_malformed_plan_is_refused(change: dict[str, Any]) -> None:
 
 def test_another_protocol_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     site = site_of({"data": {"source": "nothing"}}, tmp_path / "kerry.toml")
-    with pytest.raises(Refused, match="the coordinator speaks protocol 2, and this agent speaks 1"):
-        load_experiment({**PLAN, "protocol": 2}, site, Path, str, print)
+    with pytest.raises(Refused, match="the coordinator speaks protocol 1, and this agent speaks 2"):
+        load_experiment({**PLAN, "protocol": 1}, site, Path, str, print)
 
 
 def test_a_run_whose_rounds_have_too_many_clients_for_the_policy_is_refused_before_it_starts(tmp_path: Path) -> None:
