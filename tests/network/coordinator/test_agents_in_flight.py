@@ -351,6 +351,24 @@ def test_if_nobody_answers_until_the_deadline_a_round_is_abandoned_and_answers_s
     assert taken(tmp_path / "net") == {2: [(0, 1), (1, 1)], 3: [(0, 3), (1, 3)]}
 
 
+def test_after_a_crash_an_abandoned_round_has_the_answers_that_came_too_late_for_it(
+    tmp_path: Path, trained: list[tuple[int, int]]
+) -> None:
+    def next_round(kind: str, message: str, agent: str | None = None) -> None:
+        if kind == "abandoned":
+            patch.undo()
+
+    values = {"run": {"backend": "serial", "checkpoint_every": 10}}
+    run = TurnsRun(tmp_path / "net", [0, lambda: pass_deadline(patch), 1], values=values)
+    with pytest.MonkeyPatch.context() as patch:
+        run.pool.log = next_round  # type: ignore[method-assign]
+        crash(run)
+    assert taken(tmp_path / "net") == {2: [(0, 1), (1, 1)]}
+    TurnsRun(tmp_path / "net", [0, 1, 0, 1], values=values).run(Silent())
+    assert taken(tmp_path / "net") == {1: [(0, 1), (1, 1)], 2: [(0, 2), (1, 2)], 3: [(0, 3), (1, 3)]}
+    assert len(trained) == len({*trained}) == 6
+
+
 def test_clients_that_fail_wait_for_the_next_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train, asked = AssignmentRunner.train, list[tuple[int, int]]()
 
