@@ -120,6 +120,7 @@ def test_the_pictures_show_what_was_stored(folder: Path) -> None:
     above, _ = reproduction_figures.curves(folder).axes
     ends = [line.get_xdata()[-1] for line in above.lines if len(line.get_xdata()) > 2]
     assert ends[:3] == [34, 35, 31]  # the rounds of the three seeds of the first row
+    assert 20 in ends  # a row that was run with one seed instead of three
 
 
 def test_a_kept_result_replaces_the_same_row_run_in_the_same_way(tmp_path: Path) -> None:

@@ -65,8 +65,12 @@ def curves(folder: Path) -> Figure:
     """Draw the stored curves of the CNN, and of the 2NN by lr, with the rounds that were published for their target."""
     cnn = _stored(folder, "mcmahan-table2", "iid, ")
     nets = _stored(folder, "mcmahan-table1-2nn", "non-iid, B 10, C 0.1")
-    by_lr = {f"lr {one['changes'].get('train.lr', '0.1')}": one for one in nets if set(one["changes"]) <= {"train.lr"}}
-    shown = {one["row"].removeprefix("iid, "): one for one in cnn if not one["changes"]}
+    by_lr = {
+        f"lr {one['changes'].get('train.lr', '0.1')}": one
+        for one in nets
+        if set(one["changes"]) <= {"train.lr", "seeds"}
+    }
+    shown = {one["row"].removeprefix("iid, "): one for one in cnn if set(one["changes"]) <= {"seeds"}}
     with styled():
         figure = new_figure(8.2, 5.6)
         above, below = figure.subplots(2, 1)
