@@ -75,7 +75,7 @@ def test_they_are_on_worker_processes_too(vector: Callable[..., Vector], group: 
 def test_a_clients_exported_model_is_its_best_one(tmp_path: Path) -> None:
     task, data = Task(Dense, dtype="float64"), two_kinds()
     result = fl.run(data, task, IFCA(**STEPS), 4, cohort=ONLY_ONE, out=tmp_path, backend="serial")
-    state: Groups = result._snapshot(result.runs[0]).state
+    state: Groups = result._checkpoint(result.runs[0]).snapshot.state
     chosen = [best(task, state, data, client) for client in range(data.clients)]
     assert chosen[5] != chosen[4], "the clients that were never drawn should differ"
     for client, name in enumerate(chosen):

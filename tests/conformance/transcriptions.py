@@ -366,7 +366,8 @@ def yes_or_no(**settings: Any) -> World:
     """Two classes from one output."""
     world = three_clients(Line())
     y = (world.federation.y > world.federation.y.median()).long()
-    return replace(world, federation=replace(world.federation, y=y, classes=("no", "yes")), loss="bce", **settings)
+    both = replace(world.federation, y=y, classes=("no", "yes"))
+    return replace(world, federation=both, loss="bce", metrics=("accuracy",), **settings)
 
 
 def hopeless() -> World:

@@ -62,21 +62,21 @@ def test_the_distance_of_named_numbers_needs_the_same_names() -> None:
     assert values_distance({}, {}) == 0.0
 
 
-DATA, TASK = federation((9, 14, 6)), Task(Dense)
+THREE, TASK = federation((9, 14, 6)), Task(Dense)
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(lr=0.5), Scaffold(lr=0.5)], ids=["fedavg", "scaffold"])
 @pytest.mark.parametrize("cuts", [(), (1,), (2,), (1, 2), (1, 7)])
 def test_ranges_of_clients_give_the_serial_bits_wherever_they_are_cut(algorithm: FedAvg, cuts: tuple[int, ...]) -> None:
-    serial = Serial(DATA, TASK)
-    expected = [facts(record) for record in fit(DATA, TASK, algorithm, 2, backend=serial)]
-    backend = InProcess(Place(DATA, TASK, serial.setup), cuts)
-    assert [facts(record) for record in fit(DATA, TASK, algorithm, 2, backend=backend)] == expected
+    serial = Serial(THREE, TASK)
+    expected = [facts(record) for record in fit(THREE, TASK, algorithm, 2, backend=serial)]
+    backend = InProcess(Place(THREE, TASK, serial.setup), cuts)
+    assert [facts(record) for record in fit(THREE, TASK, algorithm, 2, backend=backend)] == expected
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(lr=0.5), Scaffold(lr=0.5)], ids=["fedavg", "scaffold"])
 def test_agents_that_answer_for_one_client_each_give_the_serial_bits(algorithm: FedAvg) -> None:
-    serial = Serial(DATA, TASK)
-    expected = [facts(record) for record in fit(DATA, TASK, algorithm, 2, backend=serial)]
-    backend = InAgents(Place(DATA, TASK, serial.setup))
-    assert [facts(record) for record in fit(DATA, TASK, algorithm, 2, backend=backend)] == expected
+    serial = Serial(THREE, TASK)
+    expected = [facts(record) for record in fit(THREE, TASK, algorithm, 2, backend=serial)]
+    backend = InAgents(Place(THREE, TASK, serial.setup))
+    assert [facts(record) for record in fit(THREE, TASK, algorithm, 2, backend=backend)] == expected
