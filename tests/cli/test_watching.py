@@ -26,7 +26,7 @@ def test_it_serves_the_page_of_several_runs_until_it_is_interrupted(tmp_path: Pa
     assert found is not None
     assert [one["folder"] for one in httpx.get(f"{found[1]}api/page").json()["runs"]] == ["one", "two"]
     process_signal(process)
-    assert process.wait(20) == 130
+    assert process.wait(60) == 130
 
 
 def process_signal(process: Forked) -> None:
