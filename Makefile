@@ -48,11 +48,12 @@ crosscheck:
 		echo "torchvision does not fit this build of torch: robust rules and attacks are not compared with byzfl."; }
 	$(CROSSCHECK) pytest -rs -m crosscheck tests/conformance
 
-# a real SuperLink and SuperNodes; Flower wants older versions of common packages than constraints.txt pins
+# a real SuperLink and SuperNodes; Flower wants older versions of common packages than constraints.txt pins;
+# its typer warns with a newer click
 FLOWER := .venv-flower/bin/python -m
 flower:
 	test -x .venv-flower/bin/python || $(PYTHON) -m venv .venv-flower
-	$(FLOWER) pip install --quiet --disable-pip-version-check "torch==2.13.0" --editable ".[test,flower]"
+	$(FLOWER) pip install --quiet --disable-pip-version-check "torch==2.13.0" --editable ".[test,flower]" "click<8.3"
 	$(FLOWER) pytest -rs tests/flower
 
 # fedloom beside its peers, each in an environment of its own: some three hours, on a machine that does nothing else

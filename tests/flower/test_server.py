@@ -177,14 +177,21 @@ def test_a_run_that_was_broken_off_goes_on(fake_grid: Grids, tmp_path: Path) -> 
     assert weights(tmp_path / "net") == serial_weights(values, tmp_path / "serial")
 
 
-def test_a_site_that_refuses_is_named(fake_grid: Grids, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_site_that_refuses_is_named(
+    fake_grid: Grids, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     made, app = fake_grid({**VALUES, "cohort": {"start_when": 1}})
     site = tmp_path / "kerry.toml"
     site.write_text('[data]\nsource = "digits"\n[policy]\nalgorithms = ["scaffold"]\n')
     del made.nodes[7]
     made.nodes[8], stays = (lambda payload: answer(app, payload, {"site": str(site)})), made.nodes[8]
     made.nodes[9] = stays
-    with pytest.raises(InputError, match="do not fit together"):
+
+    def end(self: server.FlowerRun, text: str) -> None:
+        raise InputError(text)  # it would wait for other sites
+
+    monkeypatch.setattr(server.FlowerRun, "_tell_once", end)
+    with pytest.raises(InputError, match=r"Waiting for agents whose data and \[site\] hosts fit together"):
         run(made, app, tmp_path / "net")  # the one that is left has half of the clients
     said = capsys.readouterr().out
     assert "node 8 cannot take part: This site does not take part: the policy does not allow the algorithm" in said
