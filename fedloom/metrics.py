@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -222,6 +222,7 @@ def short_name(name: str) -> str:
     return name.rpartition(":")[2]
 
 
+@cache
 def is_share(name: str) -> bool:
     """Whether a metric is between 0 and 1."""
     try:

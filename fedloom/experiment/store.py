@@ -176,14 +176,14 @@ class Store:
             for table in TABLES:
                 database.execute(f"DELETE FROM {table}")
 
-    def rows(self, table: str, cell: int | None = None) -> list[Row]:
-        """Return the rows of a table, in order, with clients by name; for tables of rounds, optionally of one cell."""
+    def rows(self, table: str, cell: int | None = None, after: int = -1) -> list[Row]:
+        """Return the rows of a table, in order, with clients by name; of rounds, those of a cell after one of them."""
         if table not in TABLES:
             known = ", ".join(TABLES)
             raise InputError(f"There is no table '{table}' in a run. Known: {known}.{nearest(table, TABLES)}")
         with self._transaction("BEGIN") as database:
             query = _tidy(database, table) if table in PER_ROUND else f"SELECT * FROM {table} ORDER BY 1"
-            cursor = database.execute(query, {"cell": cell})
+            cursor = database.execute(query, {"cell": cell, "after": after})
             names = [column[0] for column in cursor.description]
             return [dict(zip(names, row, strict=True)) for row in cursor]
 
@@ -327,8 +327,11 @@ def _tidy(database: sqlite3.Connection, table: str) -> str:
     columns = ", ".join(CLIENT_NAME if name == "client" else f"t.{name}" for name, _ in about)
     named = " LEFT JOIN clients ON clients.client = t.client" if "client" in dict(about) else ""
     order = ", ".join(f"t.{name}" for name, in_key in about if in_key)
-    source = f"cells JOIN {table} AS t ON t.cell = cells.id{named} WHERE :cell IS NULL OR cells.id = :cell"
-    return f"SELECT cells.label AS algorithm, cells.seed, {columns} FROM {source} ORDER BY cells.id, {order}"
+    source = f"cells JOIN {table} AS t ON t.cell = cells.id{named}"
+    here = "(:cell IS NULL OR cells.id = :cell) AND t.round > :after"
+    return (
+        f"SELECT cells.label AS algorithm, cells.seed, {columns} FROM {source} WHERE {here} ORDER BY cells.id, {order}"
+    )
 
 
 def _update(database: sqlite3.Connection, cell: int, change: str, *values: str | int | None) -> None:

@@ -202,7 +202,7 @@ class RunData:
         return RunData(folder, cells, metrics, tuple(clients), facts)
 
     def reread(self) -> RunData:
-        """Read the run as it is now: nothing of cells that have not changed, and only new rounds of clients' values."""
+        """Read the run as it is now: nothing of cells that have not changed, and only new rounds of those that have."""
         with open_store(self.folder) as store:
             now = RunData._of(store, self.folder)
             for key, known in list(self._read.items()):  # other threads may add to it
@@ -216,7 +216,10 @@ class RunData:
                 if cell == self.cells.get(place):
                     now._read[key] = known
                 elif cell and not values and key[0] in PER_ROUND:
-                    now._read[key] = store.rows(key[0], cell["id"])
+                    # the last round is read again: its end may have added to it, or later ones were taken back
+                    last = min(known[-1]["round"] if known else 0, cell["rounds_done"])
+                    earlier = [row for row in known if row["round"] < last]
+                    now._read[key] = earlier + store.rows(key[0], cell["id"], after=last - 1)
                 elif cell and values and len(known) and key[2] in ("pre_fit", "post_fit"):
                     _, _, phase, metric, split = key
                     last = int(known.rounds[-1])

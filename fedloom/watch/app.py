@@ -14,7 +14,6 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import HTTPException
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel
-from starlette.concurrency import run_in_threadpool
 
 from fedloom import __version__
 from fedloom.errors import FedloomError
@@ -128,25 +127,21 @@ def make_app(page: Page) -> FastAPI:
             return {"version": __version__, "locked": True, "operator": False, "federation": False}
         runs = [{"number": number, "folder": str(run.folder)} for number, run in enumerate(page.runs)]
         about = {"version": __version__, "locked": False, "operator": known, "federation": page.operator is not None}
-        return {
-            **about,
-            "runs": runs,
-            "shades": views.shades(),
-            "marks": ["took part", *(words for words, _ in MARKS.values())],
-        }
+        return {**about, "runs": runs, "marks": ["took part", *(words for words, _ in MARKS.values())]}
 
+    # what is asked for again and again is answered as it is: FastAPI would look at every number of it
     @app.get("/api/runs/{number}", dependencies=[reads])
-    def overview(number: int) -> Json:
+    def overview(number: int) -> Response:
         live = page.run(number)
-        return views.overview(live.data(), read_control(live.folder))
+        return JSONResponse(views.overview(live.data(), read_control(live.folder)))
 
     @app.get("/api/runs/{number}/curves", dependencies=[reads])
-    def curves(number: int, metric: str, panel: str) -> Json:
-        return views.curves(page.run(number).data(), metric, panel)
+    def curves(number: int, metric: str, panel: str, axis: str = "rounds", each_seed: bool = False) -> Response:
+        return JSONResponse(views.curves(page.run(number).data(), metric, panel, axis, each_seed))
 
     @app.get("/api/runs/{number}/clients", dependencies=[reads])
-    def clients(number: int, label: str, seed: int, metric: str, phase: str) -> Json:
-        return views.clients(page.run(number), label, seed, metric, phase)
+    def clients(number: int, label: str, seed: int, metric: str, phase: str) -> Response:
+        return JSONResponse(views.clients(page.run(number), label, seed, metric, phase))
 
     @app.get("/api/runs/{number}/matrix", dependencies=[reads])
     def matrix(number: int, label: str, seed: int, metric: str, phase: str, after: int = 0) -> Response:
@@ -154,12 +149,12 @@ def make_app(page: Page) -> FastAPI:
         return Response(content, media_type="application/octet-stream")
 
     @app.get("/api/runs/{number}/distribution", dependencies=[reads])
-    def distribution(number: int, metric: str, phase: str, seed: int, round: int | None = None) -> Json:
-        return views.distribution(page.run(number).data(), metric, phase, seed, round)
+    def distribution(number: int, metric: str, phase: str, seed: int, round: int | None = None) -> Response:
+        return JSONResponse(views.distribution(page.run(number).data(), metric, phase, seed, round))
 
     @app.get("/api/runs/{number}/models", dependencies=[reads])
-    def models(number: int, label: str, seed: int, metric: str, phase: str) -> Json:
-        return models_of(page.run(number).data(), label, seed, metric, phase)
+    def models(number: int, label: str, seed: int, metric: str, phase: str) -> Response:
+        return JSONResponse(models_of(page.run(number).data(), label, seed, metric, phase))
 
     @app.get("/api/runs/{number}/settings", dependencies=[reads])
     def settings(number: int) -> Json:
@@ -210,7 +205,7 @@ async def _changes(page: Page, request: Request) -> AsyncIterator[str]:
     known: dict[int, object] = {}
     silent = ALIVE  # the first word comes at once
     while not page.closing() and (not page.private or page.sessions.is_open(request)):
-        stamps = await run_in_threadpool(lambda: {number: live.stamp() for number, live in enumerate(page.runs)})
+        stamps = {number: live.stamp() for number, live in enumerate(page.runs)}
         changed = [number for number, stamp in stamps.items() if known.get(number) != stamp]
         known |= stamps
         silent += GLANCE

@@ -17,7 +17,7 @@ from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import Floats, RunData
 
 MAKING = 10.0  # seconds within which a new database becomes readable
-SHARE = 20  # cautions need the whole run: they take at most one part in this many of the time
+SHARE = 200  # cautions need the whole run: they take at most one part in this many of the time
 # why an answer of a client did not count: a mark of the round, in words, and what the virtual clock calls it
 MARKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "left_out": ("left out", ()),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import statistics
@@ -17,13 +16,14 @@ from fedloom.experiment.control import PAUSED
 from fedloom.privacy.words import EPSILONS, IN_A_WORD
 from fedloom.results import figure_style, learning_curves
 from fedloom.results.result import overall
-from fedloom.results.run_data import Floats, Ints, RunData
+from fedloom.results.run_data import Curve, Floats, Ints, RunData
 from fedloom.watch.live_run import MARKS, LiveRun
 
 Json = dict[str, Any]
 PHASES = ("post_fit", "pre_fit")  # of what is measured at clients
 # In the dark, two of the report's colours do not show; Okabe and Ito's yellow, too pale for white paper, does.
 IN_THE_DARK = {"#000000": "#f2f4f7", "#882255": "#F0E442"}
+AXES = ("rounds", "bytes", "seconds", "virtual")
 MOST_CELLS = 4_000_000  # of a matrix: of more, the last rounds are shown
 TOOK_PART = 1  # in a matrix; each of MARKS follows
 
@@ -113,11 +113,12 @@ def epsilon(run: RunData) -> list[Json]:
     return found
 
 
-def curves(run: RunData, metric: str, panel: str, split: str = "test") -> Json:
-    """Return a metric against rounds, bytes and seconds: one line with its band per algorithm, and one per seed."""
+def curves(run: RunData, metric: str, panel: str, axis: str = "rounds", each_seed: bool = False) -> Json:
+    """Return a metric against an axis: a line with its band per algorithm, and one per seed if they are wanted."""
     _known(panel, learning_curves.TITLES, "panel")
+    _known(axis, AXES, "axis")
     by_seed = {
-        (label, seed): learning_curves.panel_values(run, label, seed, panel, metric, split).by_round()
+        (label, seed): learning_curves.panel_values(run, label, seed, panel, metric, "test").by_round()
         for label, seed in run.cells
     }
     by_seed = {cell: stats for cell, stats in by_seed.items() if len(stats.index)}
@@ -126,15 +127,17 @@ def curves(run: RunData, metric: str, panel: str, split: str = "test") -> Json:
     for label in dict.fromkeys(label for label, _ in by_seed):
         mine = {seed: stats for (one, seed), stats in by_seed.items() if one == label}
         band = learning_curves.band(list(mine.values()), metric, seeds)
-        axes = {seed: _axes(run, label, seed) for seed in mine}
+        places = {seed: _places(run, label, seed, axis) for seed in mine}
+        shown = mine.items() if each_seed else ()
         lines.append(
             {
                 "label": label,
-                "x": _mean_axes(list(axes.values()), band.rounds),
+                "x": _mean_places(axis, list(places.values()), band.rounds),
                 **{side: _rounded(getattr(band, side)) for side in ("mean", "low", "high")},
+                "count": len(mine),
                 "seeds": [
-                    {"seed": seed, "x": _mean_axes([axes[seed]], one.index), "mean": _rounded(one.mean)}
-                    for seed, one in mine.items()
+                    {"x": _mean_places(axis, [places[seed]], one.index), "mean": _rounded(one.mean)}
+                    for seed, one in shown
                 ],
             }
         )
@@ -143,21 +146,21 @@ def curves(run: RunData, metric: str, panel: str, split: str = "test") -> Json:
     return {"lines": lines, "caption": words, "crowded": crowded, "metric": metric, "panel": panel}
 
 
-def _axes(run: RunData, label: str, seed: int) -> tuple[Ints, dict[str, Floats]]:
-    costs = run.costs(label, seed)
-    found = {"bytes": costs.bytes_so_far.astype(np.float64), "seconds": np.cumsum(costs.seconds)}
-    times = run.times(label, seed)
-    if len(times.rounds) and np.array_equal(times.rounds, costs.rounds):
-        found["virtual"] = times.ended
-    return costs.rounds, found
+def _places(run: RunData, label: str, seed: int, axis: str) -> Curve | None:
+    """Return where the rounds of a cell are on an axis; None if nothing is known about it."""
+    costs, times = run.costs(label, seed), run.times(label, seed)
+    if axis == "virtual":
+        measured = len(times.rounds) > 0 and np.array_equal(times.rounds, costs.rounds)
+        return (times.rounds, times.ended) if measured else None
+    return costs.rounds, np.cumsum(costs.seconds) if axis == "seconds" else costs.bytes_so_far.astype(np.float64)
 
 
-def _mean_axes(axes: Sequence[tuple[Ints, dict[str, Floats]]], rounds: Ints) -> Json:
-    """Return where rounds are on other axes, as means over seeds; an axis that a seed lacks is left out."""
+def _mean_places(axis: str, places: Sequence[Curve | None], rounds: Ints) -> Json:
+    """Return where rounds are on an axis, as means over seeds; the axis is left out if a seed lacks it."""
     found: Json = {"rounds": rounds.tolist()}
-    for name in ("bytes", "seconds", "virtual"):
-        if all(name in columns for _, columns in axes):
-            found[name] = _rounded(np.mean([np.interp(rounds, at, columns[name]) for at, columns in axes], axis=0))
+    known = [one for one in places if one is not None]
+    if axis != "rounds" and len(known) == len(places):
+        found[axis] = _rounded(np.mean([np.interp(rounds, *one) for one in known], axis=0))
     return found
 
 
@@ -243,15 +246,6 @@ def settings(run: RunData) -> Json:
         "machine": {key: str(value) for key, value in machine.items()},
         "data": run.data_fingerprints,
     }
-
-
-@functools.cache
-def shades() -> list[str]:
-    """Return the colours of matrices, from the least to the most, as the report's."""
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
-
-    return [to_hex(colormaps["cividis"](step / 31)) for step in range(32)]
 
 
 def _cell(live: LiveRun, label: str, seed: int) -> tuple[str, int]:

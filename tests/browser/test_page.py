@@ -17,7 +17,7 @@ from fedloom.federation.work import Report
 from fedloom.files import locked
 from fedloom.watch.serve import WatchServer
 from tests.browser.conftest import SIZES
-from tests.watch.growing_run import HOSTILE, GrowingRun
+from tests.watch.growing_run import HOSTILE, GrowingRun, write_large
 
 VIEWS = ("curves", "clients", "matrix", "distribution", "models", "settings")
 Watched = Callable[..., WatchServer]
@@ -177,8 +177,8 @@ def test_the_matrix_says_who_was_late_and_who_refused(tmp_path: Path, watched: W
         assert f"Round 2: {words}, accuracy" in page.locator(".tip").inner_text()
 
 
-def test_views_are_read_ahead_and_opened_without_a_request(tmp_path: Path, watched: Watched, open_page: Open) -> None:
-    page = open_page(watched(GrowingRun(tmp_path / "run").add(3)).url)
+def test_views_of_a_large_run_are_read_ahead(tmp_path: Path, watched: Watched, open_page: Open) -> None:
+    page = open_page(watched(write_large(tmp_path / "run", clients=400, rounds=60)).url)
     until(page, "document.body.dataset.ahead === 'done'")
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url) if "/api/" in request.url else None)
@@ -187,14 +187,14 @@ def test_views_are_read_ahead_and_opened_without_a_request(tmp_path: Path, watch
     assert asked == []
     show(page, "matrix")
     assert len(asked) == 1  # for rounds after the last known one
-    assert asked[0].endswith("after=3")
+    assert asked[0].endswith("after=60")
 
 
 def test_a_hidden_page_asks_for_nothing_and_catches_up(tmp_path: Path, watched: Watched, open_page: Open) -> None:
     run = GrowingRun(tmp_path / "run").add(1)
     page = open_page(watched(run).url)
     rounds_said(page, "4 of 40")
-    until(page, "document.body.dataset.ahead === 'done'")
+    until(page, "document.body.dataset.drawn === 'curves'")
     hide = "(on) => { Object.defineProperty(document, 'hidden', {value: on, configurable: true}); "
     hide += "document.dispatchEvent(new Event('visibilitychange')); }"
     asked: list[str] = []

@@ -70,9 +70,12 @@ def test_of_cells_that_have_not_changed_nothing_is_read_again(tmp_path: Path, mo
     assert read_all() == read_all()
     asked: list[tuple[str, object]] = []
     rows, values = Store.rows, Store.client_values
-    monkeypatch.setattr(
-        Store, "rows", lambda store, table, *cell: (asked.append((table, cell)), rows(store, table, *cell))[1]
-    )
+
+    def later_rows(store: Store, table: str, *cell: int, after: int = -1) -> object:
+        asked.append((table, cell and (*cell, after)))
+        return rows(store, table, *cell, after=after)
+
+    monkeypatch.setattr(Store, "rows", later_rows)
 
     def later(store: Store, cell: int, *where: object, after: int = -1) -> object:
         asked.append(("values", (cell, after)))
@@ -83,7 +86,7 @@ def test_of_cells_that_have_not_changed_nothing_is_read_again(tmp_path: Path, mo
     growing.done += 1
     growing.store.save(first, growing._record(0, 1), TASK)
     found = read_all()
-    assert [one for one in asked if one[1]] == [("values", (first, 2)), ("rounds", (first,))]
+    assert [one for one in asked if one[1]] == [("values", (first, 2)), ("rounds", (first, 1))]
     assert (len(found[0]), len(found[1]), found[2], found[3]) == (9, 6, [0.5] * 3, [0.5] * 2)
 
 
@@ -92,9 +95,11 @@ def test_rounds_that_are_taken_back_and_a_folder_that_is_replaced_are_read_again
     live = LiveRun(tmp_path / "run")
     values(live.data())
     assert live.cell("fedavg", 1)[1].upto == 5
+    assert live.data().costs("fedavg", 1).rounds.tolist() == [1, 2, 3, 4, 5]
     for cell in growing.cells.values():
         growing.store.forget_after(cell, 2)
     assert {round for round, _, _ in values(live.data())} == {1, 2}
+    assert live.data().costs("fedavg", 1).rounds.tolist() == [1, 2]
     assert set(live.cell("fedavg", 1)[1].participations[:, 0]) == {1, 2}
     growing.store.close()
     (tmp_path / "run").rename(tmp_path / "old")
@@ -122,7 +127,7 @@ def test_cautions_are_the_reports_and_are_computed_rarely(tmp_path: Path) -> Non
     assert live.cautions() == cautions(RunData.read(tmp_path))
     times = iter([0.0, 100.0, 110.0, 110.0, 200.0, 200.0])
     live = LiveRun(tmp_path)
-    first = live.cautions(lambda: next(times, 2000.0))  # takes ten seconds, so the next ones come 200 s later
+    first = live.cautions(lambda: next(times, 2000.0))  # takes ten seconds, so the next ones come 2,000 s later
     growing.add(1, left_out=(1,))
     assert live.cautions(lambda: 150.0) == first
     assert live.cautions(lambda: 5000.0) == cautions(RunData.read(tmp_path)) != first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from fedloom.errors import InputError
 from fedloom.results import figure_style, learning_curves
 from fedloom.results.run_data import RunData
 from fedloom.watch import views
+from fedloom.watch.app import FILES
 from fedloom.watch.live_run import MARKS, LiveRun
 from tests.watch.growing_run import GrowingRun
 
@@ -48,15 +50,21 @@ def test_the_curves_are_those_of_the_reports_figure(comparison: Path) -> None:
 
 def test_a_curve_has_known_means_bytes_and_seconds(tmp_path: Path) -> None:
     growing = GrowingRun(tmp_path, clients=["a", "b"]).add(2)
-    (line, _) = views.curves(RunData.read(tmp_path), "accuracy", "post_fit")["lines"]
+    run = RunData.read(tmp_path)
+    (line, _) = views.curves(run, "accuracy", "post_fit", "bytes", each_seed=True)["lines"]
     by_seed = {
         seed: [np.mean([growing.accuracy(0, seed, client, round) for client in (0, 1)]) for round in (1, 2)]
         for seed in (1, 2)
     }
     np.testing.assert_allclose(line["mean"], np.mean(list(by_seed.values()), axis=0), rtol=1e-5)
-    assert [one["seed"] for one in line["seeds"]] == [1, 2]
+    assert (line["count"], len(line["seeds"])) == (2, 2)
     np.testing.assert_allclose(line["seeds"][1]["mean"], by_seed[2], rtol=1e-5)
-    assert line["x"] == {"rounds": [1, 2], "bytes": [600.0, 1200.0], "seconds": [0.5, 1.0]}
+    assert line["x"] == line["seeds"][0]["x"] == {"rounds": [1, 2], "bytes": [600.0, 1200.0]}
+    (line, _) = views.curves(run, "accuracy", "post_fit", "seconds")["lines"]
+    assert line["x"] == {"rounds": [1, 2], "seconds": [0.5, 1.0]}
+    assert (line["count"], line["seeds"]) == (2, [])
+    (line, _) = views.curves(run, "accuracy", "post_fit", "virtual")["lines"]
+    assert line["x"] == {"rounds": [1, 2]}  # this run has no clock
 
 
 def test_the_overview_says_how_far_the_run_is_and_how_long_it_takes(tmp_path: Path) -> None:
@@ -166,18 +174,16 @@ def test_an_undefined_value_is_null_and_what_is_not_there_is_named(tmp_path: Pat
         views.clients(live, "fedavg", 1, "accuracy", "nose")
     with pytest.raises(InputError, match="There is no panel 'nose'"):
         views.curves(live.data(), "accuracy", "nose")
+    with pytest.raises(InputError, match="There is no axis 'nose'"):
+        views.curves(live.data(), "accuracy", "post_fit", "nose")
 
 
 def test_shades_are_the_reports() -> None:
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    found = views.shades()
-    assert (found[0], found[-1], len(found)) == (
-        to_hex(colormaps["cividis"](0.0)),
-        to_hex(colormaps["cividis"](1.0)),
-        32,
-    )
+    (shades,) = re.findall(r'SHADES = "(.*?)"', FILES["matrix.js"].read_text())
+    assert [to_hex(colormaps["cividis"](step / 31))[1:] for step in range(32)] == shades.split()
 
 
 def test_virtual_time_and_what_the_clock_did_to_clients_are_shown(tmp_path: Path) -> None:
@@ -188,7 +194,7 @@ def test_virtual_time_and_what_the_clock_did_to_clients_are_shown(tmp_path: Path
     run = GrowingRun(tmp_path, ["fedavg"], (1,))
     run.add(1, time=passed(1, "counted", "late", "vanished")).add(1, time=passed(2, "counted", "surplus", "left"))
     live = LiveRun(tmp_path)
-    (line,) = views.curves(live.data(), "accuracy", "post_fit")["lines"]
+    (line,) = views.curves(live.data(), "accuracy", "post_fit", "virtual")["lines"]
     assert line["x"]["virtual"] == [100.0, 200.0]
     _, _, states = unpacked(views.matrix(live, "fedavg", 1, "accuracy", "post_fit"))
     words = ["", "took part", *(words for words, _ in MARKS.values())]

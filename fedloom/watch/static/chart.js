@@ -4,7 +4,7 @@ import { brief, bytes, colour, duration, el, redraw, shown, svg } from "./dom.js
 
 /** @typedef {import("./dom.js").Style} Style */
 /** @typedef {{rounds: number[], bytes?: (number|null)[], seconds?: (number|null)[], virtual?: (number|null)[]}} Axes */
-/** @typedef {{label: string, x: Axes, mean: (number|null)[], low: (number|null)[], high: (number|null)[], seeds: {seed: number, x: Axes, mean: (number|null)[]}[]}} Line */
+/** @typedef {{label: string, x: Axes, mean: (number|null)[], low: (number|null)[], high: (number|null)[], count: number, seeds: {x: Axes, mean: (number|null)[]}[]}} Line */
 /** @typedef {"rounds" | "bytes" | "seconds" | "virtual"} AxisName */
 /** @typedef {{low: number, high: number}} Range */
 

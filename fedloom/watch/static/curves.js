@@ -7,7 +7,7 @@ import { choice, el, read, shown, tick } from "./dom.js";
 /** @typedef {import("./chart.js").AxisName} AxisName */
 
 /** @param {Context} context @returns {Promise<any[]>} */
-export const reads = ({ overviews, state }) => Promise.all(overviews.map((_, number) => read(`runs/${number}/curves`, { metric: state.metric, panel: state.panel })));
+export const reads = ({ overviews, state }) => Promise.all(overviews.map((_, number) => read(`runs/${number}/curves`, { metric: state.metric, panel: state.panel, axis: state.axis, each_seed: state.eachSeed })));
 
 /** @param {HTMLElement} into @param {Context} context @returns {() => Promise<void>} */
 export function open(into, context) {
@@ -48,7 +48,7 @@ export function open(into, context) {
       rows.sort((a, b) => (metric?.up === false ? 1 : -1) * (Number(a.line.mean[a.last]) - Number(b.line.mean[b.last])));
       const body = rows.map(({ line, last }) => {
         const [low, high] = [line.low[last], line.high[last]];
-        return el("tr", {}, el("th", { class: "text", scope: "row" }, line.label), el("td", {}, line.x.rounds[last]), el("td", {}, shown(line.mean[last], metric)), el("td", {}, high > low ? `${shown(low, metric)} to ${shown(high, metric)}` : "–"), el("td", {}, line.seeds.length));
+        return el("tr", {}, el("th", { class: "text", scope: "row" }, line.label), el("td", {}, line.x.rounds[last]), el("td", {}, shown(line.mean[last], metric)), el("td", {}, high > low ? `${shown(low, metric)} to ${shown(high, metric)}` : "–"), el("td", {}, line.count));
       });
       const head = ["algorithm", "round", state.metric, "band", "seeds"].map((words, place) => el("th", { class: place ? "" : "text", scope: "col" }, words));
       box.about.hidden = !rows.length;

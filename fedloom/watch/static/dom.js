@@ -86,13 +86,13 @@ async function ask(where, how) {
   throw new Refused(reply.status, message);
 }
 
-/** @param {string} path @param {Record<string, string | number>} [query] */
+/** @param {string} path @param {Record<string, string | number | boolean>} [query] */
 function address(path, query = {}) {
   const words = new URLSearchParams(Object.entries(query).map(([key, value]) => [key, String(value)])).toString();
   return `api/${path}${words ? `?${words}` : ""}`;
 }
 
-/** @param {string} path @param {Record<string, string | number>} [query] @returns {Promise<any>} */
+/** @param {string} path @param {Record<string, string | number | boolean>} [query] @returns {Promise<any>} */
 export async function get(path, query) {
   return (await ask(address(path, query))).json();
 }
@@ -106,7 +106,7 @@ export const forget = () => kept.clear();
 
 /**
  * Ask what a view shows, as bytes or else as JSON. Until a run changes, the answer stays the same and is not asked for again.
- * @param {string} path @param {Record<string, string | number>} [query] @param {boolean} [asBytes] @returns {Promise<any>}
+ * @param {string} path @param {Record<string, string | number | boolean>} [query] @param {boolean} [asBytes] @returns {Promise<any>}
  */
 export function read(path, query, asBytes = false) {
   const where = address(path, query);

@@ -8,6 +8,8 @@ import { choice, clientName, el, read, shown } from "./dom.js";
 // of the states, after "nothing": took part, left out, outlier, late, gone, surplus, refused, failed, revoked
 const IN_THE_LIGHT = ["#0072B2", "#D55E00", "#CC79A7", "#E69F00", "#77808c", "#56B4E9", "#882255", "#c62828", "#332288"];
 const IN_THE_DARK = ["#2b8fd0", "#D55E00", "#CC79A7", "#E69F00", "#97a1ad", "#56B4E9", "#F0E442", "#e05252", "#9d8cff"];
+// of values, from the least to the most: matplotlib's cividis, as in the report
+const SHADES = "00224e 00285b 002e6a 053371 1c396f 293f6e 33446d 3c4a6c 45506c 4d556c 555b6d 5c616e 646770 6b6d72 727274 787877 807f78 888578 908b78 979177 a09875 a89e73 b0a571 b9ab6d c2b369 cbb965 d3c05f dcc859 e6d051 efd748 f8df3c fee838".split(" ");
 const NAMED = 30; // rows, at most, that are high enough for a name
 const DARK = matchMedia("(prefers-color-scheme: dark)");
 
@@ -78,7 +80,7 @@ export function open(into, context) {
     if (metric?.share) [low, high] = [0, 1];
     else for (const one of values) { if (one < low) low = one; if (one > high) high = one; }
     /** @type {[number, number, number][]} */
-    const shades = context.about.shades.map(rgb);
+    const shades = SHADES.map((one) => rgb(`#${one}`));
     if (metric?.up === false) shades.reverse();
     const empty = rgb(DARK.matches ? "#242d37" : "#e8ecf0");
     const colours = DARK.matches ? IN_THE_DARK : IN_THE_LIGHT;

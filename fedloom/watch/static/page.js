@@ -138,11 +138,13 @@ async function redo() {
   if (hasRuns()) void lookAhead();
 }
 
+const LARGE = 20_000; // pairs of client and round: with more, a view that nobody has read takes a while to open
 let ahead = false;
 
-/** Read what the other views show, once and one after the other: the server then has it at hand when one is opened. */
+/** Read what the other views of a large run show, once and one after the other: it is at hand when one is opened. */
 async function lookAhead() {
-  if (ahead) return;
+  const pairs = context.overviews.map((run) => run.clients * run.cells.reduce((sum, cell) => sum + cell.rounds_done, 0));
+  if (ahead || Math.max(...pairs) < LARGE) return;
   ahead = true;
   for (const name of Object.keys(views)) if (views[name].when?.() && hasRuns()) await views[name].reads(context).catch(() => {});
   document.body.dataset.ahead = "done";
