@@ -19,11 +19,13 @@ test: $(VENV)/.tests
 slow: $(VENV)/.tests
 	$(BIN)/python -m pytest -n 2 -m slow
 
-# the page of `fedloom watch` in the system's Chromium, and the types of its JavaScript; both are skipped where they cannot run
+# the page of `fedloom watch` in the system's Chromium, with axe-core, and the types of its JavaScript; skipped where they cannot run
 browser: $(VENV)/.tests
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[browser]"
-	if command -v npx > /dev/null; then npx --yes --package typescript tsc -p tests/browser/tsconfig.json; \
-		else echo "npx is not installed: the types of the page's JavaScript are not checked."; fi
+	if command -v npm > /dev/null; then \
+		npm install --silent --no-save --prefix $(VENV)/npm axe-core@4 typescript@5 && \
+		$(VENV)/npm/node_modules/.bin/tsc -p tests/browser/tsconfig.json; \
+		else echo "npm is not installed: the types of the page's JavaScript, and who can use the page, are not checked."; fi
 	$(BIN)/python -m pytest -rs -m browser tests/browser
 
 # the documentation site, in site/: a broken link or anchor is an error; nothing is fetched while it is built or read

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,14 @@ import pytest
 from fedloom.watch.serve import WatchServer
 from tests.watch.growing_run import GrowingRun
 
+AXE = Path(sys.prefix) / "npm" / "node_modules" / "axe-core" / "axe.min.js"
+BARRIERS = """async () => {
+    const fading = document.getAnimations().filter((one) => one instanceof CSSTransition);
+    await Promise.all(fading.map((one) => one.finished));
+    const wanted = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"];
+    const found = (await axe.run({runOnly: wanted})).violations;
+    return found.flatMap((one) => one.nodes.map((node) => `${one.id}: ${node.html.slice(0, 120)}`));
+}"""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SIZES = (390, 1280, 2560)
 
@@ -105,6 +114,20 @@ def open_page(browser: Any, proxy: tuple[int, list[str]]) -> Iterator[Callable[.
         context.close()
     assert wrong == []
     assert proxy[1] == []
+
+
+@pytest.fixture
+def barriers() -> Callable[[Any], list[str]]:
+    """What keeps people out of a page: pale text, missing names, wrong roles; as axe-core finds it (WCAG 2.2, AA)."""
+    if not AXE.is_file():
+        pytest.skip("axe-core is not installed: `make browser` does, with npm")
+    script = AXE.read_text(encoding="utf-8")
+
+    def find(page: Any) -> list[str]:
+        page.evaluate(script)
+        return list(page.evaluate(BARRIERS))
+
+    return find
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ export function open(into, context) {
       counts.forEach((count, bin) => { if (count) drawing.append(svg("rect", { x: x(low + (bin / BINS) * span) + 1, width: Math.max((width - 16) / BINS - 2, 1), y: 54 - (42 * count) / most, height: (42 * count) / most, fill }, svg("title", {}, `${shown(low + (bin / BINS) * span, metric)} to ${shown(low + ((bin + 1) / BINS) * span, metric)}: ${count} clients`))); });
       drawing.append(svg("line", { x1: 8, x2: width - 8, y1: 54.5, y2: 54.5, stroke: "currentColor", "stroke-opacity": 0.5 }), svg("line", { x1: x(mean), x2: x(mean), y1: 0, y2: 56, stroke: "currentColor", "stroke-width": 2 }));
       for (const at of ticks({ low, high }, Math.max(3, Math.min(10, width / 90)))) drawing.append(svg("text", { x: x(at), y: 70, "text-anchor": x(at) < 30 ? "start" : x(at) > width - 40 ? "end" : "middle" }, onTick(at, metric)));
-      return el("div", {}, el("h3", {}, line.label), el("p", { class: "note" }, words), drawing);
+      return el("div", {}, el("h2", {}, line.label), el("p", { class: "note" }, words), drawing);
     }));
   }
   return update;

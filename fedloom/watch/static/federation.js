@@ -52,7 +52,7 @@ export function open(into, context) {
   async function update() {
     const found = await reads();
     redraw(now, () => now.replaceChildren(...current(found.call, found)));
-    const head = ["agent", "state", "doing", "for", "clients", "last seen", "enrolled", "versions", ""].map((words, place) => el("th", { class: [0, 1, 2, 7].includes(place) ? "text" : "", scope: "col" }, words));
+    const head = ["agent", "state", "doing", "for", "clients", "last seen", "enrolled", "versions", "action"].map((words, place) => el("th", { class: [0, 1, 2, 7].includes(place) ? "text" : "", scope: "col" }, words));
     const body = found.agents.map((/** @type {any} */ one) => {
       const revoke = async () => { if (await context.ask(`Revoke ${one.name}? Its requests are rejected from now on, and the run goes on without its clients. Only a new token lets it back.`, "Revoke the agent")) await act("revoke", one.agent); };
       const doing = [one.doing, one.why].filter(Boolean).join(": ");
