@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -77,5 +78,6 @@ def _run(arguments: list[str], cwd: Path, env: dict[str, str], out: Path, err: P
     os.environ.clear()
     os.environ.update(env)
     importlib.reload(faults)  # it reads the environment when it is imported
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that a shell runs in the background ignore it
     sys.argv = ["fedloom", *arguments]
     fedloom.cli.main()

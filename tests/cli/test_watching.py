@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -25,14 +26,8 @@ def test_it_serves_the_page_of_several_runs_until_it_is_interrupted(tmp_path: Pa
     found = re.search(r"Watching at (http://127\.0\.0\.1:\d+/)\n", log.read_text())
     assert found is not None
     assert [one["folder"] for one in httpx.get(f"{found[1]}api/page").json()["runs"]] == ["one", "two"]
-    process_signal(process)
-    assert process.wait(60) == 130
-
-
-def process_signal(process: Forked) -> None:
-    import os
-
     os.kill(process.pid, signal.SIGINT)
+    assert process.wait(60) == 130
 
 
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:
