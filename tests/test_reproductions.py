@@ -95,6 +95,37 @@ because = "it was clipped"
     assert keep(folder, [66.0], {"train.lr": "1.0"}).because != "it was clipped"
 
 
+def test_the_longest_run_of_a_row_comes_first(folder: Path) -> None:
+    path, row = folder / "results" / "mcmahan-table2.json", "iid, E 1, B 10"
+    others = [one for one in json.loads(path.read_text(encoding="utf-8")) if one["row"] != row]
+    ways = [{"rounds": "10"}, {"rounds": "30", "train.clip": "1.0"}, {"train.clip": "1.0"}]
+    made = [{"row": row, "seeds": [1], "changes": changes, "ours": {"rounds": [9.0]}} for changes in ways]
+    path.write_text(json.dumps([*others, *made]), encoding="utf-8")
+    found = [one for one in reproductions.numbers(folder) if (one.reproduction, one.row) == ("mcmahan-table2", row)]
+    assert [one.how for one in found if one.source == "paper"] == [
+        "train.clip = 1.0",
+        "rounds = 30, train.clip = 1.0",
+        "rounds = 10",
+    ]
+
+
+def test_a_row_that_was_not_run_says_how_many_hours_it_takes(folder: Path) -> None:
+    tables = ["mcmahan-table1-cnn", "mcmahan-table2"]
+    for name in tables:
+        (folder / "results" / f"{name}.json").unlink()
+    reasons = (folder / "reasons.toml").read_text(encoding="utf-8")
+    later = f'[[reason]]\nreproductions = {json.dumps(tables)}\nverdict = "not run"\nbecause = "later"\n'
+    (folder / "reasons.toml").write_text(later + reasons, encoding="utf-8")
+    found = {(one.reproduction, one.row, one.source): one.hours for one in reproductions.numbers(folder)}
+    # 29 rounds of 10 clients with 600 images, 5 epochs of 0.94 ms an image, and a test of 4 s
+    few = found["mcmahan-table2", "iid, E 5, B 50", "paper"]
+    assert few == pytest.approx(29 * (10 * 600 * 5 * 0.94e-3 + 4) / 3600)
+    assert "| iid, E 5, B 50 | paper | 29 | – |  |  | not run: 0.3 h (1) |" in reproductions.page(folder)
+    # no number was published, so all 1,000 rounds that the file allows
+    all_rounds = found["mcmahan-table1-cnn", "non-iid, B ∞, C 1", "slides"]
+    assert all_rounds == pytest.approx(1000 * (100 * 600 * 5 * 0.9e-3 + 4) / 3600)
+
+
 def test_a_row_that_was_run_in_several_ways_says_which_way_a_number_is_from() -> None:
     lines = reproductions.page().splitlines()
     assert any(line.startswith("| iid, E 1, B 10 | paper | 34 | 33.3 ± 5.2 |") for line in lines)

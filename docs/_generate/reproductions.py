@@ -13,7 +13,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,11 @@ from scipy import stats
 from fedloom.files import tomllib
 from fedloom.papers import published
 from fedloom.papers.published import Measure, Published, Reproduction, Row
+from fedloom.papers.reproduce import Rerun
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from _generate.costs import hours
 
 FOLDER = Path(__file__).parents[1] / "reproductions"
 ROUNDS, POINTS, SHARE = 1.25, 0.02, 0.05  # as close as this counts as reproduced: a factor, points, a share
@@ -69,13 +74,14 @@ class Number:
     source: str
     told: Published
     kind: str
-    mean: float | None
-    ours: str
-    ratio: str
-    seeds: str
-    how: str
-    verdict: str
-    because: str
+    mean: float | None = None
+    ours: str = ""
+    ratio: str = ""
+    seeds: str = ""
+    how: str = ""
+    verdict: str = "not run"
+    because: str = ""
+    hours: float | None = None  # that a row takes which was not run
 
     @property
     def note(self) -> str:
@@ -93,10 +99,26 @@ def numbers(folder: Path = FOLDER) -> Iterator[Number]:
         path = folder / "results" / f"{name}.json"
         records = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
         for row in reproduction.row:
-            made = sorted((one for one in records if one["row"] == row.name), key=lambda one: len(_changes(one)))
+            made = sorted((one for one in records if one["row"] == row.name), key=_distance)
+            planned = None if made else Rerun(reproduction).experiment(row)
             for measure, source, told in _told(row, reproduction.measure):
-                for record in made or [None]:
+                measured = [one for one in made if measure.name in one["ours"]]
+                for record in measured:
                     yield _number(name, row, measure, source, told, record, reasons)
+                if not measured:
+                    about = (name, row.name, measure.name, source)
+                    because = _because(reasons, (*about, ()), ("not run",))
+                    number = Number(*about, told, _kind(measure), because=because)
+                    if planned is not None:
+                        rounds = told if measure.counts_rounds and isinstance(told, float) else planned.rounds
+                        number = replace(number, hours=hours(planned, row.label, rounds))
+                    yield number
+
+
+def _distance(record: Mapping[str, Any]) -> tuple[float, int]:
+    """Order the runs of a row: the published number of rounds first, then the longest; then the fewest changes."""
+    changes = _changes(record)
+    return -float(changes.get("rounds", "inf")), len(changes)
 
 
 def _told(row: Row, measures: Sequence[Measure]) -> Iterator[tuple[Measure, str, Published]]:
@@ -113,16 +135,12 @@ def _number(
     measure: Measure,
     source: str,
     told: Published,
-    record: Mapping[str, Any] | None,
+    record: Mapping[str, Any],
     reasons: Sequence[Mapping[str, Any]],
 ) -> Number:
-    found = None if record is None else record["ours"].get(measure.name)
-    changes = {} if record is None else _changes(record)
+    changes = _changes(record)
     about = (name, row.name, measure.name, source, tuple(changes))
-    if record is None or found is None:
-        because = _because(reasons, about, ("not run",))
-        return Number(*about[:4], told, _kind(measure), None, "", "", "", "", "not run", because)
-    mean, shown = _ours(found, measure)
+    mean, shown = _ours(record["ours"][measure.name], measure)
     ratio = mean / told if mean is not None and isinstance(told, float) and told else None
     if changes or not _is_close(mean, told, measure):
         verdict = _verdict(reasons, about)
@@ -223,7 +241,8 @@ def page(folder: Path = FOLDER) -> str:
         "A number counts as reproduced if we ran the published settings and rounds differ by at most "
         f"{100 * (ROUNDS - 1):.0f} %, accuracies by at most {100 * POINTS:.0f} points, and other numbers by at most "
         f"{100 * SHARE:.0f} %. Otherwise a note below the table gives the reason. ± is a 95 % interval over seeds. "
-        "The page of each reproduction says more.",
+        "The page of each reproduction says more. The hours of a row that was not run are those of one free core for "
+        "one seed and as many rounds as published (or as its file allows), computed from measured speeds.",
         "",
         "![Our numbers against the published ones](../images/reproductions-beside.png)",
         "",
@@ -252,14 +271,14 @@ def _section(reproduction: Reproduction, name: str, found: Sequence[Number]) -> 
         if one.how and ways[one.row, one.measure, one.source] > 1:  # say which of several runs it is
             row += f" ({one.how})"
         told = "not reached" if one.told == "-" else f"{one.told:,.10g}" if isinstance(one.told, float) else one.told
-        verdict = f"{one.verdict} ({notes.index(one.note) + 1})" if one.note else one.verdict
+        verdict = one.verdict if one.hours is None else f"{one.verdict}: {one.hours:.1f} h"
+        verdict += f" ({notes.index(one.note) + 1})" if one.note else ""
         cells = (row, one.source, told, one.ours or "–", one.ratio, one.seeds, verdict)
         lines.append("| " + " | ".join(cells) + " |")
     return [*lines, "", *(f"{number}. {note[0].upper()}{note[1:]}." for number, note in enumerate(notes, 1))]
 
 
 if __name__ == "__main__":
-    sys.path.append(str(FOLDER.parent))
     from _generate import reproduction_figures as figures
     from fedloom.results.figure_style import save_figure
 
