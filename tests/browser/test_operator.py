@@ -17,7 +17,7 @@ from fedloom.network.protocol.messages import Failure
 from fedloom.network.protocol.signatures import Verifier
 from fedloom.network.protocol.token import Token
 from tests.browser.test_page import Open, show
-from tests.network.conftest import World
+from tests.network.conftest import HELLO, World
 from tests.watch.growing_run import HOSTILE, GrowingRun
 
 
@@ -51,7 +51,7 @@ def log_in(page: Any, token: Token) -> None:
 def test_the_operator_sees_agents_live_and_is_asked_before_one_is_revoked(served: ServedWorld, open_page: Open) -> None:
     kerry, hostile = served.speaker("kerry"), served.speaker(HOSTILE[:60])
     for agent in (kerry, hostile):
-        agent.hello()
+        agent.hello(HELLO.model_copy(update={"versions": {"torch": HOSTILE, HOSTILE: "1"}}))
     page = open_page(served.url, ignores=("401",))
     page.get_by_role("heading", name="The operator’s token").wait_for()
     assert "kerry" not in page.content()

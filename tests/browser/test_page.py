@@ -128,8 +128,11 @@ def test_names_are_text_wherever_they_stand(tmp_path: Path, watched: Watched, op
     facts = {"description": {"name": HOSTILE, "metrics": ["accuracy"], "cohort": {}, "evaluate": {"splits": ["test"]}}}
     names = [HOSTILE, f"{HOSTILE} 2", "' onmouseover='alert(1)"]
     labels = [HOSTILE, '"><svg onload=alert(1)>']
+    facts["machine"] = {HOSTILE: HOSTILE}
     run = GrowingRun(tmp_path / "run", labels, (1,), names, facts=facts).add(3)
     run.store.set_status(1, "failed", error=HOSTILE)
+    for table in ("metrics", "client_metrics"):
+        run.store._database.execute(f"UPDATE {table} SET metric = ? WHERE metric = 'accuracy'", (HOSTILE,))
     page = open_page(watched(run).url)
     for view in VIEWS:
         show(page, view)

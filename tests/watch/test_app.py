@@ -267,3 +267,11 @@ def test_the_stream_says_which_run_changed_and_looks_at_files_only_while_somebod
     before = len(looks)
     runs[0].add(1)
     assert len(looks) == before
+
+
+def test_no_script_of_the_page_makes_elements_from_text() -> None:
+    scripts = {name: path.read_text() for name, path in FILES.items() if name.endswith(".js")}
+    assert len(scripts) > 5
+    for name, text in scripts.items():
+        found = re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|eval\(|Function\(", text)
+        assert not found, name
