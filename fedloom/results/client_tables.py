@@ -39,7 +39,8 @@ def summary(run: RunData, metric: str) -> Iterator[Table]:
         if stats:
             title = f"{metric.capitalize()} over clients at the end, {words}"
             kinds = ("text", *[run.metric(metric).number_format] * len(stats))
-            yield Table(f"summary_{metric}_{phase}", title, ("", *stats), tuple(rows), kinds, _seeds_in_words(run))
+            names = ("over clients", *stats)
+            yield Table(f"summary_{metric}_{phase}", title, names, tuple(rows), kinds, _seeds_in_words(run))
 
 
 def universal_test(run: RunData, metric: str) -> Iterator[Table]:

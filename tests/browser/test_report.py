@@ -1,0 +1,23 @@
+"""The report in a real browser: everybody can read it, and it asks for nothing from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedloom.results import report
+from tests.browser.test_page import Open
+from tests.watch.growing_run import GrowingRun
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_keeps_people_out(
+    tmp_path: Path, open_page: Open, barriers: Callable[[Any], list[str]], scheme: str
+) -> None:
+    GrowingRun(tmp_path / "run").add(4).end().store.close()
+    page = open_page(report.write(tmp_path / "run").as_uri(), 390, scheme)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert barriers(page) == []
