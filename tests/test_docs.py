@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -30,6 +31,7 @@ FETCHED = dict.fromkeys(("four-hospitals.md", "private-hospitals.md"), "heart_di
 SLOW = {  # pages whose commands take many seconds
     *(
         "predict.md",
+        "survival.md",
         "time.md",
         "commands.md",
         "results.md",
@@ -94,6 +96,18 @@ def test_the_algorithm_that_is_added_in_ten_minutes_keeps_all_promises(tmp_path:
     (code,) = (text for text in blocks(ROOT / "CONTRIBUTING.md", "python") if "class FedProx" in text)
     (tmp_path / "mine.py").write_text(code)
     check_algorithm(user_code.code("mine.py:FedProx", tmp_path))
+
+
+def test_the_loss_for_survival_is_the_partial_likelihood(tmp_path: Path) -> None:
+    write_files(ROOT / "docs" / "how-to" / "survival.md", tmp_path)
+    loss = user_code.code("cox.py:partial_likelihood", tmp_path)
+    risk = torch.tensor([[0.5], [-0.3], [1.2], [0.1]], dtype=torch.float64)
+    # the second is lost at 2; the events are at 1 (all four are observed), and twice at 3 (the last two, by Breslow)
+    labels = torch.tensor([[1.0, 1.0], [2.0, 0.0], [3.0, 1.0], [3.0, 1.0]])
+    at_1, at_3 = sum(math.exp(one) for one in (0.5, -0.3, 1.2, 0.1)), math.exp(1.2) + math.exp(0.1)
+    expected = ((math.log(at_1) - 0.5) + (math.log(at_3) - 1.2) + (math.log(at_3) - 0.1)) / 3
+    assert loss(risk, labels).item() == pytest.approx(expected)
+    assert loss(risk, labels * torch.tensor([1.0, 0.0])).item() == 0  # no event
 
 
 @pytest.mark.parametrize("page", COMMANDED, ids=title)
