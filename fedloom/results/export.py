@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import logging
 import re
 import warnings
@@ -179,29 +180,36 @@ def _export_programs(result: Result, folder: Path, client: str | None, ending: s
 
 
 def _write_program(predictor: Predictor, path: Path) -> None:
-    """Write a model with its preprocessing. Its input is a batch of any size."""
+    """Write a model with its preprocessing. Its input is a batch of any size.
+
+    The names of features, label and classes are in the file, each as a JSON list: `metadata_props` of an ONNX model,
+    `extra_files` of a torch program.
+    """
     preprocessing = predictor.preprocessing
     kind = torch.int32 if preprocessing.words is not None else torch.float32
     if not preprocessing.columns and preprocessing.scale != 1.0:
         kind = torch.uint8
     example = (torch.ones((2, *preprocessing.shape), dtype=kind),)
-    shapes = ({0: torch.export.Dim("examples")},)
+    lists = {"features": preprocessing.features, "label": preprocessing.label, "classes": preprocessing.classes}
+    names = {what: json.dumps(list(found), ensure_ascii=False) for what, found in lists.items() if found}
     predictor.requires_grad_(False)  # answers are not for training
     try:
         with _quiet_torch():
-            program = torch.export.export(predictor, example, dynamic_shapes=shapes)
+            program = torch.export.export(predictor, example, dynamic_shapes=({0: torch.export.Dim("batch")},))
             if path.suffix == ".pt2":
-                torch.export.save(program, path)
+                torch.export.save(program, path, extra_files=names)
                 return
-            torch.onnx.export(
+            made = torch.onnx.export(
                 program,
                 (),
-                str(path),
                 input_names=["features"],
                 output_names=["answers"],
+                dynamic_shapes=({0: "batch"},),  # a program has forgotten the name
                 verbose=False,
-                external_data=False,
             )
+            assert made is not None
+            made.model.metadata_props.update(names)
+            made.save(path, external_data=False)
     except Exception as error:
         what = "an ONNX model" if path.suffix == ".onnx" else "a torch.export program"
         raise InputError(

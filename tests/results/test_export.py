@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,13 @@ def test_csv_holds_what_the_database_holds(result: Result, tmp_path: Path) -> No
         assert read == rows
 
 
+NAMES = {
+    "features": ["age", "ward=general", "ward=icu", "ward=surgery", "crp"],
+    "label": ["outcome"],
+    "classes": ["alive", "dead"],
+}
+
+
 @pytest.fixture(scope="module")
 def patients(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return hospitals(tmp_path_factory.mktemp("hospitals"))
@@ -94,6 +102,10 @@ def test_a_torch_program_has_the_preprocessing_in_it(patients: Result, tmp_path:
     program = torch.export.load(tmp_path / "fedavg-1.pt2").module()
     assert torch.equal(program(x), expected)
     assert torch.equal(program(x[:1]), expected[:1])
+    assert not program(x).requires_grad
+    names = dict.fromkeys(NAMES, "")
+    torch.export.load(tmp_path / "fedavg-1.pt2", extra_files=names)
+    assert {what: json.loads(text) for what, text in names.items()} == NAMES
 
 
 def test_an_onnx_file_has_the_preprocessing_in_it(patients: Result, tmp_path: Path) -> None:
@@ -101,7 +113,12 @@ def test_an_onnx_file_has_the_preprocessing_in_it(patients: Result, tmp_path: Pa
     runtime = pytest.importorskip("onnxruntime")
     assert export.export_onnx(patients, tmp_path, "oslo")[0].name == "fedavg-1-oslo.onnx"
     x = features(patients)
-    (found,) = runtime.InferenceSession(tmp_path / "local-1-oslo.onnx").run(None, {"features": x.numpy()})
+    session = runtime.InferenceSession(tmp_path / "local-1-oslo.onnx")
+    assert session.get_inputs()[0].shape == ["batch", 5]
+    assert session.get_outputs()[0].shape == ["batch", 2]
+    told = session.get_modelmeta().custom_metadata_map
+    assert {what: json.loads(told[what]) for what in NAMES} == NAMES
+    (found,) = session.run(None, {"features": x.numpy()})
     expected = patients.predictor("local", client="oslo")(x)
     torch.testing.assert_close(torch.from_numpy(found), expected.detach(), rtol=1e-5, atol=1e-7)
 
