@@ -30,7 +30,9 @@ TITLES = {
     "post_fit": "After local training",
     "server": "Global model on the server",
 }
-MOST_BANDS = 20  # with more lines, bands around them would hide everything
+MOST_BANDS = 20  # with more lines, bands around them would hide everything, and only the best lines can be followed
+BEST = 12  # lines in colour and with a name, if there are too many
+OTHERS: dict[str, Any] = {"color": "#c8c8c8", "linestyle": "solid", "linewidth": 0.6}
 Edges = tuple[float, float, float]  # of the panels, in inches: right, bottom, height
 # In inches. Text has a fixed size: a figure with more in it is larger.
 PANEL, HEIGHT, LEFT, GAP, TOP, BOTTOM, LINE = 2.5, 2.1, 0.7, 0.2, 0.3, 0.5, 0.165
@@ -55,7 +57,7 @@ def draw_run(run: RunData, styles: Styles, metric: str = "accuracy", split: str 
         panels, undefined = _panels(run, metric, one)
         if panels:
             note = " Values that are not finite are left out." if undefined else ""
-            return draw(panels, styles, metric, one, note)
+            return draw(panels, styles, metric, one, note, run.metric(metric).higher_is_better)
     what, known = f"{metric} on {split or 'test'}", _measured(run)
     raise InputError(
         f"There is nothing to draw: no finite value of {what}. Measured: {', '.join(known) or 'nothing'}."
@@ -97,25 +99,40 @@ def _measured(run: RunData) -> list[str]:
     return list(dict.fromkeys(f"{metric} on {split}" for split, metric in wanted if _panels(run, metric, split)[0]))
 
 
-def draw(panels: Panels, styles: Styles, metric: str = "accuracy", split: str = "test", note: str = "") -> Figure:
-    """Draw statistics of a metric against rounds; the names of the lines stand to the right of the last panel."""
+def draw(
+    panels: Panels,
+    styles: Styles,
+    metric: str = "accuracy",
+    split: str = "test",
+    note: str = "",
+    higher_is_better: bool = True,
+) -> Figure:
+    """Draw statistics of a metric against rounds; the names of the lines stand to the right of the last panel.
+
+    If there are too many to follow, only the best ones at the end have a colour and a name.
+    """
     with styled():
-        return _draw(panels, styles, metric, split, note)
+        return _draw(panels, styles, metric, split, note, higher_is_better)
 
 
-def _draw(panels: Panels, styles: Styles, metric: str, split: str, note: str) -> Figure:
+def _draw(panels: Panels, styles: Styles, metric: str, split: str, note: str, higher_is_better: bool) -> Figure:
     seeds = max(len(found) for panel in panels.values() for found in panel.values())
     bands = {
         name: {label: band(found, metric, seeds) for label, found in panel.items()} for name, panel in panels.items()
     }
     shown = [label for label in styles if any(label in drawn for drawn in bands.values())]
+    crowded = len(shown) > MOST_BANDS
+    if crowded:
+        best = _best(bands, higher_is_better)
+        note = f" In colour: the {BEST} that end best; the {len(shown) - BEST} others are in the tables.{note}"
+        styles = {label: styles[label] if label in best else OTHERS for label in shown}
+        shown = [label for label in shown if label in best]
     figure = new_figure(1, 1, arranged=False)
     names = {
         label: figure.text(0, 0, _short(label), size=8, color=INK, va="center", parse_math=False) for label in shown
     }
     right = LEFT + len(bands) * (PANEL + GAP) - GAP
     width = right + 0.61 + max(name.get_window_extent().width for name in names.values()) / figure.dpi
-    crowded = len(shown) > MOST_BANDS
     lines = textwrap.wrap(caption(seeds, set(bands), crowded) + note, int(width * 20))
     bottom, plot = BOTTOM + 0.13 * len(lines), max(HEIGHT, LINE * len(shown))
     height = bottom + plot + TOP
@@ -140,6 +157,13 @@ def _draw(panels: Panels, styles: Styles, metric: str, split: str, note: str) ->
         _scale(figure.axes, bands)
     _name_lines(figure, bands, styles, names, (right, bottom, plot))
     return figure
+
+
+def _best(bands: Bands, higher_is_better: bool) -> set[str]:
+    """Return the labels whose lines end best, in the last of the panels with the most lines."""
+    fullest = max(reversed(list(bands.values())), key=len)
+    order = sorted(fullest, key=lambda label: float(fullest[label].mean[-1]), reverse=higher_is_better)
+    return set(order[:BEST])
 
 
 def band(seeds: Sequence[Stats], metric: str, most_seeds: int = 1) -> Band:
@@ -213,7 +237,7 @@ def _draw_panel(axes: Axes, drawn: dict[str, Band], styles: Styles, shade: float
             axes.vlines(line.rounds, line.low, line.high, color=colour, alpha=2 * shade, linewidth=4, zorder=1)
         elif (line.high > line.low).any():
             axes.fill_between(line.rounds, line.low, line.high, color=colour, alpha=shade, linewidth=0, zorder=1)
-        plot_line(axes, line.rounds, line.mean, **styles[label], zorder=3)
+        plot_line(axes, line.rounds, line.mean, **styles[label], zorder=2 if styles[label] is OTHERS else 3)
     axes.set_xlabel("Round")
     axes.margins(x=0.03)
     axes.tick_params(which="both", width=0.7)
@@ -242,6 +266,8 @@ def _name_lines(figure: Figure, bands: Bands, styles: Styles, names: Mapping[str
     ends: dict[str, float] = {}
     for drawn in bands.values():
         for label, line in drawn.items():
+            if label not in names:
+                continue
             share = float(to_share.transform((line.rounds[-1], line.mean[-1]))[1])
             ends[label] = bottom + plot * min(max(share, 0.0), 1.0)
     order = sorted(ends, key=lambda label: ends[label])

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -25,7 +26,7 @@ from matplotlib.text import Text
 from fedloom.errors import InputError
 from fedloom.experiment.store import Store
 from fedloom.results.figure_style import COLOURS, line_style
-from fedloom.results.learning_curves import Panels, band, draw, draw_run, spread_places
+from fedloom.results.learning_curves import OTHERS, Panels, band, draw, draw_run, spread_places
 from fedloom.results.run_data import RunData, Stats, grouped
 
 
@@ -54,7 +55,7 @@ def panels(labels: list[str], rounds: int = 5, seeds: int = 1, clients: int = 3,
     return {name: panel for name, panel in found.items() if panel}
 
 
-def drawn(found: Panels, labels: Sequence[str] | None = None, metric: str = "accuracy", **more: str) -> Figure:
+def drawn(found: Panels, labels: Sequence[str] | None = None, metric: str = "accuracy", **more: Any) -> Figure:
     known = labels or list(dict.fromkeys(label for panel in found.values() for label in panel))
     return draw(found, {label: line_style(number) for number, label in enumerate(known)}, metric, **more)
 
@@ -112,6 +113,21 @@ def test_an_algorithm_has_the_same_look_in_every_panel_and_picture() -> None:
     assert [line.get_color() for line in last] == [line.get_color() for line in figure.axes[1].lines[3:]]
     few = drawn(panels(labels[5:]), labels)
     assert [line.get_color() for line in few.axes[0].lines] == [line.get_color() for line in last[2:]]
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_of_many_lines_the_best_are_in_colour_and_named_and_the_others_grey(higher: bool) -> None:
+    labels = names(60)  # the first ends highest
+    figure = drawn(panels(labels, server=labels[:30]), labels, higher_is_better=higher)
+    best = labels[:12] if higher else labels[-12:]
+    assert {text for text in texts(figure) if text.startswith("algorithm")} == {*best}
+    grey = to_hex(OTHERS["color"])
+    assert [to_hex(line.get_color()) != grey for line in figure.axes[0].lines] == [label in best for label in labels]
+    caption = " ".join(texts(figure)).replace("\n", " ")
+    assert "In colour: the 12 that end best; the 48 others are in the tables." in caption
+    few = drawn(panels(labels[:20]), labels[:20])
+    assert {*labels[:20]} <= texts(few).keys()
+    assert "In colour" not in " ".join(texts(few))
 
 
 def test_with_one_seed_the_band_is_one_deviation_over_clients_and_the_caption_says_so() -> None:
@@ -210,7 +226,9 @@ def test_no_text_overlaps_another_or_leaves_the_picture(count: int, rounds: int,
         found += [axes.title, axes._left_title, axes.xaxis.label, axes.yaxis.label]  # type: ignore[attr-defined]
         found += [label for label in (*axes.get_xticklabels(), *axes.get_yticklabels()) if _inside(axes, label)]
     boxes = {id(text): (text.get_text(), text.get_window_extent()) for text in found if text.get_text()}
-    assert sum(label[:20] == text[:20] for label in labels for text, _ in boxes.values()) == count
+    assert sum(label[:20] == text[:20] for label in labels for text, _ in boxes.values()) == (
+        count if count <= 20 else 12
+    )
     page = figure.bbox
     for text, box in boxes.values():
         assert page.x0 <= box.x0, text
