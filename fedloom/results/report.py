@@ -146,11 +146,9 @@ def _against_others(best: str, others: Sequence[str], comparison: Comparison) ->
     if alike:
         yield say("result", "alike", alike=_listed(alike))
     if close:
-        widest = max(max(abs(found[o].spread.low), abs(found[o].spread.high)) for o in close)
-        unit = ""
-        if comparison.metric.percent:  # two accuracies are at most 100 points apart, however wide the interval is
-            widest, unit = 100 * min(widest, 1.0), " points"
-        yield say("result", "close", close=_listed(close), widest=two_digits(widest), unit=unit)
+        widest = max(abs(side) for other in close for side in found[other].interval(comparison.metric.share))
+        scale, unit = (100, " points") if comparison.metric.percent else (1, "")
+        yield say("result", "close", close=_listed(close), widest=two_digits(scale * widest), unit=unit)
     if apart:
         several = "intervals, which hold together, exclude" if len(pairs) > 1 else "interval excludes"
         why = f"the 95 % {several} zero"

@@ -86,6 +86,11 @@ class Difference:
         """Whether this may be called a difference: the interval excludes zero, and seeds do differ."""
         return self.spread.std > 0 and (self.spread.low > 0 or self.spread.high < 0)
 
+    def interval(self, share: bool) -> tuple[float, float]:
+        """Return the interval; that of two shares ends at 1, or 100 points, because they cannot be further apart."""
+        low, high = self.spread.low, self.spread.high
+        return (max(low, -1.0), min(high, 1.0)) if share else (low, high)
+
 
 def seeds_for_a_rank_test(pairs: int) -> int:
     """Return how many seeds the signed-rank test needs to reach 5 %, corrected for the number of pairs.
@@ -135,7 +140,12 @@ def differences(values: Mapping[str, Mapping[int, float]]) -> list[Difference]:
 
 
 def in_words(
-    difference: Difference, *, metric: str = "accuracy", percent: bool = True, higher_is_better: bool = True
+    difference: Difference,
+    *,
+    metric: str = "accuracy",
+    percent: bool = True,
+    share: bool = False,
+    higher_is_better: bool = True,
 ) -> str:
     """One sentence about a difference. It never says "no difference" without the interval of possible differences."""
     scale, unit = (100.0, " points") if percent else (1.0, "")
@@ -149,7 +159,7 @@ def in_words(
     if found.count == 1:
         return say("difference", "one_seed", **values)
     together = " with the others" if difference.pairs > 1 else ""
-    low, high = found.low * scale, found.high * scale
+    low, high = (side * scale for side in difference.interval(share or percent))
     values["span"] = f"95 % interval{together} {low:+.3g} to {high:+.3g}{unit}, {found.count} seeds"
     if difference.p is None:
         return say("difference", "no_spread" if found.mean else "same", count=found.count, **values)

@@ -82,9 +82,7 @@ def _paired_differences(name: str, comparison: Comparison) -> Table:
     rows: list[tuple[Value, ...]] = []
     for each in found:
         pair, over_seeds = f"{each.first} − {each.second}", each.spread
-        interval, wins = (over_seeds.low, over_seeds.high), f"{each.wins} of {over_seeds.count}"
-        if comparison.metric.share:  # two shares are at most 100 points apart, however wide the interval is
-            interval = max(interval[0], -1.0), min(interval[1], 1.0)
+        interval, wins = each.interval(comparison.metric.share), f"{each.wins} of {over_seeds.count}"
         rows.append((pair, over_seeds.mean, *interval, each.effect, wins, each.p, each.rank_p))
     columns = (
         "pair",
@@ -116,7 +114,8 @@ def verdict(found: Sequence[Difference], metric: MetricInfo) -> Iterator[str]:
     ranked = any(each.rank_p is not None for each in found)
     yield say("differences", "rank_test" if ranked else "no_rank_test", needed=seeds_for_a_rank_test(len(found)))
     for each in found if len(found) <= MOST_SENTENCES else ():
-        yield in_words(each, metric=metric.name, percent=metric.percent, higher_is_better=metric.higher_is_better)
+        better: dict[str, bool] = {"share": metric.share, "higher_is_better": metric.higher_is_better}
+        yield in_words(each, metric=metric.name, percent=metric.percent, **better)
     yield say("differences", "effect_size")
 
 

@@ -7,9 +7,10 @@ import statistics
 import pytest
 
 from fedloom.results import curve_numbers, headline
+from fedloom.results.comparisons import Comparison
 from fedloom.results.run_data import MetricInfo, RunData
 from fedloom.results.statistics import differences
-from fedloom.results.tables import target_costs, verdict
+from fedloom.results.tables import _paired_differences, target_costs, verdict
 from tests.results.helpers import named
 
 ACCURACY = MetricInfo("accuracy", True, True)
@@ -36,6 +37,15 @@ def test_the_verdict_counts_clear_differences_and_says_what_a_rank_test_needs() 
     assert sentences[1] == "A rank test, which assumes less, needs 6 seeds for this many pairs."
     one = differences({"a": {1: 0.9}, "b": {1: 0.1}})
     assert list(verdict(one, ACCURACY)) == ["One seed: differences are shown, but nothing can be said about chance."]
+
+
+@pytest.mark.parametrize(("metric", "high"), [("accuracy", "+100 points"), ("auroc", "+1"), ("loss", "+4.31")])
+def test_shares_are_at_most_100_points_apart_however_wide_the_interval_is(metric: str, high: str) -> None:
+    info = MetricInfo(metric, True, metric != "loss")
+    values = {"a": {1: 0.9, 2: 0.3}, "b": {1: 0.1, 2: 0.1}}  # 0.5 ± 12.7 · 0.3
+    (row,) = _paired_differences("differences", Comparison("test", info, values)).rows
+    assert row[2:4] == (pytest.approx((-1.0, 1.0) if info.share else (-3.312, 4.312), abs=1e-3))
+    assert f" to {high}, 2 seeds" in " ".join(verdict(differences(values), info))
 
 
 def test_what_a_target_costs_is_counted_until_the_round_that_reaches_it(run: RunData) -> None:
