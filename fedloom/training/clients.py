@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -85,5 +86,15 @@ class Clients:
         """Return the error as a TrainingError that names the round, the client, the phase and the line of your code."""
         if isinstance(error, (InputError, Unwanted)):
             return error
-        what = str(error) if isinstance(error, TrainingError) else user_code.said(error)
+        what = str(error) if isinstance(error, TrainingError) else user_code.said(error) + _about_own(error)
         return TrainingError(f"Round {self.round}, client '{self.name(position)}', {phase}: {what}")
+
+
+def _about_own(error: Exception) -> str:
+    """Return a hint for a line of your own code that reads a group that clients do not keep."""
+    if not isinstance(error, KeyError) or not isinstance(group := error.args[0], str):
+        return ""
+    if not re.search(rf"""\n  > .*\bown\[['"]{re.escape(group)}['"]\]""", user_code.place_of(error)):
+        return ""
+    kept = f"{{**super().init_own(task, model), '{group}': …}}"
+    return f"\nWhat a client keeps begins with init_own: write one that returns {kept}."

@@ -30,3 +30,21 @@ def test_a_key_depends_on_the_client_and_not_on_its_position() -> None:
     assert SOME.key(1, "batches", 7) == alone.key(0, "batches", 7) == keys.key(3, "batches", 4, 1, 0, 7)
     assert SOME.key(0, "batches", 7) != SOME.key(1, "batches", 7)
     assert replace(SOME, call=2).key(1, "batches", 7) != SOME.key(1, "batches", 7)
+
+
+def test_a_group_that_clients_do_not_keep_is_explained() -> None:
+    own: dict[str, int] = {}
+    shared: dict[str, int] = {}
+    told = []
+    for groups in (own, shared):
+        try:
+            if groups is shared:
+                shared["drift"]
+            own["drift"]
+        except KeyError as error:
+            told.append(str(SOME.blame(error, "local training", 0)))
+    assert "KeyError: 'drift'\n" in told[0]
+    assert "test_clients.py, line" in told[0]
+    kept = "{**super().init_own(task, model), 'drift': …}"
+    assert told[0].endswith(f"begins with init_own: write one that returns {kept}.")
+    assert "init_own" not in told[1]
