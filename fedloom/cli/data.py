@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from fedloom.cli.shared import Changes, File, command, console, load, say
+from fedloom.cli.shared import Changes, File, Force, check_new, command, console, load, say
 
 app = typer.Typer(no_args_is_help=True, help="Describe, export and download data.")
 
@@ -41,6 +41,7 @@ def export(
     split: Literal["all", "train", "validation", "test"] = "all",
     features: str = "x",
     label: str = "label",
+    force: Force = False,
 ) -> None:
     """Write every client's examples in the format of TensorFlow Federated (HDF5) or LEAF (JSON).
 
@@ -52,6 +53,7 @@ def export(
     from fedloom.data.export import export as write
     from fedloom.experiment.plan import Plan
 
+    check_new(to, force)
     experiment = load(file, changes)
     federation = Plan.of(experiment).federation(experiment.seeds[0])
     count = write(federation, to, split, features, label)
@@ -59,7 +61,7 @@ def export(
 
 
 @command(app)
-def summarize(file: File, to: Annotated[Path, typer.Option(metavar="PATH")]) -> None:
+def summarize(file: File, to: Annotated[Path, typer.Option(metavar="PATH")], force: Force = False) -> None:
     """Summarise a site's table, so that several sites can agree on preprocessing without showing rows.
 
     file: An experiment file, or the file of a site.
@@ -70,21 +72,29 @@ def summarize(file: File, to: Annotated[Path, typer.Option(metavar="PATH")]) -> 
     from fedloom.experiment.experiment_file import parse, read_toml
     from fedloom.experiment.plan import load_dataset
 
+    check_new(to, force)
     values = read_toml(file)
     known = {name: table for name, table in values.items() if name in ("data", "task", "seeds")}
     experiment = parse(known, file.resolve().parent)
     dataset, data = load_dataset(experiment), experiment.data
     seed = experiment.seeds[0] if data.seed == "run" else data.seed
     federation = divided(dataset, partition=data.partition, split=data.split, seed=seed)
-    summary = Summary.of(federation, dataset.missing)
+    summary = Summary.of(federation, dataset.missing, _site(values))
     summary.write(to)
-    print(f"{to}: {len(summary.columns)} columns, {len(summary.features)} features of {federation.clients} client(s)")
+    whose = f"{federation.clients} client(s)" + (f" of {summary.site}" if summary.site else "")
+    print(f"{to}: {len(summary.columns)} columns, {len(summary.features)} features of {whose}")
     for column in summary.columns:
         if column.categories:
             print(f"  {column.name}: {', '.join(column.categories)}")
     if summary.classes:
         print(f"  {', '.join(summary.label)}: {', '.join(summary.classes)}")
     print("It holds the names above, and for each feature how many training rows know it, its mean and its variance.")
+
+
+def _site(values: dict[str, Any]) -> str:
+    """Return the name in a site's file; other files have none."""
+    table = values.get("site")
+    return str(table.get("name", "")) if isinstance(table, dict) else ""
 
 
 @command(app)
@@ -101,9 +111,10 @@ def agree(
 
     if to.exists():
         raise InputError(f"{to} exists already, and sites may use it: write another file, or delete it.")
-    summaries = {path.stem: Summary.read(path) for path in files}
+    read = {path: Summary.read(path) for path in files}
+    summaries = {summary.site or path.stem: summary for path, summary in read.items()}
     if len(summaries) < len(files):
-        raise InputError("Two files have the same name: every site needs its own.")
+        raise InputError(f"Two files are of the same site, or have the same name: {', '.join(map(str, files))}.")
     agreed = agree(summaries)
     agreed.write(to)
     for column in agreed.columns:

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedloom.cli.shared import AsJson, Changes, File, command, load, print_result
+from fedloom.cli.shared import (
+    AsJson,
+    Changes,
+    File,
+    Force,
+    Workers,
+    check_new,
+    command,
+    load,
+    print_result,
+    with_workers,
+)
 from fedloom.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,14 +29,12 @@ app = typer.Typer()
 
 
 @command(app)
-def init(file: Annotated[Path, typer.Argument(metavar="FILE")] = Path("experiment.toml"), force: bool = False) -> None:
+def init(file: Annotated[Path, typer.Argument(metavar="FILE")] = Path("experiment.toml"), force: Force = False) -> None:
     """Write a commented experiment file to start from.
 
     file: The file to write.
-    force: Overwrite an existing file.
     """
-    if file.exists() and not force:
-        raise InputError(f"{file} exists already. Choose another name, or use --force to overwrite it.")
+    check_new(file, force)
     file.parent.mkdir(parents=True, exist_ok=True)
     template = Path(__file__).parents[1] / "experiment" / "templates" / "experiment.toml"
     file.write_bytes(template.read_bytes())
@@ -33,8 +42,17 @@ def init(file: Annotated[Path, typer.Argument(metavar="FILE")] = Path("experimen
 
 
 @command(app)
-def check(file: File, changes: Changes = None, as_json: AsJson = False) -> None:
-    """Show every key of a file with its value, estimate what it costs, and refuse what a run would refuse."""
+def check(
+    file: File,
+    changes: Changes = None,
+    workers: Workers = None,
+    as_json: AsJson = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose")] = False,
+) -> None:
+    """Refuse what a run would refuse, estimate what it costs, and show the keys that are not at their defaults.
+
+    verbose: Show every key with its value, and the whole traceback of an error.
+    """
     import tomli_w
 
     from fedloom.experiment.plan import Plan
@@ -42,11 +60,15 @@ def check(file: File, changes: Changes = None, as_json: AsJson = False) -> None:
     from fedloom.privacy.words import has, lacks
     from fedloom.tuning.estimate import estimate
 
-    experiment = load(file, changes)
+    experiment = load(file, with_workers(changes, workers))
     check_plan(experiment.privacy, experiment.cohort, experiment.algorithm.values())
     values = experiment.resolved()
+    shown = values if verbose else experiment.resolved(defaults=False)
+    if getattr(experiment.source, "split_column", None) is not None:
+        shown["data"].pop("split", None)  # the column decides
     if not experiment.has_data:
         del values["data"]
+        shown.pop("data", None)  # the same dict, with -v
         parameters = Plan.of(experiment).task(experiment.seeds[0]).parameters
         note = f"{parameters:,} parameters. Without [data], only `fedloom serve` can run this: agents bring their data."
         costs, notes, cohort, clients = None, [note], experiment.cohort.count, None
@@ -55,7 +77,13 @@ def check(file: File, changes: Changes = None, as_json: AsJson = False) -> None:
         costs, notes, clients, cohort = found.json(), found.lines(), found.clients, found.cohort
     by_chance = experiment.cohort.sampling == "poisson" or cohort is None or cohort == clients
     privacy = {"has": [*has(experiment.privacy, cohort, by_chance)], "lacks": [*lacks(experiment.privacy)]}
-    lines = [tomli_w.dumps(values), *(f"# {line}" for line in [*notes, *privacy["has"], *privacy["lacks"]])]
+    lines = [
+        f"# {file} is valid.",
+        *(f"# {line}" for line in [*notes, *privacy["has"], *privacy["lacks"]]),
+        "# Every key:" if verbose else "# The keys that are not at their defaults (-v shows all):",
+        "",
+        tomli_w.dumps(shown),
+    ]
     print_result(as_json, {"experiment": values, "estimate": costs, "privacy": privacy}, lines)
 
 

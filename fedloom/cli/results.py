@@ -11,7 +11,18 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from fedloom.cli.shared import AsJson, Folder, command, console, print_json, print_rows, print_summary, say
+from fedloom.cli.shared import (
+    AsJson,
+    Folder,
+    Force,
+    check_new,
+    command,
+    console,
+    print_json,
+    print_rows,
+    print_summary,
+    say,
+)
 from fedloom.errors import FedloomError, InputError
 from fedloom.results.safe_text import visible, visible_lines
 
@@ -137,6 +148,7 @@ def predict(
     algorithm: Annotated[str | None, typer.Option(metavar="LABEL")] = None,
     seed: int | None = None,
     client: Annotated[str | None, typer.Option(metavar="NAME")] = None,
+    force: Force = False,
 ) -> None:
     """Apply a run's model to the rows of a CSV file, prepared as the training data was.
 
@@ -153,6 +165,8 @@ def predict(
     from fedloom.results.prediction import predict_file
     from fedloom.results.result import Result
 
+    if to is not None:
+        check_new(to, force)
     result = Result.read(folder)
     cell = result.cell(algorithm, seed)
     rows = predict_file(result.predictor(cell.algorithm, cell.seed, client), file, lambda text: say(f"Caution: {text}"))

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fedloom.cli import shared
-from fedloom.cli.shared import AsJson, Changes, File, Folder, Fresh, Out, Quiet, command, load, say
+from fedloom.cli.shared import AsJson, Changes, File, Folder, Fresh, Out, Quiet, Workers, command, load, say
 
 app = typer.Typer()
 
@@ -21,7 +21,7 @@ app = typer.Typer()
 def run(
     file: File,
     changes: Changes = None,
-    workers: int | None = None,
+    workers: Workers = None,
     out: Out = None,
     fresh: Fresh = False,
     as_json: AsJson = False,
@@ -31,13 +31,10 @@ def run(
 ) -> None:
     """Run an experiment, or continue where it stopped.
 
-    workers: Worker processes (default: one per core).
     verbose: Also say how clients are computed, and show the whole traceback of an error.
     report: Write report.html into the folder.
     """
-    if workers is not None:
-        changes = [*(changes or []), f"run.workers={workers}"]
-    _run(file, changes, out, as_json, quiet, report, fresh=fresh, verbose=verbose)
+    _run(file, shared.with_workers(changes, workers), out, as_json, quiet, report, fresh=fresh, verbose=verbose)
 
 
 @command(app)
@@ -105,7 +102,7 @@ def _run(
         result = run_plan(Plan.of(experiment), folder, progress=progress, should_stop=should_stop, **how)
     chosen = [*(part for change in changes or () for part in ("--set", change)), *(["--out", str(out)] if out else [])]
     again = shlex.join(["fedloom", "run", str(file), *chosen])
-    shared.finish(result, experiment, folder, again, as_json, report)
+    shared.finish(result, experiment, folder, again, as_json, report, quiet)
 
 
 @command(app)
@@ -138,7 +135,7 @@ def sweep(
         found = try_all(file, choices, changes=changed, out=out, progress=progress, should_stop=should_stop, **how)
     if found is None:
         raise _stopped()
-    write = shared.print_json(found.json()) if as_json else shared.print_rows(found.table())
+    write = shared.print_json(found.json(), quiet=quiet) if as_json else shared.print_rows(found.table())
     bests = [found.best(label) for label in dict.fromkeys(trial.label for trial in found.trials)]
     for best in (one for one in bests if one is not None):
         chosen = [f"{key}={json.dumps(value)}" for key, value in best.setting.items()]
@@ -200,7 +197,7 @@ def reproduce(
     if table is None:
         raise _stopped()
     content = {"title": table.title, "columns": table.columns, "rows": table.rows, "note": table.note}
-    write = shared.print_json(content, indent=None) if as_json else shared.print_rows(table)
+    write = shared.print_json(content, indent=None, quiet=quiet) if as_json else shared.print_rows(table)
     write(f"Table: {folder / 'reproduction.csv'}")
 
 

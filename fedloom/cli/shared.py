@@ -34,8 +34,26 @@ Changes = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress.")]
+Workers = Annotated[int | None, typer.Option(help="Worker processes (default: one per core).")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
 Out = Annotated[Path | None, typer.Option(help="The run's folder (default: runs/NAME).")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start over; an old folder is kept beside the new one.")]
+
+# what people type at first who know other programs, and what they want
+GUESSES = {
+    **dict.fromkeys(("new", "create", "template"), "init"),
+    **dict.fromkeys(("train", "fit", "start", "simulate", "resume", "continue"), "run"),
+    **dict.fromkeys(("validate", "lint", "estimate"), "check"),
+    **dict.fromkeys(("plot", "figures", "summary"), "report"),
+    **dict.fromkeys(("results", "print"), "show"),
+    **dict.fromkeys(("ls", "runs"), "list"),
+    **dict.fromkeys(("delete", "rm"), "remove"),
+    **dict.fromkeys(("tune", "search"), "sweep"),
+    **dict.fromkeys(("server", "coordinator"), "serve"),
+    **dict.fromkeys(("client", "agent", "connect"), "join"),
+    **{name: f"data {name}" for name in ("describe", "summarize", "agree", "get")},
+    "download": "data get",
+}
 
 DEGRADED = 4  # the exit code of a run that is done, but in which some rounds did not count
 
@@ -59,6 +77,13 @@ class Command(_PlainFlags, TyperCommand):
 
 class Group(_PlainFlags, TyperGroup):
     """A command that has others."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find a command; for a wrong guess, say which one does that."""
+        wanted = GUESSES.get(args[0]) if ctx.parent is None else None
+        if wanted is not None:
+            raise InputError(f"There is no command '{args[0]}'. Did you mean `fedloom {wanted}`?")
+        return super().resolve_command(ctx, args)
 
 
 def command(app: typer.Typer, name: str | None = None) -> Callable[[Function], Function]:
@@ -98,6 +123,17 @@ def need(what: str, extra: str, *modules: str) -> None:
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(f"{what} needs {', '.join(missing)}: pip install 'fedloom[{extra}]'.")
+
+
+def check_new(path: Path, force: bool) -> None:
+    """Refuse to overwrite a file, unless the user says so."""
+    if path.exists() and not force:
+        raise InputError(f"{path} exists already. Choose another name, or use --force to overwrite it.")
+
+
+def with_workers(changes: list[str] | None, workers: int | None) -> list[str] | None:
+    """Return the changes of a file, with the number of worker processes if one was given."""
+    return changes if workers is None else [*(changes or []), f"run.workers={workers}"]
 
 
 def load(file: Path, changes: list[str] | None) -> Experiment:
@@ -177,10 +213,10 @@ def print_result(as_json: bool, content: Any, lines: Iterable[str]) -> None:
         print(visible_lines(line))
 
 
-def print_json(content: Any, indent: int | None = 2) -> Callable[[str], None]:
-    """Print a result as JSON on stdout; return how to print what follows it: on stderr."""
+def print_json(content: Any, indent: int | None = 2, quiet: bool = False) -> Callable[[str], None]:
+    """Print a result as JSON on stdout; return how to print what follows it: on stderr, or not at all."""
     print(json.dumps(content, indent=indent))
-    return say
+    return (lambda _: None) if quiet else say
 
 
 def print_rows(table: Any, most: int = 30) -> Callable[[str], None]:
@@ -202,18 +238,26 @@ def print_rows(table: Any, most: int = 30) -> Callable[[str], None]:
     return print
 
 
-def print_summary(result: Any, as_json: bool, metric: str | None = None) -> Callable[[str], None]:
+def print_summary(result: Any, as_json: bool, metric: str | None = None, quiet: bool = False) -> Callable[[str], None]:
     """Print a run's numbers; return how to print what follows them."""
     from fedloom.results.summary import table
 
     made = table(result, metric)
     if as_json:
-        return print_json(result.json())
+        return print_json(result.json(), quiet=quiet)
     console(100).print(made)
     return print
 
 
-def finish(result: Any, experiment: Experiment, folder: Path, again: str, as_json: bool, report: bool = True) -> None:
+def finish(
+    result: Any,
+    experiment: Experiment,
+    folder: Path,
+    again: str,
+    as_json: bool,
+    report: bool = True,
+    quiet: bool = False,
+) -> None:
     """Print how a run ended: its numbers, folder and picture; `again` is the command that continues it."""
     from rich.console import Console
 
@@ -222,7 +266,7 @@ def finish(result: Any, experiment: Experiment, folder: Path, again: str, as_jso
         if as_json:
             print_json(result.json())
         raise typer.Exit(130)
-    write = print_summary(result, as_json)
+    write = print_summary(result, as_json, quiet=quiet)
     write(f"Results: {folder}")
     try:
         write(f"Picture: {result.plot(next(iter(result.metrics), 'loss'))}")

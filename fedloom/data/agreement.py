@@ -27,6 +27,8 @@ class Summary(JsonFile):
 
     what = "a summary of `fedloom data summarize`"
 
+    site: str = ""
+    """The site's name, if its file has one."""
     columns: tuple[Column, ...]
     """The columns that are features, with the categories that occur here."""
     marks: dict[str, float]
@@ -41,7 +43,7 @@ class Summary(JsonFile):
     """The same for a label that is a number."""
 
     @staticmethod
-    def of(federation: Federation, missing: bool) -> Summary:
+    def of(federation: Federation, missing: bool, site: str = "") -> Summary:
         """Summarise the training rows of a federation whose features are as the source has them."""
         fitted = federation.preprocessing
         if not fitted.columns:
@@ -54,6 +56,7 @@ class Summary(JsonFile):
             one = moments(federation.y[:, None], rows)
             target = (one.count.item(), one.mean.item(), one.variance.item())
         return Summary(
+            site=site,
             columns=fitted.columns,
             marks=fitted.marks,
             label=fitted.label,

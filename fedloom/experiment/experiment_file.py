@@ -186,7 +186,7 @@ class Experiment(Record):
     rounds: Annotated[int, Strict(), Ge(0)] = 10
     """The number of rounds. 0 only evaluates the model in `task.init`, a safetensors file."""
     seeds: tuple[Whole, ...] = (1,)
-    """Every algorithm runs with every seed."""
+    """Every algorithm runs with every seed. A number stands for that many: 3 is [1, 2, 3]."""
     data: DataTable = DataTable()
     """The data and how it is divided."""
     source: Source
@@ -219,21 +219,24 @@ class Experiment(Record):
         """Whether the file has a [data] table. One that is served needs none: the agents bring their data."""
         return bool(self.data.model_fields_set - {"preprocessing"} or self.source.model_fields_set)
 
-    def resolved(self) -> dict[str, Any]:
-        """Return every key with its value, defaults included, as in a file."""
-        tables = {name: _values(table) for name in TABLES if (table := getattr(self, name)) is not None}
-        data, run = tables.pop("data"), tables.pop("run")
-        algorithms = {}
+    def resolved(self, defaults: bool = True) -> dict[str, Any]:
+        """Return every key with its value as in a file, or only what differs from the defaults."""
+        tables = {name: _values(table, defaults) for name in TABLES if (table := getattr(self, name)) is not None}
+        data, run = {**tables.pop("data"), "source": self.data.source}, tables.pop("run")
+        algorithms, train = {}, _values(self.train)
         for label, algorithm in self.algorithm.items():
-            fields = _values(algorithm)
-            changed = {key: value for key, value in fields.pop("train").items() if tables["train"].get(key) != value}
+            fields = _values(algorithm, defaults)
+            fields.pop("train", None)
+            changed = {key: value for key, value in _values(algorithm.train).items() if train.get(key) != value}
             algorithms[label] = {"name": self.names[label], **fields, **changed}
+        if not defaults:
+            tables = {name: table for name, table in tables.items() if table}
         return {
             **self.model_dump(mode="json", include={*_NO_TABLES}),
-            "data": {"source": data.pop("source"), **_values(self.source), **data},
+            "data": {"source": data.pop("source"), **_values(self.source, defaults), **data},
             **tables,
             "algorithm": algorithms,
-            "run": run,
+            **({"run": run} if run else {}),
         }
 
     def description(self) -> dict[str, Any]:
@@ -260,8 +263,13 @@ def described_system(system: System, base: Path) -> dict[str, Any]:
     return {**_values(system), **({"files": named} if named else {})}
 
 
-def _values(record: Record) -> dict[str, Any]:
-    return record.model_dump(mode="json", exclude_none=True)
+def _values(record: Record, defaults: bool = True) -> dict[str, Any]:
+    values = record.model_dump(mode="json", exclude_none=True)
+    if defaults:
+        return values
+    # pydantic's own exclude_defaults would also leave out keys of tables inside, such as the name of a method
+    usual = {key: field.get_default(call_default_factory=True) for key, field in type(record).model_fields.items()}
+    return {key: value for key, value in values.items() if key not in usual or getattr(record, key) != usual[key]}
 
 
 def identity(description: Mapping[str, Any]) -> str:
@@ -303,6 +311,7 @@ TABLES: dict[str, type[Record]] = {
     "compress": CompressTable,
     "run": RunTable,
 }
+MOST_SEEDS = 1000  # as a number: more is somebody's single seed, such as 20261117
 _NO_TABLES = ("format", "name", "rounds", "seeds")
 _TOP = (*_NO_TABLES, *TABLES, "algorithm")
 
@@ -359,6 +368,8 @@ def parse(values: Mapping[str, Any], base: Path = Path(), default_name: str = "e
         if name != "system" or name in values
     }
     top = {key: values[key] for key in _NO_TABLES if key in values}
+    if "seeds" in top:
+        top["seeds"] = seed_list(top["seeds"])
     check_top(top)
     rest = {"data": data, "source": source, "train": train, "algorithm": algorithms, "names": names, "base": base}
     try:
@@ -379,13 +390,32 @@ def check_tables(values: Mapping[str, Any]) -> None:
             _check(value, Mapping, f"'{key}'", f"a table: [{key}]")
 
 
+def seed_list(seeds: Any) -> Any:
+    """Return the seeds that a number stands for; anything else as it is.
+
+    >>> seed_list(3), seed_list([7])
+    ([1, 2, 3], [7])
+    """
+    if type(seeds) is not int:
+        return seeds
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise InputError(
+            f"seeds = {seeds} is a number of seeds, from 1 to {MOST_SEEDS:,}: 3 is [1, 2, 3]. For this one seed, write "
+            f"seeds = [{seeds}]."
+        )
+    return list(range(1, seeds + 1))
+
+
 def check_top(top: Mapping[str, Any]) -> None:
     """Check the keys above all tables."""
     if top.get("format", 1) != 1:
         raise InputError(f"format = {top['format']} is not known: this fedloom reads format = 1.")
     seeds = top.get("seeds", [1])
     if not isinstance(seeds, (list, tuple)) or not seeds or any(type(seed) is not int for seed in seeds):
-        raise InputError(f"seeds must be a list of whole numbers, such as [1, 2, 3]. Got {_short(seeds)} instead.")
+        raise InputError(
+            "seeds must be a list of whole numbers, such as [1, 2, 3], or how many there are. "
+            f"Got {_short(seeds)} instead."
+        )
     if any(abs(seed) >= 2**62 for seed in seeds):
         raise InputError(f"seeds must be smaller than 2^62. Got {_short(seeds)} instead.")
     if len(set(seeds)) != len(seeds):

@@ -28,6 +28,7 @@ from fedloom.experiment.experiment_file import (
     check_top,
     described_system,
     identity,
+    seed_list,
 )
 from fedloom.experiment.plan import Plan, check_start
 from fedloom.experiment.progress import Progress, Silent
@@ -74,7 +75,7 @@ def run(
     """
     table = _settings(settings)
     labelled = _labelled(algorithms)
-    seed_list = tuple(range(1, seeds + 1)) if isinstance(seeds, int) else tuple(seeds)
+    chosen_seeds = tuple(seed_list(seeds))
     for given, kind, what in (
         (cohort, Sampling, "cohort"),
         (evaluate, Evaluation, "evaluate"),
@@ -87,7 +88,7 @@ def run(
     evaluation = evaluate if isinstance(evaluate, EvaluateTable) else EvaluateTable(**dict(evaluate))
     if type(rounds) is not int or rounds < 0:
         raise InputError(f"rounds must be a whole number, at least 0. Got {rounds!r} instead.")
-    check_top({"seeds": list(seed_list), **({"name": name} if name is not None else {})})
+    check_top({"seeds": list(chosen_seeds), **({"name": name} if name is not None else {})})
     federations = federation if callable(federation) else lambda seed: federation
     tasks = task if callable(task) and not isinstance(task, Task) else lambda seed: task
 
@@ -101,7 +102,7 @@ def run(
         task=task_of,
         algorithms=labelled,
         rounds=rounds,
-        seeds=seed_list,
+        seeds=chosen_seeds,
         cohort=cohort,
         evaluate=evaluation,
         settings=table,

@@ -69,6 +69,7 @@ class Estimate:
     def lines(self) -> list[str]:
         """Describe the estimate in words."""
         return [
+            *(f"Caution: {text}" for text in self.cautions),
             f"{self.clients:,} clients with {self.examples:,} examples, "
             f"{self.smallest_client:,} to {self.largest_client:,} each",
             f"{self.parameters:,} parameters; {self.cohort:,} {'client' if self.cohort == 1 else 'clients'} a round; "
@@ -83,7 +84,6 @@ class Estimate:
             f"group size {self.group}: {self.group_reason}",
             f"roughly {duration(self.seconds_a_round)} a round on this machine, {duration(self.seconds)} in all",
             *([f"keeping the model of every round takes {size(self.kept_bytes)} of disk"] if self.kept_bytes else []),
-            *(f"Caution: {text}" for text in self.cautions),
         ]
 
 

@@ -33,13 +33,18 @@ def test_sites_agree_on_preprocessing_without_showing_rows(
         (tmp_path / f"{site}.toml").write_text(
             f'[site]\nname = "{site}"\n[data]\n{data}\npartition = {{ name = "iid", clients = 1 }}\n'
         )
-        in_this_process("data", "summarize", f"{site}.toml", "--to", f"{site}.json", monkeypatch=monkeypatch)
-    assert "berlin.json: 2 columns, 3 features of 1 client(s)\n  ward: general, icu\n" in capsys.readouterr().out
-    in_this_process("data", "agree", "berlin.json", "oslo.json", monkeypatch=monkeypatch)
+        file = f"summary-{site[0]}.json"
+        in_this_process("data", "summarize", f"{site}.toml", "--to", file, monkeypatch=monkeypatch)
+        told = capsys.readouterr().out
+        assert f"{file}: 2 columns, 3 features of 1 client(s) of {site}\n  ward: " in told
+        assert "\n  dead: no, yes\nIt holds the names above" in told
+        in_this_process("data", "summarize", f"{site}.toml", "--to", file, monkeypatch=monkeypatch, code=2)
+        assert f"{file} exists already" in capsys.readouterr().err
+    in_this_process("data", "agree", "summary-b.json", "summary-o.json", monkeypatch=monkeypatch)
     told = capsys.readouterr()
     assert "ward: ICU, general, icu\ndead: no, yes\nAgreed: preprocessing.json." in told.out
     assert "berlin has no ward = ICU. Is it spelt differently there?" in told.err
-    in_this_process("data", "agree", "berlin.json", "oslo.json", monkeypatch=monkeypatch, code=2)
+    in_this_process("data", "agree", "summary-b.json", "summary-o.json", monkeypatch=monkeypatch, code=2)
     assert "preprocessing.json exists already" in capsys.readouterr().err
     site = (tmp_path / "oslo.toml").read_text().partition("[data]\n")[2]
     (tmp_path / "oslo.toml").write_text(f'[data]\npreprocessing = "preprocessing.json"\n{site}')

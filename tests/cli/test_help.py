@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from fedloom.cli import app
+from fedloom.cli.shared import GUESSES
 from tests.cli.commands import in_this_process
 
 
@@ -28,6 +29,20 @@ def test_help_and_version_do_not_load_torch() -> None:
 def test_every_command_and_every_argument_says_what_it_is() -> None:
     silent = [name for name, thing in described("fedloom", typer.main.get_command(app)) if not thing.help]
     assert silent == []
+
+
+def test_a_wrong_guess_of_a_command_leads_to_the_right_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root: Any = typer.main.get_command(app)
+    for guess, right in {"new": "init", "train": "run", "start": "run", "create": "init", "plot": "report"}.items():
+        in_this_process(guess, "FILE", monkeypatch=monkeypatch, code=2)
+        assert f"There is no command '{guess}'. Did you mean `fedloom {right}`?" in capsys.readouterr().err
+    for guess, right in GUESSES.items():
+        assert guess not in root.commands, "a command that is there could not be called"
+        found = root
+        for word in right.split():
+            found = found.commands[word]
 
 
 def test_flags_take_no_value_and_show_no_type(

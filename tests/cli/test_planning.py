@@ -47,14 +47,37 @@ def test_the_graph_of_peers_is_drawn(
 
 def test_check_shows_the_resolved_file_and_the_cost_and_runs_nothing(folder: Path) -> None:
     done = fedloom("check", "small.toml", folder=folder)
-    assert "optimizer_state" in done.stdout
+    assert done.stdout.startswith("# small.toml is valid.\n")
+    assert "lr = 0.3" in done.stdout
+    assert "optimizer_state" not in done.stdout, "a key at its default"
     assert "# 10 clients with 1,797 examples" in done.stdout
     assert "# local sends nothing" in done.stdout
     assert re.search(r"# fedavg sends [\d.]+ kB up and [\d.]+ kB down a round", done.stdout)
     assert not (folder / "runs").exists()
-    (folder / "resolved.toml").write_text(done.stdout)
-    again = fedloom("check", "resolved.toml", "--json", folder=folder)
-    assert json.loads(again.stdout)["experiment"]["train"]["lr"] == 0.3
+    every_key = fedloom("check", "small.toml", "-v", folder=folder).stdout
+    assert 'optimizer_state = "reset"' in every_key
+    first = json.loads(fedloom("check", "small.toml", "--json", folder=folder).stdout)["experiment"]
+    for shown in (done.stdout, every_key):
+        (folder / "resolved.toml").write_text(shown)
+        again = fedloom("check", "resolved.toml", "--json", folder=folder)
+        assert json.loads(again.stdout)["experiment"] == first
+
+
+def test_check_takes_the_workers_of_a_run(folder: Path) -> None:
+    done = fedloom("check", "small.toml", "--workers", "2", "--json", folder=folder)
+    assert json.loads(done.stdout)["experiment"]["run"]["workers"] == 2
+
+
+def test_check_does_not_show_shares_of_splits_beside_the_column_that_decides(tmp_path: Path) -> None:
+    rows = "".join(f"{n},{n % 2},{'train' if n % 4 else 'test'}\n" for n in range(40))
+    (tmp_path / "table.csv").write_text(f"x,y,part\n{rows}")
+    (tmp_path / "table.toml").write_text(
+        '[data]\nsource = "csv"\npath = "table.csv"\nlabel = "y"\nsplit_column = "part"\n'
+        'partition = { name = "iid", clients = 2 }\n[task]\nmodel = "logistic"\n'
+    )
+    shown = fedloom("check", "table.toml", "-v", folder=tmp_path).stdout
+    assert 'split_column = "part"' in shown
+    assert "split = " not in shown
 
 
 def test_check_works_without_data_for_experiments_that_are_served(

@@ -256,8 +256,13 @@ def test_predict_answers_for_new_rows(
     assert (tmp_path / "out.csv").read_text().startswith("id,prediction,")
     (tmp_path / "new.csv").write_text(new + "old,icu,1,c\n")
     in_this_process("predict", "run", "new.csv", "--to", "out.csv", monkeypatch=monkeypatch, code=2)
+    assert "out.csv exists already. Choose another name, or use --force" in capsys.readouterr().err
+    in_this_process("predict", "run", "new.csv", "--to", "out.csv", "--force", monkeypatch=monkeypatch, code=2)
     assert "Line 4 of new.csv has 'old' in column 'age'" in capsys.readouterr().err
     assert "old" not in (tmp_path / "out.csv").read_text()
+    (tmp_path / "new.csv").write_text(new + "71,icu,1,c\n")
+    in_this_process("predict", "run", "new.csv", "--to", "out.csv", "--force", monkeypatch=monkeypatch)
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 4
 
 
 @pytest.mark.parametrize(

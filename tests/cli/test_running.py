@@ -21,6 +21,7 @@ def test_the_same_bits_with_other_workers_and_after_kill_9(folder: Path) -> None
     serial = ("--set", "run.backend=serial")
     expected = shas(fedloom("run", "small.toml", "--json", "-q", *serial, "--out", "one", folder=folder).stdout)
     two = fedloom("run", "small.toml", "--json", "-q", "--workers", "2", "--out", "two", folder=folder)
+    assert two.stderr == "", "-q --json prints the result and nothing else"
     assert shas(two.stdout) == expected
     command = [sys.executable, "-m", "fedloom.cli", "run", "small.toml", "--json", "-q", "--out", "killed"]
     killed = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -65,7 +65,9 @@ def parse(text: str, base: Path = Path()) -> experiment_file.Experiment:
         ("[run]\ncompile = true", ["[run] compile was removed", "True", "Delete the key"]),
         ("seeds = []", ["seeds", "[1, 2, 3]"]),
         ("seeds = [1, 1]", ["twice"]),
-        ("seeds = 3", ["seeds", "3"]),
+        ("seeds = 20261117", ["number of seeds", "seeds = [20261117]"]),
+        ("seeds = 0", ["from 1 to 1,000"]),
+        ('seeds = "1"', ["seeds", "[1, 2, 3]"]),
         ("format = 2", ["format = 2"]),
         ('name = "a/b"', ["name", "folder"]),
         ("rounds = -1", ["rounds", "at least 0"]),
@@ -92,6 +94,25 @@ def test_the_resolved_file_means_the_same_as_the_file() -> None:
     assert again.resolved() == first.resolved()
     assert experiment_file.identity(again.description()) == experiment_file.identity(first.description())
     assert again.algorithm["slow"].train.lr == 0.01
+
+
+def test_what_differs_from_the_defaults_means_the_same_as_the_file() -> None:
+    tables = (
+        "[train]\nlr = 0.5\n[compress]\nup = { name = 'topk', keep = 0.01 }\n[system]\nspeed = { name = 'lognormal' }\n"
+    )
+    back = parse(SMALL + tables + "[algorithm]\nback = { name = 'fedavg', lr = 0.1 }\n")  # 0.1 is the default
+    assert parse(tomli_w.dumps(back.resolved(defaults=False))).resolved() == back.resolved()
+    first = parse(SMALL + "[algorithm]\nslow = { name = 'fedavg', lr = 0.01, weights = 'uniform' }\nlocal = {}\n")
+    short = first.resolved(defaults=False)
+    assert parse(tomli_w.dumps(short)).resolved() == first.resolved()
+    slow = {"name": "fedavg", "weights": "uniform", "lr": 0.01}
+    assert short["algorithm"] == {"slow": slow, "local": {"name": "local"}}
+    assert short.keys() == {"format", "name", "rounds", "seeds", "data", "algorithm"}
+
+
+def test_a_number_of_seeds_stands_for_a_list() -> None:
+    assert parse("seeds = 3").seeds == (1, 2, 3)
+    assert parse("seeds = 3").description() == parse("seeds = [1, 2, 3]").description()
 
 
 def test_an_algorithm_takes_the_training_table_and_may_override_it() -> None:

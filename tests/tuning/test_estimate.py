@@ -50,6 +50,16 @@ def test_only_what_is_measured_is_counted(
     assert estimate.estimate(experiment).seconds_a_round == pytest.approx(training + tested, abs=0.1)
 
 
+def test_pooling_gives_all_examples_away() -> None:
+    experiment = experiment_file.parse(
+        {"data": {"partition": {"name": "iid", "clients": 2}}, "algorithm": {"fedavg": {}, "pooled": {}}}
+    )
+    said = "\n".join(estimate.estimate(experiment).lines())
+    assert "pooled trains on all examples in one place: every client would give them away" in said
+    assert "fedavg sends " in said
+    assert "pooled sends" not in said
+
+
 @pytest.mark.parametrize(
     ("algorithm", "models"),
     [({"name": "fedavg"}, 0), ({"name": "selective"}, 1), ({"name": "peer", "weights": "score"}, 4)],
