@@ -16,6 +16,7 @@ from fedloom.cli.shared import (
     Workers,
     check_new,
     command,
+    console,
     load,
     print_result,
     with_workers,
@@ -138,14 +139,24 @@ def algorithms(name: Annotated[str | None, typer.Argument(metavar="NAME")] = Non
 @command(app)
 def models(as_json: AsJson = False) -> None:
     """List the models: number of parameters, shape of an example, and a short description."""
+    from rich.table import Table
+
     from fedloom.models import describe
 
     found = describe()
-    print_result(as_json, [model._asdict() for model in found], map(_model_line, found))
+    if as_json:
+        return print_result(as_json, [model._asdict() for model in found], ())
+    made = Table.grid(padding=(0, 2, 0, 0))
+    for side in ("left", "right", "left"):
+        made.add_column(justify=side, no_wrap=True)
+    made.add_column()  # in a terminal, only the descriptions break
+    for model in found:
+        made.add_row(*_model_row(model))
+    console(160, highlight=False, markup=False).print(made)
 
 
-def _model_line(model: Description) -> str:
+def _model_row(model: Description) -> tuple[str, str, str, str]:
     count = "by args" if model.parameters is None else f"{model.parameters:,}"
     count += f" + {model.buffers}" if model.buffers else ""
     shape = "by args" if model.inputs is None else " × ".join(map(str, model.inputs))
-    return f"{model.name:<20} {count:>11}  {shape:<12} {model.summary}"
+    return model.name, count, shape, model.summary

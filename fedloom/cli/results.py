@@ -63,7 +63,8 @@ def list_runs(folder: Annotated[Path, typer.Argument(metavar="DIR")] = Path("run
         raise InputError(f"There is no folder {folder}. `fedloom run FILE` makes runs/NAME; --out chooses another.")
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("run", "status", "date", "cells", "rounds", "best"):
-        made.add_column(column, justify="right" if column in ("cells", "rounds") else "left", overflow="fold")
+        side: Literal["left", "right"] = "right" if column in ("cells", "rounds") else "left"
+        made.add_column(column, justify=side, overflow="fold", no_wrap=column == "date")
     found = []
     for path in sorted(folder.glob("*/run.db")):
         try:

@@ -228,13 +228,18 @@ def print_rows(table: Any, most: int = 30) -> Callable[[str], None]:
     made = Table(title=table.title, caption=table.note, caption_justify="left")
     # in a terminal, empty columns take the room of others; the files have them all
     filled = [not all(missing(row[place]) for row in table.rows) for place in range(len(table.columns))]
+    rows = [list(itertools.compress(table.shown(row), filled)) for row in table.rows[:most]]
     for name, kind in itertools.compress(zip(table.columns, table.kinds, strict=True), filled):
-        made.add_column(name, justify="left" if kind == "text" else "right")
-    for row in table.rows[:most]:
-        made.add_row(*itertools.compress(table.shown(row), filled))
+        made.add_column(name, justify="left" if kind == "text" else "right", overflow="fold")
+    for row in rows:
+        made.add_row(*row)
     if len(table.rows) > most:
         made.add_row("…")
-    console(120, highlight=False, markup=False).print(made)
+    out = console(120, highlight=False, markup=False)
+    widths = [max(map(len, cells)) for cells in zip(itertools.compress(table.columns, filled), *rows, strict=True)]
+    if sum(widths) + 3 * len(widths) + 1 > out.width:
+        made.padding = 0  # the blanks beside a border make way before words do
+    out.print(made)
     return print
 
 

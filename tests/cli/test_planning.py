@@ -29,6 +29,16 @@ def test_algorithms_are_listed_and_shown(monkeypatch: pytest.MonkeyPatch, capsys
     assert "Did you mean 'scaffold'?" in capsys.readouterr().err
 
 
+def test_models_are_listed_in_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from fedloom.models import MODELS
+
+    monkeypatch.setenv("COLUMNS", "80")
+    in_this_process("models", monkeypatch=monkeypatch)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == list(MODELS)
+    assert max(map(len, lines)) <= 80
+
+
 def test_the_graph_of_peers_is_drawn(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -151,3 +151,18 @@ def test_a_stopped_run_says_how_to_continue_and_exits_with_130(
     assert stopped.value.exit_code == 130
     assert "Continue with: fedloom run a.toml" in said.err
     assert json.loads(said.out)["status"] == "stopped"
+
+
+def test_a_narrow_table_breaks_between_words_and_keeps_its_borders(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    columns = ("rank", "algorithm", "train.lr", "mean", "std over seeds", "95 % low", "95 % high", "seeds")
+    kinds = ("whole", "text", "text", *("number",) * 4, "whole")
+    row = (1, "fedavg", "0.5", 0.672, 0.01688, 0.5204, 0.8237, 2)
+    shared.print_rows(Table("t", "Sweep", columns, (row,), kinds, ""))
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("algorithm", "train.lr", "0.01688", "0.8237"))
+    assert "…" not in shown
+    assert {line[-1] for line in shown.splitlines()[1:6]} == set("┓┃┩│┘")
+    assert max(map(len, shown.splitlines())) <= 80
