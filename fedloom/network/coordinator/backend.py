@@ -19,18 +19,18 @@ from fedloom.backends.protocol import Absences, Arrivals, Backend
 from fedloom.compression.downlink import Downlink
 from fedloom.compression.table import NO_COMPRESSION, CompressTable
 from fedloom.data.federation import Federation
-from fedloom.errors import FedloomError, QuorumError, RoundAbandoned, TrainingError
+from fedloom.errors import FedloomError, QuorumError, RoundAbandoned
 from fedloom.experiment.checkpoint import kept
 from fedloom.federation.evaluation import EvaluationWork, ServerEvaluation
 from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import ClientWork, Outcome, Place, Report, Work
-from fedloom.files import write_atomically
 from fedloom.machine import computing
 from fedloom.network.coordinator.agent_pool import AgentPool, Call, Check
 from fedloom.network.coordinator.agents_in_flight import AgentsInFlight, Flight
+from fedloom.network.coordinator.failures import nobody_could_work, reasons_of
 from fedloom.network.coordinator.ledger import NOT_FINITE, OUTLIER, REVOKED, AcceptedUpdate
 from fedloom.network.coordinator.roster import Roster
-from fedloom.network.coordinator.secure_relay import LearntSum, SecureRelay, StageOf
+from fedloom.network.coordinator.secure_rounds import SecureRounds
 from fedloom.network.coordinator.update_checks import Judge
 from fedloom.network.protocol.expected_update import ExpectedUpdate
 from fedloom.network.protocol.messages import (
@@ -48,17 +48,13 @@ from fedloom.network.protocol.messages import (
 )
 from fedloom.network.protocol.packed_parcel import pack
 from fedloom.network.protocol.rejection import Rejected
-from fedloom.network.protocol.secure import question
 from fedloom.network.protocol.tensors import Parcel, flatten, open_parcel
-from fedloom.privacy.secure.aggregation import SecureCall
-from fedloom.privacy.secure.ring import dtypes_of
 from fedloom.record import seconds
 from fedloom.task import Task
 from fedloom.training.evaluation import Measured
 from fedloom.tree import Groups
 
 AT_A_TIME = 16  # compressed updates that are added up together
-SUM = -1  # stands for all clients of a secure sum in the ledger
 
 
 @dataclass
@@ -102,7 +98,7 @@ class NetworkBackend(Backend):
         self.cell = CellProgress("", 0, Path())
         self.flights: AgentsInFlight | None = None  # clients at work across asynchronous rounds
         self.failing: set[int] = set()  # clients that could not do what they were asked last
-        self._abandoned_in_a_row = 0  # secure sums
+        self.secure = SecureRounds(self)
         self.absent: dict[int, str] = {}  # clients that did not train in this round, and why
 
     # --- what the engine and the run call
@@ -175,7 +171,7 @@ class NetworkBackend(Backend):
         parcels = {shared.sha256: shared}
         digest = self._digest(work, shared)
         if work.keep == "secure" and (expected := self.judge.expected_update(work)).groups:
-            return self._train_secure(work, expected, shared, digest)
+            return self.secure.train(work, expected, shared, digest)
         left_out = self._left_out(work)
         accepted = self.pool.ledger.accepted(cell.name, work.round, work.call, digest)
         known = [one for one in accepted if left_out.get(one.client, OUTLIER) == OUTLIER]
@@ -193,7 +189,7 @@ class NetworkBackend(Backend):
             self.reopen(call, update)
         faults.point("coordinator.ask")
         needed = max(self.sampling.needed(self.roster.clients), 1)
-        self._ask(call, max(needed, self.fewest(work.ids)))
+        self.ask(call, max(needed, self.fewest(work.ids)))
         self.failing = (self.failing | call.failures.keys()) - call.answers.keys()
         counted = set(list(call.answers)[: call.enough])  # with over-selection, only the first answers count
         left_out = self._left_out(work)  # again: an agent may have been revoked while it worked
@@ -227,99 +223,6 @@ class NetworkBackend(Backend):
         judged = self.judge.lengths(work, expected, [call.answers[client] for client, call in calls.items()])
         left = tuple(client for client in work.ids if client in left_out)
         return replace(self._aggregate(work, calls, expected, judged), left_out=left)
-
-    def _train_secure(self, work: ClientWork, expected: ExpectedUpdate, shared: Parcel, digest: str) -> Outcome:
-        """Let the clients compute their sum under masks. It is stored; what single clients send is not."""
-        cell, guard, ledger = self.cell, work.guard, self.pool.ledger
-        assert guard is not None
-        table = guard.table.secure_aggregation
-        assert table is not None
-        public = {row["agent"]: row["key"] for row in ledger.agents()}
-        hosts = {client: self.roster.hosts[client][0] for client in work.ids}
-        run = f"{self.pool.run_plan['run']}/{cell.label}/{cell.seed}"
-        relay = SecureRelay(
-            SecureCall.of(table, guard.ring, run, work.round, work.call, self.attempt),
-            expected,
-            question(work.method, shared.sha256, guard.clip),
-            guard.clip,
-            (work.round, self.attempt, work.call) if work.own else None,
-            {client: (agent, public[agent]) for client, agent in hosts.items()},
-            partial(self._ask_secure, work, shared, table.needed(len(work.ids))),
-        )
-        self.pool.largest = max(self.pool.largest, 2 * relay.ring.size * 8 + (16 << 20))
-        known = [one for one in ledger.accepted(cell.name, work.round, work.call, digest) if one.client == SUM]
-        faults.point("coordinator.ask")
-        try:
-            found = LearntSum.of(*open_parcel(ledger.updates / known[0].file)) if known else relay.run(work.ids)
-            for client in sorted(relay.server.wrong):
-                name = self.roster.name(client)
-                words = f"{cell.label}: round {work.round}: '{name}' gave wrong shares. The sum was found without them."
-                self.pool.log("rejected", words, hosts[client])
-            revoked = ledger.revoked()  # perhaps while the clients worked, or before a restart
-            if gone := [client for client in found.clients if hosts[client] in revoked]:
-                name = self.roster.name(gone[0])
-                raise RoundAbandoned(
-                    f"Round {work.round}: its sum has the update of '{name}', whose agent was revoked, and a sum under "
-                    "masks cannot be taken apart."
-                )
-            sums, weights = relay.ring.sums(found.total.copy(), len(found.clients))
-        except RoundAbandoned as error:
-            self._abandon_secure(work, relay, error)
-        self._abandoned_in_a_row = 0
-        if not known:
-            parcel = found.parcel()
-            file = f"{cell.name}-{work.round}-{work.call}-sum-{parcel.sha256[:12]}.safetensors"
-            write_atomically(ledger.updates / file, parcel.whole)
-            ledger.accept([AcceptedUpdate(cell.name, work.round, work.call, SUM, digest, file, parcel.sha256)])
-        self.end_attempt(work.round, len(found.clients), "accepted")
-        faults.point("coordinator.aggregated")
-        return Outcome(
-            total=sums,
-            weights=weights,
-            dtypes=dtypes_of(relay.ring.like),
-            positions=expected.positions,
-            own=ticket_group(found.tickets) if found.tickets else {},
-            reports=tuple(Report(*one) for one in zip(found.clients, found.up, found.down, strict=True)),
-        )
-
-    def _ask_secure(
-        self,
-        work: ClientWork,
-        shared: Parcel,
-        needed: int,
-        stage: str,
-        clients: Collection[int],
-        content: StageOf,
-        check: Check,
-    ) -> Call:
-        """Ask some clients for their part in a stage of a secure sum."""
-        skip, parcels = {*work.ids} - {*clients}, {shared.sha256: shared}
-        if stage == "mask":
-            assignments = self.training_assignments(work, shared, parcels, skip)
-        else:
-            fields = {"kind": stage, "verb": "reduce", "round": work.round, "call": work.call}
-            assignments = self._assignments(work.ids, {}, None, skip, **fields)
-        assignments = {
-            agent: one.model_copy(update={"secure": content([asked.client for asked in one.clients])})
-            for agent, one in assignments.items()
-        }
-        title = f"{self.cell.label}: round {work.round}, {stage}"
-        call = self._ask(Call(title, assignments, parcels, check, self.deadline()), needed)
-        self.absent |= self.pool.absences(call)
-        return call
-
-    def _abandon_secure(self, work: ClientWork, relay: SecureRelay, error: RoundAbandoned) -> NoReturn:
-        """Skip a round; end the run if all agents are gone, or if it happens again because every client fails."""
-        self.end_attempt(work.round, 0, "abandoned")
-        self._abandoned_in_a_row += 1
-        last = relay.calls[-1] if relay.calls else None  # none if the sum was stored before a restart
-        reasons = _reasons(last.failures) if last is not None else ""
-        if reasons and last is not None and not last.answers and self._abandoned_in_a_row > 1:
-            raise _nobody_could_work(work.round, reasons)
-        if not self.pool.ready():
-            raise QuorumError(f"{error} No agent is left: start the agents again, and serve the same file to continue.")
-        self.pool.log("abandoned", f"{self.cell.label}: round {work.round} is abandoned. {error} {reasons}")
-        raise error
 
     def fewest(self, clients: Iterable[int]) -> int:
         return self.pool.min_cohort({self.roster.hosts[client][0] for client in clients})
@@ -370,7 +273,7 @@ class NetworkBackend(Backend):
         self, work: ClientWork, shared: Parcel, parcels: dict[str, Parcel], skip: Collection[int] = ()
     ) -> dict[str, Assignment]:
         """Return the assignments of a training call, and add the parcels that they need besides the shared one."""
-        assignments = self._assignments(
+        assignments = self.assignments(
             work.ids,
             work.own,
             shared,
@@ -462,9 +365,9 @@ class NetworkBackend(Backend):
         self.end_attempt(round, answered, "abandoned")
         revoked = self.pool.ledger.revoked()
         able = {client for client, (agent, _) in self.roster.hosts.items() if agent not in revoked}
-        reasons = _reasons(failures)
+        reasons = reasons_of(failures)
         if reasons and able <= self.failing:
-            raise _nobody_could_work(round, reasons)
+            raise nobody_could_work(round, reasons)
         if not self.pool.ready():
             raise QuorumError(
                 f"Round {round}: all agents are gone, and none came back within {self.sampling.deadline}. Nothing is "
@@ -504,22 +407,22 @@ class NetworkBackend(Backend):
         shared = pack(groups, link, self.task.frozen_sha256)
         busy = self.flights.busy_agents() if self.flights is not None else ()
         skip = [client for client in ids if self.roster.hosts[client][0] in busy]
-        assignments = self._assignments(ids, own, shared, skip, verb="evaluate", **fields)
-        return self._ask(Call(title, assignments, {shared.sha256: shared}, check, self.deadline()), needed=0)
+        assignments = self.assignments(ids, own, shared, skip, verb="evaluate", **fields)
+        return self.ask(Call(title, assignments, {shared.sha256: shared}, check, self.deadline()), needed=0)
 
     # --- common to all calls
 
     def deadline(self) -> float:
         return time.monotonic() + seconds(self.sampling.deadline)
 
-    def _ask(self, call: Call, needed: int) -> Call:
+    def ask(self, call: Call, needed: int) -> Call:
         """Wait for the answers to a call."""
         self.pool.stage = call.title
         self.pool.open(call)
         self.pool.wait(call, needed)
         return call
 
-    def _assignments(
+    def assignments(
         self, ids: tuple[int, ...], own: Groups, shared: Parcel | None, skip: Iterable[int] = (), **fields: Any
     ) -> dict[str, Assignment]:
         """Return an assignment for every agent that hosts some of the clients."""
@@ -559,21 +462,6 @@ class NetworkBackend(Backend):
         path = self.pool.ledger.updates / update.file
         _, found = read_answer(*open_parcel(path))
         call.accept(found[update.client], update.sha256, path.stat().st_size)
-
-
-def _reasons(failed_clients: Mapping[int, Failure]) -> str:
-    """Say how many clients failed or refused, and why the first one did; errors come before refusals."""
-    failures = sorted(failed_clients.values(), key=lambda failure: failure.kind)
-    if not failures:
-        return ""
-    failed = sum(failure.kind == "error" for failure in failures)
-    refused = len(failures) - failed
-    return f"Clients that failed: {failed}, refused or rejected: {refused}. The first reason: {failures[0].message}"
-
-
-def _nobody_could_work(round: int, reasons: str) -> TrainingError:
-    what = f"Round {round}: no client could do its work"
-    return TrainingError(f"{what}. Correct the cause, and serve the same file to continue. {reasons}")
 
 
 def _parcel_info(role: Any, parcel: Parcel) -> ParcelInfo:
