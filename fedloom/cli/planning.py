@@ -65,10 +65,13 @@ def check(
     check_plan(experiment.privacy, experiment.cohort, experiment.algorithm.values())
     values = experiment.resolved()
     shown = values if verbose else experiment.resolved(defaults=False)
-    if getattr(experiment.source, "split_column", None) is not None:
-        shown["data"].pop("split", None)  # the column decides
+    for tables in (values, shown):
+        if "split_column" in tables["data"]:
+            tables["data"].pop("split", None)  # the column decides
+        if tables["data"].get("delimiter") == ",":
+            del tables["data"]["delimiter"]  # others are recognised, too
     if not experiment.has_data:
-        del values["data"]
+        values.pop("data")
         shown.pop("data", None)  # the same dict, with -v
         parameters = Plan.of(experiment).task(experiment.seeds[0]).parameters
         note = f"{parameters:,} parameters. Without [data], only `fedloom serve` can run this: agents bring their data."

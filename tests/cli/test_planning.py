@@ -78,9 +78,9 @@ def test_check_takes_the_workers_of_a_run(folder: Path) -> None:
     assert json.loads(done.stdout)["experiment"]["run"]["workers"] == 2
 
 
-def test_check_does_not_show_shares_of_splits_beside_the_column_that_decides(tmp_path: Path) -> None:
-    rows = "".join(f"{n},{n % 2},{'train' if n % 4 else 'test'}\n" for n in range(40))
-    (tmp_path / "table.csv").write_text(f"x,y,part\n{rows}")
+def test_check_does_not_show_what_the_table_itself_decides(tmp_path: Path) -> None:
+    rows = "".join(f"{n};{n % 2};{'train' if n % 4 else 'test'}\n" for n in range(40))
+    (tmp_path / "table.csv").write_text(f"x;y;part\n{rows}")
     (tmp_path / "table.toml").write_text(
         '[data]\nsource = "csv"\npath = "table.csv"\nlabel = "y"\nsplit_column = "part"\n'
         'partition = { name = "iid", clients = 2 }\n[task]\nmodel = "logistic"\n'
@@ -88,6 +88,7 @@ def test_check_does_not_show_shares_of_splits_beside_the_column_that_decides(tmp
     shown = fedloom("check", "table.toml", "-v", folder=tmp_path).stdout
     assert 'split_column = "part"' in shown
     assert "split = " not in shown
+    assert "delimiter" not in shown
 
 
 def test_check_works_without_data_for_experiments_that_are_served(
