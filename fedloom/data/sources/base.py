@@ -41,6 +41,8 @@ def locate(base: Path, path: Path) -> Path:
     if not found.exists():
         beside = [other.name for other in found.parent.iterdir()] if found.parent.is_dir() else []
         hint = nearest(found.name, beside)
+        if (base / "run.db").exists() and not path.is_absolute():
+            hint = " This is a run's copy of its experiment file: move it to the folder of the original first."
         raise InputError(f"There is no file or folder {found}. Relative paths start at {base.resolve()}.{hint}")
     return found
 
