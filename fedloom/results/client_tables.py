@@ -37,7 +37,7 @@ def summary(run: RunData, metric: str) -> Iterator[Table]:
             (name, *(float(getattr(one, part)[-1]) for one in stats.values())) for name, part in STATISTICS.items()
         ]
         if stats:
-            title = f"{metric.capitalize()} over clients at the end, {words}"
+            title = f"{metric.capitalize()} over clients at the end, {words}{run.drawn(phase)}"
             kinds = ("text", *[run.metric(metric).number_format] * len(stats))
             names = ("over clients", *stats)
             yield Table(f"summary_{metric}_{phase}", title, names, tuple(rows), kinds, _seeds_in_words(run))
@@ -100,6 +100,7 @@ def long_table(run: RunData, metric: str, axis: str, name_of: Callable[[int], Va
         kinds = ("text", "text", "whole" if axis == "round" else "text", shown, deviation, shown, shown)
         title = f"{metric.capitalize()} on each client's test split, over {'clients' if axis == 'round' else 'rounds'}"
         note = _seeds_in_words(run) if len(seeds) == len(run.seeds) else run.about_clients("")
+        note += " " + say("note", "never_drawn") if run.leaves_out_clients("post_fit") else ""
         yield Table(f"{axis}_stats_{metric}", title, columns, tuple(rows), kinds, note)
 
 

@@ -60,6 +60,9 @@ class ComparedRuns(RunData):
         run, there = self.sources[label]
         return run.is_pooled(there)
 
+    def leaves_out_clients(self, phase: str) -> bool:
+        return any(run.leaves_out_clients(phase) for run, _ in self.sources.values())
+
     def client_values(self, label: str, seed: int, phase: str, metric: str, split: str = "test") -> ClientValues:
         run, there = self.sources[label]
         return run.client_values(there, seed, phase, metric, split)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedloom.results import headline
 from fedloom.results.run_data import MetricInfo, RunData
@@ -22,6 +22,7 @@ TITLES = {
 _OWN_TESTS = {"post_fit_test": "post_fit", "pre_fit_test": "pre_fit", "test": "final"}
 # the phases of the keys that are about clients
 PHASES = {**_OWN_TESTS, **{f"pooled_{key}": phase for key, phase in _OWN_TESTS.items()}}
+ABOUT_CLIENTS = {**PHASES, "universal": "universal"}  # the same with the test that is about clients' models
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,14 @@ class Comparison:
     metric: MetricInfo
     values: dict[str, dict[int, float]]
     rule: str = "final"
+    drawn: str = ""  # says so if the numbers are about some of the clients only
 
     @property
     def way(self) -> str:
         """How the metric was measured, in words."""
         words = {"final": "", "best": ", best round (chosen on the same data)"}
         when = words.get(self.rule, f", mean of the last {self.rule.removeprefix('last:')} rounds")
-        return TITLES[self.key] + ("" if self.key in ("universal", "test") else when)
+        return TITLES[self.key] + self.drawn + ("" if self.key in ("universal", "test") else when)
 
     @property
     def title(self) -> str:
@@ -60,7 +62,8 @@ def comparisons(run: RunData, metric: str) -> list[Comparison]:
             if value is not None and cell.status == "done":
                 values.setdefault(cell.algorithm, {})[cell.seed] = value
         if values:
-            found.append(Comparison(key, info, values, run.result.rule))
+            drawn = run.drawn(ABOUT_CLIENTS[key]) if key in ABOUT_CLIENTS else ""
+            found.append(Comparison(key, info, values, run.result.rule, drawn))
     return found
 
 
@@ -94,3 +97,25 @@ def universal_comparison(run: RunData, metric: str) -> Comparison | None:
     if main is None or main.key == "universal":
         return None
     return next((one for one in comparisons(run, metric) if one.key == "universal"), None)
+
+
+def after_training_comparison(run: RunData, metric: str) -> Comparison | None:
+    """Clients' models after local training, in the seeds in which all algorithms are measured at the same clients.
+
+    None if it is the main comparison already, or if there are no such seeds.
+    """
+    main = main_comparison(run)
+    found = next((one for one in comparisons(run, metric) if one.key == "post_fit_test"), None)
+    if main is None or found is None or main.key == found.key:
+        return None
+    if found.drawn and found.rule != "final":
+        return None  # the best round of each algorithm has clients of its own
+    clients: dict[int, set[tuple[int, ...]]] = {}
+    for label, seed in ((label, seed) for label, values in found.values.items() for seed in values):
+        last = run.client_values(label, seed, "post_fit", metric).last_round()
+        clients.setdefault(seed, set()).add(tuple(sorted(last.clients.tolist())))
+    same = {seed for seed, known in clients.items() if len(known) == 1}
+    values = {
+        label: {seed: value for seed, value in seeds.items() if seed in same} for label, seeds in found.values.items()
+    }
+    return replace(found, values=values) if same else None

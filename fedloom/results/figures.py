@@ -128,7 +128,7 @@ def comparison(run: RunData, metric: str) -> CaptionedFigure | None:
         figure = learning_curves.draw_run(run, style.line_styles(run.labels), metric, "test")
     except InputError:  # nothing was measured
         return None
-    caption = say("caption", "over_seeds" if len(run.seeds) > 1 else "one_seed")
+    caption = say("caption", "over_seeds" if len(run.seeds) > 1 else "one_seed") + _drawn_in_words(run)
     return CaptionedFigure("comparison", f"{metric.capitalize()} against rounds", caption, figure)
 
 
@@ -200,7 +200,9 @@ def before_and_after(run: RunData, metric: str, against: str, fill: str) -> Capt
     marks = "Lines" if against == "rounds" else "Dots"
     averaged = len(run.seeds) > 1 and (against == "rounds" or run.same_clients)
     caption = f"{marks}: mean over {over}. Shaded: {shade}" + (", averaged over seeds." if averaged else ".")
-    if against == "clients":
+    if against == "rounds":
+        caption += _drawn_in_words(run)
+    else:
         caption = run.about_clients(caption)
         caption += " Measurements before the first round, of the untrained model, are left out."
         if len(run.clients) > MOST_ROWS:
@@ -384,7 +386,11 @@ def heat_map(run: RunData, metric: str) -> CaptionedFigure | None:
     figure.supxlabel("Round", size=8.5, color=INK)
     panels[0].set_ylabel("Client")
     caption = "After local training, on each client's own test split; a white cell was not measured."
-    caption = run.about_clients(caption + (_seeds_in_words(run) if run.same_clients else ""))
+    if run.same_clients and len(run.seeds) > 1 and run.leaves_out_clients("post_fit"):
+        caption += f" A cell is the mean over those of the {len(run.seeds)} seeds that drew the client in that round."
+    elif run.same_clients:
+        caption += _seeds_in_words(run)
+    caption = run.about_clients(caption)
     if len(run.clients) > MOST_ROWS:
         caption += f" {MOST_ROWS} of {len(run.clients):,} clients."
     return CaptionedFigure("clients", "Every client in every round", caption, figure)
@@ -429,7 +435,7 @@ def label_distribution(run: RunData) -> CaptionedFigure | None:
     axes.set_ylabel("Client")
     style.add_colour_bar(figure, image, axes, "Share of examples", pad=0.02, format=lambda value, _: f"{value:.0%}")
     caption = "Examples of each label at each client, all splits."
-    if len(set(run.data_fingerprints.values())) > 1:
+    if not run.same_clients:
         caption += " Every seed draws its own; these are those of the first seed."
     return CaptionedFigure("labels", "Labels of each client", caption, figure)
 
@@ -463,6 +469,10 @@ def _mean_of_shortest(curves: Sequence[Any]) -> Any:
     """The mean of several curves, as far as all of them reach."""
     length = min(map(len, curves))
     return np.mean([curve[:length] for curve in curves], axis=0)
+
+
+def _drawn_in_words(run: RunData) -> str:
+    return " " + say("caption", "drawn") if run.leaves_out_clients("post_fit") else ""
 
 
 def _seeds_in_words(run: RunData) -> str:

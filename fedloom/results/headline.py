@@ -100,4 +100,5 @@ def curve_in_words(run: RunData) -> str:
     """Say what `curve` is in this run."""
     if run.has_server_test:
         return "the global model on test data (the server's own, or the union of the clients')"
-    return "the mean over clients of each client's model after local training, on its own test split"
+    clients = "the drawn clients" if run.leaves_out_clients("post_fit") else "clients"
+    return f"the mean over {clients} of each client's model after local training, on its own test split"

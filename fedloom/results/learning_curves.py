@@ -57,12 +57,18 @@ def draw_run(run: RunData, styles: Styles, metric: str = "accuracy", split: str 
         panels, undefined = _panels(run, metric, one)
         if panels:
             note = " Values that are not finite are left out." if undefined else ""
-            return draw(panels, styles, metric, one, note, run.metric(metric).higher_is_better)
+            titles = {panel: panel_title(run, panel) for panel in panels}
+            return draw(panels, styles, metric, one, note, run.metric(metric).higher_is_better, titles)
     what, known = f"{metric} on {split or 'test'}", _measured(run)
     raise InputError(
         f"There is nothing to draw: no finite value of {what}. Measured: {', '.join(known) or 'nothing'}."
         + nearest(what, set(known) - {what})
     )
+
+
+def panel_title(run: RunData, panel: str) -> str:
+    """What a panel shows, and whether it is about some of the clients only."""
+    return TITLES[panel] + run.drawn(panel)
 
 
 def _panels(run: RunData, metric: str, split: str) -> tuple[Panels, int]:
@@ -106,16 +112,25 @@ def draw(
     split: str = "test",
     note: str = "",
     higher_is_better: bool = True,
+    titles: Mapping[str, str] = TITLES,
 ) -> Figure:
     """Draw statistics of a metric against rounds; the names of the lines stand to the right of the last panel.
 
     If there are too many to follow, only the best ones at the end have a colour and a name.
     """
     with styled():
-        return _draw(panels, styles, metric, split, note, higher_is_better)
+        return _draw(panels, styles, metric, split, note, higher_is_better, titles)
 
 
-def _draw(panels: Panels, styles: Styles, metric: str, split: str, note: str, higher_is_better: bool) -> Figure:
+def _draw(
+    panels: Panels,
+    styles: Styles,
+    metric: str,
+    split: str,
+    note: str,
+    higher_is_better: bool,
+    titles: Mapping[str, str],
+) -> Figure:
     seeds = max(len(found) for panel in panels.values() for found in panel.values())
     bands = {
         name: {label: band(found, metric, seeds) for label, found in panel.items()} for name, panel in panels.items()
@@ -147,7 +162,7 @@ def _draw(panels: Panels, styles: Styles, metric: str, split: str, note: str, hi
         corner = (LEFT + place * (PANEL + GAP)) / width, bottom / height
         axes = figure.add_axes((*corner, PANEL / width, plot / height), sharey=first, sharex=first)
         _draw_panel(axes, drawn, styles, shade)
-        finish_axes(axes, TITLES[panel], percent, most_ticks=6)
+        finish_axes(axes, titles[panel], percent, most_ticks=6)
         if first is None:
             axes.set_ylabel(f"{split.capitalize()} {metric}")
         else:

@@ -128,9 +128,10 @@ def _gain(run: RunData, label: str, split: str) -> float | None:
     gains = []
     for seed in run.seeds:
         found = (run.client_values(label, seed, phase, run.main_metric, split) for phase in ("pre_fit", "post_fit"))
-        before, after = (values.by_round() for values in found)
-        if len(before.index) and len(after.index):
-            gains.append(float(after.mean[-1] - before.mean[-1]))
+        before, after = (values.last_round() for values in found)
+        before = before.keep(np.isin(before.clients, after.clients))  # not all clients may have been drawn
+        if len(before) and len(after):
+            gains.append(float(after.values.mean() - before.values.mean()))
     sign = 1 if run.metric(run.main_metric).higher_is_better else -1
     return sign * float(np.mean(gains)) if gains else None
 
@@ -139,9 +140,11 @@ def _left_behind(run: RunData) -> Iterator[str]:
     """Clients that fare far worse than the others at the end."""
     metric = run.metric(run.main_metric)
     sign = 1 if metric.higher_is_better else -1
-    labels: dict[str, list[str]] = {}
+    labels: dict[tuple[str, str], list[str]] = {}
     for label in run.labels:
-        means = run.last_means(label, "post_fit", metric.name)
+        final = bool(run.last_means(label, "final", metric.name))
+        phase, model = ("final", "final model") if final else ("post_fit", "models after local training")
+        means = run.last_means(label, phase, metric.name)
         if len(means) < 4:
             continue
         values = list(means.values())
@@ -149,12 +152,22 @@ def _left_behind(run: RunData) -> Iterator[str]:
         behind = [client for client in means if sign * (np.mean(values) - means[client]) > far > 0]
         if behind:
             behind.sort(key=lambda client: sign * means[client])
-            names = [f"{run.client_name(client)} ({show(means[client], metric.number_format)})" for client in behind]
-            labels.setdefault(_first_three(names), []).append(label)
+            names = _first_three([_with_evidence(run, label, phase, client, means[client]) for client in behind])
+            labels.setdefault((model, names), []).append(label)
     side = "below" if metric.higher_is_better else "above"
     seed = "" if run.same_clients else f" in seed {run.seeds[0]}"
-    for clients, found in labels.items():
-        yield say("caution", "left_behind", labels=", ".join(found), seed=seed, side=side, clients=clients)
+    for (model, clients), found in labels.items():
+        words = {"labels": ", ".join(found), "model": model, "seed": seed, "side": side, "clients": clients}
+        yield say("caution", "left_behind", **words)
+
+
+def _with_evidence(run: RunData, label: str, phase: str, client: int, mean: float) -> str:
+    """A client with its number, and how many test examples and seeds that rests on."""
+    seeds = run.client_values_by_seed(label, phase, run.main_metric, run.seeds_of_clients).values()
+    measured = sum(client in values.last_round().clients for values in seeds)
+    shown = show(mean, run.metric(run.main_metric).number_format)
+    over = f", {measured} of {len(run.seeds)} seeds" if len(run.seeds_of_clients) > 1 else ""
+    return f"{run.client_name(client)} ({shown}; {run.clients[client]['test']:,} test examples{over})"
 
 
 def _imitations(run: RunData) -> Iterator[str]:

@@ -391,6 +391,15 @@ class RunData:
         only_cohort = self.evaluation.get("clients") == "cohort"
         return phase == "post_fit" or (only_cohort and phase in ("pre_fit", "final"))
 
+    def leaves_out_clients(self, phase: str) -> bool:
+        """Whether numbers of a phase are about some of the clients only: not all clients are drawn in every round."""
+        some = self.sampling is not None or self.has_clock
+        return some and (phase == "universal" or self.about_drawn_clients(phase))
+
+    def drawn(self, phase: str) -> str:
+        """A remark for titles, if a phase is about some of the clients only."""
+        return " (drawn clients)" if self.leaves_out_clients(phase) else ""
+
     @cached_property
     def sampling(self) -> Sampling | None:
         """How clients are drawn (with one seed, the same ones for every algorithm); None if all are, or if unknown."""
@@ -418,8 +427,7 @@ class RunData:
 
         For the pooled model these are all clients, so it has no value where the others' values are about drawn clients.
         """
-        some = self.sampling is not None or self.has_clock
-        if some and self.about_drawn_clients(phase) and self.is_pooled(label):
+        if self.leaves_out_clients(phase) and self.is_pooled(label):
             return np.empty(0, np.int64), np.empty(0)
         return self._curve("pooled_metrics", label, seed, metric=metric, split=split, phase=phase)
 

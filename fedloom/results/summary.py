@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from fedloom.errors import InputError, nearest
-from fedloom.results.comparisons import PHASES, at_clients, best_first, main_comparison
+from fedloom.results.comparisons import ABOUT_CLIENTS, PHASES, at_clients, best_first, main_comparison
 from fedloom.results.result import CellResult, Result
 from fedloom.results.run_data import MetricInfo, RunData
+from fedloom.results.sentences import say
 from fedloom.results.table import show
 
 COLUMNS = {
@@ -50,11 +51,12 @@ def table(result: Result, metric: str | None = None) -> Table:
     seeds = len({cell.seed for cell in result.runs})
     title = f"{result.name}: {metric}" + (f", mean of {seeds} seeds" if seeds > 1 else "")
     unknown = [name for name in result.metrics if name not in measured] if measured else []
-    made = Table(title=title, caption=_caption(set(columns), result.rule, unknown))
-    made.add_column("algorithm", no_wrap=True)  # in a narrow terminal, headings give way before names
-    for column in ("rounds", *columns.values()):
-        made.add_column(column, justify="right")
     run = RunData.read(result.folder)
+    drawn = {key: run.drawn(ABOUT_CLIENTS[key]) for key in columns if key in ABOUT_CLIENTS}
+    made = Table(title=title, caption=_caption(set(columns), result.rule, unknown, any(drawn.values())))
+    made.add_column("algorithm", no_wrap=True)  # in a narrow terminal, headings give way before names
+    for column in ("rounds", *(name + drawn.get(key, "") for key, name in columns.items())):
+        made.add_column(column, justify="right")
     for label in run.labels:
         cells = [cell for cell in result.runs if cell.algorithm == label]
         means = [_mean(run, cells, key, metric, result.rule) for key in columns]
@@ -79,10 +81,11 @@ def _rounds(cells: list[CellResult]) -> str:
     return text + (f" ({', '.join(remarks)})" if remarks else "")
 
 
-def _caption(columns: set[str], rule: str, unknown: Sequence[str]) -> str:
+def _caption(columns: set[str], rule: str, unknown: Sequence[str], drawn: bool) -> str:
     words = {"final": "", "best": " Best round of each column, chosen on the data that is shown."}
     when = words.get(rule, f" Mean of the last {rule.removeprefix('last:')} measured rounds.")
     means = "Clients' columns are means over clients, each on its own test split." if columns - {"server_test"} else ""
     all_tests = " “All tests” are the test splits of all clients." if columns & {"universal", "pooled_test"} else ""
     nothing = f" Undefined at every client: {', '.join(unknown)}." if unknown else ""
-    return (means + all_tests + when + nothing).strip()
+    some = " " + say("note", "drawn") if drawn else ""
+    return (means + all_tests + some + when + nothing).strip()

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 
 from fedloom.results import audit_findings, client_tables, curve_numbers, headline
-from fedloom.results.comparisons import Comparison, comparisons, main_comparison, universal_comparison
+from fedloom.results.comparisons import (
+    Comparison,
+    after_training_comparison,
+    comparisons,
+    main_comparison,
+    universal_comparison,
+)
 from fedloom.results.run_data import MetricInfo, RunData
 from fedloom.results.sentences import say
 from fedloom.results.statistics import Difference, differences, in_words, known_mean, seeds_for_a_rank_test, spread
@@ -37,6 +43,8 @@ def overview(run: RunData) -> Iterator[Table]:
             note = _note_over_seeds(run, "overview")
             if any(one.key.startswith("pooled") for one in found):
                 note += " " + say("note", "pooled")
+            if any(one.drawn for one in found):
+                note += " " + say("note", "drawn")
             yield Table(f"overview_{metric}", f"Results: {metric}", columns, rows, kinds, note)
 
 
@@ -66,12 +74,21 @@ def comparison(run: RunData) -> Iterator[Table]:
             shown = metric.number_format
             kinds = ("text", "text", shown, metric.deviation_format, shown, shown, "whole")
             note = _note_over_seeds(run, "comparison")
+            if run.leaves_out_clients("post_fit"):
+                note += " " + say("note", "drawn")
             yield Table(f"comparison_{name}", f"Results in full: {name}", columns, tuple(rows), kinds, note)
 
 
 def paired_differences(run: RunData) -> Iterator[Table]:
-    """All pairs of algorithms, in the main comparison and in the universal test."""
-    measured = {"": main_comparison(run), "_universal": universal_comparison(run, run.main_metric)}
+    """All pairs of algorithms, in the main comparison, after local training and in the universal test."""
+    main = main_comparison(run)
+    if main is None:
+        return
+    measured = {
+        "": main,
+        "_after_training": after_training_comparison(run, main.metric.name),
+        "_universal": universal_comparison(run, main.metric.name),
+    }
     for ending, one in measured.items():
         if one is not None and len(one.values) > 1:
             yield _paired_differences(f"differences{ending}", one)
@@ -185,7 +202,8 @@ def fairness(run: RunData) -> Iterator[Table]:
         columns = ("algorithm", *at_clients, *of_curve, "peak's round")
         shown = metric.number_format
         kinds = ("text", shown, metric.deviation_format, "number", shown, shown, "text")
-        note = say("note", "fairness", curve=headline.curve_in_words(run))
+        drawn = "; others were not drawn" if run.leaves_out_clients("post_fit") else ""
+        note = say("note", "fairness", drawn=drawn, curve=headline.curve_in_words(run))
         yield Table("fairness", f"Fairness, last rounds and peak: {name}", columns, tuple(rows), kinds, note)
 
 

@@ -53,7 +53,7 @@ def overview(run: RunData, control: Json) -> Json:
             {"name": name, "percent": metric.percent, "share": metric.share, "up": metric.higher_is_better}
             for name, metric in run.metrics.items()
         ],
-        "panels": {name: learning_curves.TITLES[name] for name in panels(run)},
+        "panels": {name: learning_curves.panel_title(run, name) for name in panels(run)},
         "clients": len(run.clients),
         "started": run.started_at,
         "finished": run.finished_at if run.done else None,

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import fedloom as fl
-from fedloom.results.comparisons import Comparison, at_clients, comparisons, main_comparison, universal_comparison
+from fedloom.experiment.store import Store
+from fedloom.results.comparisons import (
+    Comparison,
+    after_training_comparison,
+    at_clients,
+    comparisons,
+    main_comparison,
+    universal_comparison,
+)
 from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import MetricInfo, RunData
 from fedloom.results.summary import table as on_screen
@@ -67,6 +77,33 @@ def test_where_only_the_cohort_is_measured_the_pooled_model_is_shown_for_it_too(
     for cell in run.result.runs:
         assert "pooled_test_auroc" in cell.final
     assert at_clients(run, "pooled", 1, "pooled_test", "auroc", "final") is None
+
+
+def test_titles_say_where_numbers_are_about_the_drawn_clients_only(drawn: Path, run: RunData) -> None:
+    found = {one.key: one.way for one in comparisons(RunData.read(drawn), "accuracy")}
+    assert found == {
+        "test": "final model, own test",
+        "post_fit_test": "after local training, own test (drawn clients)",
+        "pre_fit_test": "before local training, own test",
+        "universal": "universal test (drawn clients)",
+    }
+    everybody = replace(run, facts={**run.facts, "description": {**run.description, "cohort": {}}})
+    assert not any(one.drawn for one in comparisons(everybody, "accuracy"))
+
+
+def test_after_local_training_only_the_same_clients_are_compared(drawn: Path, tmp_path: Path) -> None:
+    compared = after_training_comparison(RunData.read(drawn), "accuracy")
+    assert compared is not None
+    assert {label: set(values) for label, values in compared.values.items()} == {"fedavg": {1, 2}, "fedprox": {1, 2}}
+    folder = tmp_path / "made"
+    shutil.copytree(drawn, folder)
+    with Store(folder) as store, store._transaction() as database:  # in seed 1, fedprox has one client less
+        cell = "cell = (SELECT id FROM cells WHERE label = 'fedprox' AND seed = 1)"
+        lost = f"SELECT MIN(client) FROM client_metrics WHERE {cell} AND phase = 'post_fit' AND round = 3"
+        database.execute(f"DELETE FROM client_metrics WHERE {cell} AND phase = 'post_fit' AND client = ({lost})")
+    compared = after_training_comparison(RunData.read(folder), "accuracy")
+    assert compared is not None
+    assert {label: set(values) for label, values in compared.values.items()} == {"fedavg": {2}, "fedprox": {2}}
 
 
 def test_a_metric_that_no_client_defines_is_named_where_another_one_leads(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 
 from fedloom.results import figures
 from fedloom.results.figure_style import lay_out, line_styles, styled
+from fedloom.results.learning_curves import panel_title
 from fedloom.results.run_data import RunData
+from fedloom.results.tables import all_tables
 from tests.results.drawn_runs import write_run
 
 
@@ -154,3 +157,40 @@ def test_few_clients_have_long_names_in_two_lines(run: RunData, monkeypatch: pyt
     across = figures.before_and_after(run, "accuracy", "clients", "min-max")
     assert across is not None
     assert len(across.figure.axes[-1].get_xticks()) == len(run.clients)  # every client is named
+
+
+def test_figures_and_tables_say_what_is_about_the_drawn_clients_only(drawn: Path, run: RunData) -> None:
+    found = {figure.name: figure for figure in figures.draw_all(RunData.read(drawn))}
+    titles = [axes.get_title(loc="left") or axes.get_title() for axes in found["comparison"].figure.axes]
+    assert "After local training (drawn clients)" in titles
+    for name in ("comparison", "sausage_rounds"):
+        assert found[name].caption.endswith("over the clients that were drawn in each round, not over all clients.")
+    assert (
+        "A cell is the mean over those of the 2 seeds that drew the client in that round." in found["clients"].caption
+    )
+    assert "the mean over the drawn clients" in found["bytes"].caption
+    everybody = replace(run, facts={**run.facts, "description": {**run.description, "cohort": {}}})
+    assert not any("drawn" in figure.caption for figure in figures.draw_comparison(everybody))
+    names = {table.name: table for table in all_tables(RunData.read(drawn))}
+    assert names["summary_accuracy_post_fit"].title.endswith("after local training (drawn clients)")
+    assert "own test split; others were not drawn" in names["fairness"].note
+    assert names["differences_after_training"].title.startswith(
+        "Paired differences over the same seeds: accuracy, after"
+    )
+    assert "(drawn clients)" in panel_title(RunData.read(drawn), "post_fit")
+
+
+def test_the_natural_partition_has_the_same_labels_in_every_seed(run: RunData) -> None:
+    """With all splits together, nothing about them is drawn."""
+    facts = {
+        **run.facts,
+        "data of seed 1": "a",
+        "data of seed 2": "b",
+        "labels": {"classes": [0, 1], "counts": [[1, 2]] * 4},
+    }
+    for partition, own in ((None, False), ({"name": "dirichlet"}, True)):
+        data = {"source": "csv", **({"partition": partition} if partition else {})}
+        described = {**facts, "description": {**run.description, "data": data}}
+        figure = figures.label_distribution(replace(run, facts=described))
+        assert figure is not None
+        assert ("Every seed draws its own" in figure.caption) == own

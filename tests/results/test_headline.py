@@ -33,7 +33,7 @@ def test_otherwise_the_curve_is_the_mean_over_clients_after_training(run: RunDat
     rounds, values = headline.curve(unserved, "local", 2, "loss")
     stats = run.client_values("local", 2, "post_fit", "loss").by_round()
     assert (rounds.tolist(), values.tolist()) == (stats.index.tolist(), stats.mean.tolist())
-    assert headline.curve_in_words(unserved).startswith("the mean over clients")
+    assert headline.curve_in_words(unserved).startswith("the mean over the drawn clients")
 
 
 def test_a_round_is_graded_on_the_servers_test_data_or_else_by_the_mean_over_clients() -> None:

@@ -107,9 +107,40 @@ def test_cautions_find_overfitting_and_clients_left_behind(comparison: Path, tmp
             database.execute("INSERT INTO clients VALUES (?, ?, 5, 5, 50)", (client, f"client-{client}"))
             rows = "SELECT cell, round, ?, phase, split, metric, ?, examples FROM client_metrics WHERE client = 0"
             value = 0.1 if client == 7 else 0.7
-            database.execute(f"INSERT INTO client_metrics {rows} AND {last} AND phase = 'post_fit'", (client, value))
+            database.execute(f"INSERT INTO client_metrics {rows} AND {last} AND phase = 'final'", (client, value))
     text = " ".join(cautions(RunData.read(folder)))
-    assert re.search(r"Left behind with fedavg[^:]*: client-7 \(10.00 %\)\.", text)
+    assert re.search(
+        r"Left behind with fedavg \(final model\)[^:]*: client-7 \(10.00 %; 50 test examples, 2 of 2 seeds\)\.", text
+    )
+
+
+def test_a_client_that_few_seeds_measured_is_left_behind_with_that_evidence(drawn: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    shutil.copytree(drawn, folder)
+    with Store(folder) as store, store._transaction() as database:
+        database.execute("DELETE FROM client_metrics WHERE phase = 'final'")
+        worst = "client = (SELECT MIN(client) FROM client_metrics WHERE cell = 1 AND phase = 'post_fit' AND round = 3)"
+        database.execute("UPDATE client_metrics SET value = 0.9 WHERE metric = 'accuracy'")
+        database.execute(f"UPDATE client_metrics SET value = 0.1 WHERE metric = 'accuracy' AND cell = 1 AND {worst}")
+    text = " ".join(cautions(RunData.read(folder)))
+    assert re.search(
+        r"Left behind with fedavg \(models after local training\).*: client-\d+ \(10.00 %; \d+ test examples, 1 of 2 ",
+        text,
+    )
+
+
+def test_local_training_is_judged_at_the_clients_that_were_drawn(drawn: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    shutil.copytree(drawn, folder)
+    with Store(folder) as store, store._transaction() as database:
+        # at drawn clients, local training gains on both splits; clients that were not drawn do better before it
+        trained = "(SELECT client FROM client_metrics AS after WHERE after.cell = client_metrics.cell AND round = 3 "
+        trained += "AND phase = 'post_fit')"
+        for phase, where, value in (("pre_fit", "NOT IN", 1.0), ("pre_fit", "IN", 0.3), ("post_fit", "IN", 0.5)):
+            changed = f"UPDATE client_metrics SET value = ? WHERE metric = 'accuracy' AND phase = ? AND client {where} "
+            database.execute(changed + trained, (value, phase))
+        database.execute("UPDATE client_metrics SET value = 0.2 WHERE split = 'train' AND phase = 'pre_fit'")
+    assert not any("overfits" in text for text in cautions(RunData.read(folder)))
 
 
 def test_the_pooled_model_does_not_overfit_at_clients(comparison: Path, tmp_path: Path) -> None:

@@ -21,8 +21,9 @@ def headers(result: Result) -> list[object]:
 
 def test_columns_are_what_was_measured(run: RunData) -> None:
     made = on_screen(run.result)
-    common = ["algorithm", "rounds", "server test", "final model", "before training", "after training"]
-    assert headers(run.result) == [*common, "after training, all tests"]
+    common = ["algorithm", "rounds", "server test", "final model", "before training"]
+    drawn = ["after training (drawn clients)", "after training, all tests (drawn clients)"]
+    assert headers(run.result) == [*common, *drawn]
     assert list(made.columns[0].cells) == ["fedavg", "local", "pooled"]
     assert list(made.columns[2].cells)[1] == "–"  # no global model
     assert str(made.title).endswith("accuracy, mean of 2 seeds")
@@ -57,8 +58,12 @@ def test_all_columns_of_a_table_are_about_the_same_clients(run: RunData) -> None
     summary = named(run, "summary_accuracy_post_fit")
     assert summary.rows[0][summary.columns.index("pooled")] == pytest.approx(mean)
     rows = named(run, "comparison_accuracy").rows
-    (row,) = (r for r in rows if r[:2] == ("after local training, own test", "pooled"))
+    (row,) = (r for r in rows if r[:2] == ("after local training, own test (drawn clients)", "pooled"))
     assert row[2] == pytest.approx(mean)
     screen = on_screen(run.result)
-    (column,) = (column for column in screen.columns if column.header == "after training")
+    (column,) = (column for column in screen.columns if column.header == "after training (drawn clients)")
     assert list(column.cells)[2] == f"{100 * mean:.2f} %"
+
+
+def test_a_caption_says_that_drawn_clients_are_other_clients(run: RunData) -> None:
+    assert "are means over different clients" in str(on_screen(run.result).caption)
