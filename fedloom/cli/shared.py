@@ -106,11 +106,16 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[Function], F
             elif described is None:
                 described = typer.Option(f"--{key.replace('_', '-')}") if default is False else typer.Option()
             described = copy.copy(described)  # several commands may share an annotation
-            described.help = meaning
+            described.help = _literal(meaning)
             function.__annotations__[key] = Annotated[kind, described]
-        return app.command(name, help=about, cls=Command)(function)
+        return app.command(name, help=_literal(about), cls=Command)(function)
 
     return add
+
+
+def _literal(text: str) -> str:
+    """Return a text whose [tables] typer shows; otherwise they would be marks of style."""
+    return text.replace("[", r"\[")
 
 
 def say(text: str) -> None:

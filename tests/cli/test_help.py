@@ -31,6 +31,11 @@ def test_every_command_and_every_argument_says_what_it_is() -> None:
     assert silent == []
 
 
+def test_help_shows_names_of_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    in_this_process("join", "--help", monkeypatch=monkeypatch)
+    assert "with [site]" in capsys.readouterr().out
+
+
 def test_a_wrong_guess_of_a_command_leads_to_the_right_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

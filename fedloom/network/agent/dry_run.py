@@ -14,6 +14,7 @@ import numpy as np
 from fedloom.algorithm import Algorithm
 from fedloom.backends.protocol import Backend
 from fedloom.data.federation import Federation
+from fedloom.errors import InputError
 from fedloom.experiment import experiment_file
 from fedloom.experiment.plan import Plan
 from fedloom.federation.client_state import ClientStates
@@ -35,15 +36,17 @@ NOT_BOUND = "This does not limit an algorithm's weights and public numbers: they
 
 
 def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
-    """Yield lines for people: what the agent says at the start, what the policy allows, what an update holds."""
+    """Yield lines for people: what the agent says at the start, what the policy allows, what an update holds.
+
+    An experiment that this site would refuse is an error.
+    """
     policy = site.policy
     yield f"Site {site.name}. This dry run connects nowhere and sends nothing."
     try:
         announced = {} if experiment is None else experiment_file.read_toml(experiment)
         parsed = admitted(announced, site) if announced else experiment_file.parse({"data": site.data}, site.base)
     except Refused as why:
-        yield f"This site would refuse the experiment: {why}."
-        return
+        raise InputError(f"This site would refuse the experiment: {why}.") from None
     plan = Plan.of(parsed)
     federation = plan.federation(parsed.seeds[0])
     yield f"Data: {federation}. No message asks for examples. What leaves is computed from them, as listed here."
@@ -68,8 +71,7 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
         check_limit(plan, policy.max_evaluations)
         check_cells(plan, policy)
     except Refused as why:
-        yield f"This site would refuse to take part: {why}."
-        return
+        raise InputError(f"This site would refuse to take part: {why}.") from None
     if not is_secure:
         most = Questions("", plan, policy.max_evaluations).most
         yield f"Each client is measured at most {most} times in the run, on one split each."

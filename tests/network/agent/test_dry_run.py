@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fedloom as fl
+from fedloom.errors import InputError
 from fedloom.network.agent.dry_run import dry_run, first_round
 from fedloom.network.agent.policy import TRUST, site_of
 from fedloom.network.protocol.expected_update import synthetic_place
@@ -67,10 +69,13 @@ def test_sizes_do_not_leave_under_secure_aggregation(tmp_path: Path) -> None:
 
 
 def test_an_experiment_that_the_policy_refuses_is_not_loaded(tmp_path: Path) -> None:
-    assert lines(tmp_path, EXPERIMENT, algorithms=["fedprox"])[1:] == [
+    refused = (
         "This site would refuse the experiment: the policy does not allow the algorithm 'fedavg'. Allowed: fedprox."
-    ]
-    assert lines(tmp_path, EXPERIMENT, min_examples=10_000)[-1].startswith("This site would refuse to take part: ")
+    )
+    with pytest.raises(InputError, match=re.escape(refused)):
+        lines(tmp_path, EXPERIMENT, algorithms=["fedprox"])
+    with pytest.raises(InputError, match="This site would refuse to take part: "):
+        lines(tmp_path, EXPERIMENT, min_examples=10_000)
 
 
 @pytest.mark.parametrize("allowed", [{}, {"models": ["evil.py:Net"]}, {"algorithms": ["evil.py:Net"]}])
@@ -79,7 +84,8 @@ def test_code_that_came_with_an_experiment_does_not_run_before_the_policy_allows
 ) -> None:
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nNet = None\n")
     mailed = {**EXPERIMENT, "task": {"model": "evil.py:Net"}, "algorithm": {"mine": {"name": "evil.py:Net"}}}
-    assert lines(tmp_path, mailed, **allowed)[1].startswith("This site would refuse the experiment: the policy ")
+    with pytest.raises(InputError, match="This site would refuse the experiment: the policy "):
+        lines(tmp_path, mailed, **allowed)
     assert not (tmp_path / "ran").exists()
 
 
