@@ -124,7 +124,10 @@ def _best_in_words(run: RunData, comparison: Comparison) -> Iterator[str]:
     metric, best = comparison.metric, order[0]
     title = comparison.title[:1].upper() + comparison.title[1:]
     several = ""
-    if len(federated) > 1:
+    numbers = {tuple(comparison.values[label].items()) for label in federated}
+    if len(federated) > 1 and len(numbers) == 1:
+        several = "; the other algorithms have the same numbers"
+    elif len(federated) > 1:
         what, chance = ("mean", "") if over_seeds[best].count > 1 else ("number", ", with one seed: this may be chance")
         several = f" has the best {what} of the {len(federated)} algorithms that leave the data where it is{chance}"
     yield f"{title}: {_with_interval(best, over_seeds[best], metric)}{several}."
@@ -132,6 +135,8 @@ def _best_in_words(run: RunData, comparison: Comparison) -> Iterator[str]:
     for label in order:
         if run.is_pooled(label) and federated:
             yield say("result", "pooled", pooled=_with_interval(label, over_seeds[label], metric))
+    if over_seeds[best].count > 1 and run.has_one_split:
+        yield say("result", "one_split")
 
 
 def _against_others(best: str, others: Sequence[str], comparison: Comparison) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -197,11 +197,14 @@ def _seeds(run: RunData) -> Iterator[str]:
     if (main := main_comparison(run)) is not None:
         alike = [label for label, values in main.values.items() if len(values) > 1 and len({*values.values()}) == 1]
         yield from (say("caution", "no_spread", label=label, metric=main.metric.name) for label in alike)
-    fixed = ["one partition and one split"] if len(set(run.data_fingerprints.values())) == 1 else []
+    fixed = ["one partition and one split"] if run.has_one_split else []
     if (run.description.get("task") or {}).get("seed", "run") != "run":
         fixed.append("one set of initial weights")
     if fixed:
-        yield say("caution", "fixed", fixed=" and ".join(fixed))
+        data = run.description.get("data")
+        own = data.get("split_column") if isinstance(data, Mapping) else None  # a Python program may have made the data
+        advice = say("caution", "fixed_by_column" if own else "fixed_by_seed", column=own)
+        yield say("caution", "fixed", fixed=" and ".join(fixed), advice=advice)
 
 
 def _small_tests(run: RunData) -> Iterator[str]:

@@ -337,10 +337,15 @@ class RunData:
             drawn |= (found.rounds == round) & np.isin(found.clients, cohort)
         return found.keep(drawn)
 
+    @property
+    def has_one_split(self) -> bool:
+        """Whether all seeds train and test on the same examples."""
+        return len(set(self.data_fingerprints.values())) == 1
+
     @cached_property
     def same_clients(self) -> bool:
         """Whether a client is the same one in every seed. If every seed draws a partition, it is not."""
-        if len(set(self.data_fingerprints.values())) <= 1:
+        if self.has_one_split or not self.data_fingerprints:
             return True
         data = self.description.get("data")
         if not isinstance(data, Mapping):  # a Python program made the data

@@ -23,7 +23,7 @@ def say(table: str, name: str, **values: Any) -> str:
     """Return a sentence with its values filled in.
 
     >>> say("caution", "few_seeds", seeds=3, needed=6)
-    '3 seeds: intervals are wide, and they assume that differences between seeds are about normal.'
+    '3 seeds: intervals rest on few numbers, and assume that differences between seeds are about normal.'
     """
     return sentences()[table][name].format(**values)
 

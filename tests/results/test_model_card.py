@@ -126,7 +126,7 @@ def test_the_card_lists_only_models_that_were_exported(result: Result, tmp_path:
 
 
 def test_the_card_has_the_cautions_of_the_run(result: Result, tmp_path: Path) -> None:
-    assert "- 2 seeds: intervals are wide" in card(result, tmp_path)
+    assert "- 2 seeds: intervals rest on few numbers" in card(result, tmp_path)
 
 
 def test_the_card_says_if_the_exported_models_were_not_measured(result: Result, tmp_path: Path) -> None:

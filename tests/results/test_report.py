@@ -94,7 +94,7 @@ def test_the_report_says_what_was_run_and_what_came_out(written: Path) -> None:
     ):
         assert needed in text
     assert text.count("<svg") == 9
-    assert "2 seeds: intervals are wide" in text
+    assert "2 seeds: intervals rest on few numbers" in text
     assert "<b>2</b><span>seeds</span>" in text
 
 
@@ -237,7 +237,16 @@ def test_the_best_of_one_seed_may_be_the_best_by_chance(seeds: int, said: str, r
     values = {"a": {1: 0.8, 2: 0.82}, "b": {1: 0.75, 2: 0.81}}
     values = {label: dict(list(known.items())[:seeds]) for label, known in values.items()}
     accuracy = Comparison("test", MetricInfo("accuracy", is_mean=True, higher_is_better=True), values)
-    assert said in " ".join(report._best_in_words(run, accuracy))
+    words = " ".join(report._best_in_words(run, accuracy))
+    assert said in words
+    assert run.has_one_split
+    assert words.endswith("about chance in training, not about other examples.") == (seeds > 1)
+
+
+def test_algorithms_with_the_same_numbers_have_no_best_one(run: RunData) -> None:
+    accuracy = MetricInfo("accuracy", is_mean=True, higher_is_better=True)
+    words = " ".join(report._best_in_words(run, Comparison("test", accuracy, {"a": {1: 0.8}, "b": {1: 0.8}})))
+    assert words.endswith(": a (80.00 %); the other algorithms have the same numbers.")
 
 
 @given(st.integers(2, 12), st.floats(0.01, 5.0), st.floats(0.01, 5.0), st.booleans())
