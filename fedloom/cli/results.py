@@ -106,15 +106,16 @@ def compare(
     if metric is not None:
         run = run.only(metric)
     made = [*tables.overview(run), *tables.comparison(run), *tables.paired_differences(run)]
-    differs = compared_runs.what_differs(run)
+    differs, cautions = compared_runs.what_differs(run), list(compared_runs.cautions(run))
     to = out or Path("runs") / "-".join(["compare", *(folder.resolve().name for folder in folders)])[:120]
     write_tables(made, to)
     written = figures.write(figures.draw_comparison(run), to)
     if as_json:
         content = [{"name": one.name, "columns": one.columns, "rows": one.rows, "note": one.note} for one in made]
-        write = print_json({"folder": str(to), "runs": list(map(str, folders)), "differ": differs, "tables": content})
+        told = {"differ": differs, "cautions": cautions}
+        write = print_json({"folder": str(to), "runs": list(map(str, folders)), **told, "tables": content})
     else:
-        for line in [*result_in_words(run), *differs]:
+        for line in [*result_in_words(run), *(f"Caution: {text}" for text in cautions), *differs]:
             print(visible_lines(line))
         write = print
         for one in [*made[:1], *(one for one in made if one.name == "differences")]:

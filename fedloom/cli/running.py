@@ -72,7 +72,7 @@ def demo(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare seven ways to learn on handwritten digits at ten data holders: a first run, in under two minutes.
+    """Compare seven ways to learn on handwritten digits at ten data holders: a first run, in a minute or two.
 
     out: The run's folder.
     live: Show it on a page while it happens, with the models of all data holders; Ctrl-C ends the page.

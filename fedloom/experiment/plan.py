@@ -6,7 +6,7 @@ What a run would refuse while it trains is found before it starts: targets and c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedloom import machine, user_code
-from fedloom.algorithm import Algorithm
+from fedloom.algorithm import Algorithm, Central
 from fedloom.clock.choice import check_async, check_privacy
 from fedloom.clock.system import System
 from fedloom.compression.table import NO_COMPRESSION, CompressTable
@@ -39,6 +39,7 @@ from fedloom.training.settings import Training
 from fedloom.training.training_rows import check_size, needs_validation
 
 UNLIMITED = (-math.inf, math.inf)
+MUCH_LARGER = 1.1  # a client than another: below, weights by examples are about equal
 MOST_DRAWS = 10_000_000  # clients × rounds: the cohorts of more rounds are not drawn beforehand
 
 
@@ -166,10 +167,26 @@ def _metric(name: str, base: Path) -> str | Metric:
     return own_metric(user_code.code(name, base, Metric, float), name) if user_code.is_code(name) else name
 
 
-def cautions(plan: Plan, task: Task) -> list[str]:
-    """Say what a reader should know about the algorithms with this task."""
+def cautions(plan: Plan, task: Task, federation: Federation) -> list[str]:
+    """Say what a reader should know about the algorithms with this task and these clients."""
     found = {label: algorithm.caution(task) for label, algorithm in plan.algorithms.items()}
-    return [f"{label}: {said}." for label, said in found.items() if said]
+    return [*(f"{label}: {said}." for label, said in found.items() if said), *_unequal_weights(plan, federation)]
+
+
+def _unequal_weights(plan: Plan, federation: Federation) -> Iterator[str]:
+    """Algorithms whose means weigh clients in different ways, as their papers do, on clients of different sizes."""
+    weighed: dict[str, list[str]] = {}
+    for label, algorithm in plan.algorithms.items():
+        if isinstance(algorithm, Central) and hasattr(algorithm, "weights"):
+            weighed.setdefault(algorithm.weights, []).append(label)
+    sizes = federation.sizes("train")
+    if len(weighed) > 1 and sizes.max() > MUCH_LARGER * sizes.min():
+        ways = " and ".join(f'"{kind}" for {", ".join(labels)}' for kind, labels in weighed.items())
+        yield (
+            f"Algorithms weigh clients in different ways (weights = {ways}), and clients have {sizes.min():,} to "
+            f"{sizes.max():,} training examples: a part of their difference may come from that. To compare them alike, "
+            f'set weights = "examples" or "uniform" for each in [algorithm].'
+        )
 
 
 def check_start(plan: Plan) -> None:

@@ -16,7 +16,6 @@ from fedloom.backends.serial import Serial
 from fedloom.backends.vector import Vector, Workers
 from fedloom.data.describe import describe, label_counts
 from fedloom.data.federation import Federation
-from fedloom.data.plausibility import suspicions
 from fedloom.errors import InputError, StoreError
 from fedloom.experiment.experiment_file import RunTable
 from fedloom.experiment.plan import Plan, cautions
@@ -118,7 +117,7 @@ class WorkerGroup:
             return self.connect(federation, task)
         facts = probe(federation, task)
         if self.store.fact("setup") is None:
-            known = cautions(self.plan, task)
+            known = cautions(self.plan, task, federation)
             self.store.set_fact("cautions about algorithms", known)
             for caution in known:
                 self.progress.note(f"Caution: {caution}")
@@ -177,9 +176,10 @@ class WorkerGroup:
             self.store.set_clients(federation)
             # on a network, the coordinator does not have the data
             if len(federation.y):
-                self.store.set_fact("cautions about the data", list(describe(federation).warnings))
-                for suspicion in suspicions(federation):
-                    self.progress.note(f"Caution: {suspicion}")
+                warnings = list(describe(federation).warnings)
+                self.store.set_fact("cautions about the data", warnings)
+                for warning in warnings:
+                    self.progress.note(f"Caution: {warning}")
                 held = label_counts(federation)
                 if held is not None:
                     self.store.set_fact("labels", held)

@@ -6,14 +6,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
 from fedloom.errors import InputError, nearest
 from fedloom.experiment.experiment_file import differences
+from fedloom.results.report_warnings import about_seeds
 from fedloom.results.result import CellResult, Result
 from fedloom.results.run_data import Cell, ClientValues, Curve, RunData
+from fedloom.results.sentences import say
 
 MEASURING = {"headline": "final", "clients": "all"}  # keys of [evaluate] that must agree, with their defaults
 OF_A_RUN = ("name", "seeds", "algorithm", "code", "metrics")  # parts of a description that may differ between runs
@@ -193,3 +195,17 @@ def what_differs(run: ComparedRuns) -> list[str]:
         if first.description.get("cohort") != other.description.get("cohort"):
             lines.append("Numbers after local training are about the clients that each run drew, which differ.")
     return lines
+
+
+def cautions(run: ComparedRuns) -> Iterator[str]:
+    """What a reader should know before trusting a ranking of the algorithms of several runs."""
+    rounds: dict[int, list[str]] = {}
+    for label, (source, there) in run.sources.items():
+        done = max(cell["rounds_done"] for (known, _), cell in source.cells.items() if known == there)
+        rounds.setdefault(done, []).append(label)
+    if len(rounds) > 1:
+        listed = "; ".join(f"{count} rounds: {', '.join(labels)}" for count, labels in rounds.items())
+        yield say("caution", "other_rounds", rounds=listed)
+    yield from about_seeds(run)
+    facts = (source.facts.get("cautions about algorithms") or () for source, _ in run.sources.values())
+    yield from dict.fromkeys(chain.from_iterable(facts))

@@ -168,6 +168,8 @@ def _listed(names: Sequence[str]) -> str:
 def _with_interval(label: str, found: Spread, metric: MetricInfo) -> str:
     kind, (low, high) = metric.number_format, found.interval(share=metric.share)
     interval = f", 95 % interval {show(low, kind)} to {show(high, kind)}"
+    if found.std == 0:
+        interval = f", the same in all {found.count} seeds"  # an interval without a width would look like certainty
     return f"{label} ({show(found.mean, kind)}{interval if found.count > 1 else ''})"
 
 

@@ -23,7 +23,7 @@ def cautions(run: RunData) -> list[str]:
     """All cautions about a run, as sentences, the most serious first."""
     checks = (
         *(_unfinished, _lost, _left_out, _arrivals, _abandoned, _absent, _diverged, _overfitting),
-        *(_no_better_than_guessing, _left_behind, _imitations, _chosen_on_test, _seeds, _small_tests, _undefined),
+        *(_no_better_than_guessing, _left_behind, _imitations, _chosen_on_test, about_seeds, _small_tests, _undefined),
         *(_data, _network),
     )
     return [caution for check in checks for caution in check(run)]
@@ -188,7 +188,8 @@ def _chosen_on_test(run: RunData) -> Iterator[str]:
         yield say("caution", "stopped_at_target")
 
 
-def _seeds(run: RunData) -> Iterator[str]:
+def about_seeds(run: RunData) -> Iterator[str]:
+    """What few seeds, or seeds that vary little, leave open."""
     if len(run.seeds) == 1:
         yield say("caution", "one_seed")
         return

@@ -17,6 +17,7 @@ import numpy as np
 from fedloom.results.sentences import say
 
 LEVEL = 0.95
+FOR_EFFECTS = 3  # with fewer seeds, a standard deviation of differences is too coarse to divide by
 EXACT = 12  # with up to this many seeds, the test tries all 2^n signs
 
 
@@ -76,7 +77,7 @@ class Difference:
     second: str
     spread: Spread  # its interval holds together with those of the other pairs
     wins: int  # the number of seeds in which the first is higher
-    effect: float  # the mean difference in standard deviations of the difference (Cohen's d_z)
+    effect: float  # the mean difference in its standard deviations (Cohen's d_z); NaN with few seeds
     p: float | None = None  # of the paired t test, corrected for the number of pairs; None without a spread
     rank_p: float | None = None  # of the signed-rank test, corrected; None if it cannot decide with these seeds
     pairs: int = 1
@@ -112,14 +113,15 @@ def difference(
     gaps = gaps[np.isfinite(gaps)]
     found = spread(gaps.tolist(), 1 - (1 - LEVEL) / pairs)
     wins = int((gaps > 0).sum())
+    enough = found.count >= FOR_EFFECTS
     if not found.std > 0:
         effect = math.copysign(math.inf, found.mean) if found.mean else 0.0
-        return Difference(first, second, found, wins, effect if found.count > 1 else math.nan, pairs=pairs)
+        return Difference(first, second, found, wins, effect if enough else math.nan, pairs=pairs)
     effect = found.mean / found.std
     p = 2 * float(t.sf(abs(effect) * math.sqrt(found.count), found.count - 1))
     decides = np.count_nonzero(gaps) >= seeds_for_a_rank_test(pairs)  # the test leaves out seeds without a difference
     rank_p = min(1.0, pairs * signed_rank(gaps)) if decides else None
-    return Difference(first, second, found, wins, effect, min(1.0, pairs * p), rank_p, pairs)
+    return Difference(first, second, found, wins, effect if enough else math.nan, min(1.0, pairs * p), rank_p, pairs)
 
 
 def signed_rank(gaps: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
@@ -163,7 +165,8 @@ def in_words(
     values["span"] = f"95 % interval{together} {low:+.3g} to {high:+.3g}{unit}, {found.count} seeds"
     if difference.p is None:
         return say("difference", "no_spread" if found.mean else "same", count=found.count, **values)
-    values["test"] = f"corrected p = {difference.p:.3g}, effect size {difference.effect:.2g}"
+    effect = "" if math.isnan(difference.effect) else f", effect size {difference.effect:.2g}"
+    values["test"] = f"corrected p = {difference.p:.3g}{effect}"
     if difference.clear:
         better = "better" if (found.mean > 0) == higher_is_better else "worse"
         return say("difference", "clear", better=better, **values)

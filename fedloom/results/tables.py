@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,15 @@ from fedloom.results.comparisons import (
 )
 from fedloom.results.run_data import MetricInfo, RunData
 from fedloom.results.sentences import say
-from fedloom.results.statistics import Difference, differences, in_words, known_mean, seeds_for_a_rank_test, spread
+from fedloom.results.statistics import (
+    FOR_EFFECTS,
+    Difference,
+    differences,
+    in_words,
+    known_mean,
+    seeds_for_a_rank_test,
+    spread,
+)
 from fedloom.results.table import Table, Value, show
 
 MOST_SENTENCES = 6  # with more pairs of algorithms, the note has no sentence about each
@@ -133,7 +142,8 @@ def verdict(found: Sequence[Difference], metric: MetricInfo) -> Iterator[str]:
     for each in found if len(found) <= MOST_SENTENCES else ():
         better: dict[str, bool] = {"share": metric.share, "higher_is_better": metric.higher_is_better}
         yield in_words(each, metric=metric.name, percent=metric.percent, **better)
-    yield say("differences", "effect_size")
+    few = all(math.isnan(each.effect) for each in found)
+    yield say("differences", "no_effect_size" if few else "effect_size", needed=FOR_EFFECTS)
 
 
 def target_costs(run: RunData, label: str, metric: str, target: float) -> list[tuple[float, ...] | None]:

@@ -17,8 +17,8 @@ from fedloom import machine, tree
 from fedloom.algorithm import Algorithm
 from fedloom.backends.protocol import Backend
 from fedloom.compression.table import NO_COMPRESSION, CompressTable
+from fedloom.data.describe import describe
 from fedloom.data.federation import Federation
-from fedloom.data.plausibility import suspicions
 from fedloom.data.split import Split, SplitName
 from fedloom.errors import FedloomError, InputError, TrainingError
 from fedloom.experiment.experiment_file import Experiment
@@ -173,7 +173,7 @@ def estimate(experiment: Experiment) -> Estimate:
         seconds_at_the_end=float(at_the_end),
         seconds=float((seconds * experiment.rounds + at_the_end) * cells + 3),
         kept_bytes=model * experiment.rounds * cells if experiment.run.keep_models else 0,
-        cautions=(*cautions(plan, task), *suspicions(federation)),
+        cautions=(*cautions(plan, task, federation), *describe(federation).warnings),
         pooled=tuple(label for label, algorithm in experiment.algorithm.items() if algorithm.pooled),
     )
 

@@ -50,6 +50,36 @@ def test_what_an_algorithm_says_about_the_task_is_noted_and_a_caution_of_the_rep
     assert said in cautions(RunData.read(result.folder))
 
 
+def test_clients_that_are_odd_and_weights_that_differ_are_noted_before_the_first_round(tmp_path: Path) -> None:
+    odd = federation([1, 40, 80], seed=3)
+    algorithms = {"fedavg": fl.FedAvg(lr=0.1), "scaffold": fl.Scaffold(lr=0.1)}
+    notes: list[str] = []
+    progress = Silent()
+    progress.note = notes.append  # type: ignore[method-assign]
+    result = run(odd, fl.Task(Dense), tmp_path, 1, algorithms=algorithms, progress=progress)
+    said = " ".join(notes)
+    assert "Caution: 1 of 3 clients has only one training example" in said
+    assert '(weights = "examples" for fedavg and "uniform" for scaffold), and clients have 1 to' in said
+    found = cautions(RunData.read(result.folder))
+    assert {*notes} >= {f"Caution: {text}" for text in found if "weights" in text or "only one training" in text}
+    assert sum("weights" in text for text in found) == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "algorithms"),
+    [
+        ([40, 40], {"fedavg": fl.FedAvg(), "scaffold": fl.Scaffold()}),  # clients of one size
+        ([40, 80], {"fedavg": fl.FedAvg(), "scaffold": fl.Scaffold(weights="examples")}),
+        ([40, 80], {"fedavg": fl.FedAvg(), "peer": fl.Peer()}),  # its weights are about neighbours
+    ],
+)
+def test_weights_that_agree_or_do_not_matter_are_not_noted(
+    sizes: list[int], algorithms: dict[str, fl.Algorithm], tmp_path: Path
+) -> None:
+    result = run(federation(sizes, seed=3), fl.Task(Dense), tmp_path, 1, algorithms=algorithms)
+    assert not any("weigh clients" in text for text in cautions(RunData.read(result.folder)))
+
+
 def test_what_cannot_be_computed_side_by_side_is_computed_one_by_one_and_the_reason_is_kept(
     federation: fl.Federation, tmp_path: Path
 ) -> None:

@@ -12,7 +12,8 @@ import pytest
 from fedloom.errors import InputError, StoreError
 from fedloom.experiment.store import Store
 from fedloom.results import figures, tables
-from fedloom.results.compared_runs import ComparedRuns, combine, what_differs
+from fedloom.results.compared_runs import ComparedRuns, cautions, combine, what_differs
+from fedloom.results.report import result_in_words
 from fedloom.results.run_data import RunData
 
 Change = Callable[[Store], None]
@@ -172,3 +173,24 @@ def test_one_metric_can_be_chosen(comparison: Path, other: Path) -> None:
     assert isinstance(both.only("loss"), ComparedRuns)
     with pytest.raises(InputError, match="Did you mean 'accuracy'"):
         both.only("acuracy")
+
+
+def test_a_ranking_of_runs_with_other_rounds_and_few_seeds_is_cautioned(comparison: Path, other: Path) -> None:
+    run = combine([comparison, other])
+    same = list(cautions(run))
+    assert same[0].startswith("2 seeds: intervals are wide")
+    with Store(other) as store, store._transaction() as database:
+        database.execute("UPDATE cells SET rounds_done = 7")
+    longer = list(cautions(combine([comparison, other])))
+    assert longer[1:] == same
+    assert "also shows which trained longer: 5 rounds: " in longer[0]
+    assert "; 7 rounds: " in longer[0]
+
+
+def test_numbers_that_are_equal_in_all_seeds_have_no_interval(comparison: Path, other: Path) -> None:
+    with Store(other) as store, store._transaction() as database:
+        database.execute("UPDATE server_metrics SET value = 0.99 WHERE metric = 'accuracy'")
+    run = combine([comparison, other])
+    first = next(result_in_words(run))
+    assert ", the same in all 2 seeds)" in first
+    assert any("its interval has no width" in text for text in cautions(run))

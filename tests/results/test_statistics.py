@@ -52,7 +52,7 @@ def test_pairs_are_made_over_the_seeds_that_both_have() -> None:
     assert found.spread.count == 2
     assert found.spread.mean == pytest.approx(0.15)
     assert found.wins == 2
-    assert found.effect == pytest.approx(0.15 / np.std([0.1, 0.2], ddof=1))
+    assert math.isnan(found.effect)  # two seeds
 
 
 @given(st.lists(st.integers(-5, 5), min_size=6, max_size=8))
@@ -191,3 +191,14 @@ def test_fedavg_against_itself_is_flagged_in_about_one_of_twenty_sets_of_seeds()
         flagged += found[-1].clear
     assert np.std([each.spread.mean for each in found]) > 0.001  # seeds do make a difference here
     assert 0 < flagged <= 18  # 5 % are 10; by chance alone, more than 18 happen in 1 of 150 such tests
+
+
+def test_an_effect_size_needs_three_seeds() -> None:
+    ours, theirs = {1: 0.5, 2: 0.6, 3: 0.9}, {1: 0.4, 2: 0.4, 3: 0.4}
+    few = difference("one", "two", {seed: ours[seed] for seed in (1, 2)}, theirs)
+    assert math.isnan(few.effect)
+    assert "effect size" not in in_words(few)
+    enough = difference("one", "two", ours, theirs)
+    gaps = [0.1, 0.2, 0.5]
+    assert enough.effect == pytest.approx(np.mean(gaps) / np.std(gaps, ddof=1))
+    assert "effect size" in in_words(enough)

@@ -50,6 +50,23 @@ def test_only_what_is_measured_is_counted(
     assert estimate.estimate(experiment).seconds_a_round == pytest.approx(training + tested, abs=0.1)
 
 
+def test_odd_clients_and_weights_that_differ_are_cautioned_before_a_run(tmp_path: Path) -> None:
+    rows = [*["alone,1.5,yes"], *(f"other,{number},{'yes' if number % 2 else 'no'}" for number in range(40))]
+    (tmp_path / "data.csv").write_text("\n".join(["client,x,label", *rows]), encoding="utf-8")
+    data = {"source": "csv", "path": "data.csv", "client": "client", "label": "label"}
+    tables = {
+        "data": data,
+        "task": {"model": "logistic", "args": {"features": 1, "classes": 2}},
+        "algorithm": {"fedavg": {}, "scaffold": {}},
+    }
+    said = "\n".join(estimate.estimate(experiment_file.parse(tables, base=tmp_path)).lines())
+    assert "Caution: 1 of 2 clients has only one training example: alone." in said
+    assert "Caution: 1 of 2 clients has no test examples: alone." in said
+    assert (
+        'Caution: Algorithms weigh clients in different ways (weights = "examples" for fedavg and "uniform" for' in said
+    )
+
+
 def test_pooling_gives_all_examples_away() -> None:
     experiment = experiment_file.parse(
         {"data": {"partition": {"name": "iid", "clients": 2}}, "algorithm": {"fedavg": {}, "pooled": {}}}
