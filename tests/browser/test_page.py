@@ -95,6 +95,23 @@ def test_a_finished_round_appears_by_itself(tmp_path: Path, watched: Watched, op
     page.locator("tbody tr").first.get_by_text("6").first.wait_for()
 
 
+def test_a_finished_run_says_so_until_it_is_continued(tmp_path: Path, watched: Watched, open_page: Open) -> None:
+    run = GrowingRun(tmp_path / "run").add(2)
+    page = open_page(watched(run).url)
+    page.locator("#live", has_text="Live").wait_for()
+    run.end()
+    page.locator("#live", has_text="Finished").wait_for()
+    run.add(1)
+    rounds_said(page, "12 of 40")
+
+
+def test_the_legend_is_on_the_first_screen(tmp_path: Path, watched: Watched, open_page: Open) -> None:
+    page = open_page(watched(GrowingRun(tmp_path / "run").add(2)).url)
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.locator(".legend").first.wait_for()
+    assert page.evaluate("document.querySelector('.legend').getBoundingClientRect().bottom < innerHeight")
+
+
 def test_a_run_whose_first_round_is_not_finished_shows_it_when_it_is(
     tmp_path: Path, watched: Watched, open_page: Open
 ) -> None:

@@ -21,3 +21,14 @@ def test_nothing_keeps_people_out(
     page = open_page(report.write(tmp_path / "run").as_uri(), 390, scheme)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert barriers(page) == []
+
+
+def test_text_of_figures_can_be_read_on_a_phone(tmp_path: Path, open_page: Open) -> None:
+    GrowingRun(tmp_path / "run").add(4).end().store.close()
+    page = open_page(report.write(tmp_path / "run").as_uri(), 390)
+    heights = page.evaluate(
+        "[...document.querySelectorAll('.drawing text')].map((one) => one.getBoundingClientRect().height)"
+    )
+    assert len(heights) > 20
+    assert min(heights) >= 8
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")  # figures scroll, the page does not

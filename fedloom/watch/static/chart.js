@@ -162,6 +162,6 @@ export function drawLines(into, what) {
     const sample = svg("svg", { width: 30, height: 10, "aria-hidden": "true" }, svg("line", { x1: 0, x2: 30, y1: 5, y2: 5, stroke: colour(style), "stroke-width": 2.4, "stroke-dasharray": style.dashes.join(" ") || null }));
     return el("li", {}, el("button", { type: "button", "aria-pressed": String(!what.hidden.has(line.label)), onclick: () => what.toggle(line.label) }, sample, line.label));
   }));
-  redraw(into, () => into.replaceChildren(el("div", { class: "chart" }, drawing, tip), legend));
+  redraw(into, () => into.replaceChildren(legend, el("div", { class: "chart" }, drawing, tip)));
   if (before !== undefined && rounds.includes(Number(before))) read(rounds.indexOf(Number(before)));
 }

@@ -181,6 +181,7 @@ function overview() {
   });
   redraw(byId("overview"), () => byId("overview").replaceChildren(hasRuns() ? el("div", { class: "runs" }, ...boxes) : el("p", { class: "note" }, "The run has not begun yet.")));
   byId("title").textContent = context.overviews.map((run) => run.name).join(", ") || "fedloom serve";
+  sayLive();
   byId("where").textContent = context.overviews.map((run) => run.folder).join(", ");
   document.title = `${context.overviews.map((run) => `${run.name}: ${run.status}`).join(", ")} · fedloom`;
 }
@@ -261,10 +262,18 @@ let [waiting, rested] = [0, 0];
 /** @type {EventSource | null} */
 let stream = null;
 
+/** Say whether there is more to come. A run that is done may still be continued with more rounds, so the stream stays open. */
+function sayLive() {
+  if (stream?.readyState !== EventSource.OPEN) return;
+  const over = hasRuns() && !context.about.federation && context.overviews.every((run) => ["done", "degraded"].includes(run.status));
+  byId("live").textContent = over ? "Finished" : "Live";
+  byId("live").className = over ? "over" : "on";
+}
+
 function listen() {
   stream?.close();
   stream = new EventSource("api/events");
-  stream.onopen = () => { byId("live").textContent = "Live"; byId("live").className = "on"; };
+  stream.onopen = sayLive;
   stream.onerror = () => {
     byId("live").textContent = "Reconnecting …";
     byId("live").className = "";
