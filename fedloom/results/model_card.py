@@ -41,6 +41,7 @@ def write_card(result: Result, folder: Path, files: Iterable[Path]) -> Path:
         loss=task.get("loss", "of its own"),
         clients=shown,
         examples=f"{sum(client['train'] for client in run.clients):,}",
+        held=_held(run),
         metrics=list(run.metrics),
         exported=list(_exported(result, run)),
         cells={(cell.algorithm, cell.seed): run.cells[cell.algorithm, cell.seed] for cell in result.runs},
@@ -53,6 +54,13 @@ def write_card(result: Result, folder: Path, files: Iterable[Path]) -> Path:
     )
     write_atomically(folder / NAME, text.encode())
     return folder / NAME
+
+
+def _held(run: RunData) -> list[str]:
+    """How often each class occurs, if that is known here."""
+    known = run.facts.get("labels") or {"classes": (), "counts": ()}
+    totals = map(sum, zip(*known["counts"], strict=True))
+    return [f"{count:,} of {name}" for name, count in zip(known["classes"], totals, strict=False)]
 
 
 def _cell(value: Any) -> str:
@@ -101,9 +109,10 @@ def _others(run: RunData, result: Result) -> tuple[str, ...]:
 
 
 def _measured(run: RunData, labels: Collection[str]) -> Iterator[Sequence[str]]:
-    """One row for each metric, algorithm and way of measuring, with an interval."""
+    """One row for each metric, algorithm and way of measuring at the end, with an interval; otherwise for every way."""
     for metric in run.metrics:
-        for one in comparisons(run, metric):
+        every = comparisons(run, metric)
+        for one in [one for one in every if one.key in AT_THE_END] or every:
             for label, values in ((label, one.values[label]) for label in one.values if label in labels):
                 found = spread(list(values.values()))
                 low, high = found.interval(share=one.metric.share) if found.count > 1 else _range(run, one, label)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 from pathlib import Path
 
@@ -125,8 +126,16 @@ def test_the_card_lists_only_models_that_were_exported(result: Result, tmp_path:
     assert "| accuracy | fedavg |" in text
 
 
-def test_the_card_has_the_cautions_of_the_run(result: Result, tmp_path: Path) -> None:
-    assert "- 2 seeds: intervals rest on few numbers" in card(result, tmp_path)
+def test_the_card_begins_with_what_its_reader_needs(result: Result, tmp_path: Path) -> None:
+    text = card(result, tmp_path)
+    assert re.findall("^## (.*)", text, re.MULTILINE)[:3] == [
+        "What it does",
+        "Know this before you use it",
+        "For you to complete",
+    ]
+    assert "- 2 seeds: intervals rest on few numbers" in text.partition("## For you")[0]
+    assert re.search(r"^Labels, in all splits: \d+ of alive, \d+ of dead\.$", text, re.MULTILINE)
+    assert "local training |" not in text  # these models are not in the files
 
 
 def test_the_card_says_if_the_exported_models_were_not_measured(result: Result, tmp_path: Path) -> None:
