@@ -19,6 +19,7 @@ from fedloom.user_code import code_file
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
     from torch import nn
 
     from fedloom.algorithm import Algorithm
@@ -43,7 +44,12 @@ TABLES = {  # the name that users see → the table of the database
 
 
 class Picture(type(Path())):  # type: ignore[misc]
-    """The path of a picture, which a notebook shows as the picture itself."""
+    """The path of a picture, which a notebook shows as the picture itself.
+
+    `figure` is the matplotlib figure that was drawn, to change and save it again.
+    """
+
+    figure: Figure | None = None
 
     def _repr_png_(self) -> bytes | None:
         return self.read_bytes() if self.suffix.lower() == ".png" else None
@@ -167,7 +173,8 @@ class Result:
         from fedloom.results.run_data import RunData
 
         run, target = RunData.read(self.folder), Picture(path or self.folder / f"{metric}.png")
-        figure_style.save_figure(learning_curves.draw_run(run, figure_style.line_styles(run.labels), metric), target)
+        target.figure = learning_curves.draw_run(run, figure_style.line_styles(run.labels), metric)
+        figure_style.save_figure(target.figure, target)
         return target
 
     def plot_generations(self, path: str | Path | None = None) -> Picture:
@@ -176,7 +183,8 @@ class Result:
         from fedloom.results.run_data import RunData
 
         target = Picture(path or self.folder / "generations.png")
-        figure_style.save_figure(evolution_figure.draw(RunData.read(self.folder)), target)
+        target.figure = evolution_figure.draw(RunData.read(self.folder))
+        figure_style.save_figure(target.figure, target)
         return target
 
     def report(self, fill: str = "min-max", *, progress: Callable[[str], object] = lambda text: None) -> Path:

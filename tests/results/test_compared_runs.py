@@ -178,7 +178,7 @@ def test_one_metric_can_be_chosen(comparison: Path, other: Path) -> None:
 def test_a_ranking_of_runs_with_other_rounds_and_few_seeds_is_cautioned(comparison: Path, other: Path) -> None:
     run = combine([comparison, other])
     same = list(cautions(run))
-    assert same[0].startswith("2 seeds: intervals are wide")
+    assert same[0].startswith("2 seeds: intervals rest on few numbers")
     with Store(other) as store, store._transaction() as database:
         database.execute("UPDATE cells SET rounds_done = 7")
     longer = list(cautions(combine([comparison, other])))

@@ -187,6 +187,14 @@ def test_a_notebook_shows_the_picture_itself(comparison: Path, tmp_path: Path) -
     assert result.plot("accuracy", tmp_path / "picture.pdf").read_bytes().startswith(b"%PDF")
 
 
+def test_the_figure_of_a_picture_can_be_changed_and_saved_again(comparison: Path, tmp_path: Path) -> None:
+    figure = Result.read(comparison).plot("accuracy", tmp_path / "picture.svg").figure
+    assert figure is not None
+    figure.axes[0].set_title("A title of mine")
+    figure.savefig(tmp_path / "mine.pdf")
+    assert (tmp_path / "mine.pdf").read_bytes().startswith(b"%PDF")
+
+
 def test_code_that_came_with_a_run_s_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that somebody sent you may name a file inside of itself; models are rebuilt only from your own files."""
     net = "from torch import nn\n\n\nclass Net(nn.Linear):\n    def __init__(self):\n        super().__init__(64, 10)\n"

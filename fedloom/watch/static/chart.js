@@ -63,7 +63,7 @@ export function drawLines(into, what) {
   const { axis, metric, styles } = what;
   const lines = what.lines.filter((line) => !what.hidden.has(line.label));
   const width = Math.max(into.clientWidth, 280);
-  const height = Math.round(Math.min(Math.max(width * 0.45, 260), 520));
+  const height = Math.round(Math.min(Math.max(width * 0.45, 260), 450));
   const [left, right, top, bottom] = [58, 14, 10, 42];
   const range = what.range ?? ranges(lines, axis, what.seeds);
   const means = lines.flatMap((line) => line.mean.filter((one) => one !== null)).map(Number);
