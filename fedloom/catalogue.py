@@ -60,7 +60,11 @@ def _secure(kind: type[Algorithm]) -> str:
     if kind.pooled:
         return "not federated"
     if not kind().linear:
-        why = "the server sees each answer" if issubclass(kind, Central) else "clients see each other's weights"
+        why = (
+            "the server sees single clients' answers or scores"
+            if issubclass(kind, Central)
+            else "clients see each other's weights"
+        )
         return f"no: {why}"
     if not kind().sums_cover_all:
         return "no: a sum may be that of a single client"

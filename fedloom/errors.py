@@ -84,6 +84,8 @@ def unknown(what: str, name: str, known: Iterable[str], others: str = "") -> Inp
     "There is no rule 'medain'. Known: median, krum. Did you mean 'median'?"
     """
     names = list(known)
+    if name.endswith(".py"):
+        return InputError(f"'{name}' is a file: say which {what} in it you mean, as in '{name}:Name'.")
     listed = ", ".join([*names, others] if others else names)
     return InputError(f"There is no {what} '{name}'. Known: {listed}.{nearest(name, names)}")
 
@@ -94,10 +96,11 @@ SYNONYMS = {"learning_rate": "lr", "eta": "lr"}
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint for a misspelt name, or an empty string.
 
-    >>> nearest("momentun", ["lr", "momentum"])
-    " Did you mean 'momentum'?"
+    >>> nearest("momentun", ["lr", "momentum"]), nearest("adamW", ["adam", "adamw"])
+    (" Did you mean 'momentum'?", " Did you mean 'adamw'?")
     """
-    known = list(known)
-    same = SYNONYMS.get(str(name))
-    close = [same] if same in known else difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-    return f" Did you mean '{close[0]}'?" if close else ""
+    written = {one.lower(): one for one in known}
+    lower = str(name).lower()
+    same = SYNONYMS.get(lower)
+    close = [same] if same in written else difflib.get_close_matches(lower, written, n=1, cutoff=0.5)
+    return f" Did you mean '{written[close[0]]}'?" if close else ""

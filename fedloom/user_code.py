@@ -75,8 +75,7 @@ def _gives(found: Any, kinds: tuple[type, ...]) -> bool:
 
 def fingerprint(file: Path) -> str:
     """Return a hash of a file's content."""
-    if not file.is_file():
-        raise InputError(f"There is no file {file}.")
+    _must_exist(file)
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
@@ -129,6 +128,32 @@ def defined_at(thing: object) -> str:
     return f" ({_short(code.co_filename)}, line {code.co_firstlineno})" if code and _is_own(code.co_filename) else ""
 
 
+def kind_of(value: Any) -> str:
+    """Say what kind of value your code gave: the shape and dtype of a tensor, or else its class.
+
+    >>> kind_of(None), kind_of(1)
+    ('None', 'an int')
+    """
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeioAEIOU' else 'a'} {name}"
+
+
+def named(method: Any) -> str:
+    """Return an algorithm's method by name and, if it is your own, its place: `Mine.correct (mine.py, line 3)`."""
+    owner = getattr(method, "__self__", None)
+    name = getattr(method, "__name__", repr(method))
+    return f"{name if owner is None else f'{type(owner).__name__}.{name}'}{defined_at(method)}"
+
+
+def wrong_return(method: Any, returned: str, needed: str) -> InputError:
+    """Return the error for an algorithm's method that returned something else than it must, with its file and line."""
+    return InputError(f"{named(method)} returned {returned}. It must return {needed}.")
+
+
 def _is_own(file: str) -> bool:
     """Whether code belongs to the user: not to fedloom, Python or an installed package."""
     installed = {"site-packages", "dist-packages"} & {*Path(file).parts}
@@ -140,9 +165,14 @@ def _short(file: str) -> str:
     return str(path.relative_to(here)) if path.is_relative_to(here) else file
 
 
-def _load_file(file: Path) -> ModuleType:
+def _must_exist(file: Path) -> None:
     if not file.is_file():
-        raise InputError(f"There is no file {file}.")
+        beside = sorted(found.name for found in file.parent.glob("*.py"))
+        raise InputError(f"There is no file {file}.{nearest(file.name, beside)}")
+
+
+def _load_file(file: Path) -> ModuleType:
+    _must_exist(file)
     # the name depends on the path, so that two folders can each have a net.py
     name = f"{PREFIX}{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
     module = ModuleType(name)

@@ -14,6 +14,7 @@ from fedloom.errors import (
     StoreError,
     TrainingError,
     nearest,
+    unknown,
 )
 
 
@@ -61,3 +62,13 @@ def test_a_parameter_error_survives_the_way_from_a_worker_process() -> None:
 )
 def test_only_a_similar_name_is_suggested(name: str, hint: str) -> None:
     assert nearest(name, ["lr", "momentum"]) == hint
+
+
+def test_a_file_without_a_name_in_it_is_answered_with_how_to_write_it() -> None:
+    said = str(unknown("model", "net.py", ["mlp"]))
+    assert said == "'net.py' is a file: say which model in it you mean, as in 'net.py:Name'."
+
+
+def test_capitals_do_not_hide_the_nearest_name() -> None:
+    assert nearest("adamW", ["adam", "adamw"]) == " Did you mean 'adamw'?"
+    assert nearest("ANN", ["Ann", "Ben"]) == " Did you mean 'Ann'?"

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from fedloom import user_code
@@ -143,3 +144,23 @@ def test_an_error_in_a_library_has_no_place_in_your_code() -> None:
     assert caught.value.__traceback__ is not None
     caught.value.__traceback__ = caught.value.__traceback__.tb_next  # without this test, which is your code
     assert user_code.place_of(caught.value) == ""
+
+
+def test_a_misspelt_file_is_answered_with_the_one_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("")
+    with pytest.raises(InputError, match=r"nett\.py\. Did you mean 'net\.py'\?$"):
+        user_code.code("nett.py:Net", tmp_path)
+    with pytest.raises(InputError, match=r"nett\.py\. Did you mean 'net\.py'\?$"):
+        user_code.fingerprint(tmp_path / "nett.py")
+
+
+def test_a_wrong_result_is_described_in_words() -> None:
+    assert [user_code.kind_of(value) for value in (None, 1, "", (1, 2))] == ["None", "an int", "a str", "a tuple of 2"]
+    assert user_code.kind_of(torch.zeros(2, 3)) == "a tensor of shape (2, 3) and torch.float32"
+    error = str(user_code.wrong_return(defined_here, "None", "a number"))
+    assert re.fullmatch(
+        r"defined_here \(\S*test_user_code\.py, line \d+\) returned None\. It must return a number\.", error
+    )
+
+
+def defined_here() -> None: ...

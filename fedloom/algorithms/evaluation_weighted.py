@@ -16,7 +16,8 @@ class EvaluationWeighted(Central):
 
     w ← Σ (s_k / Σ s_j) w_k, where s_k is the score of client k by `metric` on its own validation data. For a loss, its
     inverse counts. An undefined score, such as the AUROC of a single class, has no weight beside defined scores. If no
-    score is defined, all clients count the same. Each client computes its own weight, so the server needs only sums.
+    score is defined, all clients count the same. Each client computes its own weight, and its score is
+    public.
     """
 
     name: ClassVar[str] = "evaluation_weighted"

@@ -88,6 +88,7 @@ def numbers(
     marks: Mapping[str, float],
     comma_is_decimal: bool = False,
     advice: str = "",
+    may_be_clients: bool = False,
 ) -> NDArray[np.float32]:
     """Return the numbers in a column's cells. `marks` are texts that stand for a number, or for a missing one (nan)."""
     commas = False
@@ -105,7 +106,9 @@ def numbers(
             why = "where other cells have decimal commas" if commas and "." in cell else "which is not a finite number"
             shown = f"{cells[at]!r} in column '{column}', {why}"
             what = shown if cell else f"an empty cell in column '{column}'"
-            raise InputError(f"{where(at)} has {what}. {advice or cell_advice(cell, column)}")
+            raise InputError(
+                f"{where(at)} has {what}. {advice or cell_advice(cell, column, may_be_clients and _repeats(cells))}"
+            )
     return found
 
 
@@ -118,8 +121,13 @@ def as_number(cell: str, comma_is_decimal: bool = False) -> str:
     return cell.replace(",", ".") if comma_is_decimal and re.fullmatch(r"[+-]?\d*,\d+", cell) else cell
 
 
-def cell_advice(cell: str, column: str) -> str:
-    """Say what to do about a cell that is not a number."""
+def _repeats(cells: Sequence[str]) -> bool:
+    """Whether a column has few distinct texts, as one with the clients of rows has."""
+    return 1 < len(set(cells)) <= len(cells) / 2
+
+
+def cell_advice(cell: str, column: str, names_clients: bool = False) -> str:
+    """Say what to do about a cell that is not a number, in a column that may name the clients of rows."""
     drop = f'drop = ["{column}"]'
     if not cell:
         return f'Set fill = "mean", "zero" or a number, or drop the column: {drop}.'
@@ -135,9 +143,10 @@ def cell_advice(cell: str, column: str) -> str:
     categorical = f'categorical = ["{column}"]'
     if cell.lower() in YES_OR_NO:
         return f"It looks like yes or no: set {categorical}, or leave the column out: {drop}."
+    owner = f'If it names the client of each row, set client = "{column}". ' if names_clients else ""
     return (
-        f'If it means "missing", set missing = {{ "{cell}" = nan }} and normalize, or a number in place of nan; if the '
-        f"column holds categories, set {categorical}; if the column is not a feature, set {drop}."
+        f'{owner}If it means "missing", set missing = {{ "{cell}" = nan }} and normalize, or a number in place of nan; '
+        f"if the column holds categories, set {categorical}; if the column is not a feature, set {drop}."
     )
 
 

@@ -117,7 +117,7 @@ class WorkerGroup:
             return self.connect(federation, task)
         facts = probe(federation, task)
         if self.store.fact("setup") is None:
-            known = cautions(self.plan, task, federation)
+            known = [*cautions(self.plan, task, federation), *filter(None, [facts.caution])]
             self.store.set_fact("cautions about algorithms", known)
             for caution in known:
                 self.progress.note(f"Caution: {caution}")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedloom.errors import FedloomError, TrainingError
-from fedloom.tree import Groups
+from fedloom.federation.returned import check_answer, check_state
+from fedloom.task import Task
+from fedloom.training.clients import Clients
+from fedloom.tree import Groups, Tree
 from fedloom.user_code import place_of, said
 
 if TYPE_CHECKING:
@@ -18,7 +21,9 @@ if TYPE_CHECKING:
 def server_half(algorithm: Algorithm, state: Groups, cohort: Cohort) -> Groups:
     """Run a round's server half. An error in your own code becomes one that names the round, the file and the line."""
     try:
-        return algorithm.round(state, cohort)
+        found = algorithm.round(state, cohort)
+        check_state(algorithm.round, found, state)
+        return found
     except FedloomError:
         raise
     except Exception as error:
@@ -26,6 +31,28 @@ def server_half(algorithm: Algorithm, state: Groups, cohort: Cohort) -> Groups:
             raise
         what = f"Round {cohort.round}, the server's half of {type(algorithm).__name__}"
         raise TrainingError(f"{what}: {said(error)}") from error
+
+
+def initial_state(algorithm: Algorithm, task: Task, initial: Tree) -> Groups:
+    """Return the server's state before the first round."""
+    state = algorithm.init(task, initial)
+    check_state(algorithm.init, state, {})
+    return state
+
+
+def initial_own(algorithm: Algorithm, task: Task, initial: Tree) -> Groups:
+    """Return what a client keeps before it first takes part."""
+    own = algorithm.init_own(task, initial)
+    check_state(algorithm.init_own, own, {})
+    return own
+
+
+def client_half(work: ClientWork, task: Task, shared: Groups, own: Groups, data: Clients, *extra: Any) -> Any:
+    """Have clients run the method of some work, and return their update and what they keep."""
+    method = getattr(work.algorithm, work.method)
+    found = method(task, shared, own, data, *extra)
+    check_answer(method, found, own, len(data))
+    return found
 
 
 def perform_named(work: ClientWork, place: Place) -> Outcome:

@@ -15,7 +15,7 @@ from fedloom.clock.fleet import Fleet
 from fedloom.compression.table import CompressTable
 from fedloom.data.federation import Federation
 from fedloom.errors import Diverged, InputError, RoundAbandoned
-from fedloom.federation.blame import server_half
+from fedloom.federation.blame import initial_own, initial_state, server_half
 from fedloom.federation.checks import check_settings
 from fedloom.federation.client_state import ClientStates
 from fedloom.federation.divergence import checked
@@ -65,9 +65,9 @@ def fit(
         backend = Serial(federation, task)
     if not isinstance(backend, Backend):
         raise InputError(f"A backend must inherit from fedloom.backends.protocol.Backend. Got {backend!r} instead.")
-    kept = backend.keep({**algorithm.init_own(task, initial), **compress.initial_own})
+    kept = backend.keep({**initial_own(algorithm, task, initial), **compress.initial_own})
     own = ClientStates(kept, resume.own if resume else None)
-    state = dict(resume.state) if resume else algorithm.init(task, initial)
+    state = dict(resume.state) if resume else initial_state(algorithm, task, initial)
     if protection is not None and GROUP in state:
         protection.restore(state.pop(GROUP))
     clock = choice.start(fleet, federation, algorithm, sampling, seed, backend, state.pop(virtual.GROUP, None))

@@ -22,7 +22,7 @@ from fedloom.compression.uplink import MEMORY, Sent, Uplink
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
 from fedloom.errors import TrainingError
-from fedloom.federation.blame import perform_named
+from fedloom.federation.blame import client_half, perform_named
 from fedloom.privacy.protection import ClientGuard
 from fedloom.task import Task
 from fedloom.training import evaluation, generators
@@ -185,15 +185,14 @@ class ClientWork:
 
     def perform_together(self, place: Place) -> Outcome:
         data = self.clients(place)
-        method = getattr(self.algorithm, self.method)
         device = place.setup.device
         extra: list[Any] = []
         if self.peers is not None and self.graph is not None:
             extra.append(Inbox(on_device(device, self.peers), self.graph))
         if self.each is not None:
             extra.append(on_device(device, self.each))
-        kept = {group: leaves for group, leaves in self.own.items() if group != MEMORY}
-        update, own = method(place.task, on_device(device, self.shared), on_device(device, kept), data, *extra)
+        kept = on_device(device, {group: leaves for group, leaves in self.own.items() if group != MEMORY})
+        update, own = client_half(self, place.task, on_device(device, self.shared), kept, data, *extra)
         update, own = self._capped(replace(update, groups=on_device("cpu", update.groups))), on_device("cpu", own)
         finite = _finite(update, place.task, len(data))
         if self.client_privacy is not None and self.client_privacy.local is not None:

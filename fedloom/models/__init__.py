@@ -19,7 +19,7 @@ MODELS = discover(__path__, __name__, nn.Module, lambda kind: kind.__module__.rp
 
 
 def build(name: str, **args: Any) -> nn.Module:
-    """Build a model by its name, or your own as `package.module:Class`.
+    """Build a model by its name, or your own as `file.py:Class` or `package.module:Class`.
 
     >>> build("logistic", features=4, classes=3)
     Logistic(
@@ -30,7 +30,7 @@ def build(name: str, **args: Any) -> nn.Module:
         return construct(name, MODELS[name], args)
     if user_code.is_code(name):
         return construct(name, user_code.code(name, Path(), nn.Module), args)
-    raise unknown("model", name, MODELS, "or your own as 'package.module:Class'")
+    raise unknown("model", name, MODELS, "or your own as 'file.py:Class' or 'package.module:Class'")
 
 
 def construct(name: str, model: Callable[..., nn.Module], args: Mapping[str, Any]) -> nn.Module:

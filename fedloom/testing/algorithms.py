@@ -52,7 +52,8 @@ def check_algorithm(
 
     - The serial backend and clients computed together give the same bits, wherever a cohort is cut. Clients trained
       side by side agree with them closely. With `workers`, this is also checked on that many processes.
-    - The algorithm does not change its inputs in place: the server's state, what is shared, and what clients keep.
+    - The algorithm does not change its inputs in place: the server's state, what is shared, what clients keep, and
+      what `correct` sees of a step.
     - A run that continues from a checkpoint equals one that was never stopped, even if a client was absent.
     - It runs on a dense net, a CNN with batch normalisation and two LSTMs: one with layer normalisation inside, and
       torch's own, whose clients are never side by side. With `needs = "linear"` it runs on linear models instead.
@@ -65,7 +66,6 @@ def check_algorithm(
     >>> check_algorithm(FedAvg, settings={"epochs": 2.0})
     """
     checked = _with_settings(algorithm, settings or {})
-    _check_docstring(type(checked))
     _check_parameters(checked, settings or {})
     seen: set[str] = set()
     with closing(Workers(workers)) if workers else nullcontext() as crew:
@@ -75,6 +75,7 @@ def check_algorithm(
         f"{type(checked).__name__}: the server sees each client's answer to {' and '.join(sorted(seen))}, so it must "
         "say linear = False, or use reduce without a rule."
     )
+    _check_docstring(type(checked))  # last: what it computes matters more than how it is described
 
 
 def _with_settings(algorithm: type[Algorithm] | Algorithm, settings: dict[str, Any]) -> Algorithm:

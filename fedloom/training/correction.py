@@ -13,6 +13,7 @@ from fedloom.errors import InputError, TrainingError
 from fedloom.task import Task
 from fedloom.training.batch_view import Batch, Passes
 from fedloom.tree import Groups, Tree, clone
+from fedloom.user_code import kind_of, named, wrong_return
 
 if TYPE_CHECKING:
     from fedloom.training.local import StepTensors
@@ -74,7 +75,33 @@ def corrected(
     params = {name: leaf.detach() for name, leaf in leaves.items()}
     seen = Batch(task, tensors.parameters, buffers, passes) if reads_batch(correct) else None
     step = Step(with_zeros(found, leaves), params, tensors.start, grad_at, seen)
-    return dict(correct(step, tensors.shared, tensors.own))
+    return dict(called(correct, step, tensors.shared, tensors.own))
+
+
+def called(correct: Correct, step: Step, shared: Groups, own: Groups) -> Tree:
+    """Return the gradient that a `correct` hook gives. Raise if it does not fit, or if the hook changed its inputs."""
+    given = {"step.grad": step.grad, "step.params": step.params, "step.start": step.start}
+    given |= {f"shared['{group}']": tree for group, tree in shared.items()}
+    given |= {f"own['{group}']": tree for group, tree in own.items()}
+    before = [[leaf._version for leaf in tree.values()] for tree in given.values()]
+    found = correct(step, shared, own)
+    if not isinstance(found, Mapping):
+        needed = "the gradient to use: a dict with a tensor for each leaf of step.grad"
+        raise wrong_return(correct, kind_of(found), needed)
+    if found.keys() != step.grad.keys():
+        extra, missing = sorted(found.keys() - step.grad.keys()), sorted(step.grad.keys() - found.keys())
+        what = f"a gradient for '{extra[0]}'" if extra else f"no gradient for '{missing[0]}'"
+        raise wrong_return(correct, what, f"one for each of {', '.join(step.grad)}, and for nothing else")
+    for name, leaf in step.params.items():
+        new = found[name]
+        if not isinstance(new, Tensor) or new.shape != leaf.shape or new.dtype != leaf.dtype:
+            needed = f"{kind_of(leaf)}, as '{name}' itself"
+            raise wrong_return(correct, f"{kind_of(new)} as the gradient of '{name}'", needed)
+    for (what, tree), versions in zip(given.items(), before, strict=True):
+        for (name, leaf), version in zip(tree.items(), versions, strict=True):
+            if leaf._version != version:
+                raise InputError(f"{named(correct)} changes {what}['{name}'] in place. Return a new tree instead.")
+    return {name: found[name] for name in step.grad}
 
 
 def with_zeros(gradient: Mapping[str, Any], leaves: Mapping[str, Tensor]) -> Tree:

@@ -12,9 +12,10 @@ from fedloom.task import Task
 from fedloom.training import generators
 from fedloom.training.clients import Clients
 from fedloom.training.correction import with_zeros
+from fedloom.training.finite_loss import check_finite
 from fedloom.training.local import gradient_of, passes_over
 from fedloom.training.modules import load
-from fedloom.training.training_rows import check_finite, training_rows
+from fedloom.training.training_rows import training_rows
 from fedloom.tree import Tree, row, stack
 
 
@@ -45,7 +46,7 @@ def full_gradient(task: Task, data: Clients, weights: Tree) -> FullGradient:
         try:
             with generators.lent(), task.python_state.fresh(), tensors.replaced(tensors.own):
                 loss, gradient = gradient_of(task, passes, len(rows), leaves)
-            check_finite(loss.item(), task)
+            check_finite(loss.item(), task, data, position, weights)
         except Exception as error:
             raise data.blame(error, "its full gradient", position) from error
         gradients.append(with_zeros(gradient, leaves))

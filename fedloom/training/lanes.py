@@ -20,7 +20,7 @@ from fedloom.errors import TrainingError
 from fedloom.task import Task
 from fedloom.training import generators, optimizers
 from fedloom.training.clients import Setup
-from fedloom.training.correction import Correct, Step
+from fedloom.training.correction import Correct, Step, called
 from fedloom.training.evaluation import batch
 from fedloom.training.fast_paths import load_shared, must_agree, watched_step
 from fedloom.training.local import StepTensors, client_step, clip, load_client, one_pass
@@ -259,7 +259,7 @@ def lane_step(task: Task, clip_at: float | None, correct: Correct | None, masked
             def gradient_at(weights: Tree) -> Tree:
                 return dict(gradient_of(weights, *given)[0])
 
-            gradient = correct(Step(gradient, parameters, start, gradient_at), shared, own)
+            gradient = called(correct, Step(gradient, parameters, start, gradient_at), shared, own)
         if clip_at is not None:
             gradient = clip(gradient, clip_at)
         return gradient, loss, buffers

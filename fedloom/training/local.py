@@ -21,12 +21,12 @@ from fedloom.training.batch_view import Passes
 from fedloom.training.clients import Clients
 from fedloom.training.correction import Correct, Step, corrected, reads_batch
 from fedloom.training.evaluation import batch, passes
+from fedloom.training.finite_loss import check_finite
 from fedloom.training.masking import Masked
 from fedloom.training.modules import load
 from fedloom.training.schedule import ClientResult, ClientSchedule, TrainingJob
 from fedloom.training.settings import Training
 from fedloom.training.tape import Sealed
-from fedloom.training.training_rows import check_finite
 from fedloom.tree import Groups, Tree, clone, row, stack
 
 __all__ = ["Correct", "Groups", "Step", "Trained", "Training", "train"]
@@ -178,7 +178,8 @@ def step_on_rows(
         tensors.rate.fill_(schedule.rate(ahead))
     whole = reads_batch(job.correct)
     batch_passes = passes_over(job.task, job.data, schedule.position, rows, schedule.steps + ahead, whole)
-    check_finite(client_step(job.task, job.training, job.correct, tensors, batch_passes, len(rows)).item(), job.task)
+    loss = client_step(job.task, job.training, job.correct, tensors, batch_passes, len(rows))
+    check_finite(loss.item(), job.task, job.data, schedule.position, job.start)
 
 
 def passes_over(task: Task, data: Clients, position: int, rows: Tensor, step: int, whole: bool = False) -> Passes:

@@ -42,6 +42,7 @@ class Probe:
     layers: Setup  # what its dropout and batch normalisation need
     draws_globally: bool
     bytes: int
+    caution: str = ""  # what a reader should know about this model with this loss
 
     @cached_property
     def trial(self) -> Trial:
@@ -155,7 +156,20 @@ def probe(federation: Federation, task: Task) -> Probe:
             raise InputError(f"The model fails in evaluation mode, where gradients are off: {said(error)}") from error
     masked = mode.dropouts > 0 or bool(mode.norms)
     layers = Setup(masked=masked, drops_evaluating=evaluating.dropouts > 0, normalises_features=refuses_one)
-    return Probe(task, federation, layers, draws, size(task.whole(initial)))
+    return Probe(task, federation, layers, draws, size(task.whole(initial)), _caution(task, output))
+
+
+def _caution(task: Task, output: Any) -> str:
+    """Say so if the model gives probabilities, where the loss takes scores and makes probabilities of them itself."""
+    if task.loss != "cross_entropy" or output.shape[-1] < 2:
+        return ""
+    sums = output.detach().double().sum(-1)
+    if bool((output < 0).any()) or not torch.allclose(sums, torch.ones_like(sums), atol=1e-4):
+        return ""
+    return (
+        "The model seems to end in a softmax: its outputs are between 0 and 1 and have the sum 1. "
+        "Cross-entropy applies a softmax itself, and after two the model learns slowly: leave yours out."
+    )
 
 
 def _check_frozen(task: Task, used: Tree) -> None:

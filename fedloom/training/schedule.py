@@ -17,8 +17,9 @@ from fedloom.task import Task
 from fedloom.training.best_epoch import BestEpoch
 from fedloom.training.clients import Clients
 from fedloom.training.correction import Correct
+from fedloom.training.finite_loss import check_finite
 from fedloom.training.settings import Training
-from fedloom.training.training_rows import check_finite, training_rows
+from fedloom.training.training_rows import training_rows
 from fedloom.tree import Groups, Tree, clone
 
 
@@ -104,7 +105,7 @@ class ClientSchedule:
         if self.steps % self.per_epoch and not done:
             return False
         loss = loss_sum() / self.seen
-        check_finite(loss, self.job.task)
+        check_finite(loss, self.job.task, self.job.data, self.position, self.job.start)
         self.history.append({"loss": loss})
         if self.job.data.watch_epochs or self.job.training.patience:
             done = self.best.measure(self.history[-1], *state(), self.steps) or done

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedloom.errors import InputError, TrainingError
-from fedloom.task import Task
+from fedloom.errors import InputError
 from fedloom.training.clients import Clients
-from fedloom.user_code import defined_at
 
 
 def training_rows(data: Clients, position: int, batch_size: int | None = None, drop_last: bool = False) -> Tensor:
@@ -43,9 +41,3 @@ def needs_validation(name: str) -> InputError:
         f"Client '{name}' has no validation examples, which patience (early stopping) needs. Change data.split, or "
         "leave patience out."
     )
-
-
-def check_finite(loss: float, task: Task) -> None:
-    """Raise if the loss of a task is NaN or infinite."""
-    if loss - loss != 0:
-        raise TrainingError(f"the loss is {loss}{defined_at(task.loss)}. A smaller lr or a clip may help.")

@@ -20,11 +20,11 @@ from fedloom.compression.table import NO_COMPRESSION, CompressTable
 from fedloom.data.describe import describe
 from fedloom.data.federation import Federation
 from fedloom.data.split import Split, SplitName
-from fedloom.errors import FedloomError, InputError, TrainingError
+from fedloom.errors import Diverged, FedloomError, InputError, TrainingError
 from fedloom.experiment.experiment_file import Experiment
 from fedloom.experiment.plan import Plan, cautions, check_clients, check_target
 from fedloom.experiment.worker_groups import choose_setup, working_bytes
-from fedloom.federation.blame import server_half
+from fedloom.federation.blame import initial_own, initial_state, server_half
 from fedloom.federation.client_state import ClientStates
 from fedloom.federation.cohort import Cohort
 from fedloom.federation.work import ClientWork, Place, Report, Work
@@ -33,7 +33,6 @@ from fedloom.training import evaluation
 from fedloom.training.clients import Clients
 from fedloom.training.probe import Probe, probe
 from fedloom.tree import Groups, expand, row
-from fedloom.user_code import place_of
 
 EXAMPLES = 20  # enough for a validation split with more than one class, most of the time
 
@@ -173,7 +172,7 @@ def estimate(experiment: Experiment) -> Estimate:
         seconds_at_the_end=float(at_the_end),
         seconds=float((seconds * experiment.rounds + at_the_end) * cells + 3),
         kept_bytes=model * experiment.rounds * cells if experiment.run.keep_models else 0,
-        cautions=(*cautions(plan, task, federation), *describe(federation).warnings),
+        cautions=(*cautions(plan, task, federation), *filter(None, [facts.caution]), *describe(federation).warnings),
         pooled=tuple(label for label, algorithm in experiment.algorithm.items() if algorithm.pooled),
     )
 
@@ -287,18 +286,18 @@ def rehearse(
     """
     backend = _OneForAll(Place(_few_examples(federation), task, facts.setup(group=1)))
     initial = task.initial()
-    kept = {**algorithm.init_own(task, initial), **compress.initial_own}
+    kept = {**initial_own(algorithm, task, initial), **compress.initial_own}
     own, ids = _AllAlike(kept), tuple(range(1 if algorithm.pooled else cohort))
     short = algorithm.replace(epochs=1.0)
     clients = Cohort(backend, short, task, ids, federation.clients, round=1, seed=0, own=own, compress=compress)
     try:
-        server_half(short, algorithm.init(task, initial), clients)
+        server_half(short, initial_state(algorithm, task, initial), clients)
     except InputError:
         raise
     except FedloomError as error:
-        if error.__cause__ is not None and place_of(error.__cause__):
-            raise TrainingError(f"A rehearsal with {EXAMPLES} examples failed. {error}") from error
-        return None  # such as a loss that is not finite; that does not make the experiment invalid
+        if isinstance(error.__cause__, Diverged):
+            return None  # a step made the loss infinite, which need not happen with all examples
+        raise TrainingError(f"A rehearsal with {EXAMPLES} examples failed. {error}") from error
     if algorithm.pooled:
         return [replace(report, bytes_up=0, bytes_down=0) for report in clients.reports]
     return clients.reports

@@ -80,3 +80,13 @@ def test_the_advice_fits_the_cell(cell: str, said: str) -> None:
 def test_an_empty_file_is_called_empty() -> None:
     with pytest.raises(InputError, match=r"The file data\.csv is empty\."):
         opened("")
+
+
+@pytest.mark.parametrize(
+    ("cells", "asked", "offered"),
+    [(["ann", "ben"] * 3, True, True), (["ann", "ben"] * 3, False, False), (["ann", "ben", "cid"], True, False)],
+)
+def test_a_column_of_few_texts_may_name_the_clients(cells: list[str], asked: bool, offered: bool) -> None:
+    with pytest.raises(InputError) as refused:
+        numbers(cells, "person", lambda at: f"Line {at}", {}, may_be_clients=asked)
+    assert ('set client = "person". If it means' in str(refused.value)) is offered

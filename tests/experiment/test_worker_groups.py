@@ -260,3 +260,16 @@ def test_being_asked_to_stop_leaves_the_rest_for_later() -> None:
 )
 def test_lanes_leave_no_worker_idle_for_long(cells: int, workers: int, data: int, expected: int) -> None:
     assert group_count(cells, workers, data) == expected
+
+
+def test_a_softmax_before_cross_entropy_is_noted_once_and_is_a_caution_of_the_report(
+    federation: fl.Federation, tmp_path: Path
+) -> None:
+    notes: list[str] = []
+    progress = Silent()
+    progress.note = notes.append  # type: ignore[method-assign]
+    linear = nn.Linear(federation.x[0].numel(), len(federation.classes))
+    task = fl.Task(nn.Sequential(nn.Flatten(), linear, nn.Softmax(-1)))
+    result = run(federation, task, tmp_path, 1, progress=progress)
+    assert len([note for note in notes if "seems to end in a softmax" in note]) == 1
+    assert any("seems to end in a softmax" in text for text in cautions(RunData.read(result.folder)))

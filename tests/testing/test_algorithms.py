@@ -240,3 +240,27 @@ def test_a_docstring_must_begin_with_a_plain_sentence(docstring: str | None, sen
 def test_anything_but_an_algorithm_is_refused() -> None:
     with pytest.raises(TypeError, match="takes an Algorithm"):
         check_algorithm(dict)  # type: ignore[arg-type]
+
+
+class DoublesInPlace(FedAvg):
+    """FedAvg whose clients double the gradient in place, by mistake."""
+
+    def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
+        for leaf in step.grad.values():
+            leaf.mul_(2)
+        return step.grad
+
+
+class Undescribed(FedAvg):
+    def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
+        return {name: leaf[:1] for name, leaf in step.grad.items()}
+
+
+def test_a_correction_in_place_is_found() -> None:
+    with pytest.raises(AssertionError, match=r"DoublesInPlace\.correct \(.*\) changes step\.grad\['\S+'\] in place"):
+        check_algorithm(DoublesInPlace)
+
+
+def test_what_an_algorithm_computes_is_checked_before_its_docstring() -> None:
+    with pytest.raises(AssertionError, match=r"Undescribed\.correct \(.*\) returned a tensor of shape \(1, "):
+        check_algorithm(Undescribed)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedloom import tree
 from fedloom.algorithms import FedAvg
-from fedloom.errors import TrainingError
+from fedloom.errors import InputError, TrainingError
 from fedloom.task import Task
 from fedloom.training.correction import Step, reads_batch, with_zeros
 from fedloom.training.settings import Training
@@ -105,3 +105,66 @@ def test_only_the_algorithm_itself_says_that_its_correction_looks_at_the_batch()
         False,
         False,
     ]
+
+
+class Shortens(FedAvg):
+    def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
+        return {name: leaf[:1] for name, leaf in step.grad.items()}
+
+
+class Widens(FedAvg):
+    def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
+        return {name: leaf.double() for name, leaf in step.grad.items()}
+
+
+class Loses(FedAvg):
+    def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
+        return dict(list(step.grad.items())[1:])
+
+
+class Invents(FedAvg):
+    def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
+        return {**step.grad, "more": torch.zeros(())}
+
+
+class ReturnsNothing(FedAvg):
+    def correct(self, step: Step, shared: Groups, own: Groups) -> Any:
+        pass
+
+
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        (
+            Shortens,
+            r"a tensor of shape \(1, 16\) and torch.float32 as the gradient of '(\S+)'\. It must return a tensor ",
+        ),
+        (
+            Widens,
+            r"a tensor of shape \(\d+, 16\) and torch.float64 as .*\. It must return .* torch.float32, as '(\S+)'",
+        ),
+        (Loses, r"no gradient for '(\S+)'"),
+        (Invents, r"a gradient for '(more)'"),
+        (ReturnsNothing, r"(None)\. It must return the gradient to use"),
+    ],
+)
+def test_a_gradient_that_does_not_fit_is_refused_with_file_and_line(kind: Any, what: str, group: int) -> None:
+    place = rf"{kind.__name__}\.correct \(\S*test_correction\.py, line \d+\)"
+    for batch_size in (4, "full"):
+        with pytest.raises(InputError, match=rf"^{place} returned {what}"):
+            fit(Task(Dense), federation((6, 5)), Training(batch_size=batch_size), group, correct=kind().correct)
+
+
+@pytest.mark.parametrize("what", ["step.grad", "step.params", "step.start", "own['kept']", "shared['model']"])
+def test_a_correction_that_changes_its_inputs_in_place_is_refused(what: str) -> None:
+    def correct(step: Step, shared: Groups, own: Groups) -> Tree:
+        for leaf in eval(what, {"step": step, "own": own, "shared": shared}).values():
+            leaf.mul_(2)
+        return tree.scale(step.grad, 1.0)
+
+    task, data = Task(Dense), federation((6, 5))
+    kept = {"kept": {"number": torch.ones(2)}}
+    with pytest.raises(InputError, match=r"changes .*\['\S+'\] in place\. Return a new tree instead\.$") as refused:
+        fit(task, data, Training(), correct=correct, own=kept, shared={"model": task.initial()})
+    assert f"changes {what}['" in str(refused.value)

@@ -244,3 +244,16 @@ def test_frozen_parameters_may_have_any_dtype_and_value(kind: torch.dtype) -> No
     task = Task(Quantised)
     probe(federation((12, 9)), task)
     assert not task.without_frozen({"model": dict(task.frozen)})["model"]
+
+
+class Soft(Dense):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).softmax(-1)
+
+
+def test_a_model_that_ends_in_a_softmax_is_cautioned_about_with_cross_entropy() -> None:
+    data = federation((8, 8))
+    assert "seems to end in a softmax" in probe(data, Task(Soft)).caution
+    assert probe(data, Task(Dense)).caution == ""
+    own = Task(Soft, loss=lambda output, target: -output.log().gather(1, target[:, None]).squeeze(1))
+    assert probe(data, own).caution == ""

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 from fedloom import tree
-from fedloom.algorithm import Groups, Step, Tree
+from fedloom.algorithm import Clients, Groups, Step, Tree
 from fedloom.algorithms import ALGORITHMS, FedAvg
 from fedloom.errors import FedloomError, InputError, TrainingError
 from fedloom.experiment import experiment_file
@@ -209,6 +209,31 @@ def test_an_error_in_your_own_algorithm_is_found_in_the_rehearsal() -> None:
     data, task = federation((20, 20)), Task(Dense)
     with pytest.raises(TrainingError, match=r"^A rehearsal with 20 examples failed\. Round 1.*KeyError: 'nothing'"):
         rehearse(Broken(), data, task, probe(data, task), 2)
+
+
+class NoUpdate(FedAvg):
+    def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> Any:
+        return super().client(task, shared, own, data)[0]
+
+
+class Undefined(Dense):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * float("nan")  # type: ignore[no-any-return]
+
+
+def test_a_wrong_answer_and_a_model_without_a_finite_loss_are_found_in_the_rehearsal() -> None:
+    data = federation((20, 20))
+    with pytest.raises(InputError, match=r"^NoUpdate\.client \(\S*test_estimate\.py, line \d+\) returned an Update\."):
+        rehearse(NoUpdate(), data, Task(Dense), probe(data, Task(Dense)), 2)
+    with pytest.raises(
+        TrainingError, match=r"^A rehearsal .*the loss of the initial model, before any step, is not fin"
+    ):
+        rehearse(FedAvg(), data, Task(Undefined), probe(data, Task(Undefined)), 2)
+
+
+def test_steps_that_diverge_in_the_rehearsal_do_not_make_an_experiment_invalid() -> None:
+    data, task = federation((20, 20)), Task(Dense)
+    assert rehearse(FedAvg(lr=1e38, batch_size=2), data, task, probe(data, task), 2) is None
 
 
 def test_a_table_that_says_its_own_splits_is_rehearsed() -> None:

@@ -126,7 +126,10 @@ class Csv(Source):
             each, wrong = [], {}
             for name in numeric:
                 try:
-                    each.append(numbers(cells[name], name, where, marks, table.comma_is_decimal, advice)[:, None])
+                    commas = table.comma_is_decimal
+                    # the files of a folder are one client's each
+                    no_client = self.client is None and table.shown == str(self.path)
+                    each.append(numbers(cells[name], name, where, marks, commas, advice, no_client)[:, None])
                 except InputError as error:
                     wrong[name] = error
             if wrong:  # all at once, so that a new table does not take a try for each column

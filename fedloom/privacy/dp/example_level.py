@@ -24,7 +24,7 @@ from fedloom.errors import InputError, TrainingError
 from fedloom.privacy.dp import accounting, clipping, noise
 from fedloom.privacy.dp.accounting import Mechanism
 from fedloom.training import generators, optimizers
-from fedloom.training.correction import Step
+from fedloom.training.correction import Step, called
 from fedloom.training.evaluation import batch, passes
 from fedloom.training.local import clip
 from fedloom.training.modules import load
@@ -121,7 +121,8 @@ class ExampleTrainer:
             with torch.no_grad():
                 if job.correct is not None:
                     params = {path: leaf.detach() for path, leaf in leaves.items()}
-                    gradient = dict(job.correct(Step(gradient, params, before, _no_second_look), job.shared, own))
+                    step = Step(gradient, params, before, _no_second_look)
+                    gradient = called(job.correct, step, job.shared, own)
                 if training.clip is not None:
                     gradient = clip(gradient, training.clip)
                 rate = torch.tensor(rates[number] / training.lr, dtype=torch.float64) if training.changes_rate else None
