@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedloom.cli.shared import Changes, File, Force, check_new, command, console, load, say
+from fedloom.cli.shared import Changes, File, Force, check_new, command, console, load, parse_changes, say
+
+if TYPE_CHECKING:
+    from fedloom.experiment.experiment_file import Experiment
 
 app = typer.Typer(no_args_is_help=True, help="Describe, export and download data.")
 
@@ -16,12 +19,13 @@ app = typer.Typer(no_args_is_help=True, help="Describe, export and download data
 def describe(file: File, changes: Changes = None, picture: Path | None = None) -> None:
     """Show the examples and labels of each client as a table and a picture, and with [system] the fleet.
 
+    file: An experiment file, or the file of a site.
     picture: Picture file (default: FILE's name + -data.png).
     """
     from fedloom.data import describe, figure
     from fedloom.experiment.plan import Plan
 
-    experiment = load(file, changes)
+    experiment = _load(file, changes)
     federation = Plan.of(experiment).federation(experiment.seeds[0])
     console(80).print(describe.table(describe.describe(federation)))
     if experiment.system is not None:
@@ -31,6 +35,20 @@ def describe(file: File, changes: Changes = None, picture: Path | None = None) -
     path = picture or Path(f"{file.stem}-data.png")
     figure.plot(federation, path)
     print(f"Picture: {path}")
+
+
+def _load(file: Path, changes: list[str] | None = None) -> Experiment:
+    """Load an experiment file, or the data of a site's file."""
+    from fedloom.experiment.experiment_file import change, parse, read_toml
+    from fedloom.network.agent.policy import site_of
+
+    values = read_toml(file) if file.is_file() else {}
+    if not {"site", "policy"} & values.keys():
+        return load(file, changes)
+    for dotted, value in parse_changes(changes).items():
+        change(values, dotted, value)
+    site = site_of(values, file)
+    return parse({"data": site.data}, site.base, site.name)
 
 
 @command(app)
@@ -69,17 +87,16 @@ def summarize(file: File, to: Annotated[Path, typer.Option(metavar="PATH")], for
     """
     from fedloom.data.agreement import Summary
     from fedloom.data.build import divided
-    from fedloom.experiment.experiment_file import parse, read_toml
+    from fedloom.data.plausibility import suspicions
+    from fedloom.experiment.experiment_file import read_toml
     from fedloom.experiment.plan import load_dataset
 
     check_new(to, force)
-    values = read_toml(file)
-    known = {name: table for name, table in values.items() if name in ("data", "task", "seeds")}
-    experiment = parse(known, file.resolve().parent)
+    experiment = _load(file)
     dataset, data = load_dataset(experiment), experiment.data
     seed = experiment.seeds[0] if data.seed == "run" else data.seed
     federation = divided(dataset, partition=data.partition, split=data.split, seed=seed)
-    summary = Summary.of(federation, dataset.missing, _site(values))
+    summary = Summary.of(federation, dataset.missing, _site(read_toml(file)))
     summary.write(to)
     whose = f"{federation.clients} client(s)" + (f" of {summary.site}" if summary.site else "")
     print(f"{to}: {len(summary.columns)} columns, {len(summary.features)} features of {whose}")
@@ -89,6 +106,8 @@ def summarize(file: File, to: Annotated[Path, typer.Option(metavar="PATH")], for
     if summary.classes:
         print(f"  {', '.join(summary.label)}: {', '.join(summary.classes)}")
     print("It holds the names above, and for each feature how many training rows know it, its mean and its variance.")
+    for doubt in suspicions(federation):
+        say(f"Caution: {doubt}")
 
 
 def _site(values: dict[str, Any]) -> str:
@@ -106,7 +125,7 @@ def agree(
     files: What `fedloom data summarize` wrote at each site.
     to: The JSON file to write. Every site names it: [data] preprocessing = "FILE".
     """
-    from fedloom.data.agreement import Summary, agree
+    from fedloom.data.agreement import Summary, agree, doubts
     from fedloom.errors import InputError
 
     if to.exists():
@@ -120,12 +139,14 @@ def agree(
     for column in agreed.columns:
         print(f"{column.name}: {', '.join(column.categories) or 'numbers'}")
         for site, summary in summaries.items():
-            (here,) = (one for one in summary.columns if one.name == column.name)
-            lacking = [name for name in column.categories if name not in here.categories]
+            here = summary.column(column.name).categories
+            lacking = [name for name in column.categories if name not in here]
             if lacking:
                 say(f"  {site} has no {column.name} = {', '.join(lacking)}. Is it spelt differently there?")
     label = ", ".join(agreed.label)
     print(f"{label}: {', '.join(agreed.classes) or 'numbers'}")
+    for doubt in doubts(summaries, agreed):
+        say(f"Caution: {doubt}")
     print(f'Agreed: {to}. Check the names above, and give the file to every site: [data] preprocessing = "{to.name}"')
 
 

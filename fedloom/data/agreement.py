@@ -8,7 +8,7 @@ have fitted on all rows, and every site uses the same file from then on.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,10 +16,9 @@ import torch
 
 from fedloom.data.federation import Dataset, Federation
 from fedloom.data.normalize import moments
+from fedloom.data.plausibility import Moment, spelt_differently, units_of_sites
 from fedloom.data.preprocessing import Column, JsonFile, Numbers, Preprocessing, numbers_first
 from fedloom.errors import InputError, nearest
-
-Moment = tuple[float, float, float]  # how many values are known, their mean, and their variance
 
 
 class Summary(JsonFile):
@@ -41,6 +40,10 @@ class Summary(JsonFile):
     """How often each feature is known in the training rows, its mean and its variance."""
     target: Moment | None = None
     """The same for a label that is a number."""
+
+    def column(self, name: str) -> Column:
+        """Return the column with this name."""
+        return next(column for column in self.columns if column.name == name)
 
     @staticmethod
     def of(federation: Federation, missing: bool, site: str = "") -> Summary:
@@ -71,16 +74,14 @@ def agree(summaries: Mapping[str, Summary]) -> Preprocessing:
     (name, first), *others = summaries.items()
     for other, summary in others:
         for what, ours, theirs in (
-            ("columns", _kinds(first), _kinds(summary)),
+            ("columns", sorted(_kinds(first)), sorted(_kinds(summary))),
             ("label", first.label, summary.label),
             ("kind of label", bool(first.classes), bool(summary.classes)),
             ("rule for missing values", repr(sorted(first.marks.items())), repr(sorted(summary.marks.items()))),
         ):
             if ours != theirs:
                 raise InputError(f"{name} and {other} differ in the {what}: {_difference(ours, theirs, name, other)}.")
-    columns = tuple(
-        _union([summary.columns[place] for summary in summaries.values()]) for place in range(len(first.columns))
-    )
+    columns = tuple(_union([summary.column(column.name) for summary in summaries.values()]) for column in first.columns)
     together = [
         _together([_known(summary, column, feature) for summary in summaries.values()])
         for column in columns
@@ -101,8 +102,21 @@ def agree(summaries: Mapping[str, Summary]) -> Preprocessing:
     )
 
 
-def with_agreed_classes(dataset: Dataset, agreed: Preprocessing) -> Dataset:
-    """Return a dataset whose labels are numbered as several sites agreed; its columns must be the agreed ones."""
+def doubts(summaries: Mapping[str, Summary], agreed: Preprocessing) -> Iterator[str]:
+    """Yield a sentence about each thing in the summaries that is probably a mistake."""
+    yield from spelt_differently(agreed.columns)
+    for column in agreed.columns:
+        if not column.categories:
+            yield from units_of_sites(column.name, {site: one.features[column.name] for site, one in summaries.items()})
+
+
+def as_agreed(dataset: Dataset, agreed: Preprocessing) -> Dataset:
+    """Return a dataset with its columns in the order, and its labels numbered, as several sites agreed."""
+    here = dataset.preprocessing
+    if here.columns != agreed.columns and {*here.columns} == {*agreed.columns}:
+        order = [here.features.index(name) for name in agreed.features]
+        fitted = here.replace(columns=agreed.columns)
+        dataset = replace(dataset, x=dataset.x[:, order], features=fitted.features, preprocessing=fitted)
     if dataset.preprocessing.columns != agreed.columns:
         both = _named(dataset.preprocessing.columns), _named(agreed.columns)
         difference = _difference(*both, "this data", "what was agreed")
@@ -132,7 +146,7 @@ def _difference(ours: object, theirs: object, here: str, there: str) -> str:
     if isinstance(ours, list) and isinstance(theirs, list):
         apart = [f"only {here} has {one}" for one in ours if one not in theirs]
         apart += [f"only {there} has {one}" for one in theirs if one not in ours]
-        return ", ".join(apart[:3]) or "their order differs"
+        return ", ".join(apart[:3])
     return f"{here} has {ours}, {there} has {theirs}"
 
 
@@ -146,8 +160,7 @@ def _known(summary: Summary, column: Column, feature: str) -> Moment:
     """Return the moment of a feature at a site; a category that does not occur there is known to be absent."""
     if feature in summary.features:
         return summary.features[feature]
-    (here,) = (one for one in summary.columns if one.name == column.name)
-    return (summary.features[here.features[0]][0], 0.0, 0.0)
+    return (summary.features[summary.column(column.name).features[0]][0], 0.0, 0.0)
 
 
 def _together(parts: Sequence[Moment]) -> Moment:

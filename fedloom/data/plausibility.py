@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.data.federation import Federation
+from fedloom.data.preprocessing import Column
 
 Numbers = NDArray[np.float64]
+Moment = tuple[float, float, float]  # how many values are known, their mean, and their variance
 MOST = 10_000  # rows that are looked at
+MOST_COMPARED = 50_000  # neighbouring rows that are compared with each other: every second row may be a copy
 WIDEST = 300  # features; a wider table is not looked at
 FEWEST = 30  # with fewer rows, anything may be chance
-GIVEN_AWAY = 0.999  # an AUROC, a share of the variance or a correlation that no honest feature has
+GIVEN_AWAY = 0.98  # an AUROC, a share of the variance or a correlation that hardly any honest feature has
 OTHER_UNIT = 10.0  # by this factor, both the size and the spread of a feature differ at one client
+FEWEST_KNOWN = 10  # values of a client, to compare it with others
 FAR = 30.0  # standard deviations from the mean: heavy tails reach 20
 COPIES = 0.05  # a share of repeated rows
+CHANCE = 5.0  # times as many rows repeat as would by chance
+RELATED = 0.9  # a correlation of features that say nearly the same
 MARKS = tuple(sign * number for number in (99.0, 999.0, 9999.0, 99999.0) for sign in (-1, 1))  # of missing values
+YES, NO = ("true", "yes", "y", "t", "1"), ("false", "no", "n", "f", "0")
 
 
 def suspicions(federation: Federation) -> Iterator[str]:
     """Yield a sentence about each thing that is probably a mistake. On a network there is no data here to look at."""
     if len(federation.classes) == 1 and len(federation.y):
-        yield f"The label has one class only ({federation.classes[0]}): there is nothing to learn."
+        yield f"The label has one class only ({federation.classes[0]}): from this data alone there is nothing to learn."
     columns = federation.preprocessing.columns
+    yield from spelt_differently(columns)
     numeric = [not column.categories for column in columns for _ in column.features]
     if not any(numeric) or federation.x.dim() != 2 or len(federation.x) < FEWEST or len(numeric) > WIDEST:
         return
@@ -33,16 +44,43 @@ def suspicions(federation: Federation) -> Iterator[str]:
     values, y = _as_measured(federation, rows, owner), federation.y[rows].double().numpy()
     for place in np.flatnonzero(numeric).tolist():
         name, one = federation.features[place], values[:, place]
+        yield from _never_varies(name, one)
         yield from _numbers_rows(name, one, len(federation.x))
         yield from _marks_gaps(name, one)
-        yield from _other_unit(federation, name, one, owner)
+        yield from _unit_of_clients(federation, name, one, owner)
     for place, name in enumerate(federation.features):
         yield from _gives_away(name, values[:, place], y, len(federation.classes))
-    yield from _copies(values[:, numeric], np.column_stack([values, y]))
+    some = slice(MOST_COMPARED)
+    yield from _copies(np.column_stack([federation.x[some].nan_to_num(np.inf), federation.y[some]]))
+
+
+def spelt_differently(columns: Iterable[Column]) -> Iterator[str]:
+    """Yield a sentence for each column with categories that probably mean the same."""
+    for column in columns:
+        if groups := same_meaning(column.categories):
+            shown = "; ".join(", ".join(group) for group in groups[:5])
+            yield (
+                f"{column.name} has categories that may mean the same and are separate features: {shown}. If so, spell "
+                "them alike in all files."
+            )
+
+
+def same_meaning(names: Iterable[str]) -> list[list[str]]:
+    """Return groups of names that differ only in capitals or spaces, or are all words for yes or for no.
+
+    >>> same_meaning(["ICU", "icu", "day care", "day-care", "A+", "A-"]), same_meaning(["no", "False", "yes"])
+    ([['ICU', 'icu'], ['day care', 'day-care']], [['no', 'False']])
+    """
+    groups: dict[str | tuple[str, ...], list[str]] = defaultdict(list)
+    plain = {name: re.sub(r"(?<=[^\W\d_])[\s_-]+(?=[^\W\d_])", "", name.casefold()) for name in names}
+    answers = {*plain.values()} & {*YES[:2], *NO[:2]}  # without such a word, 1 and t may be anything
+    for name, key in plain.items():
+        groups[YES if answers and key in YES else NO if answers and key in NO else key].append(name)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def _as_measured(federation: Federation, rows: NDArray[np.int64], owner: NDArray[np.int64]) -> Numbers:
-    """Return features in their own units; missing values may be means."""
+    """Return features in their own units; missing values are means."""
     values: Numbers = federation.x[rows].double().numpy()
     fitted = federation.preprocessing
     for client in np.unique(owner) if fitted.clients else [-1]:
@@ -50,8 +88,16 @@ def _as_measured(federation: Federation, rows: NDArray[np.int64], owner: NDArray
         if statistics is not None:
             here = owner == client if fitted.clients else slice(None)
             mean, std = (each.numpy() for each in statistics)
-            values[here] = np.nan_to_num(values[here] * std, posinf=0.0, neginf=0.0) + mean
-    return values
+            values[here] = values[here] * np.where(np.isfinite(std), std, 0.0) + mean  # infinite: never known
+    known = ~np.isnan(values)
+    means = np.where(known, values, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    return np.where(known, values, means)
+
+
+def _never_varies(name: str, one: Numbers) -> Iterator[str]:
+    """A column that is empty, or has one value: nothing can be learnt from it."""
+    if not np.ptp(one):
+        yield f"{name} is empty or the same in all rows: nothing can be learnt from it. Leave it out with drop."
 
 
 def _numbers_rows(name: str, one: Numbers, examples: int) -> Iterator[str]:
@@ -72,24 +118,52 @@ def _marks_gaps(name: str, one: Numbers) -> Iterator[str]:
             yield f"{name} is {mark:g} in {count}, far from all other values: {advice}."
 
 
-def _other_unit(federation: Federation, name: str, one: Numbers, owner: NDArray[np.int64]) -> Iterator[str]:
-    """A client whose values are larger or smaller than those of every other, by a factor: perhaps another unit."""
-    if federation.preprocessing.clients or not 3 <= federation.clients <= MOST:
+def _unit_of_clients(federation: Federation, name: str, one: Numbers, owner: NDArray[np.int64]) -> Iterator[str]:
+    if federation.preprocessing.clients or not 2 <= federation.clients <= MOST:
         return  # every client scales features by its own statistics, so units do not matter
-    known = [one[owner == client] for client in range(federation.clients)]
-    if min(map(len, known)) < 10:
+    bounds = np.searchsorted(owner, np.arange(federation.clients + 1))
+    parts = [one[start:end] for start, end in pairwise(bounds)]
+    known = {federation.name(client): part for client, part in enumerate(parts) if len(part) >= FEWEST_KNOWN}
+    typical = {
+        client: (np.median(part), np.median(np.abs(part)), np.subtract(*np.percentile(part, [75, 25])))
+        for client, part in known.items()
+    }
+    yield from _other_unit(name, typical)
+
+
+def units_of_sites(name: str, moments: Mapping[str, Moment]) -> Iterator[str]:
+    """Yield a sentence about each site whose values are far from those of the others, by mean and variance."""
+    typical = {
+        site: (mean, np.hypot(mean, np.sqrt(variance)), np.sqrt(variance))
+        for site, (count, mean, variance) in moments.items()
+        if count >= FEWEST_KNOWN
+    }
+    yield from _other_unit(name, typical)
+
+
+def _other_unit(name: str, typical: Mapping[str, tuple[float, float, float]]) -> Iterator[str]:
+    """A client whose values are far from those of every other: perhaps another unit.
+
+    `typical` has the centre, the size and the spread of each client's values.
+    """
+    typical = {client: found for client, found in typical.items() if min(found[1:]) > 0}
+    if len(typical) < 2:
         return
-    sizes = np.array([[np.median(np.abs(part)), np.subtract(*np.percentile(part, [75, 25]))] for part in known])
-    if not (sizes > 0).all():
-        return
-    for client in range(federation.clients):
-        ratio = sizes[client] / np.delete(sizes, client, axis=0)  # to every other client: of size and of spread
+    numbers = np.array(list(typical.values()))
+    doubt = "is it in another unit there, or do numbers such as -999 stand for missing values?"
+    for place, client in enumerate(typical):
+        (centre, *sizes), others = numbers[place], np.delete(numbers, place, axis=0)
+        ratio = sizes / others[:, 1:]  # to every other client: of size and of spread
+        apart = np.abs(others[:, 0] - centre) / np.maximum(others[:, 2], sizes[1])
         factor = ratio.min() if ratio.min() > 1 else 1 / ratio.max()
+        if len(typical) == 2 and place == 0 and max(factor, apart.min()) > OTHER_UNIT:
+            continue  # one sentence is enough for two
         if factor > OTHER_UNIT:
             side = "larger" if ratio.min() > 1 else "smaller"
             times = f"{np.median(np.maximum(ratio, 1 / ratio)):,.0f} times {side}"
-            where = federation.name(client)
-            yield f"{name} is about {times} at {where} than at every other client: is it in another unit there?"
+            yield f"{name} is about {times} at {client} than elsewhere: {doubt}"
+        elif apart.min() > OTHER_UNIT:
+            yield f"{name} is about {centre:.4g} at {client} and {np.median(others[:, 0]):.4g} elsewhere: {doubt}"
 
 
 def _gives_away(name: str, one: Numbers, y: Numbers, classes: int) -> Iterator[str]:
@@ -109,14 +183,25 @@ def _gives_away(name: str, one: Numbers, y: Numbers, classes: int) -> Iterator[s
         yield f"{name} alone gives the label away ({what} {strength:.4f}). If it is not known beforehand, drop it."
 
 
-def _copies(measured: Numbers, rows: Numbers) -> Iterator[str]:
-    """Repeated rows, in a table with a column of measurements that hardly repeat by chance."""
-    distinct = len(np.unique(rows, axis=0))
-    varied = max(len(np.unique(column)) for column in measured.T)
-    copies = len(rows) - distinct
-    if copies > COPIES * len(rows) and varied > distinct / 2:
+def _copies(rows: Numbers) -> Iterator[str]:
+    """Repeated rows, if they repeat more often than the values of single columns let expect."""
+    copies = len(rows) - len(np.unique(rows, axis=0))
+    if copies > COPIES * len(rows) and copies > CHANCE * _repeated_by_chance(rows):
         seen = f"{copies:,} of {len(rows):,} rows repeat another one"
         yield f"{seen}. Where one is for training and its copy for a test, results look better than they are."
+
+
+def _repeated_by_chance(rows: Numbers) -> float:
+    """Return how many pairs of rows would be equal if columns were independent; related columns count once."""
+    codes = np.column_stack([np.unique(column, return_inverse=True)[1] for column in rows.T]).astype(float)
+    codes = codes[:, np.ptp(codes, axis=0) > 0]
+    related = np.abs(np.atleast_2d(np.corrcoef(codes, rowvar=False))) > RELATED
+    pairs, counted = len(rows) * (len(rows) - 1) / 2, np.zeros(codes.shape[1], dtype=bool)
+    for place in np.argsort([-len(np.unique(column)) for column in codes.T]).tolist():
+        if not related[place, counted].any():
+            counted[place] = True
+            pairs *= ((np.bincount(codes[:, place].astype(int)) / len(rows)) ** 2).sum()
+    return float(pairs)
 
 
 def unusual(names: Sequence[str], values: Numbers, mean: Numbers, std: Numbers) -> Iterator[str]:

@@ -21,7 +21,7 @@ from fedloom.algorithm import Algorithm, Central
 from fedloom.clock.choice import check_async, check_privacy
 from fedloom.clock.system import System
 from fedloom.compression.table import NO_COMPRESSION, CompressTable
-from fedloom.data.agreement import with_agreed_classes
+from fedloom.data.agreement import as_agreed
 from fedloom.data.build import federate
 from fedloom.data.federation import Dataset, Federation
 from fedloom.data.preprocessing import Preprocessing
@@ -131,7 +131,7 @@ def load_dataset(experiment: Experiment, agreed: Preprocessing | None = None) ->
         source = source.with_categories(agreed)
     dataset = source.load(experiment.base)
     if agreed is not None:
-        dataset = with_agreed_classes(dataset, agreed)
+        dataset = as_agreed(dataset, agreed)
     if dataset.split is not None and experiment.data.split != DataTable.model_fields["split"].default:
         raise InputError("[data] has both split and split_column: the column says the splits, so leave out split.")
     return dataset

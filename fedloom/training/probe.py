@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from fedloom.data.federation import Federation
+from fedloom.data.plausibility import same_meaning
 from fedloom.data.preprocessing import finite_number
 from fedloom.errors import FedloomError, InputError
 from fedloom.metrics import METRICS, NUMBER_LOSSES, class_number, of_numbers, top
@@ -214,8 +215,8 @@ def _about_classes(federation: Federation, task: Task) -> str:
     advice = f" Set args = {{ classes = {len(names)} }} in [task]." if isinstance(task.model, str) else ""
     if all(finite_number(name) is not None for name in names) and len(names) > 2:
         advice += ' If they are numbers to predict, set task = "regression" in [data].'
-    alike = len({name.lower() for name in names}) < len(names)
-    spelt = " Some differ only in capitals: are they spelt differently at some clients?" if alike else ""
+    alike = "; ".join(", ".join(group) for group in same_meaning(names))
+    spelt = f" Some may mean the same ({alike}): are they spelt differently at some clients?" if alike else ""
     return f"{advice} The classes are {', '.join(names[:8])}{', …' if len(names) > 8 else ''}.{spelt}"
 
 

@@ -46,7 +46,27 @@ def test_sites_agree_on_preprocessing_without_showing_rows(
     assert "berlin has no ward = ICU. Is it spelt differently there?" in told.err
     in_this_process("data", "agree", "summary-b.json", "summary-o.json", monkeypatch=monkeypatch, code=2)
     assert "preprocessing.json exists already" in capsys.readouterr().err
-    site = (tmp_path / "oslo.toml").read_text().partition("[data]\n")[2]
-    (tmp_path / "oslo.toml").write_text(f'[data]\npreprocessing = "preprocessing.json"\n{site}')
+    site = (tmp_path / "oslo.toml").read_text()
+    (tmp_path / "oslo.toml").write_text(site.replace("[data]", '[data]\npreprocessing = "preprocessing.json"'))
     in_this_process("data", "describe", "oslo.toml", monkeypatch=monkeypatch)
     assert "4 features: age, ward=ICU, ward=general, ward=icu" in capsys.readouterr().out
+
+
+def test_a_site_hears_of_probable_mistakes_in_its_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tables = {"berlin": lambda age: age * 1.1, "oslo": lambda age: -999 if age == 60 else age / 80}
+    for site, crp in tables.items():
+        rows = "".join(f"{age % 37},{crp(age)},{('no', 'yes')[age % 3 == 0]}\n" for age in range(20, 80))
+        (tmp_path / f"{site}.csv").write_text(f"age,crp,dead\n{rows}")
+        data = f'source = "csv"\npath = "{site}.csv"\nlabel = "dead"\npartition = {{ name = "iid", clients = 1 }}'
+        (tmp_path / f"{site}.toml").write_text(f'[site]\nname = "{site}"\n[data]\n{data}\nsplit = [1, 0, 0]\n')
+        in_this_process("data", "summarize", f"{site}.toml", "--to", f"{site}.json", monkeypatch=monkeypatch)
+    assert capsys.readouterr().err.startswith("Caution: crp is -999 in 1 row, far from all other values")
+    in_this_process("join", "https://x", "--site", "oslo.toml", "--dry-run", monkeypatch=monkeypatch)
+    assert "\nCaution: crp is -999 in 1 row" in capsys.readouterr().out
+    (tmp_path / "oslo.csv").write_text((tmp_path / "oslo.csv").read_text().replace("-999", "0.75"))
+    in_this_process("data", "summarize", "oslo.toml", "--to", "oslo.json", "--force", monkeypatch=monkeypatch)
+    in_this_process("data", "agree", "berlin.json", "oslo.json", monkeypatch=monkeypatch)
+    assert "Caution: crp is about 88 times smaller at oslo than elsewhere" in capsys.readouterr().err

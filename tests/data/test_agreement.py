@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.data.agreement import Summary, agree, with_agreed_classes
+from fedloom.data.agreement import Summary, agree, as_agreed, doubts
 from fedloom.data.build import divided, federate
 from fedloom.data.federation import Dataset
-from fedloom.data.preprocessing import Column, Preprocessing
+from fedloom.data.preprocessing import Column, Preprocessing, columns_named
 from fedloom.errors import InputError
 from tests.data.sources.loading import load
 
@@ -51,7 +51,7 @@ def test_the_agreed_preprocessing_is_that_of_all_rows_in_one_place(tmp_path: Pat
 def test_a_site_prepares_its_rows_as_agreed(tmp_path: Path) -> None:
     agreed = agree(summaries(tmp_path))
     listed = {column.name: column.categories for column in agreed.columns if column.categories}
-    site = with_agreed_classes(data(tmp_path, TABLES["oslo"], categorical=listed), agreed)
+    site = as_agreed(data(tmp_path, TABLES["oslo"], categorical=listed), agreed)
     made = federate(site, clients=1, split=ALL, normalize="federated", agreed=agreed)
     assert (made.classes, made.y.tolist()) == (agreed.classes, [1, 0])
     expected = (np.array([[30, 0, 1], [20, 0, 1]]) - agreed.mean) / agreed.std
@@ -94,7 +94,6 @@ def test_features_that_never_vary_or_are_never_known_are_as_in_one_place() -> No
             {"categorical": None},
             r".*only berlin has ward \(categories\), only lyon has ward \(numbers\)",
         ),
-        ("ward,age,y\nicu,1,no\n", {}, "differ in the columns: their order differs"),
         ("age,ward,y\n1,icu,0.5\n", {}, "differ in the kind of label"),
         ("age,ward,y\n1,icu,no\n", {"fill": "zero"}, "differ in the rule for missing values"),
         ("age,ward,z\n1,icu,no\n", {"label": "z"}, "differ in the label"),
@@ -108,14 +107,39 @@ def test_sites_whose_tables_differ_are_told_how(
         agree({"berlin": found["berlin"], "lyon": summary(data(tmp_path, text, **fields))})
 
 
+def test_columns_are_found_by_name_in_the_order_of_the_first_site(tmp_path: Path) -> None:
+    swapped = "ward,age,y\nsurgery,30,no\nsurgery,20,maybe\n"
+    found = {**summaries(tmp_path), "oslo": summary(data(tmp_path, swapped))}
+    agreed = agree(found)
+    assert agreed == agree(summaries(tmp_path))
+    listed = {column.name: column.categories for column in agreed.columns if column.categories}
+    here, there = (as_agreed(data(tmp_path, one, categorical=listed), agreed) for one in (swapped, TABLES["oslo"]))
+    assert here.features == there.features == agreed.features
+    assert here.x.tolist() == there.x.tolist() == [[30, 0, 1], [20, 0, 1]]
+    made = federate(here, clients=1, split=ALL, normalize="federated", agreed=agreed).preprocessing
+    assert made.sha256 == agreed.sha256
+
+
+def test_a_site_with_other_units_or_marks_for_missing_values_is_doubted() -> None:
+    def site(age: float, crp: float, count: int = 40) -> Summary:
+        features = {"age": (count, age, 100.0), "crp": (count, crp, crp**2)}
+        return Summary(columns=columns_named(features), marks={}, label=("y",), classes=("0", "1"), features=features)
+
+    found = {"berlin": site(60, 10), "lyon": site(64, 880), "oslo": site(50, 12)}
+    (said,) = doubts(found, agree(found))
+    assert said.startswith("crp is about 81 times larger at lyon than elsewhere: is it in another unit there")
+    assert [*doubts({"berlin": site(60, 10), "oslo": site(50, 90)}, agree(found))] == []
+    assert [*doubts({**found, "lyon": site(64, 880, count=5)}, agree(found))] == []  # too few to tell
+
+
 def test_data_that_does_not_fit_what_was_agreed_is_refused(tmp_path: Path) -> None:
     agreed = agree(summaries(tmp_path))
     other = data(tmp_path, TABLES["oslo"])
     with pytest.raises(InputError, match=r"columns of this data are not those .*: only what was agreed has ward=icu"):
-        with_agreed_classes(other, agreed)
+        as_agreed(other, agreed)
     fitting = replace(other, preprocessing=Preprocessing(columns=agreed.columns), classes=("no", "yse"))
     with pytest.raises(InputError, match=r"'yse' is not among the classes .*: maybe, no, yes\. Did you mean 'yes'"):
-        with_agreed_classes(fitting, agreed)
+        as_agreed(fitting, agreed)
 
 
 def test_a_summary_is_a_file_that_people_can_read(tmp_path: Path) -> None:

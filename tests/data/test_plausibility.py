@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
+import torch
 from numpy.typing import NDArray
 
-from fedloom.data.build import federate
-from fedloom.data.federation import Federation
-from fedloom.data.plausibility import suspicions, unusual
+from fedloom.data.build import divided, federate
+from fedloom.data.federation import Dataset, Federation
+from fedloom.data.plausibility import same_meaning, suspicions, unusual
+from fedloom.data.preprocessing import Preprocessing, columns_named
 from fedloom.data.sources.csv import Csv
 from fedloom.experiment.experiment_file import parse
 from fedloom.experiment.plan import Plan
@@ -44,7 +46,8 @@ def test_a_healthy_table_has_nothing_suspicious(normalize: str) -> None:
 
 
 def test_one_class_is_nothing_to_learn() -> None:
-    assert found(table(), np.zeros(120, int)) == ["The label has one class only (0): there is nothing to learn."]
+    (said,) = found(table(), np.zeros(120, int))
+    assert said == "The label has one class only (0): from this data alone there is nothing to learn."
 
 
 @pytest.mark.parametrize("normalize", ["none", "federated", "client"])
@@ -69,8 +72,60 @@ def test_a_client_with_another_unit_is_named(factor: float) -> None:
     x.loc[CLIENTS == "cork", "crp"] *= factor
     (said,) = found(x)
     assert said.startswith("crp is about ")
-    assert "at cork than at every other client" in said
+    assert "at cork than elsewhere" in said
     assert found(x, normalize="client") == []  # then units do not matter
+
+
+def test_a_client_with_another_zero_is_named() -> None:
+    x = table().assign(temperature=np.random.default_rng(3).normal(37, 0.5, 120))
+    x.loc[CLIENTS == "cork", "temperature"] = x["temperature"] * 1.8 + 32
+    (said,) = found(x)
+    assert said.startswith("temperature is about 98.")
+    assert " at cork and 37 elsewhere" in said
+
+
+def test_of_two_clients_with_different_units_one_is_named() -> None:
+    x = table()[CLIENTS != "kerry"]
+    x.loc[CLIENTS[:80] == "clare", "crp"] /= 88.4
+    federation = Federation.from_arrays(x, np.arange(80) % 2, client=CLIENTS[:80], normalize="federated")
+    (said,) = suspicions(federation)
+    assert said.startswith("crp is about ")
+    assert "times larger at cork than elsewhere" in said
+
+
+@pytest.mark.parametrize("normalize", ["none", "federated", "client"])
+@pytest.mark.parametrize("value", [np.nan, 3.0])
+def test_a_column_without_different_values_is_named(value: float, normalize: str) -> None:
+    dataset = Dataset(
+        torch.tensor(table().assign(lactate=value).to_numpy(), dtype=torch.float32),
+        torch.tensor(labels(table())),
+        client=CLIENTS,
+        classes=("0", "1"),
+        features=(*table().columns, "lactate"),
+        missing=True,
+        preprocessing=Preprocessing(columns=columns_named([*table().columns, "lactate"])),
+    )
+    federation = divided(dataset) if normalize == "none" else federate(dataset, normalize=normalize)
+    assert [*suspicions(federation)] == [
+        "lactate is empty or the same in all rows: nothing can be learnt from it. Leave it out with drop."
+    ]
+
+
+def test_categories_that_may_mean_the_same_are_named(tmp_path: Path) -> None:
+    wards, smokers = ("icu", "ICU", "day care", "day-care", "A+", "A-"), ("yes", "no", "True", "unknown")
+    rows = [f"{wards[row % 6]},{smokers[row % 4]},{row % 2}\n" for row in range(24)]
+    (tmp_path / "data.csv").write_text("ward,smoker,y\n" + "".join(rows))
+    source = Csv(path=tmp_path / "data.csv", label="y", categorical=("ward", "smoker"))
+    said = [*suspicions(federate(source.load(tmp_path), clients=2))]
+    assert [one.partition(". If so")[0] for one in said] == [
+        "ward has categories that may mean the same and are separate features: ICU, icu; day care, day-care",
+        "smoker has categories that may mean the same and are separate features: True, yes",
+    ]
+
+
+def test_letters_are_not_taken_for_yes_and_no() -> None:
+    assert same_meaning("abcdefghijklmnopqrstuvwxyz01") == []
+    assert same_meaning(["Y", "N", "0", "no"]) == [["N", "0", "no"]]
 
 
 @pytest.mark.parametrize(
@@ -79,6 +134,12 @@ def test_a_client_with_another_unit_is_named(factor: float) -> None:
 def test_a_feature_that_gives_the_label_away_is_named(y: Values) -> None:
     (said,) = found(table().assign(leak=3.0 * y + 1), y)
     assert said.startswith("leak alone gives the label away")
+
+
+def test_a_feature_that_is_the_label_in_nearly_all_rows_is_named() -> None:
+    y = (np.arange(120) % 3 == 0).astype(int)
+    (said,) = found(table().assign(leak=np.where(np.arange(120) == 60, 0, y)), y)
+    assert said.startswith("leak alone gives the label away (AUROC 0.9")
 
 
 def test_the_number_of_a_row_is_no_feature() -> None:
@@ -91,6 +152,18 @@ def test_copies_of_rows_are_counted_but_not_where_measurements_are_coarse() -> N
     (said,) = found(pandas.concat([x, x]), np.concatenate([y, y]))
     assert said.startswith("120 of 240 rows repeat another one.")
     assert found(x[["ward"]].assign(sex=np.arange(120) % 2)) == []
+    coarse = x[["age", "ward"]].assign(months=12 * x["age"])  # ages in two units do not make rows more different
+    assert found(coarse) == []
+    (said,) = found(pandas.concat([x.round(), x.round()]), np.concatenate([y, y]))  # no column says which row it is
+    assert " of 240 rows repeat another one." in said
+
+
+def test_copies_are_found_in_a_table_of_which_some_rows_are_looked_at() -> None:
+    draw = np.random.default_rng(1)
+    x = np.repeat(draw.normal(0, 1, (7000, 2)), 2, axis=0)  # the copy of a row is the next one
+    frame = pandas.DataFrame(x, columns=["age", "crp"])
+    (said,) = suspicions(Federation.from_arrays(frame, np.repeat(np.arange(7000) % 2, 2), clients=1))
+    assert said.startswith("7,000 of 14,000 rows repeat another one.")
 
 
 def test_digits_are_healthy() -> None:

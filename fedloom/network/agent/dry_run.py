@@ -14,6 +14,7 @@ import numpy as np
 from fedloom.algorithm import Algorithm
 from fedloom.backends.protocol import Backend
 from fedloom.data.federation import Federation
+from fedloom.data.plausibility import suspicions
 from fedloom.errors import InputError
 from fedloom.experiment import experiment_file
 from fedloom.experiment.plan import Plan
@@ -50,6 +51,8 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
     plan = Plan.of(parsed)
     federation = plan.federation(parsed.seeds[0])
     yield f"Data: {federation}. No message asks for examples. What leaves is computed from them, as listed here."
+    for doubt in suspicions(federation):
+        yield f"Caution: {doubt}"
     yield "At the start, the coordinator learns:"
     yield f"  the shape {list(federation.x.shape[1:])} and dtype of the features, the names of the classes"
     yield "  for a table, a hash of its columns and categories and of the statistics that scale them"

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedloom import machine
 from fedloom.algorithm import Algorithm
 from fedloom.data.federation import Federation
+from fedloom.data.plausibility import suspicions
 from fedloom.data.split import SplitName
 from fedloom.errors import InputError
 from fedloom.experiment.experiment_file import DataTable, Experiment, TaskTable, check_tables, parse, read
@@ -174,6 +175,8 @@ def load_experiment(
     ready = loaded.prepared(seed)
     hello = hello_message(site, federation, ready.setup, mark(federation.fingerprint))
     site.policy.check_examples({one.name: one.train for one in hello.clients})
+    for doubt in suspicions(federation):
+        tell(f"Caution: {doubt}")
     loaded.hello = hello if plan.privacy.secure_aggregation is None else without_sizes(hello)
     tell(f"Ready: {len(loaded.hello.clients)} client(s), a model of {ready.task.parameters:,} parameters.")
     return loaded
