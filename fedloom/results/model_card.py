@@ -11,7 +11,7 @@ from typing import Any
 from fedloom import __version__
 from fedloom.errors import FedloomError
 from fedloom.files import write_atomically
-from fedloom.results.comparisons import PHASES, TITLES, Comparison, comparisons
+from fedloom.results.comparisons import ABOUT_CLIENTS, PHASES, TITLES, Comparison, comparisons
 from fedloom.results.disclosure import what_left
 from fedloom.results.report_warnings import cautions
 from fedloom.results.result import Result
@@ -78,8 +78,9 @@ def _exported(result: Result, run: RunData) -> Iterator[Sequence[str]]:
                 continue  # the number is of another round, or of several
             numbers = [_with_range(run, one.get(key), cell.algorithm, cell.seed) for one in found.values()]
             if any(numbers):
+                drawn = run.drawn(ABOUT_CLIENTS[key]) if key in ABOUT_CLIENTS else ""
                 whose = " (of each client's own model)" if key != "server_test" and cell.algorithm in own else ""
-                yield f"{cell.algorithm}, seed {cell.seed}", TITLES[key] + whose, *numbers
+                yield f"{cell.algorithm}, seed {cell.seed}", TITLES[key] + drawn + whose, *numbers
 
 
 def _with_own_models(result: Result) -> set[str]:
