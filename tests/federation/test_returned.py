@@ -104,3 +104,11 @@ def test_what_a_method_returns_is_checked(method: str, returns: Any, message: st
     changed[method] = returns
     with pytest.raises(InputError, match=rf"^Changed\.{method} \(\S*test_returned\.py, line \d+\) returned {message}"):
         list(fit(federation((5, 7)), Task(Dense), Changed(), 1, evaluation=Evaluation(splits=())))
+
+
+def test_a_group_of_the_server_other_than_the_model_may_grow() -> None:
+    changed.update(dict.fromkeys(("init_own", "client"), same))
+    changed["init"] = lambda state: {**state, "people": {"all": torch.zeros(1)}}
+    changed["round"] = lambda state: {**state, "people": {"all": torch.cat([state["people"]["all"], torch.ones(1)])}}
+    *_, last = fit(federation((5, 7)), Task(Dense), Changed(), 3, evaluation=Evaluation(splits=()))
+    assert last.state["people"]["all"].tolist() == [0, 1, 1, 1]
