@@ -120,7 +120,7 @@ class WorkerGroup:
             known = [*cautions(self.plan, task, federation), *filter(None, [facts.caution])]
             self.store.set_fact("cautions about algorithms", known)
             for caution in known:
-                self.progress.note(f"Caution: {caution}")
+                self.progress.caution(caution)
         setup = self._setup(facts, federation)
         self._check_same_data(federation, seed)
         federation.preprocessing.write(preprocessing_file(self.store.path.parent, seed))
@@ -179,7 +179,7 @@ class WorkerGroup:
                 warnings = list(describe(federation).warnings)
                 self.store.set_fact("cautions about the data", warnings)
                 for warning in warnings:
-                    self.progress.note(f"Caution: {warning}")
+                    self.progress.caution(warning)
                 held = label_counts(federation)
                 if held is not None:
                     self.store.set_fact("labels", held)

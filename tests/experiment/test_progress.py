@@ -89,3 +89,11 @@ def test_many_finished_cells_do_not_fill_the_screen() -> None:
         bar.end(str(number))
     assert sum(task.visible for task in bar.progress.tasks) == 1
     bar.close()
+
+
+def test_a_caution_is_shown_once() -> None:
+    out = io.StringIO()
+    lines = Lines(out)
+    for text in ("few examples", "few examples", "one class"):
+        lines.caution(text)
+    assert out.getvalue() == "Caution: few examples\nCaution: one class\n"
