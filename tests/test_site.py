@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 
-from _generate import command_line, compression_results, experiment_file, package, store  # noqa: E402
+from _generate import command_line, compression_results, experiment_file, package, seven_ways, store  # noqa: E402
 from _generate.fields import default, meaning, words  # noqa: E402
 from _generate.parts import PARTS  # noqa: E402
 
@@ -21,12 +21,22 @@ from fedloom.algorithms import ALGORITHMS  # noqa: E402
 from fedloom.compression.methods import METHODS  # noqa: E402
 from fedloom.data.partition import PARTITIONS  # noqa: E402
 from fedloom.data.sources import SOURCES  # noqa: E402
+from fedloom.files import tomllib  # noqa: E402
 
 
 def test_every_generated_part_stands_on_exactly_one_page() -> None:
     pages = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")]
     asked = [name for page in pages for name in re.findall(r"<!-- generated: (\w+) -->", page)]
     assert sorted(asked) == sorted(PARTS)
+
+
+def test_the_pictures_of_the_seven_ways_are_those_that_the_script_draws() -> None:
+    demo = tomllib.loads((ROOT / "fedloom" / "experiment" / "templates" / "demo.toml").read_text(encoding="utf-8"))
+    drawn = seven_ways.pictures()
+    assert [*drawn] == [*demo["algorithm"]]
+    assert {path.stem: path.read_text(encoding="utf-8") for path in seven_ways.IMAGES.glob("*.svg")} == drawn
+    page = (ROOT / "docs" / "explanation" / "seven-ways.md").read_text(encoding="utf-8")
+    assert all(f"../images/seven-ways/{name}.svg" in page for name in drawn)
 
 
 def test_a_page_with_generated_parts_says_how_to_print_them_in_a_clone() -> None:

@@ -81,6 +81,8 @@ def demo(
     file = Path(__file__).parents[1] / "experiment" / "templates" / "demo.toml"
     if not live:
         _run(file, None, out, as_json, quiet, report=True)
+        if not quiet:
+            shared.say("What the seven ways are: docs/explanation/seven-ways.md in fedloom's repository")
         return
     from fedloom.cli.watching import opened
 

@@ -190,3 +190,14 @@ def test_what_a_sweep_suggests_repeats_its_changes(
     assert [word for word in command if "=" in word][:-1] == changes
     in_this_process(*command, "-q", "--no-report", monkeypatch=monkeypatch)
     assert (folder / "runs/small-sweep/best-fedavg/run.db").is_file()
+
+
+def test_the_demo_says_where_the_seven_ways_are_explained(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fedloom.cli.running._run", lambda *_, **__: None)  # it takes minutes
+    in_this_process("demo", monkeypatch=monkeypatch)
+    assert "docs/explanation/seven-ways.md" in capsys.readouterr().err
+    assert (Path(__file__).parents[2] / "docs" / "explanation" / "seven-ways.md").is_file()
+    in_this_process("demo", "-q", monkeypatch=monkeypatch)
+    assert capsys.readouterr().err == ""
