@@ -92,18 +92,22 @@ because = "it was clipped"
     (folder / "reasons.toml").write_text(about_clipping + reasons, encoding="utf-8")
     assert keep(folder, [66.0], {"train.clip": "1.0"}).because == "it was clipped"
     assert keep(folder, [66.0], {"train.lr": "1.0"}).because != "it was clipped"
+    with_value = about_clipping.replace("train.clip", "train.clip = 1.0")
+    (folder / "reasons.toml").write_text(with_value + reasons, encoding="utf-8")
+    assert keep(folder, [66.0], {"train.clip": "1.0"}).because == "it was clipped"
+    assert keep(folder, [66.0], {"train.clip": "2.0"}).because != "it was clipped"
 
 
 def test_the_longest_run_of_a_row_comes_first(folder: Path) -> None:
     path, row = folder / "results" / "mcmahan-table2.json", "iid, E 1, B 10"
     others = [one for one in json.loads(path.read_text(encoding="utf-8")) if one["row"] != row]
-    ways = [{"rounds": "10"}, {"rounds": "30", "train.clip": "1.0"}, {"train.clip": "1.0"}]
+    ways = [{"rounds": "10"}, {"rounds": "30", "train.epochs": "1"}, {"train.clip": "1.0", "rounds": "30"}]
     made = [{"row": row, "seeds": [1], "changes": changes, "ours": {"rounds": [9.0]}} for changes in ways]
     path.write_text(json.dumps([*others, *made]), encoding="utf-8")
     found = [one for one in reproductions.numbers(folder) if (one.reproduction, one.row) == ("mcmahan-table2", row)]
     assert [one.how for one in found if one.source == "paper"] == [
-        "train.clip = 1.0",
-        "rounds = 30, train.clip = 1.0",
+        "train.clip = 1.0, rounds = 30",
+        "rounds = 30, train.epochs = 1",
         "rounds = 10",
     ]
 

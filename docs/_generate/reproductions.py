@@ -61,7 +61,7 @@ NOT_COMPARED = {
     "eeg-held-out": "nothing was published for people held out",
     "next-word-20": "nothing was published for twenty authors",
 }
-About = tuple[str, str, str, str, tuple[str, ...]]  # reproduction, row, measure, source, keys that the run changed
+About = tuple[str, str, str, str, tuple[str, ...]]  # reproduction, row, measure, source, what the run changed
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,10 @@ def numbers(folder: Path = FOLDER) -> Iterator[Number]:
                     yield number
 
 
-def _distance(record: Mapping[str, Any]) -> tuple[float, int]:
-    """Order the runs of a row: the published number of rounds first, then the longest; then the fewest changes."""
+def _distance(record: Mapping[str, Any]) -> tuple[float, float, int]:
+    """Order the runs of a row: the published rounds and epochs first, then the longest; then the fewest changes."""
     changes = _changes(record)
-    return -float(changes.get("rounds", "inf")), len(changes)
+    return -float(changes.get("rounds", "inf")), -float(changes.get("train.epochs", "inf")), len(changes)
 
 
 def _told(row: Row, measures: Sequence[Measure]) -> Iterator[tuple[Measure, str, Published]]:
@@ -139,7 +139,8 @@ def _number(
     reasons: Sequence[Mapping[str, Any]],
 ) -> Number:
     changes = _changes(record)
-    about = (name, row.name, measure.name, source, tuple(changes))
+    ways = [f"{key} = {value}" for key, value in changes.items()]
+    about = (name, row.name, measure.name, source, (*changes, *ways))
     mean, shown = _ours(record["ours"][measure.name], measure)
     ratio = mean / told if mean is not None and isinstance(told, float) and told else None
     if changes or not _is_close(mean, told, measure):
@@ -147,7 +148,7 @@ def _number(
         because = _because(reasons, about, VERDICTS[1:3])
     else:
         verdict, because = "reproduced", ""
-    how = ", ".join(f"{key} = {value}" for key, value in changes.items())
+    how = ", ".join(ways)
     many = len(record["seeds"])
     times = "" if ratio is None else f"{ratio:.2f}"
     return Number(*about[:4], told, _kind(measure), mean, shown, times, f"{many}", how, verdict, because)
@@ -209,7 +210,7 @@ def _reason(reasons: Sequence[Mapping[str, Any]], about: About) -> Mapping[str, 
 
 
 def _fits(changed: bool | str | None, changes: Sequence[str]) -> bool:
-    """Return whether a run changed what a reason is about: something, nothing, or a certain key."""
+    """Return whether a run changed what a reason is about: something, nothing, a key, or a key to a certain value."""
     return changed in changes if isinstance(changed, str) else changed in (None, bool(changes))
 
 
