@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -100,6 +101,17 @@ def agree(summaries: Mapping[str, Summary]) -> Preprocessing:
         classes=tuple(sorted(classes, key=numbers_first)),
         target=None if target is None else (target[1], _deviations([target])[0]),
     )
+
+
+def read_agreed(path: Path) -> Preprocessing:
+    """Read what `fedloom data agree` wrote."""
+    found = Preprocessing.read(path)
+    if not found.columns or not len(found.mean) == len(found.std) == len(found.features):
+        raise InputError(
+            f"{path} is not a file of `fedloom data agree`: it needs columns, and a mean and a standard deviation for "
+            "each of their features. Copy it again from whoever agreed."
+        )
+    return found
 
 
 def doubts(summaries: Mapping[str, Summary], agreed: Preprocessing) -> Iterator[str]:

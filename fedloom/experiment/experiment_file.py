@@ -46,7 +46,7 @@ class DataTable(Record):
     """
     normalize: Literal["none", "client", "federated"] = "none"
     """Scale features to mean 0 and standard deviation 1, with the statistics of each client's training split, or of
-    all of them together.
+    all of them together. With `preprocessing`, the default is `federated`: by what the sites agreed on.
     """
     split: tuple[float, float, float] | Split = (0.6, 0.2, 0.2)
     """The shares of train, validation and test of each client: three numbers, or a table that also has `shuffle`."""
@@ -62,6 +62,19 @@ class DataTable(Record):
     """
     seed: Seed = 0
     """The seed of partition and splits. `run` draws new ones for every seed of the experiment."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_agreed(cls, given: Any) -> Any:
+        """Scale as the agreed file says. A table with this file alone has no data: the sites bring it."""
+        if not isinstance(given, Mapping) or given.get("preprocessing") is None or len(given) == 1:
+            return given
+        if given.get("normalize") == "client":
+            raise InputError(
+                f'[data] normalize = "client" scales features by this data alone, and preprocessing = '
+                f'"{given["preprocessing"]}" has the means and deviations that all sites use. Leave normalize out.'
+            )
+        return {"normalize": "federated", **given}
 
     @field_validator("split", mode="before")
     @classmethod

@@ -21,7 +21,7 @@ from fedloom.algorithm import Algorithm, Central
 from fedloom.clock.choice import check_async, check_privacy
 from fedloom.clock.system import System
 from fedloom.compression.table import NO_COMPRESSION, CompressTable
-from fedloom.data.agreement import as_agreed
+from fedloom.data.agreement import as_agreed, read_agreed
 from fedloom.data.build import federate
 from fedloom.data.federation import Dataset, Federation
 from fedloom.data.preprocessing import Preprocessing
@@ -114,7 +114,7 @@ class Plan:
 
 def _agreed(experiment: Experiment) -> Preprocessing | None:
     path = experiment.data.preprocessing
-    return None if path is None else Preprocessing.read(locate(experiment.base, path))
+    return None if path is None else read_agreed(locate(experiment.base, path))
 
 
 def load_dataset(experiment: Experiment, agreed: Preprocessing | None = None) -> Dataset:
@@ -123,12 +123,12 @@ def load_dataset(experiment: Experiment, agreed: Preprocessing | None = None) ->
     Whole-number labels are numbers if the loss is one for numbers, and otherwise classes.
     """
     source = experiment.source
-    if experiment.task.loss in NUMBER_LOSSES and getattr(source, "task", None) == "auto":
-        source = source.model_copy(update={"task": "regression"})
     if agreed is not None:
         if not isinstance(source, Csv):
             raise InputError(f'[data] preprocessing is for source = "csv". Got source = "{experiment.data.source}".')
-        source = source.with_categories(agreed)
+        source = source.as_agreed(agreed)
+    elif experiment.task.loss in NUMBER_LOSSES and getattr(source, "task", None) == "auto":
+        source = source.model_copy(update={"task": "regression"})
     dataset = source.load(experiment.base)
     if agreed is not None:
         dataset = as_agreed(dataset, agreed)

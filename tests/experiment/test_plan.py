@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -93,25 +94,69 @@ def test_a_column_and_shares_cannot_both_say_the_splits(tmp_path: Path) -> None:
         plan({**data, "split": [1.0, 0.0, 0.0]}, {"loss": "mse"}, tmp_path).federation(1)
 
 
-def test_a_file_that_sites_agreed_on_decides_categories_classes_and_statistics(tmp_path: Path) -> None:
-    (tmp_path / "p.csv").write_text("age,ward,dead\n70,icu,no\n50,icu,no\n")
-    agreed = Preprocessing(
-        columns=(Column(name="age"), Column(name="ward", categories=("general", "icu"))),
-        mean=(60.0, 0.0, 0.0),
-        std=(10.0, 1.0, 1.0),
-        shape=(3,),
-        classes=("no", "yes"),
-    )
-    agreed.write(tmp_path / "agreed.json")
-    data = {"source": "csv", "path": "p.csv", "label": "dead", "preprocessing": "agreed.json", "normalize": "federated"}
-    data["partition"] = {"name": "iid", "clients": 1}
+AGREED = Preprocessing(
+    columns=(Column(name="age"), Column(name="ward", categories=("general", "icu"))),
+    marks={"": nan},
+    missing=True,
+    mean=(60.0, 0.0, 0.0),
+    std=(10.0, 1.0, 1.0),
+    shape=(3,),
+    label=("dead",),
+    classes=("no", "yes"),
+)
+
+
+def agreed_data(folder: Path) -> dict[str, Any]:
+    """Return the table of a site's data that has what an agreed file does not decide."""
+    (folder / "p.csv").write_text("age,ward,dead\n70,icu,no\n50,icu,no\n,icu,no\n")
+    AGREED.write(folder / "agreed.json")
+    one = {"name": "iid", "clients": 1}
+    return {"source": "csv", "path": "p.csv", "label": "dead", "preprocessing": "agreed.json", "partition": one}
+
+
+@pytest.mark.parametrize("also", [{}, {"normalize": "federated", "fill": "mean", "categorical": ["ward"]}])
+def test_a_file_that_sites_agreed_on_decides_categories_classes_and_statistics(
+    tmp_path: Path, also: dict[str, Any]
+) -> None:
+    data = {**agreed_data(tmp_path), **also}
     made = plan(data, {}, tmp_path).federation(1)
-    assert (sorted(made.x.tolist()), made.classes) == ([[-1.0, 0.0, 1.0], [1.0, 0.0, 1.0]], ("no", "yes"))
+    assert sorted(made.x.tolist()) == [[-1.0, 0.0, 1.0], [0.0, 0.0, 1.0], [1.0, 0.0, 1.0]]
+    assert (made.classes, made.preprocessing.sha256) == (("no", "yes"), AGREED.sha256)
     (tmp_path / "p.csv").write_text("age,ward,dead\n70,ICU,no\n")
     with pytest.raises(InputError, match=r"Line 2 of .* has 'ICU' in column 'ward', whose categories are general, icu"):
         plan(data, {}, tmp_path).federation(1)
     with pytest.raises(InputError, match='preprocessing is for source = "csv"'):
         plan({"preprocessing": "agreed.json"}, {}, tmp_path).federation(1)
+
+
+@pytest.mark.parametrize(
+    ("also", "said"),
+    [
+        (
+            {"normalize": "client"},
+            r'normalize = "client" scales .* preprocessing = "agreed.json" has .* Leave normalize',
+        ),
+        (
+            {"fill": "zero"},
+            "fill means 0 for empty cells here, and the agreed file says nan for empty cells.* Leave out",
+        ),
+        ({"missing": {"?": 0}}, "missing means '\\?' = 0 here, and the agreed file says nan for empty cells"),
+        ({"categorical": ["age"]}, "categorical means age here, and the agreed file says ward"),
+        ({"task": "regression"}, "task means regression here, and the agreed file says classification"),
+        ({"label": "ward"}, r"label means ward here, and the agreed file says dead\. Agree again"),
+    ],
+)
+def test_keys_that_contradict_an_agreed_file_are_refused(tmp_path: Path, also: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        plan({**agreed_data(tmp_path), **also}, {}, tmp_path).federation(1)
+
+
+@pytest.mark.parametrize("text", ['{"mean": [1]}', '{"columns": [{"name": "age"}], "mean": [1, 2], "std": [1, 2]}'])
+def test_a_broken_agreed_file_is_named(tmp_path: Path, text: str) -> None:
+    data = agreed_data(tmp_path)
+    (tmp_path / "agreed.json").write_text(text)
+    with pytest.raises(InputError, match=r"agreed\.json is not a file of `fedloom data agree`"):
+        plan(data, {}, tmp_path).federation(1)
 
 
 def test_asynchronous_rounds_do_not_know_their_cohort_before() -> None:

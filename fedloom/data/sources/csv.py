@@ -86,12 +86,28 @@ class Csv(Source):
         owner = np.repeat(names, [len(part) for part in parts])
         return self._dataset(_joined(parts), owner)
 
-    def with_categories(self, agreed: Preprocessing) -> Csv:
-        """Return a source with the categories, and the kind of label, that several sites agreed on."""
+    def as_agreed(self, agreed: Preprocessing) -> Csv:
+        """Return a source with the categories, missing values and kind of label that several sites agreed on."""
         listed = {column.name: column.categories for column in agreed.columns if column.categories}
         embedded = tuple(column.name for column in agreed.columns if column.embedded)
         task = "classification" if agreed.classes else "regression"
-        return self.model_copy(update={"categorical": listed or None, "embed": embedded or None, "task": task})
+        for keys, here, there in (
+            ({"label"}, self._labels, agreed.label or self._labels),
+            ({"categorical"}, sorted(self._categorical), sorted(listed)),
+            ({"embed"}, sorted(self.embed or ()), sorted(embedded)),
+            ({"fill", "missing"}, _shown(self._marks()), _shown(agreed.marks)),
+            ({"task"}, [self.task.replace("auto", task)], [task]),
+        ):
+            given = " and ".join(sorted(keys & self.model_fields_set))
+            if given and here != there:
+                means, agreed_on = (", ".join(each) or "nothing" for each in (here, there))
+                remedy = "" if given == "label" else f"Leave out {given}, which the file decides, or a"
+                raise InputError(
+                    f"[data] {given} means {means} here, and the agreed file says {agreed_on}. "
+                    f"{remedy or 'A'}gree again: `fedloom data summarize` at each site, then `fedloom data agree`."
+                )
+        decided = {"categorical": listed or None, "embed": embedded or None, "fill": "error", "missing": agreed.marks}
+        return self.model_copy(update={**decided, "task": task})
 
     def parse(self, file: Any, name: str, advice: str = "") -> Dataset:
         """Read the examples of a path or an open binary file called `name`; `path` is used in messages only.
@@ -229,6 +245,11 @@ class Csv(Source):
         if not features:
             raise InputError(f"The file {table.shown} has no feature columns besides {', '.join(special)}.")
         return features
+
+
+def _shown(marks: dict[str, float]) -> list[str]:
+    """Return what cells mean, as text: nan equals nothing, not even itself."""
+    return sorted(f"'{mark}' = {value:g}" if mark else f"{value:g} for empty cells" for mark, value in marks.items())
 
 
 @dataclass
