@@ -184,8 +184,7 @@ class ClientWork:
         )
 
     def perform_together(self, place: Place) -> Outcome:
-        data = self.clients(place)
-        device = place.setup.device
+        data, device = self.clients(place), place.setup.device
         extra: list[Any] = []
         if self.peers is not None and self.graph is not None:
             extra.append(Inbox(on_device(device, self.peers), self.graph))
