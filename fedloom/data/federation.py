@@ -75,6 +75,16 @@ class Federation:
         """Return where a client is: every client has its own place, unless agents on a network host several."""
         return client
 
+    @property
+    def withheld(self) -> dict[str, list[int]]:
+        """The metrics that policies of sites on a network withhold, and the clients there."""
+        return {}
+
+    @property
+    def sending_scores(self) -> list[int]:
+        """The clients on a network that send scores and labels of single examples."""
+        return []
+
     def example(self) -> Tensor:
         """Return the first two examples as a model takes them, in single precision."""
         x = self.x[:2].clone()

@@ -128,6 +128,12 @@ class Store:
         with self._transaction() as database:
             database.execute("DELETE FROM clients")
             database.executemany("INSERT INTO clients VALUES (?, ?, ?, ?, ?)", rows)
+        self.set_policies(federation)
+
+    def set_policies(self, federation: Federation) -> None:
+        """Record what the policies of sites on a network say about metrics."""
+        self.set_fact("withheld", federation.withheld)
+        self.set_fact("sending scores", federation.sending_scores)
 
     def save(self, cell: int, record: RoundRecord, task: Task, *, durable: bool = False) -> None:
         """Save one round, all or nothing; saving a round again replaces it.

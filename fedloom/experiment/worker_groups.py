@@ -172,7 +172,9 @@ class WorkerGroup:
 
     def _record_machine_and_clients(self, federation: Federation) -> None:
         self.store.set_fact("machine", machine.facts())
-        if not self.store.rows("clients"):
+        if self.store.rows("clients"):
+            self.store.set_policies(federation)  # which may have changed
+        else:
             self.store.set_clients(federation)
             # on a network, the coordinator does not have the data
             if len(federation.y):

@@ -123,6 +123,11 @@ class PrivacyTable(Record):
         return self.secure_aggregation is not None or (self.dp is not None and not self.has_local_noise)
 
     @property
+    def hides_metrics(self) -> bool:
+        """Whether no client's metrics leave it on a network, because neither mask nor noise covers them."""
+        return self.secure_aggregation is not None or self.dp is not None or self.example_dp is not None
+
+    @property
     def has_local_noise(self) -> bool:
         """Whether each client adds noise to its own answer."""
         return self.dp is not None and self.dp.noise == "local"

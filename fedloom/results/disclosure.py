@@ -33,6 +33,12 @@ def _seen(run: RunData, table: PrivacyTable) -> Iterator[str]:
         yield "Measurements at clients are for simulation only: they are not protected."
     elif measured and table.example_dp is None and not table.has_local_noise:
         yield "The server saw how well models do at each client: loss and metrics, and on how many examples."
+    if scored := run.facts.get("sending scores"):
+        names = ", ".join(run.client_name(client) for client in scored)
+        yield (
+            "ATTENTION: the server saw the model's scores and the true label of EVERY SINGLE EXAMPLE that was "
+            f"measured, from {names}: [policy] example_scores is on there."
+        )
 
 
 def _has(run: RunData, table: PrivacyTable) -> Iterator[str]:
@@ -49,6 +55,12 @@ def _prepared(run: RunData) -> Iterator[str]:
     data = run.description.get("data")
     if not isinstance(data, Mapping):  # a Python program made the data
         return
+    if run.is_network and data.get("preprocessing"):
+        yield (
+            "Before the run, each site gave away a summary of its training examples, to agree on preprocessing: for "
+            "each feature how many examples know it, its mean and its variance, and the names of columns, categories "
+            "and classes. Nothing protects these."
+        )
     moments = [] if data.get("normalize") != "federated" else ["of each feature"]
     moments += ["of the label"] if data.get("scale_target") else []
     if moments:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedloom.experiment.round_rows import LEFT_OUT, OUTLIER
 from fedloom.results import headline
-from fedloom.results.comparisons import comparisons, main_comparison
+from fedloom.results.comparisons import PHASES, comparisons, main_comparison
 from fedloom.results.run_data import RunData
 from fedloom.results.sentences import say
 from fedloom.results.table import show, two_digits
@@ -24,7 +24,7 @@ def cautions(run: RunData) -> list[str]:
     checks = (
         *(_unfinished, _lost, _left_out, _arrivals, _abandoned, _absent, _diverged, _overfitting),
         *(_no_better_than_guessing, _left_behind, _imitations, _chosen_on_test, about_seeds, _small_tests, _undefined),
-        *(_data, _network),
+        *(_withheld, _data, _network),
     )
     return [caution for check in checks for caution in check(run)]
 
@@ -239,11 +239,25 @@ def _undefined(run: RunData) -> Iterator[str]:
         for label in run.labels:
             measured, known = (run.last_means(label, "post_fit", one) for one in ("loss", name))
             without |= measured.keys() - known.keys()
+        without -= {*run.withheld.get(name, ())}
         if without and not any(run.last_means(label, "post_fit", name) for label in run.labels):
             yield say("caution", "undefined_everywhere", metric=name)
         elif without:
             clients = _first_three([run.client_name(client) for client in sorted(without)])
             yield say("caution", "undefined", metric=name, count=len(without), all=len(run.clients), clients=clients)
+
+
+def _withheld(run: RunData) -> Iterator[str]:
+    """Metrics that policies of sites withhold, and those that cannot be computed over all clients' examples."""
+    for name, clients in run.withheld.items():
+        names = _first_three([run.client_name(client) for client in clients])
+        yield say("caution", "withheld", metric=name, clients=names, allow=["loss", *run.wanted_metrics])
+    scored = run.facts.get("sending scores") or ()
+    if run.is_network and len(scored) < len(run.clients):
+        others = [name for name, metric in run.metrics.items() if not metric.is_mean]
+        known = [name for name in others if any(one.key in PHASES for one in comparisons(run, name))]
+        if known:
+            yield say("caution", "not_pooled", metrics=", ".join(known))
 
 
 def _data(run: RunData) -> Iterator[str]:
@@ -253,9 +267,9 @@ def _data(run: RunData) -> Iterator[str]:
 
 
 def _network(run: RunData) -> Iterator[str]:
-    if run.facts.get("network") and "secure_aggregation" not in (run.description.get("privacy") or {}):
+    if run.is_network and "secure_aggregation" not in (run.description.get("privacy") or {}):
         yield say("caution", "network")
-    if run.facts.get("network") and (run.description.get("cohort") or {}).get("mode") == "async":
+    if run.is_network and (run.description.get("cohort") or {}).get("mode") == "async":
         yield say("caution", "asynchronous")
 
 

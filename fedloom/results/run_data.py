@@ -192,7 +192,7 @@ class RunData:
         cells = {(cell["label"], cell["seed"]): cell for cell in read_cells(store, folder)}
         rows, clients, facts = store.rows("metrics"), store.rows("clients"), store.facts()
         description = facts.get("description") or {}
-        wanted = list(description.get("metrics") or (description.get("task") or {}).get("metrics") or ())
+        wanted = _wanted_metrics(description)
         places = {short_name(name): place for place, name in enumerate(wanted)}
         rows.sort(key=lambda row: (row["metric"] == "loss", places.get(row["metric"], len(wanted))))
         metrics = {
@@ -237,6 +237,21 @@ class RunData:
     def description(self) -> Mapping[str, Any]:
         """The experiment file as nested tables, or the arguments of the Python call."""
         return self.facts.get("description") or {}
+
+    @property
+    def is_network(self) -> bool:
+        """Whether clients were on other machines."""
+        return bool(self.facts.get("network"))
+
+    @property
+    def withheld(self) -> Mapping[str, Sequence[int]]:
+        """The metrics that policies of sites withhold, and the clients there."""
+        return self.facts.get("withheld") or {}
+
+    @property
+    def wanted_metrics(self) -> list[str]:
+        """The metrics as the experiment names them."""
+        return _wanted_metrics(self.description)
 
     @property
     def evaluation(self) -> Mapping[str, Any]:
@@ -501,6 +516,10 @@ class RunData:
             with Store(self.folder, read_only=True) as store:
                 self._read[key] = read(store)
         return self._read[key]
+
+
+def _wanted_metrics(description: Mapping[str, Any]) -> list[str]:
+    return list(description.get("metrics") or (description.get("task") or {}).get("metrics") or ())
 
 
 def _column(rows: Sequence[Mapping[str, Any]], name: str, kind: Any) -> Any:

@@ -24,12 +24,16 @@ NO_KEY = torch.zeros(2, dtype=torch.int64)  # the key of dropout in evaluations 
 
 @dataclass(frozen=True)
 class Measured:
-    """Loss and metrics of one model on some examples, as sums, so that parts can be added."""
+    """Loss and metrics of one model on some examples: as sums and scores, so that parts can be pooled.
+
+    On a network, other metrics than means are `summaries`, computed where the examples are. They cannot be pooled.
+    """
 
     count: int = 0
     sums: dict[str, float] = field(default_factory=dict)
     scores: dict[str, Tensor] = field(default_factory=dict)
     targets: Tensor | None = None
+    summaries: dict[str, float] = field(default_factory=dict)
 
     def values(self, task: Task) -> dict[str, float]:
         """Return the loss and metrics; an empty dict if there were no examples."""
@@ -39,7 +43,9 @@ class Measured:
         for metric in task.measures:
             if metric.of_mean is not None and metric.name in found:
                 found[metric.name] = metric.of_mean(found[metric.name])
-            if metric.summary is not None and self.targets is not None:
+            if metric.name in self.summaries:
+                found[metric.name] = self.summaries[metric.name]
+            elif metric.summary is not None and self.targets is not None and metric.name in self.scores:
                 found[metric.name] = metric.summary(self.scores[metric.name].numpy(), self.targets.numpy())
         return found
 
@@ -49,10 +55,11 @@ def pool(parts: Sequence[Measured]) -> Measured:
     parts = [part for part in parts if part.count] or [Measured()]
     targets = [part.targets for part in parts if part.targets is not None]
     whole = len(targets) == len(parts)  # scores are useless without labels
+    scored = [name for name in parts[0].scores if whole and all(name in part.scores for part in parts)]
     return Measured(
         sum(part.count for part in parts),
         {name: sum(part.sums[name] for part in parts) for name in parts[0].sums},
-        {name: torch.cat([part.scores[name] for part in parts]) for name in parts[0].scores} if whole else {},
+        {name: torch.cat([part.scores[name] for part in parts]) for name in scored},
         torch.cat(targets) if whole else None,
     )
 

@@ -25,6 +25,18 @@ def test_without_protection_the_server_sees_each_update(run: RunData) -> None:
     assert any(sentence.startswith("No differential privacy") for sentence in found)
 
 
+def test_on_a_network_it_mentions_the_summaries_that_sites_agreed_with(run: RunData) -> None:
+    def said(network: bool, **data: str) -> bool:
+        facts = {**run.facts, "network": network, "description": {**run.description, "data": data}}
+        return any(
+            text.startswith("Before the run, each site gave away") for text in what_left(replace(run, facts=facts))
+        )
+
+    assert said(True, preprocessing="agreed.json")
+    assert not said(True)
+    assert not said(False, preprocessing="agreed.json")
+
+
 def test_with_secure_aggregation_it_sees_sums(run: RunData) -> None:
     found = " ".join(what_left(with_privacy(run, secure_aggregation={"min_clients": 5})))
     assert "sums over at least 5 clients" in found

@@ -135,7 +135,10 @@ class Agent:
             self.runner = self._load(run_plan)
         assert self.runner is not None
         hello = self.runner.experiment.hello
-        left = ["versions", "shape of the data", "sizes of the splits"]
+        left = ["versions", "names of clients and classes", "shape of the data", "hash of how rows are prepared"]
+        left += ["mark of the data", "fewest clients in a sum", "withheld metrics"]
+        left += ["sizes of the splits"] if self.runner.experiment.plan.privacy.secure_aggregation is None else []
+        left += ["SCORES AND LABELS OF SINGLE EXAMPLES, with every measurement"] if hello.sends_scores else []
         self._log("hello", run=run_plan["run"], left=left, clients=len(hello.clients))
         self.heartbeat_seconds = float(self.connection.post("/v1/hello", hello)["beat"])
         self.doing = "idle"

@@ -154,7 +154,7 @@ class AssignmentRunner:
     def _withhold(self, answer: ClientAnswer, task: Task) -> ClientAnswer:
         """Return an answer without the metrics that may not leave: none, if noise protects the rest of what leaves."""
         policy = self.policy.replace(metrics=()) if self._has_noise else self.policy
-        return policy.withhold(answer, _is_mean(task))
+        return policy.withhold(answer, task)
 
     def secure(self, assignment: Assignment) -> list[ClientAnswer]:
         """Answer a stage of a secure sum for all clients of an assignment."""
@@ -181,11 +181,6 @@ def _cell(assignment: Assignment) -> str:
 
 def _stack_of_one(groups: Groups) -> Groups:
     return {group: {name: leaf[None] for name, leaf in leaves.items()} for group, leaves in groups.items()}
-
-
-def _is_mean(task: Task) -> dict[str, bool]:
-    """Return the metrics by name, and whether each is a mean over examples, or computed from one."""
-    return {"loss": True, **{metric.name: metric.values is not None for metric in task.measures}}
 
 
 def _method(algorithm: Algorithm, name: str) -> str:

@@ -16,11 +16,12 @@ from fedloom.network.agent.policy import Site
 from fedloom.network.agent.questions import question_facts
 from fedloom.network.protocol.messages import Assignment, ClientAnswer, ClientFacts, DataFormat, Hello
 from fedloom.network.protocol.tensors import Parcel
+from fedloom.task import Task
 from fedloom.training.clients import Setup
 
 
-def hello_message(site: Site, federation: Federation, setup: Setup, mark: str) -> Hello:
-    """Describe a site's data: shapes, names of classes, sizes of splits."""
+def hello_message(site: Site, federation: Federation, setup: Setup, mark: str, task: Task | None = None) -> Hello:
+    """Describe a site's data (shapes, names of classes, sizes of splits), and what leaves of a task's metrics."""
     hosts = site.table.hosts
     if hosts is not None and any(not 0 <= number < federation.clients for number in hosts):
         raise InputError(f"[site] hosts names clients that the data does not have: it has {federation.clients}.")
@@ -41,6 +42,8 @@ def hello_message(site: Site, federation: Federation, setup: Setup, mark: str) -
         data_mark=mark,
         setup={name: value for name, value in asdict(setup).items() if name != "target"},  # which is about labels
         min_cohort=site.policy.min_cohort,
+        withheld=site.policy.withheld(task) if task is not None else (),
+        sends_scores=task is not None and site.policy.sends_scores(task),
     )
 
 

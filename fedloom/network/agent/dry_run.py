@@ -24,7 +24,7 @@ from fedloom.federation.work import ClientWork, Place, Work
 from fedloom.machine import computing
 from fedloom.network.agent.disclosure import hello_message
 from fedloom.network.agent.loaded_experiment import admitted
-from fedloom.network.agent.policy import Policy, Refused, Site, trust
+from fedloom.network.agent.policy import SCORES_LEAVE, Policy, Refused, Site, trust
 from fedloom.network.agent.privacy_ledger import check_cells
 from fedloom.network.agent.questions import Questions, check_limit
 from fedloom.network.protocol.expected_update import ExpectedUpdate, expected_update, harmless, tried
@@ -65,6 +65,8 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
     verbs, fewest = ", ".join(policy.verbs), policy.min_cohort
     yield f"Allowed verbs: {verbs}, in rounds of at least {fewest} client(s), as the coordinator counts them."
     yield _metrics_line(parsed.privacy, policy)
+    if policy.example_scores and experiment is None:
+        yield f"If an experiment has such a metric that is no mean over examples: {SCORES_LEAVE}"
     yield trust(parsed.privacy, policy, len(parsed.algorithm))
     if experiment is None:
         yield "What an update holds depends on the experiment: add --experiment FILE to see it."
@@ -79,6 +81,7 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
         most = Questions("", plan, policy.max_evaluations).most
         yield f"Each client is measured at most {most} times in the run, on one split each."
     task = plan.task(parsed.seeds[0])
+    yield from policy.metric_lines(task) if not parsed.privacy.hides_metrics else ()
     setup = probe(federation, task).setup(group=1)
     hello_message(site, federation, setup, "")  # raises if the site's table does not fit its data
     if (up := parsed.compress.up) is not None:
@@ -96,11 +99,11 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
 def _metrics_line(privacy: PrivacyTable, policy: Policy) -> str:
     if privacy.secure_aggregation is not None:
         return "Metrics that may leave: none, because the run has secure aggregation."
-    if policy.limits_epsilon or privacy.example_dp is not None or privacy.has_local_noise:
+    if policy.limits_epsilon or privacy.hides_metrics:
         return f"Metrics that may leave: none, because no noise covers them. {NOT_BOUND}"
     means = "means over examples, such as loss and accuracy"
     allowed = means if policy.metrics == "means" else ", ".join(policy.metrics)
-    return f"Metrics that may leave: {allowed or 'none'}. {NOT_BOUND}"
+    return f"Metrics that may leave, each as one number per client and split: {allowed or 'none'}. {NOT_BOUND}"
 
 
 def _lines(update: ExpectedUpdate) -> Iterator[str]:

@@ -173,12 +173,15 @@ def load_experiment(
         if different:
             raise Refused(f"the data does not fit the run's. {different}")
     ready = loaded.prepared(seed)
-    hello = hello_message(site, federation, ready.setup, mark(federation.fingerprint))
+    measured = None if plan.privacy.hides_metrics else ready.task
+    hello = hello_message(site, federation, ready.setup, mark(federation.fingerprint), measured)
     site.policy.check_examples({one.name: one.train for one in hello.clients})
     for doubt in suspicions(federation):
         tell(f"Caution: {doubt}")
     loaded.hello = hello if plan.privacy.secure_aggregation is None else without_sizes(hello)
     tell(f"Ready: {len(loaded.hello.clients)} client(s), a model of {ready.task.parameters:,} parameters.")
+    for line in site.policy.metric_lines(ready.task) if measured is not None else ():
+        tell(line)
     return loaded
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from fedloom.privacy.secure.graph import FULL
 from fedloom.privacy.table import PrivacyTable
 from fedloom.record import Count, Positive, Record, Share, Whole
 from fedloom.results.safe_text import plain
+from fedloom.task import Task
 from fedloom.training.evaluation import Measured
 from fedloom.user_code import is_code
 
@@ -38,6 +39,11 @@ SECURE_TRUST = (
 SPARSE_TRUST = (
     f" In a round of more than {FULL} clients, it must also trust the coordinator to follow the protocol: [policy] "
     f"max_secure_cohort = {FULL} refuses such rounds."
+)
+SCORES_LEAVE = (
+    "ATTENTION: the model's scores and the true label of EVERY SINGLE EXAMPLE that is measured leave this site, "
+    "because its file says [policy] example_scores = true. Without that line, only one number per client and split "
+    "leaves for each metric."
 )
 
 ALIKE = (
@@ -110,8 +116,12 @@ class Policy(Record):
     that needs more is refused before it starts.
     """
     metrics: tuple[str, ...] | Literal["means"] = "means"
-    """The metrics that may leave. Scores of single examples leave only if you name their metric. This does not limit
-    the weights and public numbers of an algorithm's updates.
+    """The metrics that may leave, each as one number per client and split. By default, those that are means over
+    examples. This does not limit the weights and public numbers of an algorithm's updates.
+    """
+    example_scores: bool = False
+    """Also send what those of these metrics that are no means (AUROC, F1) are computed from: the model's scores and the
+    true label of every single example. Then the coordinator also has their values over the examples of all sites.
     """
     code: dict[str, str] = Field(default_factory=dict)
     """The SHA-256 of every file with your own code that may run here, by its path from the site's file."""
@@ -228,14 +238,17 @@ class Policy(Record):
         """Return the size of a split as others see it: a split that is too small counts as empty."""
         return count if count >= self.min_examples else 0
 
-    def withhold(self, answer: ClientAnswer, is_mean: Mapping[str, bool]) -> ClientAnswer:
-        """Return an answer without the metrics that may not leave; `is_mean`: whether each is a mean over examples."""
-        allowed = {name for name, mean in is_mean.items() if self.may_leave(name, mean)}  # none, with a limit on ε
+    def withhold(self, answer: ClientAnswer, task: Task) -> ClientAnswer:
+        """Return an answer without the metrics that may not leave. A metric that is no mean leaves as one number."""
+        is_mean, withheld = means(task), self.withheld(task)  # all of them, with a limit on ε
         measured = {}
         for where, found in answer.measured.items():
-            sums = {name: value if name in allowed else math.nan for name, value in found.sums.items()}
-            scores = {name: value for name, value in found.scores.items() if name in allowed}
-            measured[where] = Measured(found.count, sums, scores, found.targets if scores else None)
+            sums = {name: math.nan if name in withheld else value for name, value in found.sums.items()}
+            scores = {name: value for name, value in found.scores.items() if name not in withheld}
+            values = replace(found, scores=scores).values(task)
+            measured[where] = Measured(found.count, sums, summaries={name: values[name] for name in scores})
+            if scores and self.example_scores:
+                measured[where] = replace(measured[where], scores=scores, targets=found.targets)
 
         def stays(key: str) -> bool:  # a key of an epoch, such as validation_accuracy
             metric = max((name for name in is_mean if f"_{key}".endswith(f"_{name}")), key=len, default=key)
@@ -248,6 +261,27 @@ class Policy(Record):
     def limits_epsilon(self) -> bool:
         """Whether only what noise covers may leave."""
         return self.max_epsilon is not None or self.max_total_epsilon is not None
+
+    def withheld(self, task: Task) -> tuple[str, ...]:
+        """Return the metrics of a task, and the loss, that may not leave."""
+        return tuple(name for name, mean in means(task).items() if not self.may_leave(name, mean))
+
+    def metric_lines(self, task: Task) -> Iterator[str]:
+        """Say which metrics of a task are withheld, and whether scores of single examples leave."""
+        if withheld := self.withheld(task):
+            allowed = [*means(task)] if self.metrics == "means" else [*self.metrics, *withheld]
+            names = ", ".join(f'"{name}"' for name in allowed)
+            yield (
+                f"The policy withholds {', '.join(withheld)}. To let each leave, as one number per client and split: "
+                f"[policy] metrics = [{names}]."
+            )
+        if self.sends_scores(task):
+            yield SCORES_LEAVE
+
+    def sends_scores(self, task: Task) -> bool:
+        """Return whether scores and labels of single examples leave with a task's metrics."""
+        withheld = self.withheld(task)
+        return self.example_scores and any(m.summary and m.name not in withheld for m in task.measures)
 
     def may_leave(self, metric: str, is_mean: bool) -> bool:
         """Return whether a metric's values may leave. They have no noise, so no ε covers them."""
@@ -268,6 +302,11 @@ class Policy(Record):
             raise Refused(f"the policy allows only fedloom's own code, and the {what} is '{name}': name it to allow it")
         known = ", ".join(allowed) if allowed != "shipped" else "those that ship with fedloom"
         raise Refused(f"the policy does not allow the {what} '{name}'. Allowed: {known}")
+
+
+def means(task: Task) -> dict[str, bool]:
+    """Return the loss and metrics of a task by name, and whether each is a mean over examples, or computed from one."""
+    return {"loss": True, **{metric.name: metric.values is not None for metric in task.measures}}
 
 
 @dataclass(frozen=True)

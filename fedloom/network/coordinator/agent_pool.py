@@ -218,7 +218,8 @@ class AgentPool:
                     self.log("agent", f"{one.name} was replaced; {kept}", one.agent)
             said = hello.model_dump(mode="json")
             if takes_part and before:  # a site may change its policy, but nothing else
-                said = {**before, "min_cohort": hello.min_cohort}
+                policy = ("min_cohort", "withheld", "sends_scores")
+                said = {**before, **{name: said[name] for name in policy}}
             self.ledger.set_hello(one.agent, said)
             if is_late:
                 self.ledger.add_clients(hello.numbered(one.agent, len(clients)), late=True)
@@ -227,6 +228,12 @@ class AgentPool:
         with self.changed:
             self.changed.notify_all()
         self.log("agent", f"{one.name} is ready, with {len(hello.clients)} client(s)", one.agent)
+        if hello.withheld:
+            names = ", ".join(hello.withheld)
+            self.log("agent", f"{one.name} withholds {names}: its [policy] metrics must name what may leave", one.agent)
+        if hello.sends_scores:
+            what = "the scores and the true label of every single example that is measured"
+            self.log("agent", f"{one.name} sends {what}: its [policy] says example_scores = true", one.agent)
 
     def min_cohort(self, agents: Collection[str]) -> int:
         """Return the fewest clients with which all of these agents let their updates be summed; 0 without agents."""

@@ -324,7 +324,9 @@ class NetworkBackend(Backend):
         answers = [calls[report.client].answers[report.client] for report in counting]
         tickets = [answer.ticket for answer in answers if answer.ticket is not None]
         # an asynchronous client measures if the round in which it starts does
-        measured = _comparable([{s: one.measured[s] for s in one.measured if s in work.measure} for one in answers])
+        measured: list[dict[str, Measured]] = [
+            {split: found for split, found in one.measured.items() if split in work.measure} for one in answers
+        ]
         reports = tuple(
             self._report(calls[answer.client], answer, found, judged)
             for answer, found, judged in zip(answers, measured, counting, strict=True)
@@ -390,8 +392,7 @@ class NetworkBackend(Backend):
         fields["method"] = "given" if work.model is not None else ""
         link = Downlink.of(self.compress, work.algorithm, self.task) if work.model is None else None
         call = self._evaluation(title, work.ids, work.own, groups, self.judge.check_evaluated, link, **fields)
-        found = {client: call.answers[client].measured for client in work.ids if client in call.answers}
-        return dict(zip(found, _comparable(list(found.values())), strict=True))
+        return {client: call.answers[client].measured for client in work.ids if client in call.answers}
 
     def _evaluation(
         self,
@@ -471,10 +472,3 @@ def _parcel_info(role: Any, parcel: Parcel) -> ParcelInfo:
 def _rows(groups: Groups, positions: Sequence[int]) -> Groups:
     index = torch.tensor(positions, dtype=torch.int64)
     return {group: tree.rows(leaves, index) for group, leaves in groups.items()}
-
-
-def _comparable(answers: Sequence[dict[str, Measured]]) -> Sequence[dict[str, Measured]]:
-    """Leave out the scores of single examples unless all clients sent them: a summary needs all of them."""
-    if all(found.targets is not None for measured in answers for found in measured.values() if found.count):
-        return answers
-    return [{where: Measured(one.count, one.sums) for where, one in measured.items()} for measured in answers]

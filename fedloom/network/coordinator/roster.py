@@ -27,6 +27,7 @@ class Roster(Federation):
     hosts: Mapping[int, tuple[str, int]] = field(kw_only=True)  # client → its agent, and its number there
     data_format: DataFormat = field(kw_only=True)
     setup: Setup = field(kw_only=True)
+    hellos: Mapping[str, Hello] = field(kw_only=True)  # what each agent says about its site
 
     @staticmethod
     def of(
@@ -58,10 +59,23 @@ class Roster(Federation):
             hosts={row["client"]: (row["agent"], row["local"]) for row in clients},
             data_format=first.data_format,
             setup=setup,
+            hellos=hellos,
         )
 
     def site(self, client: int) -> Hashable:
         return self.hosts[client][0]
+
+    @property
+    def withheld(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for client, (agent, _) in sorted(self.hosts.items()):
+            for metric in self.hellos[agent].withheld:
+                found.setdefault(metric, []).append(client)
+        return found
+
+    @property
+    def sending_scores(self) -> list[int]:
+        return [client for client, (agent, _) in sorted(self.hosts.items()) if self.hellos[agent].sends_scores]
 
     def sizes(self, split: SplitName) -> NDArray[np.int64]:
         return self.held[split]

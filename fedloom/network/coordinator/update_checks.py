@@ -131,11 +131,12 @@ class Judge:
             sizes = {split: min(found.count, self._everything()) for split, found in answer.measured.items()}
         ranges = self._ranges()
         means = {"loss": ranges["loss"], **{m.name: ranges[m.name] for m in self.task.measures if m.values}}
-        summaries = self._rows if any(metric.summary is not None for metric in self.task.measures) else {}
+        summaries = {m.name: ranges[m.name] for m in self.task.measures if m.summary is not None}
+        scores = self._rows if any(found.scores for found in answer.measured.values()) else {}
         # a call that trains nothing has nothing to measure
         required = splits if assignment.kind == "evaluate" or answer.measured else ()
         labels = self.roster.data_format.labels
-        check_measured(answer.measured, required, sizes, means, summaries, len(self.roster.classes), labels)
+        check_measured(answer.measured, required, sizes, means, summaries, scores, len(self.roster.classes), labels)
 
     @cached_property
     def _rows(self) -> dict[str, Sides]:
@@ -237,15 +238,16 @@ def check_measured(
     splits: tuple[str, ...],
     sizes: Mapping[str, int],
     means: Mapping[str, Range],
-    summaries: Mapping[str, Sides] = {},
+    summaries: Mapping[str, Range] = {},
+    scores: Mapping[str, Sides] = {},
     classes: int = 0,
     label: Sides = (),
 ) -> None:
     """Raise `Rejected` unless these measure what was asked for, on as many examples as the client has.
 
-    `means` has the range of each metric that is a mean, `summaries` the shape of what other metrics keep of an example,
-    `classes` the number of classes (0: a regression), and `label` the shape of a label.
-    Where a site withholds something, a mean is NaN, or the scores of all summaries are missing.
+    `means` and `summaries` have the range of each metric that is a mean or not, `scores` the shape of what the latter
+    keep of an example, `classes` the number of classes (0: a regression), and `label` the shape of a label.
+    Where a site withholds something, a mean is NaN, or a summary and its scores are missing.
     """
     missing = [split for split in splits if sizes.get(split) and split not in measured]
     if missing:
@@ -255,17 +257,19 @@ def check_measured(
             raise Rejected("metrics", f"the coordinator did not ask for the split '{where[:40]}'")
         if found.count != sizes[where]:
             raise Rejected("metrics", f"the client has {sizes[where]} {where} examples, and measured {found.count}")
-        if found.sums.keys() - {*means} or found.scores.keys() - {*summaries}:
+        if found.sums.keys() - {*means} or (found.summaries.keys() | found.scores.keys()) - {*summaries}:
             raise Rejected("metrics", "the answer has metrics that the coordinator did not ask for")
         if found.count and found.sums.keys() != {*means}:
             raise Rejected("metrics", "the answer lacks some of the metrics")
-        if found.targets is not None and found.scores.keys() != {*summaries}:
-            raise Rejected("metrics", "the answer lacks scores of some of the metrics")
+        if (found.targets is not None) != bool(found.scores):
+            raise Rejected("metrics", "the answer has scores without labels, or labels without scores")
         for name, total in found.sums.items():
             _check_value(f"the {where} {name}", total / max(found.count, 1), means[name])
+        for name, value in found.summaries.items():
+            _check_value(f"the {where} {name}", value, summaries[name])
         if found.targets is not None:
             for name, rows in found.scores.items():
-                _check_rows(f"the scores of {name}", rows, (found.count, *summaries[name]))
+                _check_rows(f"the scores of {name}", rows, (found.count, *scores[name]))
             _check_rows("the labels", found.targets, (found.count, *label))
             whole = found.targets.to(torch.float64)
             if classes and bool(((whole < 0) | (whole >= classes) | (whole != whole.round())).any()):

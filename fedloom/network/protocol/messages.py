@@ -13,15 +13,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge, Le, MaxLen
-from pydantic import (
-    AllowInfNan,
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    Strict,
-    model_serializer,
-)
+from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, Strict
 from torch import Tensor
 
 from fedloom.algorithm import Update
@@ -183,10 +175,15 @@ class Assignment(Message):
 
 
 class MeasuredSums(Message):
-    """Loss and metrics as sums over examples; null where the site's policy withholds one."""
+    """Loss and metrics as sums over examples; null where the site's policy withholds one.
+
+    `summaries` has the values of other metrics, such as AUROC: null where one is undefined. One that the site's policy
+    withholds is missing.
+    """
 
     count: Number
     sums: dict[Name, float | None]
+    summaries: dict[Name, float | None] = {}
 
 
 class ResultHeader(Message):
@@ -254,12 +251,8 @@ class Hello(DataFormat):
     data_mark: Annotated[str, MaxLen(64)]
     setup: Annotated[dict[Name, bool | int | Name], MaxLen(100)]
     min_cohort: Number = 1  # the fewest clients with which its updates may be summed
-
-    @model_serializer(mode="wrap")
-    def _without_default(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out a `min_cohort` that asks for nothing: coordinators of earlier versions do not know the field."""
-        found: dict[str, Any] = dump(self)
-        return {name: value for name, value in found.items() if (name, value) != ("min_cohort", 1)}
+    withheld: Annotated[tuple[Name, ...], MaxLen(1000)] = ()  # metrics of the run that its policy keeps at the site
+    sends_scores: bool = False  # whether scores and labels of single examples leave it
 
     @property
     def numbers(self) -> frozenset[int]:
@@ -326,7 +319,8 @@ def write_answer(id: str, answers: Sequence[ClientAnswer]) -> Parcel:
         mine |= {f"weights/{group}": update.weights(group) for group in update.groups}
         mine |= {f"public/{name}": value for name, value in update.public.items()}
         for where, found in one.measured.items():
-            sums[where] = MeasuredSums(count=found.count, sums=_without_nan(found.sums))
+            numbers = {"sums": _without_nan(found.sums), "summaries": _without_nan(found.summaries)}
+            sums[where] = MeasuredSums(count=found.count, **numbers)
             mine |= {f"scores/{where}/{name}": scores for name, scores in found.scores.items()}
             if found.targets is not None:
                 mine[f"targets/{where}"] = found.targets
@@ -362,7 +356,8 @@ def read_answer(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tup
         scores = unflatten(below(mine, "scores/"))  # by split
         for where, sums in result.measured.items():
             targets = mine.get(f"targets/{where}")
-            measured[where] = Measured(sums.count, _with_nan(sums.sums), scores.get(where, {}), targets)
+            numbers = _with_nan(sums.sums), scores.get(where, {}), targets, _with_nan(sums.summaries)
+            measured[where] = Measured(sums.count, *numbers)
         history = tuple(_with_nan(epoch) for epoch in result.history)
         update = Update(groups, weights, below(mine, "public/"))
         found[result.client] = ClientAnswer(

@@ -25,7 +25,9 @@ from fedloom import tree
 from fedloom.errors import FedloomError
 from fedloom.tree import Groups
 
-PROTOCOL = 2  # of 1, frozen parameters are in every message: its agents would use others here, and not notice
+# of 2, scores of single examples leave a site if its policy names a metric that needs them; of 1, frozen parameters are
+# in every message: its agents would use others here, and not notice
+PROTOCOL = 3
 CHUNK = 1 << 20
 HEADER_LIMIT = 16 << 20  # bytes of JSON besides the tensors of one parcel
 KINDS = {

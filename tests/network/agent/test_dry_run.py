@@ -12,7 +12,7 @@ import pytest
 import fedloom as fl
 from fedloom.errors import InputError
 from fedloom.network.agent.dry_run import dry_run, first_round
-from fedloom.network.agent.policy import TRUST, site_of
+from fedloom.network.agent.policy import SCORES_LEAVE, TRUST, site_of
 from fedloom.network.protocol.expected_update import synthetic_place
 from fedloom.network.protocol.messages import DataFormat
 from fedloom.task import Task
@@ -37,8 +37,17 @@ def test_without_an_experiment_it_shows_data_and_policy(tmp_path: Path) -> None:
     assert "Allowed verbs: reduce, in rounds of at least 3 client(s), as the coordinator counts them." in shown
     assert TRUST in shown
     unlimited = "This does not limit an algorithm's weights and public numbers: they may be scores of any metric."
-    assert f"Metrics that may leave: loss. {unlimited}" in shown
+    assert f"Metrics that may leave, each as one number per client and split: loss. {unlimited}" in shown
     assert shown[-1].endswith("add --experiment FILE to see it.")
+
+
+def test_it_warns_of_scores_of_single_examples_and_names_metrics_that_are_withheld(tmp_path: Path) -> None:
+    assert not any("SINGLE EXAMPLE" in line for line in lines(tmp_path, metrics=["f1"]))
+    assert any(line.endswith(SCORES_LEAVE) for line in lines(tmp_path, metrics=["f1"], example_scores=True))
+    experiment = {**EXPERIMENT, "task": {**EXPERIMENT.get("task", {}), "metrics": ["accuracy", "f1"]}}
+    assert any(line.startswith("The policy withholds f1. ") for line in lines(tmp_path, experiment))
+    shown = lines(tmp_path, experiment, metrics=["loss", "accuracy", "f1"], example_scores=True)
+    assert SCORES_LEAVE in shown
 
 
 def test_it_shows_what_leaves_under_the_policy(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_hosted_clients_are_found_by_their_numbers_in_the_run() -> None:
 
 PLAN = {
     "run": "0" * 16,
-    "protocol": 2,
+    "protocol": 3,
     "experiment": {"algorithm": {"fedavg": {}}, "task": {}},
     "sources": {},
     "versions": {},
@@ -60,7 +60,7 @@ def test_a_malformed_plan_is_refused(change: dict[str, Any]) -> None:
 
 def test_another_protocol_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     site = site_of({"data": {"source": "nothing"}}, tmp_path / "kerry.toml")
-    with pytest.raises(Refused, match="the coordinator speaks protocol 1, and this agent speaks 2"):
+    with pytest.raises(Refused, match="the coordinator speaks protocol 1, and this agent speaks 3"):
         load_experiment({**PLAN, "protocol": 1}, site, Path, str, print)
 
 

@@ -12,9 +12,10 @@ import torch
 
 from fedloom.errors import InputError
 from fedloom.experiment.experiment_file import TaskTable
-from fedloom.network.agent.policy import Policy, Refused, load_site, trust
+from fedloom.network.agent.policy import SCORES_LEAVE, Policy, Refused, load_site, trust
 from fedloom.network.protocol.messages import ClientAnswer
 from fedloom.privacy.table import DpTable, PrivacyTable, SecureTable
+from fedloom.task import Task
 from fedloom.training.evaluation import Measured
 
 
@@ -79,17 +80,34 @@ def test_a_metric_of_your_own_is_allowed_by_its_name_and_its_file(tmp_path: Path
 
 
 def test_only_allowed_metrics_leave_with_an_answer() -> None:
-    is_mean = {"loss": True, "accuracy": True, "balanced_accuracy": False}
-    scores = {"balanced_accuracy": torch.ones(2)}
-    measured = {"test": Measured(2, {"loss": 1.0, "accuracy": 2.0}, scores, torch.ones(2))}
+    task = Task("logistic", metrics=["accuracy", "balanced_accuracy"])
+    scores = {"balanced_accuracy": torch.tensor([[1, 0], [1, 0]])}
+    measured = {"test": Measured(2, {"loss": 1.0, "accuracy": 2.0}, scores, torch.tensor([0, 1]))}
     epoch = {"loss": 1.0, "validation_accuracy": 0.5, "validation_balanced_accuracy": 0.4}
     answer = ClientAnswer(0, measured=measured, history=(epoch,))
-    found = Policy(metrics=["accuracy"]).withhold(answer, is_mean)
+    found = Policy(metrics=["accuracy"], example_scores=True).withhold(answer, task)
     assert math.isnan(found.measured["test"].sums["loss"])
     assert found.measured["test"].sums["accuracy"] == 2.0
-    assert (found.measured["test"].scores, found.measured["test"].targets) == ({}, None)
+    assert found.measured["test"].summaries == found.measured["test"].scores == {}
+    assert found.measured["test"].targets is None
     assert found.history == ({"validation_accuracy": 0.5},)  # not the balanced one, whose name ends in the same word
-    assert Policy(metrics=["balanced_accuracy"]).withhold(answer, is_mean).measured["test"].scores == scores
+    test = Policy(metrics=["balanced_accuracy"]).withhold(answer, task).measured["test"]
+    assert (test.summaries, test.scores, test.targets) == ({"balanced_accuracy": 0.5}, {}, None)
+    test = Policy(metrics=["balanced_accuracy"], example_scores=True).withhold(answer, task).measured["test"]
+    assert (test.summaries, test.scores) == ({"balanced_accuracy": 0.5}, scores)
+    assert test.targets is not None
+    none = Policy(metrics=["balanced_accuracy"], example_scores=True, max_epsilon=1.0).withhold(answer, task)
+    assert none.measured["test"].summaries == none.measured["test"].scores == {}
+
+
+def test_a_policy_says_what_to_write_and_warns_of_scores_of_single_examples() -> None:
+    task = Task("logistic", metrics=["accuracy", "auroc"])
+    (line,) = Policy().metric_lines(task)
+    assert line.startswith("The policy withholds auroc. ")
+    assert line.endswith('[policy] metrics = ["loss", "accuracy", "auroc"].')
+    assert list(Policy(metrics=["loss", "accuracy", "auroc"]).metric_lines(task)) == []
+    assert list(Policy(metrics=["loss", "accuracy", "auroc"], example_scores=True).metric_lines(task)) == [SCORES_LEAVE]
+    assert not Policy(example_scores=True).sends_scores(task)  # no metric that needs them may leave
 
 
 @pytest.mark.parametrize(

@@ -154,11 +154,6 @@ def test_the_largest_min_cohort_counts_and_a_site_may_change_it(world: World) ->
     assert world.pool.min_cohort(ids) == 3
 
 
-def test_a_hello_without_a_wish_is_one_that_earlier_coordinators_know() -> None:
-    assert "min_cohort" not in HELLO.model_dump(mode="json")
-    assert HELLO.model_copy(update={"min_cohort": 2}).model_dump(mode="json")["min_cohort"] == 2
-
-
 def test_when_fewer_answers_suffice_the_others_are_a_surplus(world: World) -> None:
     agent, other = world.speaker(), world.speaker("clare")
     agent.hello()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -24,7 +25,7 @@ from fedloom.federation import engine
 from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import ClientWork, Report
 from fedloom.network.agent.assignment_runner import AssignmentRunner
-from fedloom.network.agent.policy import Refused, rehearsal
+from fedloom.network.agent.policy import SCORES_LEAVE, Refused, rehearsal
 from fedloom.network.coordinator.backend import NetworkBackend
 from fedloom.network.coordinator.ledger import Ledger
 from fedloom.network.coordinator.network_folder import invite
@@ -32,6 +33,7 @@ from fedloom.network.coordinator.update_checks import Judge
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.network.protocol.signatures import Signer
 from fedloom.network.protocol.token import Token
+from fedloom.results.disclosure import what_left
 from fedloom.results.report_warnings import cautions
 from fedloom.results.result import Result
 from fedloom.results.run_data import RunData
@@ -434,6 +436,82 @@ def test_a_site_with_many_examples_weighs_what_the_operator_allows_as_in_a_simul
     assert weights(tmp_path / "net") == capped != serial_weights(values, tmp_path / "serial")
 
 
+def two_class_experiment(folder: Path) -> dict[str, Any]:
+    """Two classes at four clients, measured by a metric that is no mean."""
+    draws = np.random.default_rng(0)
+    np.savez(folder / "two.npz", x=draws.normal(size=(200, 4)).astype(np.float32), y=np.arange(200) % 2)
+    return {
+        **SMALL,
+        "data": {"source": "npz", "path": str(folder / "two.npz"), "partition": {"name": "iid", "clients": 4}},
+        "task": {"model": "mlp", "args": {"features": 4}, "metrics": ["accuracy", "auroc"]},
+    }
+
+
+def measurements(folder: Path, table: str = "clients") -> list[dict[str, Any]]:
+    return [row for row in Result.read(folder).rows(table) if row["metric"] == "auroc"]
+
+
+def left(folder: Path, site: int) -> list[dict[str, Any]]:
+    """What left a site with its answers, by its audit log."""
+    lines = (folder / f"state-{site}" / "audit.jsonl").read_text().splitlines()
+    return [found["left"] for line in lines if (found := json.loads(line))["event"] == "answered"]
+
+
+def test_a_metric_that_is_no_mean_leaves_as_one_number_with_the_bits_of_a_simulation(tmp_path: Path) -> None:
+    values = two_class_experiment(tmp_path)
+    run = InProcessRun(tmp_path / "net", values, {}, {})  # their policies name the metrics
+    run.run(Silent())
+    serial_weights(values, tmp_path / "serial")
+    assert len(measurements(tmp_path / "net")) > 8
+    assert measurements(tmp_path / "net") == measurements(tmp_path / "serial")
+    for one in (*left(tmp_path, 0), *left(tmp_path, 1)):
+        assert not any(kind.startswith(("scores", "targets")) for kind in one["values"])
+    assert measurements(tmp_path / "serial", "pooled")
+    assert not measurements(tmp_path / "net", "pooled")
+    found = RunData.read(tmp_path / "net")
+    assert any(
+        text.startswith("auroc: means over clients only. There is no value over the") for text in cautions(found)
+    )
+    assert not any("ATTENTION" in text for text in (*what_left(found), *run.said))
+
+
+def test_scores_of_single_examples_leave_only_with_a_warning_on_every_side(tmp_path: Path) -> None:
+    values, loud = two_class_experiment(tmp_path), {"example_scores": True}
+    run = InProcessRun(tmp_path / "net", values, loud, loud)
+    run.run(Silent())
+    serial_weights(values, tmp_path / "serial")
+    assert measurements(tmp_path / "net", "pooled") == measurements(tmp_path / "serial", "pooled")
+    assert any("scores test" in one["values"] and "targets test" in one["values"] for one in left(tmp_path, 0))
+    assert SCORES_LEAVE in run.said
+    assert any(line.startswith("site-0 sends the scores and the true label of every single") for line in run.said)
+    assert "SCORES AND LABELS OF SINGLE EXAMPLES" in (tmp_path / "state-0" / "audit.jsonl").read_text()
+    found = RunData.read(tmp_path / "net")
+    assert any(text.startswith("ATTENTION: the server saw the model's scores") for text in what_left(found))
+    assert not any("There is no value over" in text for text in cautions(found))
+
+
+def test_a_metric_that_policies_withhold_is_not_called_undefined(tmp_path: Path) -> None:
+    values = two_class_experiment(tmp_path)
+    run = InProcessRun(tmp_path / "net", values, {"metrics": "means"}, {"metrics": "means"})
+    run.run(Silent())
+    found = [text for text in cautions(RunData.read(tmp_path / "net")) if "auroc" in text]
+    assert len(found) == 1
+    assert found[0].startswith("auroc is withheld by the policies of 0, 1, 2 and 1 more, ")
+    assert found[0].endswith("[policy] metrics = ['loss', 'accuracy', 'auroc'].")
+    assert "site-0 withholds auroc: its [policy] metrics must name what may leave" in run.said
+    assert any(line.startswith("The policy withholds auroc. To let each leave") for line in run.said)
+
+
+def test_a_site_that_allows_a_metric_counts_beside_one_that_does_not(tmp_path: Path) -> None:
+    values = two_class_experiment(tmp_path)
+    loud = {"metrics": ["loss", "accuracy", "auroc"], "example_scores": True}
+    InProcessRun(tmp_path / "net", values, loud, {"metrics": "means"}).run(Silent())
+    assert {row["client"] for row in measurements(tmp_path / "net")} == {"0", "2"}  # those of the first site
+    assert not measurements(tmp_path / "net", "pooled")
+    found = [text for text in cautions(RunData.read(tmp_path / "net")) if "auroc" in text]
+    assert found[0].startswith("auroc is withheld by the policies of 1, 3, and means over clients leave them out.")
+
+
 @pytest.mark.parametrize(
     ("scores", "why"), [(torch.full((1,), float("nan")), "finite real"), (torch.ones(1, 2), "one number for each")]
 )
@@ -449,14 +527,8 @@ def test_scores_that_are_no_numbers_cost_their_client_the_round_and_not_the_run(
         return [replace(answer, measured={"test": bad}) if one.client == 3 else answer]
 
     monkeypatch.setattr(AssignmentRunner, "train", send)
-    draws = np.random.default_rng(0)
-    np.savez(tmp_path / "two.npz", x=draws.normal(size=(200, 4)).astype(np.float32), y=np.arange(200) % 2)
-    values = {
-        **SMALL,
-        "data": {"source": "npz", "path": str(tmp_path / "two.npz"), "partition": {"name": "iid", "clients": 4}},
-        "task": {"model": "mlp", "args": {"features": 4}, "metrics": ["accuracy", "auroc"]},
-    }
-    allowed = {"metrics": ["loss", "accuracy", "auroc"]}
+    values = two_class_experiment(tmp_path)
+    allowed = {"metrics": ["loss", "accuracy", "auroc"], "example_scores": True}
     run = InProcessRun(tmp_path / "net", values, allowed, allowed)
     assert run.run(Silent()).status == "done"
     rejected = [

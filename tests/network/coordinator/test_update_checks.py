@@ -79,6 +79,10 @@ def scored(scores: torch.Tensor | None = None, labels: torch.Tensor | None = Non
     return {"test": Measured(3, sums, {"auroc": scores}, torch.ones(3) if labels is None else labels)}
 
 
+def summarized(**values: float) -> dict[str, Measured]:
+    return {"test": Measured(3, {"loss": 1.0, "accuracy": 1.0}, summaries=values)}
+
+
 @pytest.mark.parametrize(
     ("group", "positions"),
     [("model", {}), ("other", {"model": "other"}), ("other", {})],
@@ -109,7 +113,10 @@ def test_a_mask_may_hold_the_infinities_that_the_coordinator_sent(group: str, po
         ({"test": Measured(3, {"loss": 1.0})}, "lacks some of the metrics"),
         ({"test": Measured(2, {"loss": 1.0, "accuracy": 1.0})}, "has 3 test examples, and measured 2"),
         ({"test": Measured(3, {"loss": 1.0, "accuracy": 1.0, "f1": 1.0})}, "did not ask for"),
-        ({"test": Measured(3, {"loss": 1.0, "accuracy": 1.0}, {}, torch.ones(3))}, "lacks scores"),
+        ({"test": Measured(3, {"loss": 1.0, "accuracy": 1.0}, {}, torch.ones(3))}, "labels without scores"),
+        ({"test": Measured(3, {"loss": 1.0, "accuracy": 1.0}, {"auroc": torch.ones(3)})}, "scores without labels"),
+        (summarized(auroc=1.5), "the test auroc must be from 0 to 1, and is 1.5"),
+        (summarized(auprc=0.5), "did not ask for"),
         ({"test": Measured(3, {"loss": INF, "accuracy": 1.0})}, "the test loss must be finite, and is inf"),
         ({"test": Measured(3, {"loss": -3.0, "accuracy": 1.0})}, "the test loss must be from 0 to inf, and is -1"),
         ({"test": Measured(3, {"loss": 1.0, "accuracy": 3e5})}, "the test accuracy must be from 0 to 1, and is 100000"),
@@ -126,7 +133,7 @@ def test_measurements_must_be_those_that_were_asked_for(measured: dict[str, Meas
     means = {"loss": (0.0, INF), "accuracy": (0.0, 1.0)}
 
     def check(measured: dict[str, Measured], size: int = 3) -> None:
-        check_measured(measured, ("test",), {"test": size}, means, {"auroc": ()}, classes=2)
+        check_measured(measured, ("test",), {"test": size}, means, {"auroc": (0.0, 1.0)}, {"auroc": ()}, classes=2)
 
     with pytest.raises(Rejected, match=why):
         check(measured)
@@ -158,7 +165,7 @@ def test_whatever_is_accepted_can_be_pooled_with_what_honest_clients_measured(
     task = Task(Dense, metrics=("accuracy", "auroc"))
     means = {"loss": (0.0, INF), "accuracy": (0.0, 1.0)}
     try:
-        check_measured({"test": found}, ("test",), {"test": 3}, means, {"auroc": ()}, classes=2)
+        check_measured({"test": found}, ("test",), {"test": 3}, means, {"auroc": (0.0, 1.0)}, {"auroc": ()}, classes=2)
     except Rejected:
         return
     values = pool([scored()["test"], found]).values(task)
