@@ -22,6 +22,15 @@ def what_left(run: RunData) -> list[str]:
     return [*_seen(run, table), *_prepared(run), *_bytes(run), *_has(run, table), *_spent(run, table), *lacks(table)]
 
 
+def not_evaluated(run: RunData) -> str:
+    """Why a run on a network has no numbers of clients, if its protections are the reason; otherwise nothing."""
+    privacy = run.description.get("privacy") or {}
+    if not run.is_network or not privacy:
+        return ""
+    protection = "secure aggregation" if "secure_aggregation" in privacy else "differential privacy"
+    return f"was not evaluated: under {protection} nothing is measured at clients"
+
+
 def _seen(run: RunData, table: PrivacyTable) -> Iterator[str]:
     real = (run.folder / NETWORK).is_dir()
     if not real:

@@ -12,7 +12,7 @@ from fedloom import __version__
 from fedloom.errors import FedloomError
 from fedloom.files import write_atomically
 from fedloom.results.comparisons import ABOUT_CLIENTS, PHASES, TITLES, Comparison, comparisons
-from fedloom.results.disclosure import what_left
+from fedloom.results.disclosure import not_evaluated, what_left
 from fedloom.results.report_warnings import cautions
 from fedloom.results.result import Result
 from fedloom.results.run_data import RunData
@@ -42,6 +42,7 @@ def write_card(result: Result, folder: Path, files: Iterable[Path]) -> Path:
         clients=shown,
         examples=f"{sum(client['train'] for client in run.clients):,}",
         held=_held(run),
+        not_evaluated=not_evaluated(run),
         metrics=list(run.metrics),
         exported=list(_exported(result, run)),
         cells={(cell.algorithm, cell.seed): run.cells[cell.algorithm, cell.seed] for cell in result.runs},

@@ -18,7 +18,7 @@ from fedloom import __version__
 from fedloom.files import write_atomically
 from fedloom.results import figures, tables
 from fedloom.results.comparisons import Comparison, best_first, main_comparison, universal_comparison
-from fedloom.results.disclosure import what_left
+from fedloom.results.disclosure import not_evaluated, what_left
 from fedloom.results.figure_style import CaptionedFigure, line_styles
 from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import MetricInfo, RunData
@@ -109,7 +109,8 @@ def result_in_words(run: RunData) -> Iterator[str]:
     """What came out: one paragraph for the main comparison, and one for the universal test."""
     main = main_comparison(run)
     if main is None:
-        yield "No algorithm has finished with a measurement yet."
+        why = not_evaluated(run)
+        yield f"The model {why}." if run.done and why else "No algorithm has finished with a measurement yet."
         return
     for comparison in (main, universal_comparison(run, main.metric.name)):
         if comparison is not None:

@@ -249,6 +249,11 @@ class RunData:
         return self.facts.get("withheld") or {}
 
     @property
+    def hides_sizes(self) -> bool:
+        """Whether sites did not say how many examples their clients have."""
+        return self.is_network and "secure_aggregation" in (self.description.get("privacy") or {})
+
+    @property
     def wanted_metrics(self) -> list[str]:
         """The metrics as the experiment names them."""
         return _wanted_metrics(self.description)

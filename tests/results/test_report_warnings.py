@@ -12,6 +12,7 @@ import pytest
 
 import fedloom as fl
 from fedloom.experiment.store import Store
+from fedloom.results.comparisons import comparisons
 from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import RunData
 from tests.conftest import Logit, federation, two_classes
@@ -185,6 +186,23 @@ def test_algorithms_that_do_no_better_than_the_most_common_label_are_named(run: 
         "No better than always predicting dead, which is right for 100.00 % of all examples: fedavg ("
     )
     assert "global model, server's test data" in text
+
+
+def test_without_counts_of_labels_an_accuracy_on_a_network_is_not_left_uncommented(run: RunData) -> None:
+    known = with_labels(run, [[1, 1, 1]])
+    unknown = replace(run, facts={name: value for name, value in run.facts.items() if name != "labels"})
+
+    def said(run: RunData, network: bool) -> bool:
+        about = replace(run, facts={**run.facts, "network": network})
+        return any(text.startswith("How often the most frequent class occurs is unknown") for text in cautions(about))
+
+    at_clients = [one for one in comparisons(run, "accuracy") if one.key != "server_test"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedloom.results.report_warnings.comparisons", lambda *_: at_clients)
+        assert said(unknown, network=True)
+        assert not said(known, network=True)
+        assert not said(unknown, network=False)
+    assert not said(unknown, network=True)  # the main number is about data that the server holds
 
 
 def test_metrics_that_some_clients_do_not_have_are_named(tmp_path: Path) -> None:
