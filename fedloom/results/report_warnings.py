@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -252,7 +253,8 @@ def _withheld(run: RunData) -> Iterator[str]:
     """Metrics that policies of sites withhold, and those that cannot be computed over all clients' examples."""
     for name, clients in run.withheld.items():
         names = _first_three([run.client_name(client) for client in clients])
-        yield say("caution", "withheld", metric=name, clients=names, allow=["loss", *run.wanted_metrics])
+        allow = json.dumps(["loss", *run.wanted_metrics])
+        yield say("caution", "withheld", metric=name, clients=names, allow=allow)
     scored = run.facts.get("sending scores") or ()
     if run.is_network and len(scored) < len(run.clients):
         others = [name for name, metric in run.metrics.items() if not metric.is_mean]
