@@ -80,10 +80,8 @@ def corrected(
 
 def called(correct: Correct, step: Step, shared: Groups, own: Groups) -> Tree:
     """Return the gradient that a `correct` hook gives. Raise if it does not fit, or if the hook changed its inputs."""
-    given = {"step.grad": step.grad, "step.params": step.params, "step.start": step.start}
-    given |= {f"shared['{group}']": tree for group, tree in shared.items()}
-    given |= {f"own['{group}']": tree for group, tree in own.items()}
-    before = [[leaf._version for leaf in tree.values()] for tree in given.values()]
+    given = [step.grad, step.params, step.start, *shared.values(), *own.values()]
+    before = [leaf._version for tree in given for leaf in tree.values()]
     found = correct(step, shared, own)
     if not isinstance(found, Mapping):
         needed = "the gradient to use: a dict with a tensor for each leaf of step.grad"
@@ -97,10 +95,13 @@ def called(correct: Correct, step: Step, shared: Groups, own: Groups) -> Tree:
         if not isinstance(new, Tensor) or new.shape != leaf.shape or new.dtype != leaf.dtype:
             needed = f"{kind_of(leaf)}, as '{name}' itself"
             raise wrong_return(correct, f"{kind_of(new)} as the gradient of '{name}'", needed)
-    for (what, tree), versions in zip(given.items(), before, strict=True):
-        for (name, leaf), version in zip(tree.items(), versions, strict=True):
-            if leaf._version != version:
-                raise InputError(f"{named(correct)} changes {what}['{name}'] in place. Return a new tree instead.")
+    after = [leaf._version for tree in given for leaf in tree.values()]
+    if after != before:
+        sent, kept = ([f"{what}['{group}']" for group in groups] for what, groups in (("shared", shared), ("own", own)))
+        groups = ["step.grad", "step.params", "step.start", *sent, *kept]
+        names = [f"{group}['{name}']" for group, tree in zip(groups, given, strict=True) for name in tree]
+        what = next(name for name, old, new in zip(names, before, after, strict=True) if old != new)
+        raise InputError(f"{named(correct)} changes {what} in place. Return a new tree instead.")
     return {name: found[name] for name in step.grad}
 
 
