@@ -120,7 +120,7 @@ def _literal(text: str) -> str:
 
 def say(text: str) -> None:
     """Print a message on stderr. Other machines may have written a part of it."""
-    print(visible_lines(text), file=sys.stderr, flush=True)
+    print(f"{visible_lines(text)}\n", end="", file=sys.stderr, flush=True)  # one piece: several threads may write
 
 
 def need(what: str, extra: str, *modules: str) -> None:

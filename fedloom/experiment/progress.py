@@ -71,7 +71,7 @@ class Lines(Progress):
             self.last = time.monotonic()
 
     def note(self, text: str) -> None:
-        print(text, file=self.stream, flush=True)
+        print(f"{text}\n", end="", file=self.stream, flush=True)  # one piece: several threads may write
 
     def end(self, cell: str) -> None:
         self.over += 1

@@ -97,3 +97,15 @@ def test_a_caution_is_shown_once() -> None:
     for text in ("few examples", "few examples", "one class"):
         lines.caution(text)
     assert out.getvalue() == "Caution: few examples\nCaution: one class\n"
+
+
+def test_a_note_is_written_in_one_piece_so_that_threads_do_not_share_a_line() -> None:
+    pieces: list[str] = []
+
+    class Stream(io.StringIO):
+        def write(self, text: str) -> int:
+            pieces.append(text)
+            return len(text)
+
+    Lines(Stream()).note("alpha is ready")
+    assert [piece for piece in pieces if piece] == ["alpha is ready\n"]

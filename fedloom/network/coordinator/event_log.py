@@ -13,6 +13,7 @@ from fedloom.errors import StoreError
 from fedloom.network.coordinator.ledger import Ledger
 from fedloom.results.safe_text import plain
 
+REPEAT = 60.0  # seconds in which the same event that strangers can cause is shown and stored only once
 QUOTA, PERIOD = 200, 3600.0  # events of one agent that are stored within these seconds, and of all strangers together
 OF_STRANGERS = ("denied", "disk")  # kinds of events that requests without a known sender can cause
 
@@ -33,6 +34,7 @@ class EventLog:
         self.ledger, self.tell = ledger, tell
         self.counts: Counter[str] = Counter()  # by kind, with those that were left out
         self._quotas: dict[str, Quota] = {}
+        self._shown: dict[str, float] = {}  # messages that strangers caused, and when
         self._lock = threading.Lock()
 
     def add(self, kind: str, message: str, agent: str | None = None) -> None:
@@ -40,11 +42,20 @@ class EventLog:
         with self._lock:
             self.counts[kind] += 1
             source = agent or (kind if kind in OF_STRANGERS else None)
+            if kind in OF_STRANGERS and self._is_repeated(message):  # a revoked agent may ask for hours
+                return
             lines = [message] if source is None else self._within_quota(source, message)
+            if kind in OF_STRANGERS and lines:
+                self._shown[message] = time.monotonic()
         for line in map(plain, lines):
             self.tell(line)
             with suppress(StoreError):  # show it even if the disk is full
                 self.ledger.note(kind, line, agent)
+
+    def _is_repeated(self, message: str) -> bool:
+        now = time.monotonic()
+        self._shown = {text: when for text, when in self._shown.items() if now - when < REPEAT}
+        return message in self._shown
 
     def _within_quota(self, source: str, message: str) -> list[str]:
         """Return what is to be shown and stored now: the message, or that there are too many, or nothing."""

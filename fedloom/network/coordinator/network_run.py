@@ -97,11 +97,16 @@ class NetworkRun:
         if len(found) >= needed:
             return found
         if len(wished) >= needed:
-            forms = "; ".join(f"{', '.join(one.name for one in some)}: {key[0]}" for key, some in groups.items())
-            first, *others = (key[0] for key in groups)
-            why = "".join(f". {first.differences(other)}" for other in others[:1] if first != other)
+            named = [(key[0], ", ".join(one.name for one in some)) for key, some in groups.items()]
+            (first, here), others = named[0], named[1:]
+            why = "".join(
+                f" {here} and {there} differ. {first.differences(other, f'at {here}', f'at {there}')}."
+                for other, there in others
+                if first != other
+            )
+            names = ", ".join(one.name for one in wished)
             self._tell_once(
-                f"Waiting for agents whose data and [site] hosts fit together. These are ready: {forms}{why}"
+                f"Waiting for agents whose data and [site] hosts fit together. These are ready: {names}.{why}"
             )
         return []
 

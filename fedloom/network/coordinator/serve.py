@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import threading
 import time
@@ -32,6 +33,11 @@ from fedloom.network.coordinator.operator_page import certified_names
 from fedloom.network.protocol.certificates import Certificates, local_authority, user_certificate
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether to show a line of uvicorn: not that it closes connections of agents that still poll when a run ends."""
+    return "timeout graceful shutdown exceeded" not in record.getMessage()
+
+
 class HttpsServer:
     """The port, served by uvicorn in a thread while the context is open; `operator` is the hash of its token."""
 
@@ -57,6 +63,7 @@ class HttpsServer:
         if certificates is not None:
             settings |= {"ssl_certfile": str(certificates.certificate), "ssl_keyfile": str(certificates.key)}
         self.server = LimitedServer(uvicorn.Config(app, timeout_graceful_shutdown=2, **settings), connections)
+        logging.getLogger("uvicorn.error").addFilter(_is_news)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:

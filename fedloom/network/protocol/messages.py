@@ -76,7 +76,7 @@ class DataFormat(Message):
     def message(self) -> dict[str, Any]:
         return self.model_dump(mode="json", include={*DataFormat.model_fields})
 
-    def differences(self, other: DataFormat) -> str:
+    def differences(self, other: DataFormat, here: str = "here", there: str = "there") -> str:
         """Describe what differs: "theirs" is the other format, "ours" is this one. Empty if nothing does."""
         ours, theirs = self.message(), DataFormat.message(other)
         different = [name for name in ours if ours[name] != theirs[name]]
@@ -85,7 +85,8 @@ class DataFormat(Message):
                 "Columns, categories or statistics of normalisation differ. Let all sites use one file: "
                 "`fedloom data summarize` at each site, then `fedloom data agree`"
             )
-        return "; ".join(f"{name}: {_short(theirs[name])} there, {_short(ours[name])} here" for name in different)
+        shown = [name for name in different if name != "prepared"]  # a hash, which differs with the others
+        return "; ".join(f"{name}: {_short(theirs[name])} {there}, {_short(ours[name])} {here}" for name in shown)
 
 
 def _short(value: Any) -> str:

@@ -45,6 +45,19 @@ def test_after_an_hour_the_log_says_how_many_were_left_out(world: World, monkeyp
     assert world.said == _stored(world)
 
 
+def test_the_same_rejection_is_shown_once_a_minute(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = world.speaker()
+    agent.hello()
+    world.ledger.revoke("kerry")
+    for _ in range(3):
+        assert agent.send("GET", "/v1/plan").status_code == 401
+    assert sum("as 'kerry' was rejected: This agent was revoked" in line for line in world.said) == 1
+    assert world.pool.events.counts["denied"] == 3
+    monkeypatch.setattr(event_log, "REPEAT", 0.0)
+    agent.send("GET", "/v1/plan")
+    assert sum("as 'kerry' was rejected: This agent was revoked" in line for line in world.said) == 2
+
+
 def test_messages_of_the_coordinator_itself_have_no_quota(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_log, "QUOTA", 1)
     for number in range(3):

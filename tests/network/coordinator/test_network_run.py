@@ -143,7 +143,14 @@ def test_agents_whose_data_differ_wait_for_others_and_the_operator_is_told(tmp_p
         run.pool.admit(one, DIGITS.model_copy(update={"classes": tuple(classes)}))
     assert run._agreeing(2) == []
     assert run._agreeing(("kerry", "cork")) == []
-    assert sum(text.startswith("Waiting for agents whose data and [site] hosts fit together") for text in run.said) == 1
+    (said,) = {text for text in run.said if text.startswith("Waiting for agents whose data")}
+    assert said == (
+        "Waiting for agents whose data and [site] hosts fit together. These are ready: cork, kerry. cork and kerry "
+        'differ. classes: ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"] at kerry, ["a", "b", "c", "d", "e", "f", '
+        '"g", "h", "i", "j"] at cork.'
+    )
+    run._agreeing(2)
+    assert run.said.count(said) == 1
     assert [one.name for one in run._agreeing(("cork",))] == ["cork"]
     run.ledger.close()
     run._held.close()

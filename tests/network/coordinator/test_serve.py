@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
 
@@ -60,3 +61,15 @@ def test_the_commands_to_join_are_printed_with_a_token_for_every_missing_agent(t
     run._held.close()
     assert said[0] == f"Serving {run.url} without TLS: use it only behind a proxy that has TLS."
     assert len([line for line in said if line.startswith(f"To join (once): fedloom join {run.url}")]) == 2
+
+
+def test_closing_idle_connections_is_no_error_to_show(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("uvicorn.error")
+    with HttpsServer(world.pool, "127.0.0.1", 0):
+        logger.addHandler(caplog.handler)  # uvicorn's lines do not reach the root
+        try:
+            for text in ("Cancel %s running task(s), timeout graceful shutdown exceeded", "%s is wrong"):
+                logger.error(text, 0)
+        finally:
+            logger.removeHandler(caplog.handler)
+    assert [record.getMessage() for record in caplog.records] == ["0 is wrong"]
