@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -91,8 +92,10 @@ def answer_facts(assignment: Assignment, answers: Sequence[ClientAnswer], parcel
     # keys and shares of secure sums leave, but must not stay on the disk
     results = [{name: value for name, value in one.items() if name != "secure"} for one in parcel.header["results"]]
     left: dict[str, Any] = {"values": groups, "numbers": numbers, "results": results}
-    if metrics := sorted({name for one in answers for found in one.measured.values() for name in found.sums}):
-        left["metrics"] = metrics
+    measured_here = [found for one in answers for found in one.measured.values()]
+    metrics = {name for found in measured_here for name, total in found.sums.items() if not math.isnan(total)}
+    if metrics := metrics.union(*(found.summaries for found in measured_here)):
+        left["metrics"] = sorted(metrics)
     if any(one.sha256 for one in answers):
         left["fingerprints"] = len(answers)
     clients = [one.client for one in answers]

@@ -1,9 +1,13 @@
-"""What others learn about an error."""
+"""What others learn about an error, and what the audit log says about an answer."""
 
 from __future__ import annotations
 
+import math
+
 from fedloom.errors import TrainingError
-from fedloom.network.agent.disclosure import error_summary
+from fedloom.network.agent.disclosure import answer_facts, error_summary
+from fedloom.network.protocol.messages import Assignment, ClientAnswer, write_answer
+from fedloom.training.evaluation import Measured
 
 
 def test_an_error_is_reported_without_the_values_in_its_message() -> None:
@@ -22,3 +26,13 @@ def test_an_error_is_reported_without_the_values_in_its_message() -> None:
     assert told.endswith("in model")
     assert error_summary(TrainingError("the loss is not finite")) == "the loss is not finite"
     assert error_summary(OSError(28, "No space left on device")) == "OSError: No space left on device"
+
+
+def test_the_audit_log_names_the_metrics_that_left_and_not_those_that_were_withheld() -> None:
+    facts = {"verb": "evaluate", "label": "fedavg", "seed": 1, "round": 1, "attempt": 1, "cohort": 1, "population": 1}
+    assignment = Assignment(id="ask", kind="evaluate", clients=(), splits=("test",), **facts)
+    test = Measured(3, {"loss": math.nan, "accuracy": 2.0}, summaries={"auroc": 0.5})
+    answers = [ClientAnswer(0, measured={"test": test})]
+    left = answer_facts(assignment, answers, write_answer("ask", answers))["left"]
+    assert left["metrics"] == ["accuracy", "auroc"]
+    assert left["results"][0]["measured"]["test"]["summaries"] == {"auroc": 0.5}
