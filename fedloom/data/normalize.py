@@ -120,8 +120,10 @@ def normalized(
         everybody = everybody.leave(untouched)
         server = {name: (everybody.apply(data, scale), y) for name, (data, y) in federation.server.items()}
         mean, std = everybody.numbers()
-        fitted = federation.preprocessing.replace(mean=mean, std=std)
-        return replace(federation, x=everybody.apply(x, scale), server=server, scale=1.0, preprocessing=fitted)
+        result = everybody.apply(x, scale)
+        reach = None if agreed else _reach(federation, result, train)
+        fitted = federation.preprocessing.replace(mean=mean, std=std, reach=reach)
+        return replace(federation, x=result, server=server, scale=1.0, preprocessing=fitted)
     result = torch.empty(x.shape, dtype=torch.float32)
     few = 2 * federation.clients * x[0].numel() <= MOST_STATISTICS
     by_client: dict[str, tuple[Numbers, Numbers]] = {}
@@ -131,7 +133,16 @@ def normalized(
         result[start:end] = own.apply(x[start:end], scale)
         if few:
             by_client[federation.name(client)] = own.numbers()
-    return replace(federation, x=result, scale=1.0, preprocessing=federation.preprocessing.replace(clients=by_client))
+    fitted = federation.preprocessing.replace(clients=by_client, reach=_reach(federation, result, train))
+    return replace(federation, x=result, scale=1.0, preprocessing=fitted)
+
+
+def _reach(federation: Federation, scaled: Tensor, train: Sequence[Tensor]) -> tuple[Numbers, Numbers] | None:
+    """Return the whole numbers around the scaled training values of each feature of a table."""
+    if not federation.preprocessing.columns:
+        return None
+    known = scaled[torch.cat(list(train))]
+    return tuple(known.amin(0).floor().tolist()), tuple(known.amax(0).ceil().tolist())
 
 
 def scaled_target(federation: Federation, agreed: Preprocessing | None = None) -> Federation:

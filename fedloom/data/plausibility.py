@@ -22,7 +22,8 @@ FEWEST = 30  # with fewer rows, anything may be chance
 GIVEN_AWAY = 0.98  # an AUROC, a share of the variance or a correlation that hardly any honest feature has
 OTHER_UNIT = 10.0  # by this factor, both the size and the spread of a feature differ at one client
 FEWEST_KNOWN = 10  # values of a client, to compare it with others
-FAR = 30.0  # standard deviations from the mean: heavy tails reach 20
+FAR = 10.0  # standard deviations: whatever the distribution, at most 1 % of it is farther from the mean
+SLACK = 1e-3  # standard deviations, for rounding
 COPIES = 0.05  # a share of repeated rows
 CHANCE = 5.0  # times as many rows repeat as would by chance
 RELATED = 0.9  # a correlation of features that say nearly the same
@@ -204,11 +205,23 @@ def _repeated_by_chance(rows: Numbers) -> float:
     return float(pairs)
 
 
-def unusual(names: Sequence[str], values: Numbers, mean: Numbers, std: Numbers) -> Iterator[str]:
-    """Yield a sentence for each feature with values that are far from all that a model was trained on."""
-    far = np.abs(values - mean) > FAR * std
-    for place in np.flatnonzero(far.any(axis=0)).tolist():
-        worst = values[np.abs(values[:, place] - mean[place]).argmax(), place]
-        rows = f"{far[:, place].sum():,} of {len(values):,} rows"
-        usual = f"the model was trained on {mean[place]:.4g} ± {std[place]:.2g}"
-        yield f"{names[place]} is far outside of what is usual in {rows}, such as {worst:g}: {usual}."
+def unusual(
+    names: Sequence[str], values: Numbers, mean: Numbers, std: Numbers, reach: Numbers | None = None
+) -> Iterator[str]:
+    """Yield a sentence for each feature with values outside of what a model was trained on.
+
+    `reach` is how many standard deviations training values were from the mean, below and above. Where nobody may know
+    that, very far values are named.
+    """
+    low, high = np.full((2, len(names)), [[-FAR], [FAR]]) if reach is None else reach
+    away = (values - mean) / std
+    beyond = np.nan_to_num(np.maximum(low - away, away - high), nan=-np.inf)
+    for place in np.flatnonzero((beyond > SLACK).any(axis=0)).tolist():
+        here = beyond[:, place]
+        rows = f"{(here > SLACK).sum():,} of {len(values):,} rows"
+        usual = f"it was trained on {mean[place]:.4g} ± {std[place]:.2g}"
+        if reach is not None:
+            least, most = (mean[place] + end[place] * std[place] for end in (low, high))
+            usual += f", between {least:.4g} and {most:.4g}"
+        worst = f"such as {values[here.argmax(), place]:g}"
+        yield f"{names[place]} is outside of what the model knows in {rows}, {worst}: {usual}."

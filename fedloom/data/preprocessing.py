@@ -118,6 +118,10 @@ class Preprocessing(JsonFile):
     """The standard deviation of every feature, which divides it."""
     clients: dict[str, tuple[Numbers, Numbers]] = Field(default_factory=dict)
     """The mean and standard deviation of every feature at each client, if clients normalise by their own."""
+    reach: tuple[Numbers, Numbers] | None = None
+    """How far the training values of a table are from the mean, in whole standard deviations below and above it. None
+    where sites agreed: the largest value is about one patient, so it stays at its site.
+    """
     label: tuple[str, ...] = ()
     """The columns with the label."""
     classes: tuple[str, ...] = ()

@@ -105,13 +105,18 @@ class Predictor(nn.Module):
         return answers | {f"probability {name}": found[:, place].tolist() for place, name in enumerate(classes)}
 
     def cautions(self, x: Tensor) -> list[str]:
-        """Return a sentence for each column of numbers with values far outside of the training data."""
-        columns = self.preprocessing.columns
+        """Return a sentence for each column that is empty, or has numbers outside of the training data."""
+        columns, reach = self.preprocessing.columns, self.preprocessing.reach
         numeric = [not column.categories for column in columns for _ in column.features]
-        if not self.normalizes or not any(numeric):
+        if not self.normalizes or not columns or not len(x):
             return []
+        parts = torch.split(x, [len(column.features) for column in columns], dim=1)
+        empty = [column.name for column, part in zip(columns, parts, strict=True) if part.isnan().all()]
+        said = [f"{name} is empty in all rows: the model takes the mean of its training data." for name in empty]
         names = list(compress(self.preprocessing.features, numeric))
-        return list(unusual(names, *(part.double().numpy()[..., numeric] for part in (x, self.mean, self.std))))
+        values, mean, std = (part.double().numpy()[..., numeric] for part in (x, self.mean, self.std))
+        limits = None if reach is None else np.array(reach)[:, numeric]
+        return said + list(unusual(names, values, mean, std, limits))
 
 
 def predict(predictor: Predictor, rows: Any) -> Any:
@@ -127,15 +132,20 @@ def predict(predictor: Predictor, rows: Any) -> Any:
             )
         if x.is_floating_point() and x.isnan().any() and not predictor.preprocessing.missing:
             raise InputError("Some examples have missing values (nan), and this model was trained without any.")
+        _warn(predictor, x)
         return predictor.answer(x)
     import pandas
 
     known = {column.name: column.categories for column in predictor.preprocessing.columns}
     cells = {str(name): _cells(rows[name], known.get(str(name), ())) for name in rows.columns}
     x = predictor.preprocessing.encode(cells, lambda at: f"Row {rows.index[at]!r} of the frame")
+    _warn(predictor, x)
+    return pandas.DataFrame(predictor.answer(x), index=rows.index)
+
+
+def _warn(predictor: Predictor, x: Tensor) -> None:
     for caution in predictor.cautions(x):
         logging.getLogger("fedloom").warning(caution)
-    return pandas.DataFrame(predictor.answer(x), index=rows.index)
 
 
 def _cells(column: Any, categories: Sequence[str]) -> list[str]:

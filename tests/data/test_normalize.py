@@ -10,6 +10,7 @@ import torch
 from fedloom.data.build import federate
 from fedloom.data.federation import Dataset, as_dataset
 from fedloom.data.normalize import statistics
+from fedloom.data.preprocessing import Preprocessing, columns_named
 from fedloom.data.split import Split
 from fedloom.errors import InputError
 from tests.data.examples import numbered
@@ -90,6 +91,22 @@ def test_statistics_keep_digits_beside_a_large_offset() -> None:
     found = statistics(x, torch.arange(len(x)))
     assert found.mean.item() == 1e7 + 1
     assert found.std.item() == 1.0
+
+
+@pytest.mark.parametrize("normalize", ["federated", "client"])
+def test_a_table_keeps_how_far_training_values_reach_in_whole_standard_deviations(normalize: str) -> None:
+    x = np.random.default_rng(1).normal(50, 9, (300, 2))
+    x[0], x[1] = (50, 104), (5, 50)  # some 6 above, some 5 below
+    columns = columns_named(["age", "crp"])
+    data = replace(as_dataset(x, np.zeros(300, int)), preprocessing=Preprocessing(columns=columns))
+    made = federate(data, clients=1, split=TRAIN_ONLY, normalize=normalize)
+    low, high = np.floor(made.x.numpy().min(0)), np.ceil(made.x.numpy().max(0))
+    assert made.preprocessing.reach == (tuple(low), tuple(high))
+    assert (low[0], high[1]) == (-5, 6)
+    agreed = made.preprocessing.replace(mean=(50.0, 50.0), std=(9.0, 9.0), clients={})
+    site = federate(data, clients=1, split=TRAIN_ONLY, normalize="federated", agreed=agreed)
+    assert site.preprocessing.reach is None  # the farthest value is about one patient of a site
+    assert federate(as_dataset(x, np.zeros(300, int)), clients=1, normalize=normalize).preprocessing.reach is None
 
 
 def test_client_statistics_say_nothing_about_server_data() -> None:

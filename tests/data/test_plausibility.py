@@ -180,9 +180,15 @@ def test_four_real_hospitals_are_healthy(real: Path, normalize: str) -> None:
 
 def test_values_far_outside_of_the_training_data_are_named() -> None:
     mean, std = np.array([60.0, 5.0]), np.array([10.0, 2.0])
-    usual = np.array([[20.0, 5.0], [100.0, 50.0]])
+    usual = np.array([[20.0, 5.0], [100.0, 24.0]])
     assert [*unusual(["age", "crp"], usual, mean, std)] == []
     (said,) = unusual(["age", "crp"], usual * [[1e6, 1.0]], mean, std)
-    assert (
-        said == "age is far outside of what is usual in 2 of 2 rows, such as 1e+08: the model was trained on 60 ± 10."
-    )
+    assert said == ("age is outside of what the model knows in 2 of 2 rows, such as 1e+08: it was trained on 60 ± 10.")
+
+
+def test_values_outside_of_what_training_reached_are_named_by_the_worst() -> None:
+    mean, std, reach = np.array([60.0]), np.array([10.0]), np.array([[-4.0], [3.0]])
+    assert [*unusual(["age"], np.array([[20.0], [90.0], [np.nan]]), mean, std, reach)] == []
+    (said,) = unusual(["age"], np.array([[np.nan], [19.0], [-5.0], [50.0]]), mean, std, reach)
+    assert said.startswith("age is outside of what the model knows in 2 of 4 rows, such as -5: it was trained on ")
+    assert said.endswith("60 ± 10, between 20 and 90.")

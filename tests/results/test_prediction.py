@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,24 @@ def test_true_and_false_in_a_frame_are_spelt_as_in_the_training_file() -> None:
     both = smoker.replace(columns=(Column(name="smoker", categories=("TRUE", "true")),))
     with pytest.raises(InputError, match="has 'True' in column 'smoker'"):
         predict(Predictor(nn.Identity(), both, torch.float32), pandas.DataFrame({"smoker": [True]}))
+
+
+def test_empty_columns_and_values_outside_of_the_training_data_are_said() -> None:
+    columns = (Column(name="age"), Column(name="ward", categories=("a", "b")), Column(name="crp"))
+    fitted = Preprocessing(columns=columns, missing=True, shape=(4,), mean=(60, 0, 0, 5), std=(10, 1, 1, 2))
+    x = torch.tensor([[-5.0, nan, nan, nan], [50.0, nan, nan, nan]])
+    empty = [f"{name} is empty in all rows: the model takes the mean of its training data." for name in ("ward", "crp")]
+    assert Predictor(nn.Identity(), fitted, torch.float32).cautions(x) == empty
+    reach = fitted.replace(reach=((-4, 0, 0, -1), (4, 1, 1, 9)))
+    *said, age = Predictor(nn.Identity(), reach, torch.float32).cautions(x)
+    assert said == empty
+    assert age.startswith("age is outside of what the model knows in 1 of 2 rows, such as -5")
+
+
+def test_an_array_of_a_table_gets_cautions_too(caplog: pytest.LogCaptureFixture) -> None:
+    fitted = Preprocessing(columns=(Column(name="age"),), shape=(1,), mean=(60,), std=(10,))
+    predict(Predictor(nn.Identity(), fitted, torch.float32), np.array([[60.0], [999.0]]))
+    assert "age is outside of what the model knows in 1 of 2 rows, such as 999" in caplog.text
 
 
 def test_without_a_global_model_a_client_is_needed(result: Result) -> None:
@@ -183,7 +202,7 @@ def test_values_far_from_the_training_data_are_told(tmp_path: Path, caplog: pyte
     list(predict_file(made, tmp_path / "new.csv", told.append))
     assert [said.split(" is ")[0] for said in told] == ["age"]  # categories are never far away
     predict(made, pandas.DataFrame({"ward": ["a"], "age": [6e7]}))
-    assert "age is far outside of what is usual in 1 of 1 rows" in caplog.text
+    assert "age is outside of what the model knows in 1 of 1 rows" in caplog.text
 
 
 def test_a_file_that_is_not_utf_8_is_explained(tmp_path: Path) -> None:
