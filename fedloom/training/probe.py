@@ -139,7 +139,7 @@ def probe(federation: Federation, task: Task) -> Probe:
         except Exception as error:
             raise InputError(
                 f"The model does not take the data: an example has the shape {tuple(x.shape[1:])} and is of {x.dtype}, "
-                f"and the model says {said(error)}"
+                f"and the model says {said(error)}{_about_features(task, x)}"
             ) from error
         if set(task.module.state_dict()) - set(task.tensors.persistent):
             raise InputError(
@@ -209,6 +209,14 @@ def _refuses_one(task: Task, weights: Tree, x: Tensor) -> bool:
     return False
 
 
+def _about_features(task: Task, x: Tensor) -> str:
+    """Say what to do about a number of features that is not the data's."""
+    given, count = task.args.get("features"), x[0].numel()
+    if given in (None, count):
+        return ""
+    return f" The data has {count} features, and [task] args has features = {given}: leave it out, or correct it."
+
+
 def _about_classes(federation: Federation, task: Task) -> str:
     """Say how to give a model its outputs, and what the classes may be instead of classes."""
     names = federation.classes
@@ -249,9 +257,11 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
     if task.loss == "bce" and classes > 2:
         raise InputError(f'loss = "bce" is for two classes, but the labels have {classes}. Use "cross_entropy".')
     if task.loss in ("bce", "mse", "mae") and output.numel() != y.numel():
+        numbers = y[0].numel()
+        advice = f" Set args = {{ classes = {numbers} }} in [task]." if isinstance(task.model, str) else ""
         raise InputError(
             f'With loss = "{task.loss}" the model must give one number per label. For labels of shape '
-            f"{tuple(y.shape)} it gave {tuple(output.shape)}."
+            f"{tuple(y.shape)} it gave {tuple(output.shape)}.{advice}"
         )
     several = isinstance(output, Tensor) and output.dim() > y.dim()
     for metric in task.measures:

@@ -11,7 +11,17 @@ from fedloom.data.federation import Federation
 from fedloom.errors import InputError
 from fedloom.task import Task
 from fedloom.training.probe import probe
-from tests.conftest import FEATURES, Cumulative, Dense, Noisy, Normed, Pictures, Recurrent, federation
+from tests.conftest import (
+    FEATURES,
+    Cumulative,
+    Dense,
+    Noisy,
+    Normed,
+    Pictures,
+    Recurrent,
+    federation,
+    numbers_federation,
+)
 
 
 class Flexible(nn.Module):
@@ -108,6 +118,19 @@ def test_classes_are_named_where_a_shipped_model_has_too_few(classes: tuple[str,
     data = replace(federation((20,)), classes=classes)
     with pytest.raises(InputError, match=said):
         probe(data, Task("logistic", args={"features": 16}))
+
+
+def test_a_shipped_model_for_numbers_says_how_to_give_it_one_output() -> None:
+    data = numbers_federation([[1.0, 2.0]] * 4, [1.0, 2.0, 3.0, 4.0], [4])
+    with pytest.raises(InputError, match=r"it gave \(2, 2\)\. Set args = \{ classes = 1 \} in \[task\]\.$"):
+        probe(data, Task("logistic", loss="mse", args={"features": 2}))
+
+
+def test_a_wrong_number_of_features_is_named() -> None:
+    with pytest.raises(
+        InputError, match=r"The data has 16 features, and \[task\] args has features = 12: leave it out"
+    ):
+        probe(federation((20,)), Task("logistic", args={"features": 12}))
 
 
 @pytest.mark.parametrize("name", ["auroc_of_3", "recall_of_7"])
