@@ -23,9 +23,9 @@ YES_OR_NO = ("true", "false", "yes", "no", "y", "n", "t", "f")
 Where = Callable[[int], str]  # the place of a cell, for messages
 
 
-def not_csv(shown: str, error: Exception) -> InputError:
-    """Return the error about a file that cannot be read as CSV."""
-    advice = " Save it as UTF-8 (in Excel: CSV UTF-8)." if isinstance(error, UnicodeDecodeError) else ""
+def not_csv(shown: str, error: Exception, otherwise: str = "") -> InputError:
+    """Return the error about a file that cannot be read as CSV; `otherwise` one need not save it as UTF-8."""
+    advice = f" Save it as UTF-8 (in Excel: CSV UTF-8){otherwise}." if isinstance(error, UnicodeError) else ""
     return InputError(f"The file {shown} cannot be read as CSV: {error}.{advice}")
 
 

@@ -19,7 +19,7 @@ from fedloom.errors import InputError
 OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, RuntimeError)
-NOT_TEXT = (*UNREADABLE, UnicodeDecodeError)  # what reading a text file may raise
+NOT_TEXT = (*UNREADABLE, UnicodeError)  # what reading a text file may raise
 
 
 @contextmanager
@@ -57,12 +57,12 @@ def contents(path: Path, wanted: Callable[[str], object]) -> Iterator[tuple[str,
             yield name, content
 
 
-def open_text(file: Path | IO[bytes], name: str) -> TextIO:
-    """Open a UTF-8 text file, decompressed if its name ends in .gz, .xz or .bz2."""
-    opener = OPENERS.get(Path(name).suffix, open)
+def open_text(file: Path | IO[bytes], name: str, encoding: str | None = None) -> TextIO:
+    """Open a text file, without an encoding in UTF-8, decompressed if its name ends in .gz, .xz or .bz2."""
+    opener, encoding = OPENERS.get(Path(name).suffix, open), encoding or "utf-8-sig"
     if opener is open and not isinstance(file, Path):
-        return io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
-    text: TextIO = opener(file, "rt", encoding="utf-8-sig", newline="")
+        return io.TextIOWrapper(file, encoding=encoding, newline="")
+    text: TextIO = opener(file, "rt", encoding=encoding, newline="")
     return text
 
 

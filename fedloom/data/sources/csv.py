@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, NonNegativeInt
+from pydantic import Field, NonNegativeInt, field_validator
 from torch import Tensor
 
 from fedloom.data.csv_text import CsvText, as_number, not_csv, numbers
@@ -68,6 +68,19 @@ class Csv(Source):
     """
     split_column: str | None = None
     """The column that says which split each row belongs to: train, validation or test."""
+    encoding: str | None = None
+    """The encoding of the text, such as `latin-1` or `utf-16`; without it, UTF-8."""
+
+    @field_validator("encoding")
+    @classmethod
+    def _encoding(cls, value: str | None) -> str | None:
+        try:
+            "".encode(value or "utf-8")
+        except LookupError:
+            raise InputError(
+                f"[data] encoding = '{value}' is not known. Use such as 'utf-8', 'latin-1', 'cp1252' or 'utf-16'."
+            ) from None
+        return value
 
     def load(self, base: Path) -> Dataset:
         """Read the file or files. Labels become classes in order, clients keep the names in their column or files."""
@@ -121,11 +134,11 @@ class Csv(Source):
         given = None if self.delimiter == "," else self.delimiter
         settings = {"columns": self.columns, "skip": self.skip, "delimiter": given}
         try:
-            with open_text(file, name) as text:
+            with open_text(file, name, self.encoding) as text:
                 table = CsvText.open(text, shown, **settings, advice=advice or "Correct it.")  # type: ignore[arg-type]
                 return self._rows(table, advice)
         except (*NOT_TEXT, csv.Error) as error:
-            raise not_csv(shown, error) from None
+            raise not_csv(shown, error, ', or set encoding, such as encoding = "latin-1"') from None
 
     def _rows(self, table: CsvText, advice: str) -> _Rows:
         features, marks = self._features(table), self._marks()

@@ -294,3 +294,20 @@ def test_files_may_have_their_columns_in_another_order(tmp_path: Path) -> None:
     data = load("csv", path=tmp_path, label="dead", categorical=["ward"])
     assert data.features == ("age", "ward=a", "ward=b", "crp")
     assert data.x.tolist() == [[70.0, 1.0, 0.0, 3.5], [30.0, 0.0, 1.0, 2.5]]
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_file_in_another_encoding_is_read_if_it_is_named(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "data.csv").write_bytes("ward,y\nMüller,0\nx,1\n".encode(encoding))
+    with pytest.raises(InputError, match=r"cannot be read as CSV.*, or set encoding"):
+        load("csv", path=tmp_path / "data.csv", label="y", categorical=["ward"])
+    found = load("csv", path=tmp_path / "data.csv", label="y", categorical=["ward"], encoding=encoding)
+    assert found.features == ("ward=Müller", "ward=x")
+    (tmp_path / "data.csv").write_text("ward,y\na,0\n")
+    with pytest.raises(InputError, match=r"cannot be read as CSV.*, or set encoding"):
+        load("csv", path=tmp_path / "data.csv", label="y", categorical=["ward"], encoding="utf-16")
+
+
+def test_an_unknown_encoding_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="encoding = 'latin-99' is not known"):
+        load("csv", path=tmp_path / "data.csv", label="y", encoding="latin-99")
