@@ -40,6 +40,7 @@ def ridge_optimum(x: Vector, y: Vector) -> Vector:
     return np.linalg.solve(2 * inputs.T @ inputs / len(x) + PENALTY * np.eye(4), 2 * inputs.T @ y / len(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregation", ["adding", "averaging"])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(count=2), Sampling(count=1), Sampling(fraction=0.4)])
 def test_it_finds_the_ridge_optimum_of_all_clients_however_few_take_part(sampling: Sampling, aggregation: str) -> None:

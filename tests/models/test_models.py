@@ -151,7 +151,7 @@ def test_a_module_that_cannot_be_imported_is_explained(tmp_path: Path, monkeypat
 
 
 def test_the_command_lists_them() -> None:
-    listed = CliRunner().invoke(app, ["models"]).stdout.splitlines()
+    listed = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["models"]).stdout.splitlines()
     assert [line.split()[0] for line in listed] == list(MODELS)
     assert "2,897,608  3 × 80 × 80" in listed[list(MODELS).index("natural_images_cnn")]
     found = json.loads(CliRunner().invoke(app, ["models", "--json"]).stdout)

@@ -105,6 +105,7 @@ def test_a_rank_test_is_shown_only_where_it_can_decide(pairs: int) -> None:
     assert difference("a", "b", gaps, dict.fromkeys(gaps, 0.0), pairs).rank_p is None
 
 
+@pytest.mark.slow
 @given(st.integers(2, 12), st.integers(1, 10), st.floats(0.01, 5.0))
 def test_more_seeds_with_the_same_mean_and_spread_never_weaken_a_verdict(count: int, pairs: int, effect: float) -> None:
     def with_seeds(count: int) -> Difference:

@@ -28,6 +28,9 @@ def test_what_agents_say_cannot_move_the_cursor_on_the_coordinators_console(worl
 def test_rejected_requests_cannot_fill_the_disk(world: World) -> None:
     for _ in range(300):
         world.client.get("/v1/plan")
+    assert len(world.said) == 1  # the same is said once a minute
+    for number in range(300):
+        world.pool.log("denied", f"a request from address {number} was rejected")
     assert len(world.said) == 201
     assert any("further ones are only counted" in line for line in world.said)
     world.pool.log("agent", "somebody came")  # everything else is still told
