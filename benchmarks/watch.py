@@ -136,13 +136,13 @@ def measure_page() -> None:
             print(f"a finished round is on the page after {middle:.0f} ms (median), {worst:.0f} ms (worst of ten)")
 
 
-def measure_cost(runs: int) -> None:
+def measure_cost(runs: int, rounds: int) -> None:
     """Compare runs with and without a page by turns: by their processor time, which other work hardly changes."""
     own: dict[str, list[float]] = {"alone": [], "page": []}
     pages: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "cost.toml"
-        file.write_text(EXPERIMENT)
+        file.write_text(EXPERIMENT.replace("rounds = 300", f"rounds = {rounds}"))
         for number in range(runs):
             for kind in ("alone", "page") if number % 2 else ("page", "alone"):
                 used, by_page, seconds = _timed(file, Path(folder) / f"{kind}-{number}", with_page=kind == "page")
@@ -227,5 +227,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("page", "cost"))
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=300, help="of each run: opening the browser counts in short ones")
     given = parser.parse_args()
-    measure_page() if given.what == "page" else measure_cost(given.runs)
+    measure_page() if given.what == "page" else measure_cost(given.runs, given.rounds)
