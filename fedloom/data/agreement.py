@@ -109,7 +109,7 @@ def read_agreed(path: Path) -> Preprocessing:
     if not found.columns or not len(found.mean) == len(found.std) == len(found.features):
         raise InputError(
             f"{path} is not a file of `fedloom data agree`: it needs columns, and a mean and a standard deviation for "
-            "each of their features. Copy it again from whoever agreed."
+            "each of their features. Ask for the file again, and copy it as it is."
         )
     return found
 

@@ -75,7 +75,7 @@ def corrected(
     params = {name: leaf.detach() for name, leaf in leaves.items()}
     seen = Batch(task, tensors.parameters, buffers, passes) if reads_batch(correct) else None
     step = Step(with_zeros(found, leaves), params, tensors.start, grad_at, seen)
-    return dict(called(correct, step, tensors.shared, tensors.own))
+    return called(correct, step, tensors.shared, tensors.own)
 
 
 def called(correct: Correct, step: Step, shared: Groups, own: Groups) -> Tree:
