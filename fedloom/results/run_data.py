@@ -100,16 +100,19 @@ def grouped(index: Ints, values: Floats) -> Stats:
     >>> found.index.tolist(), found.mean.tolist(), found.std.tolist(), found.high.tolist()
     ([1, 2], [0.5, 5.0], [0.5, 0.0], [1.0, 5.0])
     """
-    order = np.argsort(index, kind="stable")
-    unique, starts, counts = np.unique(index[order], return_index=True, return_counts=True)
-    if not len(unique):
+    if not len(index):
         empty = np.empty(0)
-        return Stats(unique, empty, empty, empty, empty)
-    ordered = values[order]
-    mean = np.add.reduceat(ordered, starts) / counts
-    deviations = (ordered - np.repeat(mean, counts)) ** 2
+        return Stats(index, empty, empty, empty, empty)
+    if (index[1:] < index[:-1]).any():  # rounds are in order, and there may be many
+        order = np.argsort(index, kind="stable")
+        index, values = index[order], values[order]
+    starts = np.flatnonzero(np.diff(index, prepend=index[0] - 1))
+    counts = np.diff(starts, append=len(index))
+    mean = np.add.reduceat(values, starts) / counts
+    deviations = (values - np.repeat(mean, counts)) ** 2
     std = np.sqrt(np.add.reduceat(deviations, starts) / counts)
-    return Stats(unique, mean, std, np.minimum.reduceat(ordered, starts), np.maximum.reduceat(ordered, starts))
+    low, high = np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
+    return Stats(index[starts], mean, std, low, high)
 
 
 @dataclass(frozen=True)

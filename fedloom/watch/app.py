@@ -136,8 +136,10 @@ def make_app(page: Page) -> FastAPI:
         return JSONResponse(views.overview(live.data(), read_control(live.folder)))
 
     @app.get("/api/runs/{number}/curves", dependencies=[reads])
-    def curves(number: int, metric: str, panel: str, axis: str = "rounds", each_seed: bool = False) -> Response:
-        return JSONResponse(views.curves(page.run(number).data(), metric, panel, axis, each_seed))
+    def curves(
+        number: int, metric: str, panel: str, axis: str = "rounds", each_seed: bool = False, known: str = ""
+    ) -> Response:
+        return JSONResponse(views.curves(page.run(number).data(), metric, panel, axis, each_seed, known))
 
     @app.get("/api/runs/{number}/clients", dependencies=[reads])
     def clients(number: int, label: str, seed: int, metric: str, phase: str) -> Response:

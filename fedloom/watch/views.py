@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 import struct
 from collections.abc import Sequence
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -39,8 +41,8 @@ def overview(run: RunData, control: Json) -> Json:
         }
         for (label, seed), row in run.cells.items()
     ]
-    totals = [run.costs(*cell) for cell in run.cells]
-    abandoned = any(not row["complete"] for cell in run.cells for row in run.rows("rounds", *cell))
+    rows = [row for cell in run.cells for row in run.rows("rounds", *cell)]
+    abandoned = not all(row["complete"] for row in rows)
     return {
         "name": run.name,
         "folder": str(run.folder),
@@ -58,9 +60,7 @@ def overview(run: RunData, control: Json) -> Json:
         "started": run.started_at,
         "finished": run.finished_at if run.done else None,
         "seconds_left": seconds_left(run),
-        "seconds": float(sum(one.seconds.sum() for one in totals)),
-        "bytes_up": int(sum(one.bytes_up.sum() for one in totals)),
-        "bytes_down": int(sum(one.bytes_down.sum() for one in totals)),
+        **{key: sum(row[key] for row in rows) for key in ("seconds", "bytes_up", "bytes_down")},
         "epsilon": epsilon(run),
         "control": {**control, "paused": run.facts.get(PAUSED)},
         "network": bool(run.facts.get("network")),
@@ -85,7 +85,7 @@ def seconds_left(run: RunData) -> float | None:
     statuses = [row["status"] for row in run.cells.values()]
     if rounds is None or not {"running", "waiting"} & {*statuses} or "running" not in statuses:
         return None
-    recent = {cell: run.costs(*cell).seconds[-10:].tolist() for cell in run.cells}
+    recent = {cell: [row["seconds"] for row in run.rows("rounds", *cell)[-10:]] for cell in run.cells}
     of_label: dict[str, list[float]] = {}
     for (label, _), some in recent.items():
         of_label.setdefault(label, []).extend(some)
@@ -113,8 +113,18 @@ def epsilon(run: RunData) -> list[Json]:
     return found
 
 
-def curves(run: RunData, metric: str, panel: str, axis: str = "rounds", each_seed: bool = False) -> Json:
-    """Return a metric against an axis: a line with its band per algorithm, and one per seed if they are wanted."""
+def curves(
+    run: RunData,
+    metric: str,
+    panel: str,
+    axis: str = "rounds",
+    each_seed: bool = False,
+    known: str = "",
+) -> Json:
+    """Return a metric against an axis: a line with its band per algorithm, and one per seed if they are wanted.
+
+    `known` has the marks of the lines that the page has, with commas between them: it gets only what follows.
+    """
     _known(panel, learning_curves.TITLES, "panel")
     _known(axis, AXES, "axis")
     by_seed = {
@@ -123,21 +133,22 @@ def curves(run: RunData, metric: str, panel: str, axis: str = "rounds", each_see
     }
     by_seed = {cell: stats for cell, stats in by_seed.items() if len(stats.index)}
     seeds = max((sum(label == one for one, _ in by_seed) for label, _ in by_seed), default=1)
+    marks = known.split(",")
     lines = []
-    for label in dict.fromkeys(label for label, _ in by_seed):
+    for number, label in enumerate(dict.fromkeys(label for label, _ in by_seed)):
         mine = {seed: stats for (one, seed), stats in by_seed.items() if one == label}
         band = learning_curves.band(list(mine.values()), metric, seeds)
         places = {seed: _places(run, label, seed, axis) for seed in mine}
-        shown = mine.items() if each_seed else ()
+        sides = {side: getattr(band, side) for side in ("mean", "low", "high")}
+        have = marks[number] if number < len(marks) else ""
         lines.append(
             {
                 "label": label,
-                "x": _mean_places(axis, list(places.values()), band.rounds),
-                **{side: _rounded(getattr(band, side)) for side in ("mean", "low", "high")},
+                **_points(_mean_places(axis, list(places.values()), band.rounds), sides, have),
                 "count": len(mine),
                 "seeds": [
-                    {"x": _mean_places(axis, [places[seed]], one.index), "mean": _rounded(one.mean)}
-                    for seed, one in shown
+                    _points(_mean_places(axis, [places[seed]], one.index), {"mean": one.mean})
+                    for seed, one in (mine.items() if each_seed else ())
                 ],
             }
         )
@@ -146,8 +157,33 @@ def curves(run: RunData, metric: str, panel: str, axis: str = "rounds", each_see
     return {"lines": lines, "caption": words, "crowded": crowded, "metric": metric, "panel": panel}
 
 
+def _points(x: dict[str, Floats], sides: dict[str, Floats], known: str = "") -> Json:
+    """Return the points of a line, without those that the page has.
+
+    `mark` says how many points there are, with their checksum. A page that sends it back gets only the points that
+    follow, or all of them if the checksum differs: a run adds few points to lines that may be long.
+    """
+    table = np.stack([*x.values(), *sides.values()], axis=1)
+    count = int(known.partition(".")[0]) if re.fullmatch(r"[0-9]{1,9}\.[0-9]+", known) else 0
+    kept = count if _mark(table[:count]) == known else 0
+    new = {axis: _rounded(column[kept:]) for axis, column in x.items()}
+    new["rounds"] = x["rounds"][kept:].astype(int).tolist()
+    return {
+        "x": new,
+        **{side: _rounded(column[kept:]) for side, column in sides.items()},
+        "kept": kept,
+        "mark": _mark(table),
+    }
+
+
+def _mark(table: Floats) -> str:
+    return f"{len(table)}.{crc32(table.tobytes())}"
+
+
 def _places(run: RunData, label: str, seed: int, axis: str) -> Curve | None:
     """Return where the rounds of a cell are on an axis; None if nothing is known about it."""
+    if axis == "rounds":
+        return None
     costs, times = run.costs(label, seed), run.times(label, seed)
     if axis == "virtual":
         measured = len(times.rounds) > 0 and np.array_equal(times.rounds, costs.rounds)
@@ -155,12 +191,12 @@ def _places(run: RunData, label: str, seed: int, axis: str) -> Curve | None:
     return costs.rounds, np.cumsum(costs.seconds) if axis == "seconds" else costs.bytes_so_far.astype(np.float64)
 
 
-def _mean_places(axis: str, places: Sequence[Curve | None], rounds: Ints) -> Json:
+def _mean_places(axis: str, places: Sequence[Curve | None], rounds: Ints) -> dict[str, Floats]:
     """Return where rounds are on an axis, as means over seeds; the axis is left out if a seed lacks it."""
-    found: Json = {"rounds": rounds.tolist()}
+    found = {"rounds": rounds.astype(np.float64)}
     known = [one for one in places if one is not None]
     if axis != "rounds" and len(known) == len(places):
-        found[axis] = _rounded(np.mean([np.interp(rounds, *one) for one in known], axis=0))
+        found[axis] = np.mean([np.interp(rounds, *one) for one in known], axis=0)
     return found
 
 

@@ -95,6 +95,23 @@ def test_a_finished_round_appears_by_itself(tmp_path: Path, watched: Watched, op
     page.locator("tbody tr").first.get_by_text("6").first.wait_for()
 
 
+def test_new_points_join_those_that_the_page_has(tmp_path: Path, watched: Watched, open_page: Open) -> None:
+    run = GrowingRun(tmp_path / "run").add(3)
+    page = open_page(watched(run).url)
+    rounds_said(page, "12 of 40")
+    answers: list[dict[str, Any]] = []
+    page.on("response", lambda reply: answers.append(reply.json()) if "/curves?" in reply.url else None)
+    drawn = "(document.querySelector('.chart polyline')?.getAttribute('points') ?? '')"
+    for rounds in (2, 1):
+        run.add(rounds)
+        until(page, f"{drawn}.split(' ').length === {run.done}")
+    assert [line["kept"] for line in answers[-1]["lines"]] == [5, 5]
+    points = page.evaluate(drawn)
+    page.reload()  # now it gets all of them at once
+    until(page, f"{drawn}.split(' ').length === 6")
+    assert page.evaluate(drawn) == points
+
+
 def test_a_finished_run_says_so_until_it_is_continued(tmp_path: Path, watched: Watched, open_page: Open) -> None:
     run = GrowingRun(tmp_path / "run").add(2)
     page = open_page(watched(run).url)

@@ -67,6 +67,47 @@ def test_a_curve_has_known_means_bytes_and_seconds(tmp_path: Path) -> None:
     assert line["x"] == {"rounds": [1, 2]}  # this run has no clock
 
 
+def marks(found: dict) -> str:
+    return ",".join(line["mark"] for line in found["lines"])
+
+
+@pytest.mark.parametrize("axis", ["rounds", "bytes"])
+def test_a_page_that_sends_its_marks_back_gets_only_the_points_that_follow(tmp_path: Path, axis: str) -> None:
+    growing = GrowingRun(tmp_path).add(3)
+    before = views.curves(RunData.read(tmp_path), "accuracy", "post_fit", axis)
+    growing.add(2)
+    run = RunData.read(tmp_path)
+    whole = views.curves(run, "accuracy", "post_fit", axis)
+    later = views.curves(run, "accuracy", "post_fit", axis, known=marks(before))
+    assert [line["kept"] for line in later["lines"]] == [3, 3]
+    for line, old, new in zip(whole["lines"], before["lines"], later["lines"], strict=True):
+        assert {place: old["x"][place][:3] + new["x"][place] for place in line["x"]} == line["x"]
+        assert len(new["mean"]) == 2
+        for side in ("mean", "low", "high"):
+            assert old[side][:3] + new[side] == line[side]
+    assert [line["mean"] for line in views.curves(run, "accuracy", "post_fit", axis, known=marks(whole))["lines"]] == [
+        [],
+        [],
+    ]
+
+
+def test_a_line_that_has_changed_is_sent_whole(tmp_path: Path) -> None:
+    GrowingRun(tmp_path, labels=("fedavg",), seeds=(1,)).add(3)
+    before = views.curves(RunData.read(tmp_path), "accuracy", "post_fit")
+    GrowingRun(tmp_path, labels=("fedavg",), seeds=(2,)).add(1)  # another seed begins: points are means over both
+    run = RunData.read(tmp_path)
+    found = views.curves(run, "accuracy", "post_fit", known=marks(before))
+    assert found == views.curves(run, "accuracy", "post_fit")
+    assert found["lines"][0]["x"]["rounds"] == [1]
+
+
+@pytest.mark.parametrize("hostile", ["x", "3", "3.", "-1.0", "999999999999.1", "3.0,4.0,5.0", "٣.1", "9" * 5000])
+def test_marks_that_the_page_never_got_change_nothing(tmp_path: Path, hostile: str) -> None:
+    GrowingRun(tmp_path).add(3)
+    run = RunData.read(tmp_path)
+    assert views.curves(run, "accuracy", "post_fit", known=hostile) == views.curves(run, "accuracy", "post_fit")
+
+
 def test_the_overview_says_how_far_the_run_is_and_how_long_it_takes(tmp_path: Path) -> None:
     growing = GrowingRun(tmp_path, rounds=10).add(4)
     found = views.overview(RunData.read(tmp_path), CONTROL)

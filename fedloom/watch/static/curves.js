@@ -1,13 +1,37 @@
 // Curves of every algorithm and seed, with their intervals; several runs side by side on the same axes.
 
 import { AXES, drawLines, ranges } from "./chart.js";
-import { choice, el, read, shown, tick } from "./dom.js";
+import { age, choice, el, MOST, read, shown, tick } from "./dom.js";
 
 /** @typedef {import("./page.js").Context} Context */
 /** @typedef {import("./chart.js").AxisName} AxisName */
 
-/** @param {Context} context @returns {Promise<any[]>} */
-export const reads = ({ overviews, state }) => Promise.all(overviews.map((_, number) => read(`runs/${number}/curves`, { metric: state.metric, panel: state.panel, axis: state.axis, each_seed: state.eachSeed })));
+/** @typedef {{lines: any[], caption: string, crowded: boolean, age: number}} Curves */
+
+/** What the page has of each run's curves: a run that goes on sends only the points that follow. @type {Map<string, Curves>} */
+const known = new Map();
+
+/** @param {Context} context @returns {Promise<Curves[]>} */
+export const reads = ({ overviews, state }) => Promise.all(overviews.map(async (_, number) => {
+  const query = { metric: state.metric, panel: state.panel, axis: state.axis, each_seed: state.eachSeed };
+  const [path, now] = [`runs/${number}/curves`, age()];
+  const place = JSON.stringify([path, query]);
+  const before = known.get(place);
+  if (before?.age === now) return before;
+  const found = await read(path, { ...query, known: before?.lines.map((line) => line.mark).join(",") ?? "" });
+  const grown = { ...found, lines: found.lines.map((/** @type {any} */ line, /** @type {number} */ at) => (line.kept ? joined(before?.lines[at], line) : line)), age: now };
+  if (known.size >= MOST) known.clear();
+  known.set(place, grown);
+  return grown;
+}));
+
+/** A line with the points that follow those it has. @param {any} before @param {any} line */
+function joined(before, line) {
+  /** @param {any[]} old @param {any[]} more */
+  const join = (old, more) => [...old.slice(0, line.kept), ...more];
+  const x = Object.fromEntries(Object.keys(line.x).map((axis) => [axis, join(before.x[axis], line.x[axis])]));
+  return { ...line, x, mean: join(before.mean, line.mean), low: join(before.low, line.low), high: join(before.high, line.high) };
+}
 
 /** @param {HTMLElement} into @param {Context} context @returns {() => Promise<void>} */
 export function open(into, context) {

@@ -97,12 +97,16 @@ export async function get(path, query) {
   return (await ask(address(path, query))).json();
 }
 
-const MOST = 40; // answers that are kept
+export const MOST = 40; // answers that are kept
 /** @type {Map<string, Promise<any>>} */
 const kept = new Map();
+let changes = 0;
 
 /** Forget the answers that `read` keeps: a run has changed. */
-export const forget = () => kept.clear();
+export const forget = () => { kept.clear(); changes += 1; };
+
+/** How often a run has changed since the page was opened: what is as old as that is up to date. */
+export const age = () => changes;
 
 /**
  * Ask what a view shows, as bytes or else as JSON. Until a run changes, the answer stays the same and is not asked for again.
