@@ -150,6 +150,7 @@ def predict(
     algorithm: Annotated[str | None, typer.Option(metavar="LABEL")] = None,
     seed: int | None = None,
     client: Annotated[str | None, typer.Option(metavar="NAME")] = None,
+    encoding: Annotated[str | None, typer.Option(metavar="NAME")] = None,
     force: Force = False,
 ) -> None:
     """Apply a run's model to the rows of a CSV file, prepared as the training data was.
@@ -159,10 +160,12 @@ def predict(
     algorithm: The algorithm whose model to use (default: the first).
     seed: The seed whose model to use (default: the first).
     client: The client whose model, or whose normalisation, to use.
+    encoding: The encoding of the file, such as latin-1 (default: UTF-8).
     """
     import csv
     import sys
 
+    from fedloom.data.sources.archive import known_encoding
     from fedloom.files import replacing
     from fedloom.results.prediction import predict_file
     from fedloom.results.result import Result
@@ -171,7 +174,10 @@ def predict(
         check_new(to, force)
     result = Result.read(folder)
     cell = result.cell(algorithm, seed)
-    rows = predict_file(result.predictor(cell.algorithm, cell.seed, client), file, lambda text: say(f"Caution: {text}"))
+    predictor = result.predictor(cell.algorithm, cell.seed, client)
+    rows = predict_file(
+        predictor, file, lambda text: say(f"Caution: {text}"), known_encoding(encoding, f"--encoding {encoding}")
+    )
     if to is None:
         csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
     else:

@@ -160,24 +160,27 @@ def _cells(column: Any, categories: Sequence[str]) -> list[str]:
 
 
 def predict_file(
-    predictor: Predictor, path: Path, tell: Callable[[str], object] = lambda text: None
+    predictor: Predictor,
+    path: Path,
+    tell: Callable[[str], object] = lambda text: None,
+    encoding: str | None = None,
 ) -> Iterator[list[Any]]:
     """Yield a header and a row for every line of a CSV file: its columns that are not features, and the prediction.
 
-    `tell` is called with cautions about the rows.
+    `tell` is called with cautions about all rows, after the last one.
     """
     if not path.is_file():
         raise InputError(f"There is no file {path}.")
     try:
-        with open_text(path, path.name) as text:
+        with open_text(path, path.name, encoding) as text:
             table, preprocessing = CsvText.open(text, str(path)), predictor.preprocessing
             features = {column.name for column in preprocessing.columns}
             kept = [name for name in table.header if name not in features]
             header: list[str] = []
+            seen: list[Tensor] = []
             for lines, cells in table.blocks():
                 x = preprocessing.encode(cells, _where(lines, path), table.comma_is_decimal)
-                for caution in predictor.cautions(x):
-                    tell(caution)
+                seen.append(x)
                 answers = predictor.answer(x)
                 if not header:
                     header = [*(f"{name} (given)" if name in answers else name for name in kept), *answers]
@@ -189,8 +192,10 @@ def predict_file(
                 yield from (list(row) for row in zip(*columns, strict=True))
             if not header:
                 raise InputError(f"The file {path} has no examples: add at least one line after the header.")
+            for caution in predictor.cautions(torch.cat(seen)):
+                tell(caution)
     except (*NOT_TEXT, csv.Error) as error:
-        raise not_csv(str(path), error) from None
+        raise not_csv(str(path), error, ", or name its encoding, such as --encoding latin-1") from None
 
 
 def _short(values: list[Any]) -> list[Any]:

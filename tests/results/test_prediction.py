@@ -208,5 +208,18 @@ def test_values_far_from_the_training_data_are_told(tmp_path: Path, caplog: pyte
 def test_a_file_that_is_not_utf_8_is_explained(tmp_path: Path) -> None:
     made = Predictor(Given(), Preprocessing(columns=(Column(name="x"),), shape=(1,)), torch.float32)
     (tmp_path / "new.csv").write_bytes("x,ä\n1,2\n".encode("latin-1"))
-    with pytest.raises(InputError, match="Save it as UTF-8"):
+    with pytest.raises(InputError, match=r"Save it as UTF-8.* --encoding latin-1"):
         list(predict_file(made, tmp_path / "new.csv"))
+    assert list(predict_file(made, tmp_path / "new.csv", encoding="latin-1")) == [["ä", "prediction"], ["2", "1"]]
+
+
+def test_cautions_are_about_all_rows_of_a_long_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedloom.data.csv_text.ROWS", 2)
+    columns = (Column(name="age"), Column(name="bmi"))
+    marks = {"": nan}
+    fitted = Preprocessing(columns=columns, shape=(2,), mean=(60.0, 25.0), std=(10.0, 4.0), marks=marks, missing=True)
+    made, told = Predictor(Given(), fitted, torch.float32), list[str]()
+    (tmp_path / "new.csv").write_text("age,bmi\n61,\n6e7,\n62,24\n7e7,25\n63,26\n")
+    assert len(list(predict_file(made, tmp_path / "new.csv", told.append))) == 6
+    (said,) = told  # bmi is empty in the first block only
+    assert "age is outside of what the model knows in 2 of 5 rows" in said

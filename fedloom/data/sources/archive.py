@@ -66,6 +66,15 @@ def open_text(file: Path | IO[bytes], name: str, encoding: str | None = None) ->
     return text
 
 
+def known_encoding(name: str | None, shown: str) -> str | None:
+    """Return the name of an encoding, or raise an error that quotes where it stands."""
+    try:
+        "".encode(name or "utf-8")
+    except LookupError:
+        raise InputError(f"{shown} is not known. Use such as 'utf-8', 'latin-1', 'cp1252' or 'utf-16'.") from None
+    return name
+
+
 def visible(name: str) -> bool:
     """Return whether a file or folder belongs to the data; operating systems leave others, such as .DS_Store."""
     return not name.startswith((".", "__MACOSX"))

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedloom.data.csv_text import CsvText, as_number, not_csv, numbers
 from fedloom.data.federation import Dataset
 from fedloom.data.preprocessing import Column, Preprocessing, categories, category, finite_number
-from fedloom.data.sources.archive import NOT_TEXT, open_text, visible
+from fedloom.data.sources.archive import NOT_TEXT, known_encoding, open_text, visible
 from fedloom.data.sources.base import Source, Task, locate, require, targets
 from fedloom.data.split import SPLITS
 from fedloom.errors import InputError, nearest
@@ -74,13 +74,7 @@ class Csv(Source):
     @field_validator("encoding")
     @classmethod
     def _encoding(cls, value: str | None) -> str | None:
-        try:
-            "".encode(value or "utf-8")
-        except LookupError:
-            raise InputError(
-                f"[data] encoding = '{value}' is not known. Use such as 'utf-8', 'latin-1', 'cp1252' or 'utf-16'."
-            ) from None
-        return value
+        return known_encoding(value, f"[data] encoding = '{value}'")
 
     def load(self, base: Path) -> Dataset:
         """Read the file or files. Labels become classes in order, clients keep the names in their column or files."""
