@@ -14,7 +14,8 @@ from fedloom.files import read_toml
 from fedloom.papers.curve_figure import Curves
 from fedloom.record import Count, Record
 from fedloom.results import curve_numbers, headline
-from fedloom.results.run_data import ClientValues, Floats, Ints, RunData
+from fedloom.results.run_data import RunData
+from fedloom.results.run_values import ClientValues, Floats, Ints
 
 FOLDER = Path(__file__).parent / "reproductions"
 Published = float | str  # in words if no number was reached

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from fedloom.data.split import SPLITS
-from fedloom.results.run_data import RunData, Stats
+from fedloom.results.run_data import RunData
+from fedloom.results.run_values import Stats
 from fedloom.results.sentences import say
 from fedloom.results.statistics import known_mean
 from fedloom.results.table import STATISTICS, Table, Value

@@ -14,7 +14,8 @@ from fedloom.errors import InputError, nearest
 from fedloom.experiment.experiment_file import differences
 from fedloom.results.report_warnings import about_seeds
 from fedloom.results.result import CellResult, Result
-from fedloom.results.run_data import Cell, ClientValues, Curve, RunData
+from fedloom.results.run_data import Cell, RunData
+from fedloom.results.run_values import ClientValues, Curve
 from fedloom.results.sentences import say
 
 MEASURING = {"headline": "final", "clients": "all"}  # keys of [evaluate] that must agree, with their defaults

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fedloom.results import headline
-from fedloom.results.run_data import MetricInfo, RunData
+from fedloom.results.run_data import RunData
+from fedloom.results.run_values import MetricInfo
 from fedloom.results.statistics import spread
 
 # the first of these that has values is the main comparison: the model that predict and export give comes first

@@ -23,7 +23,8 @@ from fedloom.errors import FedloomError, InputError, StoreError
 from fedloom.results.model_card import write_card
 from fedloom.results.prediction import Predictor
 from fedloom.results.result import TABLES, CellResult, Result
-from fedloom.results.run_data import Curve, RunData
+from fedloom.results.run_data import RunData
+from fedloom.results.run_values import Curve
 from fedloom.results.safe_text import for_spreadsheet
 
 MODEL_FILES = (".safetensors", ".pt", ".pt2", ".onnx", ".json", ".txt")  # what a model card lists

@@ -19,7 +19,8 @@ from fedloom.results import figure_style as style
 from fedloom.results.client_tables import average
 from fedloom.results.comparisons import Comparison, main_comparison, universal_comparison
 from fedloom.results.figure_style import BEFORE_TRAINING, FAINT, INK, MOST_PANELS, CaptionedFigure
-from fedloom.results.run_data import Curve, Floats, Ints, RunData, Stats
+from fedloom.results.run_data import RunData
+from fedloom.results.run_values import Curve, Floats, Ints, Stats
 from fedloom.results.sentences import say
 from fedloom.results.statistics import spread
 

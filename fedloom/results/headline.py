@@ -16,7 +16,8 @@ from fedloom.results.curve_numbers import last_mean, peak
 if TYPE_CHECKING:
     from fedloom.experiment.store import Store
     from fedloom.federation.engine import Phase, RoundRecord
-    from fedloom.results.run_data import Floats, Ints, RunData
+    from fedloom.results.run_data import RunData
+    from fedloom.results.run_values import Floats, Ints
     from fedloom.task import Task
 
 # the first one that was measured in a round counts: after local training in every round, or else the model in use

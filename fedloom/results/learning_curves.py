@@ -16,7 +16,8 @@ from fedloom.data.split import SPLITS
 from fedloom.errors import InputError, nearest
 from fedloom.metrics import is_share
 from fedloom.results.figure_style import FAINT, INK, finish_axes, new_figure, plot_line, styled
-from fedloom.results.run_data import ClientValues, Curve, MetricInfo, RunData, Stats
+from fedloom.results.run_data import RunData
+from fedloom.results.run_values import ClientValues, Curve, MetricInfo, Stats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

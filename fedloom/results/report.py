@@ -21,7 +21,8 @@ from fedloom.results.comparisons import Comparison, best_first, main_comparison,
 from fedloom.results.disclosure import not_evaluated, what_left
 from fedloom.results.figure_style import CaptionedFigure, line_styles
 from fedloom.results.report_warnings import cautions
-from fedloom.results.run_data import MetricInfo, RunData
+from fedloom.results.run_data import RunData
+from fedloom.results.run_values import MetricInfo
 from fedloom.results.sentences import TEMPLATES, page, say
 from fedloom.results.statistics import Spread, differences, spread
 from fedloom.results.table import STATISTICS, Table, missing, show, two_digits

@@ -10,7 +10,8 @@ from rich.table import Table
 from fedloom.errors import InputError, nearest
 from fedloom.results.comparisons import ABOUT_CLIENTS, PHASES, at_clients, best_first, main_comparison
 from fedloom.results.result import CellResult, Result
-from fedloom.results.run_data import MetricInfo, RunData
+from fedloom.results.run_data import RunData
+from fedloom.results.run_values import MetricInfo
 from fedloom.results.sentences import say
 from fedloom.results.table import show
 

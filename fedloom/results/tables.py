@@ -16,7 +16,8 @@ from fedloom.results.comparisons import (
     main_comparison,
     universal_comparison,
 )
-from fedloom.results.run_data import MetricInfo, RunData
+from fedloom.results.run_data import RunData
+from fedloom.results.run_values import MetricInfo
 from fedloom.results.sentences import say
 from fedloom.results.statistics import (
     FOR_EFFECTS,
@@ -29,6 +30,7 @@ from fedloom.results.statistics import (
 )
 from fedloom.results.table import Table, Value, show
 
+LAST = 10  # rounds at the end of a curve whose mean the table has
 MOST_SENTENCES = 6  # with more pairs of algorithms, the note has no sentence about each
 
 
@@ -197,6 +199,7 @@ def fairness(run: RunData) -> Iterator[Table]:
     """How evenly clients fare at the end, and the last rounds and the peak of the curve."""
     name, metric = run.main_metric, run.metric(run.main_metric)
     rows: list[tuple[Value, ...]] = []
+    measured = 0
     for label in run.labels:
         last = run.last_round(label, "post_fit", name).values()
         found = [curve_numbers.fairness(clients.values, metric.higher_is_better) for clients in last]
@@ -204,16 +207,18 @@ def fairness(run: RunData) -> Iterator[Table]:
         peaks = [curve_numbers.peak(*curve, metric.higher_is_better) for curve in curves]
         if found or curves:
             fair = ([getattr(each, part) for each in found] for part in ("worst", "std", "jain"))
-            last_rounds = [curve_numbers.last_mean(values, 10) for _, values in curves]
+            last_rounds = [curve_numbers.last_mean(values, LAST) for _, values in curves]
+            measured = max([measured, *(len(values) for _, values in curves)])
             means = map(known_mean, (*fair, last_rounds, [best for best, _ in peaks]))
             rows.append((label, *means, ", ".join(str(round) for _, round in peaks)))
     if rows:
-        at_clients, of_curve = ("worst 10 %", "std over clients", "Jain index"), ("last 10 rounds", "peak")
+        few = min(LAST, measured)
+        at_clients, of_curve = ("worst 10 %", "std over clients", "Jain index"), (f"last {few} rounds", "peak")
         columns = ("algorithm", *at_clients, *of_curve, "peak's round")
         shown = metric.number_format
         kinds = ("text", shown, metric.deviation_format, "number", shown, shown, "text")
         drawn = "; others were not drawn" if run.leaves_out_clients("post_fit") else ""
-        note = say("note", "fairness", drawn=drawn, curve=headline.curve_in_words(run))
+        note = say("note", "fairness", drawn=drawn, curve=headline.curve_in_words(run), few=few)
         yield Table("fairness", f"Fairness, last rounds and peak: {name}", columns, tuple(rows), kinds, note)
 
 

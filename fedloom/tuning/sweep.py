@@ -28,7 +28,7 @@ from fedloom.metrics import short_name
 from fedloom.results import figure_style as style
 from fedloom.results.figure_style import CaptionedFigure
 from fedloom.results.result import Result
-from fedloom.results.run_data import MetricInfo
+from fedloom.results.run_values import MetricInfo
 from fedloom.results.sentences import say
 from fedloom.results.statistics import Spread, spread
 from fedloom.results.table import Table, Value, show

@@ -14,7 +14,8 @@ import numpy as np
 from fedloom.errors import FedloomError
 from fedloom.experiment.store import Store
 from fedloom.results.report_warnings import cautions
-from fedloom.results.run_data import Floats, RunData
+from fedloom.results.run_data import RunData
+from fedloom.results.run_values import Floats
 
 MAKING = 10.0  # seconds within which a new database becomes readable
 SHARE = 200  # cautions need the whole run: they take at most one part in this many of the time

@@ -18,7 +18,8 @@ from fedloom.experiment.control import PAUSED
 from fedloom.privacy.words import EPSILONS, IN_A_WORD
 from fedloom.results import figure_style, learning_curves
 from fedloom.results.result import overall
-from fedloom.results.run_data import Curve, Floats, Ints, RunData
+from fedloom.results.run_data import RunData
+from fedloom.results.run_values import Curve, Floats, Ints
 from fedloom.watch.live_run import MARKS, LiveRun
 
 Json = dict[str, Any]

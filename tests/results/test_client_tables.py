@@ -13,7 +13,8 @@ from fedloom.experiment.store import Store
 from fedloom.results.client_tables import average
 from fedloom.results.figures import draw_all
 from fedloom.results.result import Result
-from fedloom.results.run_data import RunData, grouped
+from fedloom.results.run_data import RunData
+from fedloom.results.run_values import grouped
 from fedloom.results.table import STATISTICS
 from tests.results.helpers import named
 

@@ -19,7 +19,8 @@ from fedloom.results.comparisons import (
     universal_comparison,
 )
 from fedloom.results.report_warnings import cautions
-from fedloom.results.run_data import MetricInfo, RunData
+from fedloom.results.run_data import RunData
+from fedloom.results.run_values import MetricInfo
 from fedloom.results.summary import table as on_screen
 from tests.conftest import Logit, federation, two_classes
 

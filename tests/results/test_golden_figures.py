@@ -21,7 +21,8 @@ from PIL import Image
 from fedloom.papers import curve_figure
 from fedloom.results import evolution_figure, figures, topology_figure
 from fedloom.results.figure_style import styled
-from fedloom.results.run_data import MetricInfo, RunData
+from fedloom.results.run_data import RunData
+from fedloom.results.run_values import MetricInfo
 from fedloom.tuning.sweep import SweepResult, Trial
 from tests.results.drawn_runs import SIZES, algorithm_labels, write_run
 

@@ -27,7 +27,8 @@ from fedloom.errors import InputError
 from fedloom.experiment.store import Store
 from fedloom.results.figure_style import COLOURS, line_style
 from fedloom.results.learning_curves import OTHERS, Panels, band, draw, draw_run, spread_places
-from fedloom.results.run_data import RunData, Stats, grouped
+from fedloom.results.run_data import RunData
+from fedloom.results.run_values import Stats, grouped
 
 
 def stats(rounds: int, values: Callable[[int], Sequence[float]]) -> Stats:

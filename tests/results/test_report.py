@@ -21,7 +21,8 @@ from fedloom.errors import TrainingError
 from fedloom.results import report
 from fedloom.results.comparisons import Comparison
 from fedloom.results.result import Result
-from fedloom.results.run_data import MetricInfo, RunData
+from fedloom.results.run_data import RunData
+from fedloom.results.run_values import MetricInfo
 from tests.conftest import Dense, federation
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}

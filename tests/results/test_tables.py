@@ -8,9 +8,10 @@ import pytest
 
 from fedloom.results import curve_numbers, headline
 from fedloom.results.comparisons import Comparison
-from fedloom.results.run_data import MetricInfo, RunData
+from fedloom.results.run_data import RunData
+from fedloom.results.run_values import MetricInfo
 from fedloom.results.statistics import differences
-from fedloom.results.tables import _paired_differences, target_costs, verdict
+from fedloom.results.tables import _paired_differences, fairness, target_costs, verdict
 from tests.results.helpers import named
 
 ACCURACY = MetricInfo("accuracy", True, True)
@@ -83,3 +84,12 @@ def test_targets_are_about_the_monotone_curve(run: RunData) -> None:
         if None not in reached:
             assert row[2] == pytest.approx(statistics.fmean(r.round for r in reached if r))
             assert row[3] <= row[2]  # type: ignore[operator]
+
+
+def test_the_table_names_the_rounds_that_it_averages(run: RunData) -> None:
+    (table,) = fairness(run)
+    curves = [curve for label in run.labels for curve in headline.curves(run, label, run.main_metric).values()]
+    measured = max(len(values) for _, values in curves)
+    assert 1 < measured < 10
+    assert f"last {measured} rounds" in table.columns
+    assert f"the last {measured} measured rounds" in table.note

@@ -9,7 +9,7 @@ import pytest
 from fedloom.errors import InputError
 from fedloom.experiment.store import Store
 from fedloom.results.result import Result
-from fedloom.results.run_data import MetricInfo
+from fedloom.results.run_values import MetricInfo
 from fedloom.tuning.search_space import parse_over
 from fedloom.tuning.sweep import SweepResult, Trial, sweep
 
