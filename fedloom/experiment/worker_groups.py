@@ -107,8 +107,6 @@ class WorkerGroup:
         if self.connect is not None:
             if any(algorithm.train.clients for algorithm in self.plan.algorithms.values()):
                 raise InputError("[train] clients is for simulations: on a network, sites have names of their own.")
-            if self.plan.rounds == 0:
-                raise InputError("rounds = 0 is for simulations: agents answer only questions about rounds.")
             self._check_same_data(federation, seed)
             self._record_machine_and_clients(federation)
             if federation.preprocessing.columns:  # what sites agreed on; they prepare their data themselves

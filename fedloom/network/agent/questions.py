@@ -46,8 +46,8 @@ def question_facts(assignment: Assignment) -> dict[str, Any]:
 def evaluations_needed(plan: Plan) -> int:
     """Return how often an honest run measures one client on one split: before and after training, and at the end."""
     evaluate = plan.evaluate
-    rounds = len({1, plan.rounds, *range(evaluate.every, plan.rounds + 1, evaluate.every)})
-    of_cell = (2 * rounds + 1) * len(evaluate.splits) + rounds * len(evaluate.server or ())
+    rounds = len({1, plan.rounds, *range(evaluate.every, plan.rounds + 1, evaluate.every)}) if plan.rounds else 0
+    of_cell = (2 * rounds + 1) * len(evaluate.splits) + max(rounds, 1) * len(evaluate.server or ())
     algorithms = [one for one in plan.algorithms.values() if not one.pooled]
     return len(algorithms) * len(plan.seeds) * of_cell
 
@@ -113,20 +113,23 @@ class Questions:
 
     def _check_repeats(self, asked: dict[Question, int], facts: Mapping[str, Any], local: int) -> None:
         """Raise `Refused` if rounds began again too often."""
-        before, most = self._repeats_of(facts, local), REPEATS * self.plan.rounds
+        before, most = self._repeats_of(facts, local), REPEATS * max(self.plan.rounds, 1)
         if _other_attempts(asked, facts) and len({*before, (facts["round"], facts["attempt"])}) > most:
             raise Refused(
                 f"rounds of {facts['algorithm']} began again with other models {most} times, and may not do so again"
             )
 
     def check_announced(self, assignment: Assignment) -> None:
-        """Raise `Refused` if the run announced no such round or seed."""
-        if not 1 <= assignment.round <= self.plan.rounds or assignment.seed not in self.plan.seeds:
-            raise Refused(f"the run announced {self.plan.rounds} rounds and the seeds {list(self.plan.seeds)}")
+        """Raise `Refused` if the run announced no such round or seed. Round 0 is for runs that only evaluate."""
+        rounds = self.plan.rounds
+        if not min(1, rounds) <= assignment.round <= rounds or assignment.seed not in self.plan.seeds:
+            raise Refused(f"the run announced {rounds} rounds and the seeds {list(self.plan.seeds)}")
+        if not rounds and assignment.kind not in ("evaluate", "fingerprint"):
+            raise Refused("the run announced no training")
 
     def check(self, assignment: Assignment, shared: Groups) -> None:
         """Raise `Refused` if this goes beyond what the run announced, asks about another model, or asks too often."""
-        evaluate, last = self.plan.evaluate, assignment.round == self.plan.rounds
+        evaluate, last = self.plan.evaluate, 0 < self.plan.rounds == assignment.round
         self.check_announced(assignment)
         if assignment.call >= MOST_CALLS:
             raise Refused(f"a round may have {MOST_CALLS} calls, and this one is number {assignment.call + 1}")

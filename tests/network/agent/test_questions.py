@@ -188,6 +188,16 @@ def test_a_client_is_measured_after_training_once_a_round_whatever_the_call(tmp_
         assert str(coordinator.ask(coordinator.crafted(8), **train, call=7, attempt=13)).endswith("may not do so again")
 
 
+def test_a_run_that_only_evaluates_asks_about_one_model_and_trains_nothing(tmp_path: Path) -> None:
+    with HostileCoordinator(tmp_path / "net", {**VALUES, "rounds": 0}, STRICT).begun() as coordinator:
+        train = {"kind": "train", "verb": "reduce", "method": "client", "splits": ()}
+        assert coordinator.ask(coordinator.crafted(0), **train, round=0) == "the run announced no training"
+        assert str(coordinator.ask(coordinator.crafted(0), round=1)).startswith("the run announced 0 rounds")
+        first, second = (coordinator.ask(coordinator.crafted(label), round=0) for label in (0, 1))
+        assert isinstance(first, dict)
+        assert second == "round 0 of fedavg asked the same of this client before, about another model"
+
+
 def test_validation_after_every_epoch_must_be_announced(tmp_path: Path) -> None:
     train = {"kind": "train", "verb": "reduce", "method": "client", "splits": ()}
     with HostileCoordinator(tmp_path / "net", VALUES, STRICT).begun() as coordinator:

@@ -193,3 +193,21 @@ def _token(run: InProcessRun) -> str:
     token = Token.new("")
     run.ledger.invite(token.digest)
     return token.digest
+
+
+def test_sites_evaluate_a_given_model_without_training(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    from fedloom.results.result import Result
+
+    serial_weights({**EXPERIMENT, "rounds": 2}, tmp_path / "trained")
+    trained = Result.read(tmp_path / "trained")
+    save_file(trained.weights("fedavg")["model"], tmp_path / "model.safetensors")
+    task = {**EXPERIMENT["task"], "init": str(tmp_path / "model.safetensors")}
+    values = {**EXPERIMENT, "rounds": 0, "task": task}
+    for _ in range(2):  # a second time in the same folder, too
+        run = InProcessRun(tmp_path / "net", values, {"max_evaluations": 1}, {})
+        assert run.run(Silent()).status == "done"
+    (cell,) = Result.read(tmp_path / "net").runs
+    assert (cell.rounds, cell.weights_sha256) == (0, trained.runs[0].weights_sha256)
+    assert cell.final["test_accuracy"] == trained.runs[0].final["test_accuracy"]
