@@ -98,8 +98,8 @@ $(BIN)/python:
 
 # a stamp is made only when the installation went through, so that a broken one is tried again
 $(VENV)/.package: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing fedloom into $(VENV) (about 300 MB to fetch the first time) …"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	@echo "Installing fedloom and its live page into $(VENV) (about 300 MB to fetch the first time) …"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[watch]"
 	touch $@
 
 $(VENV)/.tests: pyproject.toml constraints.txt | $(BIN)/python

@@ -70,9 +70,17 @@ def blocked() -> str:
     return json.dumps(names)
 
 
-def run(blocked: str, code: str, *arguments: str, cwd: Path) -> str:
+CLI = "from fedloom.cli import main\nsys.argv[0] = 'fedloom'\nmain()"
+SITE = '[site]\nname = "cork"\n[data]\nsource = "digits"\n[policy]\n'
+
+
+def attempt(blocked: str, code: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", WITHOUT + code, blocked, *arguments]
-    found = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+
+
+def run(blocked: str, code: str, *arguments: str, cwd: Path) -> str:
+    found = attempt(blocked, code, *arguments, cwd=cwd)
     assert found.returncode == 0, found.stderr
     return found.stdout
 
@@ -83,9 +91,41 @@ def test_every_public_name_can_be_had(blocked: str, tmp_path: Path) -> None:
 
 def test_an_experiment_is_checked_run_and_reported(blocked: str, tmp_path: Path) -> None:
     (tmp_path / "base.toml").write_text(EXPERIMENT)
-    cli = "from fedloom.cli import main\nsys.argv[0] = 'fedloom'\nmain()"
-    assert "base.toml is valid" in run(blocked, cli, "check", "base.toml", cwd=tmp_path)
-    found = json.loads(run(blocked, cli, "run", "base.toml", "--json", "-q", cwd=tmp_path))
+    assert "base.toml is valid" in run(blocked, CLI, "check", "base.toml", cwd=tmp_path)
+    found = json.loads(run(blocked, CLI, "run", "base.toml", "--json", "-q", cwd=tmp_path))
     assert found["status"] == "done"
     assert (tmp_path / "runs" / "base" / "report.html").is_file()
-    assert "fedavg" in run(blocked, cli, "algorithms", cwd=tmp_path)
+    assert "fedavg" in run(blocked, CLI, "algorithms", cwd=tmp_path)
+    for command in (
+        "data describe base.toml",
+        "data export base.toml --to data.json",
+        "show runs/base",
+        "list runs",
+        "export runs/base --model --csv",
+        "bench base.toml",
+        "init new.toml",
+    ):
+        run(blocked, CLI, *command.split(), cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [
+        ("data describe site.toml", "network"),
+        ("data summarize site.toml --to summary.json", "network"),
+        ("serve base.toml", "network"),
+        ("join https://127.0.0.1:1 --site site.toml", "network"),
+        ("status runs", "network"),
+        ("agents list runs", "network"),
+        ("flower app base.toml app", "network"),
+        ("watch runs", "watch"),
+        ("demo --live", "watch"),
+    ],
+)
+def test_a_command_that_needs_more_says_what_to_install(blocked: str, tmp_path: Path, command: str, extra: str) -> None:
+    (tmp_path / "base.toml").write_text(EXPERIMENT)
+    (tmp_path / "site.toml").write_text(SITE)
+    found = attempt(blocked, CLI, *command.split(), cwd=tmp_path)
+    assert found.returncode == 2
+    assert found.stderr.strip().endswith(f"pip install 'fedloom[{extra}]'.")
+    assert "Traceback" not in found.stderr

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedloom.cli.shared import Changes, File, Force, check_new, command, console, load, parse_changes, say
+from fedloom.cli.shared import Changes, File, Force, check_new, command, console, load, need_network, parse_changes, say
 
 if TYPE_CHECKING:
     from fedloom.experiment.experiment_file import Experiment
@@ -40,11 +40,13 @@ def describe(file: File, changes: Changes = None, picture: Path | None = None) -
 def _load(file: Path, changes: list[str] | None = None) -> Experiment:
     """Load an experiment file, or the data of a site's file."""
     from fedloom.experiment.experiment_file import change, parse, read_toml
-    from fedloom.network.agent.policy import site_of
 
     values = read_toml(file) if file.is_file() else {}
     if not {"site", "policy"} & values.keys():
         return load(file, changes)
+    need_network()
+    from fedloom.network.agent.policy import site_of
+
     for dotted, value in parse_changes(changes).items():
         change(values, dotted, value)
     site = site_of(values, file)

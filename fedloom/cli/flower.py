@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedloom.cli.shared import Changes, File, command, load, need, say
+from fedloom.cli.shared import Changes, File, command, load, need, need_network, say
 from fedloom.errors import InputError
 
 app = typer.Typer(no_args_is_help=True, help="Run experiments on a Flower SuperLink and its SuperNodes.")
@@ -21,6 +21,7 @@ def write(file: File, folder: Annotated[Path, typer.Argument(metavar="DIR")], ch
 
     folder: The app's folder, new or empty.
     """
+    need_network()
     from fedloom.flower.app import write_app
 
     for note in write_app(load(file, changes), folder):

@@ -16,7 +16,7 @@ import typer
 
 from fedloom.cli import shared
 from fedloom.cli.auditing import audit_app
-from fedloom.cli.shared import AsJson, Changes, File, Fresh, Out, Quiet, command, load, need, print_result, say
+from fedloom.cli.shared import AsJson, Changes, File, Fresh, Out, Quiet, command, load, need_network, print_result, say
 from fedloom.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ agents_app = typer.Typer(no_args_is_help=True, help="List, invite, replace and r
 
 Folder = Annotated[Path, typer.Argument(help="The folder of a run of `fedloom serve`.", metavar="DIR")]
 Url = Annotated[str, typer.Argument(help="The coordinator's address, such as https://host:8443.", metavar="URL")]
-need_network = partial(need, "A real federation", "network", "fastapi", "uvicorn", "httpx", "cryptography", "zstandard")
 ADDRESS = "127.0.0.1:8443"
 
 

@@ -130,6 +130,11 @@ def need(what: str, extra: str, *modules: str) -> None:
         raise InputError(f"{what} needs {', '.join(missing)}: pip install 'fedloom[{extra}]'.")
 
 
+def need_network() -> None:
+    """Raise an error that says what to install if the packages for networks are missing."""
+    need("A real federation", "network", "fastapi", "uvicorn", "httpx", "cryptography", "zstandard")
+
+
 def check_new(path: Path, force: bool) -> None:
     """Refuse to overwrite a file, unless the user says so."""
     if path.exists() and not force:
