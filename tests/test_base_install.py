@@ -102,7 +102,6 @@ def test_an_experiment_is_checked_run_and_reported(blocked: str, tmp_path: Path)
         "show runs/base",
         "list runs",
         "export runs/base --model --csv",
-        "bench base.toml",
         "init new.toml",
     ):
         run(blocked, CLI, *command.split(), cwd=tmp_path)

@@ -18,7 +18,7 @@ from fedloom.errors import FedloomError, InputError, QuorumError, StoreError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.control import PAUSED, Control
 from fedloom.experiment.plan import Plan, check_target
-from fedloom.experiment.progress import ASKED, CLOCK, TOOK_PART, Progress
+from fedloom.experiment.progress import AFTER_TRAINING, ASKED, CLOCK, TOOK_PART, Progress
 from fedloom.experiment.step_cost import step_seconds
 from fedloom.experiment.store import Store
 from fedloom.experiment.worker_groups import WorkerGroup
@@ -173,7 +173,10 @@ class Cell:
                     names = ", ".join(f"'{federation.name(client)}'" for client in clients)
                     end = "" if record.complete else ", too many: the round does not count"
                     self.progress.note(f"{self.title}, round {record.round}: left out updates {why}, of {names}{end}.")
-            values = headline.of_round(record, task) | ({"abandoned": abandoned} if abandoned else {})
+            values = headline.of_round(record, task) | (
+                {AFTER_TRAINING: 1} if headline.is_after_training(record) else {}
+            )
+            values |= {"abandoned": abandoned} if abandoned else {}
             counted = headline.clients_of_round(record)
             everyone = counted | {client for client, why in record.absences.items() if why != "surplus"}
             values |= {TOOK_PART: len(counted), ASKED: len(everyone)} if len(counted) < len(everyone) else {}

@@ -12,6 +12,7 @@ from fedloom.metrics import is_percentage
 SECONDS_BETWEEN_LINES = 10.0
 # among the values of a round
 CLOCK = "clock"  # virtual seconds since the run began
+AFTER_TRAINING = "after training"  # there if the numbers are about clients' models after local training
 TOOK_PART, ASKED = "took part", "asked"  # how many clients, if not all that were asked took part
 
 
@@ -147,13 +148,15 @@ def describe(values: dict[str, float]) -> str:
 
     >>> describe({"loss": 0.51234, "accuracy": 0.98765})
     'loss 0.512 accuracy 98.8 %'
-    >>> describe({"accuracy": 0.824, TOOK_PART: 1, ASKED: 3})
-    'accuracy 82.4 % over 1 of 3 clients'
+    >>> describe({"accuracy": 0.824, AFTER_TRAINING: 1, TOOK_PART: 1, ASKED: 3})
+    'accuracy 82.4 % after training over 1 of 3 clients'
     """
     words = []
     for name, value in values.items():
         if name == CLOCK:
             words.append(f"clock {virtual_time(value)}")
+        elif name == AFTER_TRAINING:
+            words.append(name)
         elif name == TOOK_PART:
             words.append(f"over {value} of {values[ASKED]} clients")
         elif name != ASKED:

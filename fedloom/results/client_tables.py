@@ -17,6 +17,8 @@ from fedloom.results.sentences import say
 from fedloom.results.statistics import known_mean
 from fedloom.results.table import STATISTICS, Table, Value
 
+END = {"final": "final model", "post_fit": "after local training"}
+MODEL = {"final": "clients_final", "post_fit": "clients_post_fit"}  # the same as sentences
 PHASES = {"pre_fit": "before local training", "post_fit": "after local training"}
 
 
@@ -68,7 +70,8 @@ def universal_test(run: RunData, metric: str) -> Iterator[Table]:
 
 def clients(run: RunData, metric: str) -> Iterator[Table]:
     """How many examples every client has, and how it fares with each algorithm at the end."""
-    means = {label: run.last_means(label, "post_fit", metric) for label in run.labels}
+    phase = run.end_phase
+    means = {label: run.last_means(label, phase, metric) for label in run.labels}
     means = {label: known for label, known in means.items() if known}
     rows: list[tuple[Value, ...]] = []
     for client in run.clients:
@@ -78,8 +81,10 @@ def clients(run: RunData, metric: str) -> Iterator[Table]:
     if means:
         columns, kind = ("client", *SPLITS, *means), run.metric(metric).number_format
         kinds = ("text", *["whole"] * len(SPLITS), *[kind] * len(means))
-        mean = say("note", "mean_over_seeds") if len(run.seeds_of_clients) > 1 else ""
-        title, note = f"Every client: {metric}", run.about_clients(say("note", "clients", mean=mean))
+        drawn = "in_which_drawn" if run.leaves_out_clients(phase) else "over_seeds"
+        mean = say("note", drawn) if len(run.seeds_of_clients) > 1 else ""
+        title = f"Every client: {metric}, {END[phase]}"
+        note = run.about_clients(say("note", "clients", model=say("note", MODEL[phase]), mean=mean))
         yield Table(f"clients_{metric}", title, columns, tuple(rows), kinds, note)
 
 

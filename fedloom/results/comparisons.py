@@ -16,6 +16,7 @@ TITLES = {
     "post_fit_test": "after local training, own test",
     "pre_fit_test": "before local training, own test",
     "universal": "universal test",
+    "pooled_test": "final model, all tests pooled",
     "pooled_post_fit_test": "after local training, all tests pooled",
     "pooled_pre_fit_test": "before local training, all tests pooled",
     "server_validation": "global model, server's validation data",
@@ -41,7 +42,7 @@ class Comparison:
         """How the metric was measured, in words."""
         words = {"final": "", "best": ", best round (chosen on the same data)"}
         when = words.get(self.rule, f", mean of the last {self.rule.removeprefix('last:')} rounds")
-        return TITLES[self.key] + self.drawn + ("" if self.key in ("universal", "test") else when)
+        return TITLES[self.key] + self.drawn + ("" if self.key in ("universal", "test", "pooled_test") else when)
 
     @property
     def title(self) -> str:

@@ -16,6 +16,7 @@ from fedloom.results.curve_numbers import last_mean, peak
 if TYPE_CHECKING:
     from fedloom.experiment.store import Store
     from fedloom.federation.engine import Phase, RoundRecord
+    from fedloom.federation.evaluation import ByClient
     from fedloom.results.run_data import RunData
     from fedloom.results.run_values import Floats, Ints
     from fedloom.task import Task
@@ -30,7 +31,7 @@ def of_round(record: RoundRecord, task: Task) -> dict[str, float]:
         measured = record.server.get("test") or next(iter(record.server.values()))
         return record.values(measured, task)
     for phase in PHASES:
-        clients = {client: splits for client, splits in record.clients.get(phase, {}).items() if splits}
+        clients = _measured(record, phase)
         graded = {client: splits.get("test") or next(iter(splits.values())) for client, splits in clients.items()}
         values = [record.values(measured, task, client) for client, measured in graded.items() if measured.count]
         if values:
@@ -43,6 +44,15 @@ def of_round(record: RoundRecord, task: Task) -> dict[str, float]:
                     found[measure.name] = sum(known) / len(known)
             return found
     return {}
+
+
+def is_after_training(record: RoundRecord) -> bool:
+    """Whether `of_round` is about clients' models after local training, and not about the model that they share."""
+    return not record.server and bool(_measured(record, "post_fit"))
+
+
+def _measured(record: RoundRecord, phase: Phase) -> ByClient:
+    return {client: splits for client, splits in record.clients.get(phase, {}).items() if splits}
 
 
 def clients_of_round(record: RoundRecord) -> set[int]:

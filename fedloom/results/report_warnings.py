@@ -141,11 +141,9 @@ def _left_behind(run: RunData) -> Iterator[str]:
     """Clients that fare far worse than the others at the end."""
     metric = run.metric(run.main_metric)
     sign = 1 if metric.higher_is_better else -1
-    labels: dict[tuple[str, str], list[str]] = {}
+    labels: dict[str, list[str]] = {}
     for label in run.labels:
-        final = bool(run.last_means(label, "final", metric.name))
-        phase, model = ("final", "final model") if final else ("post_fit", "models after local training")
-        means = run.last_means(label, phase, metric.name)
+        means = run.last_means(label, run.end_phase, metric.name)
         if len(means) < 4:
             continue
         values = list(means.values())
@@ -153,18 +151,19 @@ def _left_behind(run: RunData) -> Iterator[str]:
         behind = [client for client in means if sign * (np.mean(values) - means[client]) > far > 0]
         if behind:
             behind.sort(key=lambda client: sign * means[client])
-            names = _first_three([_with_evidence(run, label, phase, client, means[client]) for client in behind])
-            labels.setdefault((model, names), []).append(label)
+            names = _first_three([_with_evidence(run, label, client, means[client]) for client in behind])
+            labels.setdefault(names, []).append(label)
     side = "below" if metric.higher_is_better else "above"
     seed = "" if run.same_clients else f" in seed {run.seeds[0]}"
-    for (model, clients), found in labels.items():
+    model = {"final": "final model", "post_fit": "models after local training"}[run.end_phase]
+    for clients, found in labels.items():
         words = {"labels": ", ".join(found), "model": model, "seed": seed, "side": side, "clients": clients}
         yield say("caution", "left_behind", **words)
 
 
-def _with_evidence(run: RunData, label: str, phase: str, client: int, mean: float) -> str:
+def _with_evidence(run: RunData, label: str, client: int, mean: float) -> str:
     """A client with its number, and how many test examples and seeds that rests on."""
-    seeds = run.client_values_by_seed(label, phase, run.main_metric, run.seeds_of_clients).values()
+    seeds = run.client_values_by_seed(label, run.end_phase, run.main_metric, run.seeds_of_clients).values()
     measured = sum(client in values.last_round().clients for values in seeds)
     shown = show(mean, run.metric(run.main_metric).number_format)
     over = f", {measured} of {len(run.seeds)} seeds" if len(run.seeds_of_clients) > 1 else ""

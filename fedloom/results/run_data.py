@@ -271,6 +271,12 @@ class RunData:
         means = grouped(np.concatenate([one.clients for one in runs]), np.concatenate([one.values for one in runs]))
         return dict(zip(means.index.tolist(), means.mean.tolist(), strict=True))
 
+    @cached_property
+    def end_phase(self) -> str:
+        """The phase that says how clients fare at the end: with the final model, or else after local training."""
+        final = (self._stored_values(*cell, "final", "loss", "test") for cell in self.cells)
+        return "final" if any(map(len, final)) else "post_fit"
+
     def about_drawn_clients(self, phase: str) -> bool:
         """Whether a phase is measured only at the clients that were drawn."""
         only_cohort = self.evaluation.get("clients") == "cohort"

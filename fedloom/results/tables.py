@@ -201,7 +201,7 @@ def fairness(run: RunData) -> Iterator[Table]:
     rows: list[tuple[Value, ...]] = []
     measured = 0
     for label in run.labels:
-        last = run.last_round(label, "post_fit", name).values()
+        last = run.last_round(label, run.end_phase, name).values()
         found = [curve_numbers.fairness(clients.values, metric.higher_is_better) for clients in last]
         curves = headline.curves(run, label, name).values()
         peaks = [curve_numbers.peak(*curve, metric.higher_is_better) for curve in curves]
@@ -217,8 +217,9 @@ def fairness(run: RunData) -> Iterator[Table]:
         columns = ("algorithm", *at_clients, *of_curve, "peak's round")
         shown = metric.number_format
         kinds = ("text", shown, metric.deviation_format, "number", shown, shown, "text")
-        drawn = "; others were not drawn" if run.leaves_out_clients("post_fit") else ""
-        note = say("note", "fairness", drawn=drawn, curve=headline.curve_in_words(run), few=few)
+        drawn = "; others were not drawn" if run.leaves_out_clients(run.end_phase) else ""
+        model = say("note", client_tables.MODEL[run.end_phase])
+        note = say("note", "fairness", model=model, drawn=drawn, curve=headline.curve_in_words(run), few=few)
         yield Table("fairness", f"Fairness, last rounds and peak: {name}", columns, tuple(rows), kinds, note)
 
 

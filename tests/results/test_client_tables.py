@@ -75,8 +75,9 @@ def test_every_client_has_a_row_with_what_it_holds_and_how_it_fares(run: RunData
         ("client-2", 18, 6, 6),
         ("client-3", 15, 5, 5),
     ]
-    finals = [run.client_values("pooled", seed, "final", "accuracy").values[2] for seed in (1, 2)]
-    assert table.rows[2][6] == pytest.approx(statistics.fmean(finals))
+    for label in ("fedavg", "local", "pooled"):  # the model that predict and export give
+        finals = [run.client_values(label, seed, "final", "accuracy").values[2] for seed in (1, 2)]
+        assert table.rows[2][table.columns.index(label)] == pytest.approx(statistics.fmean(finals))
 
 
 def with_data_of_every_seed(comparison: Path, folder: Path, data: object) -> RunData:
@@ -90,7 +91,7 @@ def with_data_of_every_seed(comparison: Path, folder: Path, data: object) -> Run
 def test_clients_that_differ_between_seeds_are_not_averaged(comparison: Path, tmp_path: Path) -> None:
     run = with_data_of_every_seed(comparison, tmp_path / "run", {"partition": {"name": "iid"}, "clients": 4})
     assert not run.same_clients
-    first = run.client_values("local", 1, "post_fit", "accuracy").last_round()
+    first = run.client_values("local", 1, "final", "accuracy").last_round()
     alone = {run.client_name(int(client)): value for client, value in zip(first.clients, first.values, strict=True)}
     table = named(run, "clients_accuracy")
     place = table.columns.index("local")
@@ -100,9 +101,10 @@ def test_clients_that_differ_between_seeds_are_not_averaged(comparison: Path, tm
     assert [row[3] for row in rows] == pytest.approx(per_client)
     for name in ("clients_accuracy", "user_stats_accuracy", "universal_test_accuracy"):
         assert "single clients are those of seed 1" in named(run, name).note
-    assert "the mean over the seeds" not in named(run, "clients_accuracy").note
-    same = named(RunData.read(comparison), "clients_accuracy").note
-    assert same.endswith("on its own test split: the mean over the seeds in which the client was drawn in that round.")
+    assert "the mean over seeds" not in named(run, "clients_accuracy").note
+    same = named(RunData.read(comparison), "clients_accuracy")
+    assert same.title == "Every client: accuracy, final model"
+    assert same.note.endswith("on the client's own test split: the mean over seeds.")
     drawn = {figure.name: figure.caption for figure in draw_all(run)}
     for name in ("sausage_users", "clients"):
         assert "single clients are those of seed 1" in drawn[name]

@@ -72,6 +72,7 @@ def test_where_only_the_cohort_is_measured_the_pooled_model_is_shown_for_it_too(
     # scores of the drawn clients alone are not known of the pooled model: it has no column where others are about them
     assert {m.key: set(m.values) for m in comparisons(run, "auroc")} == {
         **{key: {"fedavg", "pooled"} for key in ("post_fit_test", "pre_fit_test", "test")},
+        "pooled_test": {"fedavg"},
         "pooled_post_fit_test": {"fedavg"},
         "pooled_pre_fit_test": {"fedavg"},
     }

@@ -63,6 +63,13 @@ def test_the_last_round_shows_the_same_kind_of_number_as_the_others() -> None:
         assert headline.of_round(record(1, server={}, clients=clients), TASK)["accuracy"] == pytest.approx(0.7)
 
 
+def test_progress_says_if_numbers_are_about_models_after_local_training() -> None:
+    phases = {"post_fit": {0: {"test": measured(10, 0.7)}}, "pre_fit": {0: {"test": measured(10, 0.1)}}}
+    assert headline.is_after_training(record(1, server={}, clients=phases))
+    assert not headline.is_after_training(record(1, server={}, clients={**phases, "post_fit": {0: {}}}))
+    assert not headline.is_after_training(record(1, clients=phases))  # the global model on the server's data
+
+
 def test_a_mean_is_over_the_clients_that_were_measured_also_in_a_round_that_does_not_count() -> None:
     assert headline.clients_of_round(record(1)) == {0, 1}  # on the server's data: who took part
     before = {"pre_fit": {1: {"test": measured(30, 0.4)}}, "post_fit": {}}
