@@ -232,12 +232,13 @@ def spread_places(wanted: Sequence[float], gap: float, low: float, high: float) 
     return [max(low, min(level, most)) + number * gap for number, level in enumerate(levels)]
 
 
-def caption(seeds: int, panels: set[str], crowded: bool) -> str:
-    """Say what lines and bands show."""
+def caption(seeds: int, panels: set[str], crowded: bool, known: int | None = None) -> str:
+    """Say what lines and bands show; `known` is how many of the seeds there are at most, if not all."""
     if seeds > 1:
         means = "seeds" if panels == {"server"} else "clients and seeds"
         bands = "Bands would hide the lines." if crowded else "Bands: 95 % t interval over seeds."
-        return f"Lines: mean over {means} ({seeds} seeds). {bands}"
+        some = "" if known in (None, seeds) else f"up to {known} of "
+        return f"Lines: mean over {means} ({some}{seeds} seeds). {bands}"
     if panels == {"server"}:
         return "One seed."
     bands = "Bands would hide the lines." if crowded else "Bands: ± one standard deviation over clients."

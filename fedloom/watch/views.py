@@ -23,10 +23,11 @@ from fedloom.results.run_values import Curve, Floats, Ints
 from fedloom.watch.live_run import MARKS, LiveRun
 
 Json = dict[str, Any]
-PHASES = ("post_fit", "pre_fit")  # of what is measured at clients
+PHASES = ("pre_fit", "post_fit")  # of what is measured at clients
 # In the dark, two of the report's colours do not show; Okabe and Ito's yellow, too pale for white paper, does.
 IN_THE_DARK = {"#000000": "#f2f4f7", "#882255": "#F0E442"}
 AXES = ("rounds", "bytes", "seconds", "virtual")
+WIDE_BANDS = 3  # intervals of two seeds are so wide that those of more lines would hide everything
 MOST_CELLS = 4_000_000  # of a matrix: of more, the last rounds are shown
 TOOK_PART = 1  # in a matrix; each of MARKS follows
 
@@ -75,8 +76,8 @@ def _style(number: int) -> Json:
 
 
 def panels(run: RunData) -> list[str]:
-    """Return the panels for which something was measured; the one that the headline is about comes first."""
-    wanted = ["post_fit", "pre_fit"] if run.evaluation.get("splits", ("test",)) else []
+    """Return the panels for which something was measured; what the shared model does comes first."""
+    wanted = ["pre_fit", "post_fit"] if run.evaluation.get("splits", ("test",)) else []
     return ["server", *wanted] if run.has_server_test else wanted
 
 
@@ -124,7 +125,8 @@ def curves(
 ) -> Json:
     """Return a metric against an axis: a line with its band per algorithm, and one per seed if they are wanted.
 
-    `known` has the marks of the lines that the page has, with commas between them: it gets only what follows.
+    `known` has the marks of the lines that the page has, with commas between them, each followed by those of its seeds
+    after semicolons: the page gets only what follows.
     """
     _known(panel, learning_curves.TITLES, "panel")
     _known(axis, AXES, "axis")
@@ -133,28 +135,34 @@ def curves(
         for label, seed in run.cells
     }
     by_seed = {cell: stats for cell, stats in by_seed.items() if len(stats.index)}
-    seeds = max((sum(label == one for one, _ in by_seed) for label, _ in by_seed), default=1)
-    marks = known.split(",")
+    marks, seeds = known.split(","), len(run.seeds)
     lines = []
     for number, label in enumerate(dict.fromkeys(label for label, _ in by_seed)):
         mine = {seed: stats for (one, seed), stats in by_seed.items() if one == label}
-        band = learning_curves.band(list(mine.values()), metric, seeds)
+        # a seed that has just begun must not take the rounds away that others have finished
+        done = {seed: stats for seed, stats in mine.items() if run.cells[label, seed]["status"] == "done"} or mine
+        band = learning_curves.band(list(done.values()), metric, seeds)
+        apart = [seed for seed in mine if each_seed or seed not in done]
         places = {seed: _places(run, label, seed, axis) for seed in mine}
         sides = {side: getattr(band, side) for side in ("mean", "low", "high")}
-        have = marks[number] if number < len(marks) else ""
+        have, *of_seeds = (marks[number] if number < len(marks) else "").split(";")
         lines.append(
             {
                 "label": label,
-                **_points(_mean_places(axis, list(places.values()), band.rounds), sides, have),
-                "count": len(mine),
+                **_points(_mean_places(axis, [places[seed] for seed in done], band.rounds), sides, have),
+                "count": len(done),
                 "seeds": [
-                    _points(_mean_places(axis, [places[seed]], one.index), {"mean": one.mean})
-                    for seed, one in (mine.items() if each_seed else ())
+                    _points(_mean_places(axis, [places[seed]], mine[seed].index), {"mean": mine[seed].mean}, mark)
+                    for seed, mark in zip(apart, (*of_seeds, *[""] * len(apart)), strict=False)
                 ],
             }
         )
-    crowded = len(lines) > learning_curves.MOST_BANDS
-    words = learning_curves.caption(seeds, {panel}, crowded)
+    known_seeds = max((line["count"] for line in lines), default=0)
+    wide = known_seeds == 2 and len(lines) > WIDE_BANDS
+    crowded = wide or len(lines) > learning_curves.MOST_BANDS
+    words = learning_curves.caption(seeds, {panel}, crowded, known_seeds)
+    if any(line["seeds"] for line in lines) and not each_seed:
+        words += " Thin lines: seeds that are not done."
     return {"lines": lines, "caption": words, "crowded": crowded, "metric": metric, "panel": panel}
 
 

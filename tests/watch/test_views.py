@@ -68,7 +68,7 @@ def test_a_curve_has_known_means_bytes_and_seconds(tmp_path: Path) -> None:
 
 
 def marks(found: dict) -> str:
-    return ",".join(line["mark"] for line in found["lines"])
+    return ",".join(";".join(one["mark"] for one in (line, *line["seeds"])) for line in found["lines"])
 
 
 @pytest.mark.parametrize("axis", ["rounds", "bytes"])
@@ -89,6 +89,35 @@ def test_a_page_that_sends_its_marks_back_gets_only_the_points_that_follow(tmp_p
         [],
         [],
     ]
+
+
+def test_a_seed_that_begins_leaves_the_line_of_finished_ones_as_it_is(tmp_path: Path) -> None:
+    facts = {"rounds": 4}
+    GrowingRun(tmp_path, labels=("fedavg",), seeds=(1,), facts=facts).add(4).end()
+    second = GrowingRun(tmp_path, labels=("fedavg",), seeds=(2,), facts=facts).add(1)
+    before = views.curves(RunData.read(tmp_path), "accuracy", "post_fit")
+    (line,) = before["lines"]
+    assert (line["x"]["rounds"], line["count"]) == ([1, 2, 3, 4], 1)
+    assert line["low"] == line["mean"] == line["high"]  # one of two seeds has no interval
+    assert [one["x"]["rounds"] for one in line["seeds"]] == [[1]]
+    assert before["caption"].startswith("Lines: mean over clients and seeds (up to 1 of 2 seeds).")
+    assert "Thin lines: seeds that are not done." in before["caption"]
+    second.add(2)
+    (line,) = views.curves(RunData.read(tmp_path), "accuracy", "post_fit", known=marks(before))["lines"]
+    assert (line["kept"], line["mean"]) == (4, [])
+    assert [(one["kept"], one["x"]["rounds"]) for one in line["seeds"]] == [(1, [2, 3])]
+    second.add(1).end()
+    found = views.curves(RunData.read(tmp_path), "accuracy", "post_fit", known=marks(before))
+    (line,) = found["lines"]
+    assert (line["kept"], line["count"], line["seeds"], len(line["mean"])) == (0, 2, [], 4)
+    assert "(2 seeds)" in found["caption"]
+
+
+def test_wide_intervals_of_two_seeds_do_not_hide_the_lines(tmp_path: Path) -> None:
+    GrowingRun(tmp_path, labels=("a", "b", "c", "d")).add(2).end()
+    assert views.curves(RunData.read(tmp_path), "accuracy", "post_fit")["crowded"]
+    GrowingRun(tmp_path / "three", labels=("a", "b", "c")).add(2).end()
+    assert not views.curves(RunData.read(tmp_path / "three"), "accuracy", "post_fit")["crowded"]
 
 
 def test_a_line_that_has_changed_is_sent_whole(tmp_path: Path) -> None:
@@ -211,7 +240,7 @@ def test_an_undefined_value_is_null_and_what_is_not_there_is_named(tmp_path: Pat
     live = LiveRun(tmp_path)
     with pytest.raises(InputError, match="There is no cell other with seed 1"):
         views.clients(live, "other", 1, "accuracy", "post_fit")
-    with pytest.raises(InputError, match=r"There is no phase 'nose'\. Known: post_fit, pre_fit"):
+    with pytest.raises(InputError, match=r"There is no phase 'nose'\. Known: pre_fit, post_fit"):
         views.clients(live, "fedavg", 1, "accuracy", "nose")
     with pytest.raises(InputError, match="There is no panel 'nose'"):
         views.curves(live.data(), "accuracy", "nose")

@@ -17,23 +17,23 @@ export const onTick = (value, metric) => (metric?.percent ? `${Number((100 * val
 /** @param {number} value @param {AxisName} axis */
 const onAxis = (value, axis) => (axis === "rounds" ? String(Math.round(value)) : axis === "bytes" ? bytes(value) : duration(value));
 
-/** @param {Line} line @param {AxisName} axis @returns {(number|null)[]} */
+/** @param {{x: Axes}} line @param {AxisName} axis @returns {(number|null)[]} */
 export const places = (line, axis) => line.x[axis] ?? line.x.rounds;
 
 /**
  * The range of all lines on both axes.
- * @param {Line[]} lines @param {AxisName} axis @param {boolean} seeds @returns {{x: Range, y: Range}}
+ * @param {Line[]} lines @param {AxisName} axis @returns {{x: Range, y: Range}}
  */
-export function ranges(lines, axis, seeds) {
+export function ranges(lines, axis) {
   /** @param {(number|null)[][]} rows @returns {Range} */
   const around = (rows) => {
     const found = { low: Infinity, high: -Infinity };
     for (const row of rows) for (const one of row) if (one !== null) { found.low = Math.min(found.low, one); found.high = Math.max(found.high, one); }
     return found;
   };
-  const x = around(lines.map((line) => places(line, axis)));
+  const x = around(lines.flatMap((line) => [line, ...line.seeds]).map((line) => places(line, axis)));
   if (x.high === x.low) { x.low -= 0.5; x.high += 0.5; }
-  const means = around(lines.flatMap((line) => [line.mean, ...(seeds ? line.seeds.map((one) => one.mean) : [])]));
+  const means = around(lines.flatMap((line) => [line.mean, ...line.seeds.map((one) => one.mean)]));
   const bands = around(lines.flatMap((line) => [line.mean, line.low, line.high]));
   const widths = lines.flatMap((line) => line.high.map((one, place) => Number(one) - Number(line.mean[place]))).sort((a, b) => a - b);
   // a few very wide intervals, as of two seeds, must not press the lines flat
@@ -57,7 +57,7 @@ export function ticks(range, most, whole = false) {
 /**
  * Draw lines into an element.
  * @param {HTMLElement} into
- * @param {{lines: Line[], styles: Map<string, Style>, axis: AxisName, metric: import("./dom.js").Metric | undefined, title: string, bands: boolean, seeds: boolean, hidden: Set<string>, range?: {x: Range, y: Range}, toggle: (label: string) => void}} what
+ * @param {{lines: Line[], styles: Map<string, Style>, axis: AxisName, metric: import("./dom.js").Metric | undefined, title: string, bands: boolean, hidden: Set<string>, range?: {x: Range, y: Range}, toggle: (label: string) => void}} what
  */
 export function drawLines(into, what) {
   const { axis, metric, styles } = what;
@@ -65,7 +65,7 @@ export function drawLines(into, what) {
   const width = Math.max(into.clientWidth, 280);
   const height = Math.round(Math.min(Math.max(width * 0.45, 260), 450));
   const [left, right, top, bottom] = [58, 14, 10, 42];
-  const range = what.range ?? ranges(lines, axis, what.seeds);
+  const range = what.range ?? ranges(lines, axis);
   const means = lines.flatMap((line) => line.mean.filter((one) => one !== null)).map(Number);
   const log = !metric?.share && means.length > 0 && Math.min(...means) > 0 && Math.max(...means) > 50 * Math.min(...means);
   const yRange = log ? { low: Math.log10(Math.min(...means) / 1.6), high: Math.log10(Math.max(...means) * 1.6) } : range.y;
@@ -95,9 +95,7 @@ export function drawLines(into, what) {
         const edge = [...path(places(line, axis), line.high), ...path(places(line, axis), line.low).reverse()];
         drawing.append(svg("polygon", { points: edge.join(" "), fill: stroke, "fill-opacity": lines.length > 4 ? 0.06 : 0.18 }));
       }
-      if (what.seeds) {
-        for (const seed of line.seeds) drawing.append(svg("polyline", { points: path(places(/** @type {any} */ (seed), axis), seed.mean).join(" "), fill: "none", stroke, "stroke-width": 0.9, "stroke-opacity": 0.55 }));
-      }
+      for (const seed of line.seeds) drawing.append(svg("polyline", { points: path(places(seed, axis), seed.mean).join(" "), fill: "none", stroke, "stroke-width": 0.9, "stroke-opacity": 0.55 }));
       const points = path(places(line, axis), line.mean);
       drawing.append(svg("polyline", { points: points.join(" "), fill: "none", stroke, "stroke-width": 2, "stroke-dasharray": style.dashes.join(" ") || null, "stroke-linejoin": "round" }));
       if (points.length <= 10) for (const point of points) { const [cx, cy] = point.split(","); drawing.append(svg("circle", { cx, cy, r: 2.8, fill: stroke })); }

@@ -18,19 +18,22 @@ export const reads = ({ overviews, state }) => Promise.all(overviews.map(async (
   const place = JSON.stringify([path, query]);
   const before = known.get(place);
   if (before?.age === now) return before;
-  const found = await read(path, { ...query, known: before?.lines.map((line) => line.mark).join(",") ?? "" });
-  const grown = { ...found, lines: found.lines.map((/** @type {any} */ line, /** @type {number} */ at) => (line.kept ? joined(before?.lines[at], line) : line)), age: now };
+  const found = await read(path, { ...query, known: before?.lines.map((line) => [line, ...line.seeds].map((one) => one.mark).join(";")).join(",") ?? "" });
+  const grown = { ...found, lines: found.lines.map((/** @type {any} */ line, /** @type {number} */ at) => joined(before?.lines[at], line)), age: now };
   if (known.size >= MOST) known.clear();
   known.set(place, grown);
   return grown;
 }));
 
-/** A line with the points that follow those it has. @param {any} before @param {any} line */
+/** A line, and those of its seeds, with the points that follow those they have. @param {any} before @param {any} line @returns {any} */
 function joined(before, line) {
+  const seeds = line.seeds?.map((/** @type {any} */ one, /** @type {number} */ at) => joined(before?.seeds[at], one));
+  if (!line.kept) return { ...line, seeds };
   /** @param {any[]} old @param {any[]} more */
   const join = (old, more) => [...old.slice(0, line.kept), ...more];
   const x = Object.fromEntries(Object.keys(line.x).map((axis) => [axis, join(before.x[axis], line.x[axis])]));
-  return { ...line, x, mean: join(before.mean, line.mean), low: join(before.low, line.low), high: join(before.high, line.high) };
+  const sides = ["mean", "low", "high"].filter((side) => side in line).map((side) => [side, join(before[side], line[side])]);
+  return { ...line, x, ...Object.fromEntries(sides), seeds };
 }
 
 /** @param {HTMLElement} into @param {Context} context @returns {() => Promise<void>} */
@@ -48,7 +51,7 @@ export function open(into, context) {
     tick("Every seed", state.eachSeed, (on) => { state.eachSeed = on; redo(); }),
   );
   const boxes = context.overviews.map((run) => {
-    const box = { title: context.overviews.length > 1 ? el("h2", {}, run.name) : "", chart: el("div"), caption: el("p", { class: "note" }), about: el("p", { class: "note" }, "The last round that all seeds of an algorithm have reached, the best first:"), table: el("div", { class: "scroll" }) };
+    const box = { title: context.overviews.length > 1 ? el("h2", {}, run.name) : "", chart: el("div"), caption: el("p", { class: "note" }), about: el("p", { class: "note" }), table: el("div", { class: "scroll" }) };
     grid.append(el("div", {}, box.title, box.chart, box.caption, box.about, box.table));
     return box;
   });
@@ -59,17 +62,20 @@ export function open(into, context) {
     const has = found.every((one) => one.lines.every((/** @type {any} */ line) => state.axis in line.x));
     const axis = has ? state.axis : "rounds";
     const visible = found.flatMap((one) => one.lines).filter((line) => !state.hidden.has(line.label));
-    const range = found.length > 1 && visible.length ? ranges(visible, axis, state.eachSeed) : undefined;
+    const range = found.length > 1 && visible.length ? ranges(visible, axis) : undefined;
     found.forEach((one, number) => {
       const box = boxes[number];
       const run = context.overviews[number];
       const styles = new Map(run.labels.map((style) => [style.label, style]));
       const title = `${state.metric} of ${run.name}, ${(context.panels()[state.panel] ?? "").toLowerCase()}`;
-      drawLines(box.chart, { lines: one.lines, styles, axis, metric, title, bands: state.bands && !one.crowded, seeds: state.eachSeed, hidden: state.hidden, range, toggle: (label) => { if (!state.hidden.delete(label)) state.hidden.add(label); redo(); } });
+      drawLines(box.chart, { lines: one.lines, styles, axis, metric, title, bands: state.bands && !one.crowded, hidden: state.hidden, range, toggle: (label) => { if (!state.hidden.delete(label)) state.hidden.add(label); redo(); } });
       const lacking = has ? "" : ` ${AXES[state.axis]}: not measured in ${found.length > 1 ? "every run" : "this run"}, so rounds are shown.`;
       box.caption.textContent = one.lines.length ? one.caption + lacking : "Nothing has been measured yet.";
       const rows = [...one.lines].filter((line) => line.mean.length).map((line) => ({ line, last: line.mean.length - 1 }));
-      rows.sort((a, b) => (metric?.up === false ? 1 : -1) * (Number(a.line.mean[a.last]) - Number(b.line.mean[b.last])));
+      // numbers of other rounds or over fewer seeds are no ranking
+      const level = new Set(rows.map(({ line, last }) => `${line.x.rounds[last]} ${line.count}`)).size < 2;
+      box.about.textContent = level ? "The last round, the best algorithm first:" : "The last round of each algorithm, in the order of the file: they are not at the same round yet, or have fewer seeds than others.";
+      if (level) rows.sort((a, b) => (metric?.up === false ? 1 : -1) * (Number(a.line.mean[a.last]) - Number(b.line.mean[b.last])));
       const body = rows.map(({ line, last }) => {
         const [low, high] = [line.low[last], line.high[last]];
         return el("tr", {}, el("th", { class: "text", scope: "row" }, line.label), el("td", {}, line.x.rounds[last]), el("td", {}, shown(line.mean[last], metric)), el("td", {}, high > low ? `${shown(low, metric)} to ${shown(high, metric)}` : "–"), el("td", {}, line.count));
