@@ -158,7 +158,7 @@ def curves(
             }
         )
     known_seeds = max((line["count"] for line in lines), default=0)
-    wide = known_seeds == 2 and len(lines) > WIDE_BANDS
+    wide = len(lines) > WIDE_BANDS and any(line["count"] == 2 for line in lines)
     crowded = wide or len(lines) > learning_curves.MOST_BANDS
     words = learning_curves.caption(seeds, {panel}, crowded, known_seeds)
     if any(line["seeds"] for line in lines) and not each_seed:
