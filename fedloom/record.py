@@ -63,6 +63,17 @@ class Record(BaseModel):
         except ValidationError as error:
             raise explain(type(self), error) from None
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            super().__setattr__(name, value)
+        except ValidationError:  # it is frozen
+            # no InputError: it happens in your own code, and other errors are shown with the file and the line
+            raise AttributeError(f"{type(self).__name__}.{name} cannot be set: {self._instead(name)}") from None
+
+    def _instead(self, name: str) -> str:
+        """Say what to do instead of setting an attribute."""
+        return f"a record is never changed. Make another one with replace({name}=…)."
+
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         """Let a field that only gets another type or default keep the description it inherits."""

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import inspect
 import linecache
+import re
 import sys
 import sysconfig
 import traceback
@@ -14,7 +15,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedloom.errors import InputError, nearest
+from pydantic import PydanticUserError
+
+from fedloom.errors import FedloomError, InputError, nearest
 
 PREFIX = "fedloom_user_"  # of the names under which user files are loaded
 WIDTH = 78  # the most characters of a line of code in a message
@@ -99,7 +102,11 @@ def code_fingerprint(thing: Any) -> str:
 
 def said(error: BaseException) -> str:
     """Return what an error says and, if it comes from your own code, the file, the line and the lines around it."""
-    return f"{type(error).__name__}: {error}{place_of(error)}"
+    untyped = re.match(r"(?:A non-annotated attribute was detected: `|Field ')(\w+)", str(error))
+    if untyped and isinstance(error, PydanticUserError):
+        return f"The field '{untyped[1]}' has no type. Write one, as in `mu: float = 0.01`.{place_of(error)}"
+    kind = "" if isinstance(error, FedloomError) else f"{type(error).__name__}: "  # fedloom's own say it all
+    return f"{kind}{error}{place_of(error)}"
 
 
 def place_of(error: BaseException) -> str:

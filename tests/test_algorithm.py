@@ -32,6 +32,14 @@ def test_an_algorithm_without_round_says_so() -> None:
         Algorithm().round({}, None)  # type: ignore[arg-type]
 
 
+def test_an_algorithm_has_no_init_of_its_own() -> None:
+    with pytest.raises(InputError, match=r"^Mine defines __init__, .* as in `mu: float = 0\.1`"):
+
+        class Mine(FedAvg):
+            def __init__(self, mu: float = 0.1) -> None:
+                self.mu = mu
+
+
 def test_a_rule_shows_the_server_each_answer() -> None:
     assert FedAvg().linear
     assert not FedAvg(rule="median").linear

@@ -137,6 +137,22 @@ def test_a_syntax_error_shows_its_line(folder: Path) -> None:
         user_code.code("mine.py:half", folder)
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("mu = 0.01", "The field 'mu' has no type. Write one, as in `mu: float = 0.01`."),
+        ("weights = 'uniform'", "The field 'weights' has no type."),
+        ("def __init__(self): ...", "loaded: Mine defines __init__, and an algorithm has none."),
+    ],
+)
+def test_a_class_that_is_no_record_is_explained_in_plain_words(folder: Path, body: str, said: str) -> None:
+    (folder / "mine.py").write_text(f"import fedloom\n\n\nclass Mine(fedloom.FedAvg):\n    {body}\n")
+    with pytest.raises(InputError, match=re.escape(said)) as caught:
+        user_code.code("mine.py:Mine", folder)
+    assert "pydantic" not in str(caught.value)
+    assert "\n  >    4 | class Mine" in str(caught.value)
+
+
 def test_an_error_in_a_library_has_no_place_in_your_code() -> None:
     with pytest.raises(OSError, match="No such file") as caught:
         Path("/nowhere").read_text()

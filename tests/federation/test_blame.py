@@ -43,6 +43,23 @@ class Forgetful(FedAvg):
         return super().round(state, cohort)
 
 
+class Counting(FedAvg):
+    """Keeps a number in itself."""
+
+    def round(self, state: Groups, cohort: Cohort) -> Groups:
+        self.rounds = cohort.round
+        return super().round(state, cohort)
+
+
+class Unstacked(FedAvg):
+    """Forgets that a client method works on several clients at once."""
+
+    def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        start = shared["model"]
+        trained = self.fit(task, start, shared, own, data)
+        return self.answer(shared, trained, data), trained.own
+
+
 class Refusing(FedAvg):
     """Raises an error of fedloom's."""
 
@@ -84,6 +101,19 @@ def test_the_servers_half_is_named_with_its_round() -> None:
     ) as failed:
         train(Forgetful())
     assert 'raise KeyError("momentum")' in str(failed.value)
+
+
+def test_an_algorithm_that_is_changed_says_where_its_state_belongs() -> None:
+    with pytest.raises(TrainingError, match=r"Counting\.rounds cannot be set: .* `init` and `round` return") as failed:
+        train(Counting())
+    assert "self.rounds = cohort.round" in str(failed.value)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_model_that_is_not_stacked_says_what_to_write(together: bool) -> None:
+    with pytest.raises(TrainingError, match=r'give them expand\(shared\["model"\], len\(data\)\)') as failed:
+        train(Unstacked(), together)
+    assert "self.fit(task, start, shared, own, data)" in str(failed.value)
 
 
 def test_errors_of_fedloom_stay_as_they_are() -> None:
