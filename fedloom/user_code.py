@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib
 import inspect
@@ -11,8 +12,9 @@ import sys
 import sysconfig
 import traceback
 import typing
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from pydantic import PydanticUserError
@@ -20,6 +22,7 @@ from pydantic import PydanticUserError
 from fedloom.errors import FedloomError, InputError, nearest
 
 PREFIX = "fedloom_user_"  # of the names under which user files are loaded
+CLOSE = 0.75  # how alike two names are, from 0 to 1, of which one may be the other misspelt
 WIDTH = 78  # the most characters of a line of code in a message
 _LIBRARIES = (sysconfig.get_path("stdlib"), str(Path(__file__).parent), "<frozen ")
 
@@ -159,6 +162,29 @@ def named(method: Any) -> str:
 def wrong_return(method: Any, returned: str, needed: str) -> InputError:
     """Return the error for an algorithm's method that returned something else than it must, with its file and line."""
     return InputError(f"{named(method)} returned {returned}. It must return {needed}.")
+
+
+def misspelt(kind: type) -> Iterator[str]:
+    """Say which methods of your own class nothing calls, and whose names are close to those that fedloom calls."""
+    kinds = [one for one in kind.__mro__ if one.__module__.split(".")[0] not in ("fedloom", "pydantic", "builtins")]
+    theirs = {
+        name
+        for one in kinds
+        for name, value in vars(one).items()
+        if name[0] != "_" and isinstance(value, (FunctionType, property))
+    }
+    hooks = {name for one in kind.__mro__ if one not in kinds for name in vars(one) if name[0] != "_"}
+    bare = [getattr(value, "fget", getattr(value, "__func__", value)) for one in kinds for value in vars(one).values()]
+    called = {name for value in bare if isinstance(value, FunctionType) for name in _names_in(value.__code__)}
+    for name in sorted(theirs - hooks - called):
+        for close in difflib.get_close_matches(name.lower(), hooks, 1, CLOSE):
+            yield f"{kind.__name__} defines `{name}`, which nothing calls. Did you mean `{close}`?"
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return the names that some code uses, also inside its functions."""
+    inner = (_names_in(part) for part in code.co_consts if isinstance(part, CodeType))
+    return {*code.co_names}.union(*inner)
 
 
 def _is_own(file: str) -> bool:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fedloom import user_code
-from fedloom.algorithm import Algorithm
-from fedloom.algorithms import FedAvg
+from fedloom.algorithm import Algorithm, Groups, Step, Task, Tree, add
+from fedloom.algorithms import CLASSES, FedAvg
 from fedloom.data.federation import Dataset
 from fedloom.errors import InputError
 from fedloom.models import build
@@ -151,6 +151,40 @@ def test_a_class_that_is_no_record_is_explained_in_plain_words(folder: Path, bod
         user_code.code("mine.py:Mine", folder)
     assert "pydantic" not in str(caught.value)
     assert "\n  >    4 | class Mine" in str(caught.value)
+
+
+class Typo(FedAvg):
+    """Has methods that fedloom does not know: some are helpers, which it calls itself."""
+
+    def corect(self, step: Step, shared: Groups, own: Groups) -> Tree:
+        return add(step.grad, self.rounds(), scale=0.1)
+
+    @property
+    def liner(self) -> bool:
+        return all(self.fits(one) for one in ())
+
+    def rounds(self) -> Tree:
+        return {}
+
+    def fits(self, one: object) -> bool:
+        return True
+
+    def plot(self) -> None: ...
+
+    def model(self, task: Task, shared: Groups, own: Groups) -> Tree:
+        return shared["model"]
+
+
+class Heir(Typo):
+    """Inherits the mistake."""
+
+
+def test_a_method_that_nothing_calls_and_that_is_nearly_one_of_fedlooms_is_found() -> None:
+    told = "{0} defines `corect`, which nothing calls. Did you mean `correct`?"
+    also = "{0} defines `liner`, which nothing calls. Did you mean `linear`?"
+    for kind in (Typo, Heir):
+        assert [*user_code.misspelt(kind)] == [text.format(kind.__name__) for text in (told, also)]
+    assert not [said for kind in CLASSES.values() for said in user_code.misspelt(kind)]
 
 
 def test_an_error_in_a_library_has_no_place_in_your_code() -> None:

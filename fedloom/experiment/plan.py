@@ -169,8 +169,12 @@ def _metric(name: str, base: Path) -> str | Metric:
 
 def cautions(plan: Plan, task: Task, federation: Federation) -> list[str]:
     """Say what a reader should know about the algorithms with this task and these clients."""
-    found = {label: algorithm.caution(task) for label, algorithm in plan.algorithms.items()}
-    return [*(f"{label}: {said}." for label, said in found.items() if said), *_unequal_weights(plan, federation)]
+    found = []
+    for label, algorithm in plan.algorithms.items():
+        found += [f"{label}: {said}" for said in user_code.misspelt(type(algorithm))]
+        if said := algorithm.caution(task):
+            found.append(f"{label}: {said}.")
+    return [*found, *_unequal_weights(plan, federation)]
 
 
 def _unequal_weights(plan: Plan, federation: Federation) -> Iterator[str]:

@@ -23,9 +23,9 @@ SMALL_TEST = 10  # with fewer test examples, a client's accuracy moves in steps 
 def cautions(run: RunData) -> list[str]:
     """All cautions about a run, as sentences, the most serious first."""
     checks = (
-        *(_unfinished, _lost, _left_out, _arrivals, _abandoned, _absent, _diverged, _overfitting),
-        *(_no_better_than_guessing, _left_behind, _imitations, _chosen_on_test, about_seeds, _small_tests, _undefined),
-        *(_withheld, _data, _network),
+        *(_unfinished, _lost, _left_out, _arrivals, _abandoned, _absent, _diverged, _same_weights),
+        *(_overfitting, _no_better_than_guessing, _left_behind, _imitations, _chosen_on_test, about_seeds),
+        *(_small_tests, _undefined, _withheld, _data, _network),
     )
     return [caution for check in checks for caution in check(run)]
 
@@ -109,6 +109,18 @@ def _diverged(run: RunData) -> Iterator[str]:
         ratios = [float(values[-1] / values.min()) for values in curves if len(values) > 2 and values.min() > 0]
         if ratios and max(ratios) > 2:
             yield say("caution", "diverged", label=label, ratio=max(ratios))
+
+
+def _same_weights(run: RunData) -> Iterator[str]:
+    """Algorithms that computed the same: a method that nothing calls, or a setting without effect."""
+    ended: dict[tuple[str, ...], list[str]] = {}
+    for label in run.labels:
+        cells = [run.cells[label, seed] for seed in run.seeds if (label, seed) in run.cells]
+        if len(cells) == len(run.seeds) and all(one["weights_sha256"] and one["rounds_done"] for one in cells):
+            ended.setdefault(tuple(one["weights_sha256"] for one in cells), []).append(label)
+    for labels in ended.values():
+        if len(labels) > 1:
+            yield say("caution", "same_weights", labels=" and ".join(labels))
 
 
 def _overfitting(run: RunData) -> Iterator[str]:

@@ -35,6 +35,7 @@ from fedloom.training import generators
 from fedloom.training.probe import probe
 from fedloom.training.settings import Training
 from fedloom.tree import Groups
+from fedloom.user_code import misspelt
 
 __all__ = ["check_algorithm"]
 
@@ -58,6 +59,7 @@ def check_algorithm(
     - It runs on a dense net, a CNN with batch normalisation and two LSTMs: one with layer normalisation inside, and
       torch's own, whose clients are never side by side. With `needs = "linear"` it runs on linear models instead.
     - It refuses wrong parameters with a message that names them. Right ones stay the same when written as JSON.
+    - It has no method that nothing calls, with nearly the name of one that fedloom calls.
     - Its docstring begins with one plain sentence.
 
     `settings` are fields to test it with. By default, training uses small batches.
@@ -67,6 +69,8 @@ def check_algorithm(
     """
     checked = _with_settings(algorithm, settings or {})
     _check_parameters(checked, settings or {})
+    for said in misspelt(type(checked)):
+        raise AssertionError(said)
     seen: set[str] = set()
     with closing(Workers(workers)) if workers else nullcontext() as crew:
         for name, task in (_LINEAR if getattr(checked, "needs", "") == "linear" else _NETS).items():

@@ -13,6 +13,7 @@ from torch import nn
 
 import fedloom as fl
 from fedloom import machine
+from fedloom.algorithm import Groups, Step, Tree
 from fedloom.errors import InputError, StoreError, TrainingError
 from fedloom.experiment import worker_groups
 from fedloom.experiment.progress import Silent
@@ -48,6 +49,24 @@ def test_what_an_algorithm_says_about_the_task_is_noted_and_a_caution_of_the_rep
         result = run(federation, task, tmp_path, rounds, algorithms={"mine": fl.FedBN()}, progress=progress)
     assert notes.count(f"Caution: {said}") == 1
     assert said in cautions(RunData.read(result.folder))
+
+
+class Typo(fl.FedAvg):
+    """Is FedAvg, because nothing calls its method."""
+
+    def corect(self, step: Step, shared: Groups, own: Groups) -> Tree:
+        return step.grad
+
+
+def test_a_misspelt_method_and_algorithms_that_computed_the_same_are_cautions(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    algorithms = {"fedavg": fl.FedAvg(), "mine": Typo(), "prox": fl.FedProx(mu=1.0)}
+    result = run(federation, task, tmp_path, 1, algorithms=algorithms)
+    found = cautions(RunData.read(result.folder))
+    assert "mine: Typo defines `corect`, which nothing calls. Did you mean `correct`?" in found
+    same = [text for text in found if "ended with the same weights" in text]
+    assert [text.partition(" ended")[0] for text in same] == ["fedavg and mine"]
 
 
 def test_clients_that_are_odd_and_weights_that_differ_are_noted_before_the_first_round(tmp_path: Path) -> None:

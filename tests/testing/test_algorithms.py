@@ -172,6 +172,13 @@ class Fails(FedAvg):
         return super().client(task, shared, own, data)
 
 
+class Misspelt(FedAvg):
+    """Corrects nothing, because nothing calls this."""
+
+    def corect(self, step: Step, shared: Groups, own: Groups) -> Tree:
+        return step.grad
+
+
 class KeepsForAbsent(FedAvg):
     """What a client keeps is a part of what it does, as it should be."""
 
@@ -212,6 +219,7 @@ def test_a_good_algorithm_passes() -> None:
         (Grows, "must always have the leaves that init_own gives it|does not run"),
         (SeesEverybody, "must say linear = False"),
         (CountsTwice, "gives 'model' the weight .* with .* examples, and largest_weight allows .*: override it"),
+        (Misspelt, "Misspelt defines `corect`, which nothing calls. Did you mean `correct`"),
         (Unbounded, "takes pull = -1.0"),
         (Angry, "must refuse wrong parameters with an InputError, not with KeyError"),
         (Fails, "Fails on a CNN with batch normalisation does not run: .*a matrix was expected"),
