@@ -183,9 +183,11 @@ def _settings(given: Mapping[str, Any]) -> RunTable:
 
 
 def _labelled(algorithms: Mapping[str, Algorithm] | Sequence[Algorithm] | Algorithm) -> dict[str, Algorithm]:
-    if isinstance(algorithms, Algorithm):
+    if isinstance(algorithms, (Algorithm, type, str)) or algorithms is None:
         algorithms = [algorithms]
     if not isinstance(algorithms, Mapping):
+        for algorithm in algorithms:
+            _check_algorithm(algorithm, "What you run")
         names = [type(algorithm).__name__.lower() for algorithm in algorithms]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice:
@@ -193,11 +195,15 @@ def _labelled(algorithms: Mapping[str, Algorithm] | Sequence[Algorithm] | Algori
         algorithms = dict(zip(names, algorithms, strict=True))
     for label, algorithm in algorithms.items():
         check_label(label)
-        if not isinstance(algorithm, Algorithm):
-            raise InputError(f"'{label}' must be an algorithm, such as fedloom.FedAvg(). Got {algorithm!r} instead.")
+        _check_algorithm(algorithm, f"'{label}'")
     if not algorithms:
         raise InputError("There is nothing to run: give at least one algorithm.")
     return dict(algorithms)
+
+
+def _check_algorithm(given: object, what: str) -> None:
+    if not isinstance(given, Algorithm):
+        raise InputError(f"{what} must be an algorithm, such as fedloom.FedAvg(). Got {given!r} instead.")
 
 
 def _describe(plan: Plan) -> dict[str, Any]:

@@ -228,6 +228,24 @@ def _about_classes(federation: Federation, task: Task) -> str:
     return f"{advice} The classes are {', '.join(names[:8])}{', …' if len(names) > 8 else ''}.{spelt}"
 
 
+def _about_labels(y: Tensor) -> str:
+    """Say what to do about labels that are no class numbers, one for each example."""
+    if y.dim() == 2 and y.shape[1] > 1 and bool(((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all()):
+        return "The labels are one-hot rows: use labels.argmax(1), which are the numbers of the classes."
+    if y.dim() == 2 and y.shape[1] == 1:
+        return "The labels are a column: use labels[:, 0]."
+    if not y.is_floating_point():
+        return ""  # such as one class for each word of a text
+    mse = 'use loss = "mse" instead of "cross_entropy".'
+    if y.dim() == 1 and bool((y == y.round()).all() and (y >= 0).all()):
+        return (
+            "The labels are whole numbers, but stored as floating-point numbers, which mean a regression. For classes, "
+            'convert them with labels.astype(int), or for a table set task = "classification" in [data]. For numbers '
+            f"to predict, {mse}"
+        )
+    return f"The labels are numbers, not classes: {mse}"
+
+
 def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) -> None:
     classes = len(federation.classes)
     if isinstance(task.loss, str) and not isinstance(output, Tensor):
@@ -238,12 +256,19 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
     if isinstance(task.loss, str) and (output.dim() == 0 or output.shape[0] != len(y)):
         raise InputError(f"The model must give one output per example. For 2 examples it gave {tuple(output.shape)}.")
     if task.loss == "cross_entropy":
-        if not classes:
-            raise InputError('The labels are numbers, not classes: use loss = "mse" instead of "cross_entropy".')
+        if wrong := _about_labels(federation.y) if not classes or output.dim() == y.dim() == 2 else "":
+            raise InputError(wrong)
         if output.dim() < 2 or output.shape[-1] < classes:
+            few = f"The model gives {output.shape[-1] if output.dim() > 1 else 1} outputs per example, but the labels"
+            first, numbered = int(federation.y.min()), federation.classes == tuple(map(str, range(classes)))
+            if first and numbered:
+                raise InputError(
+                    f"{few} are {first} to {classes - 1}. Class numbers begin at 0: unless classes are missing here, "
+                    f"subtract {first} from the labels. Then the last layer needs {classes - first} outputs."
+                )
             raise InputError(
-                f"The model gives {output.shape[-1] if output.dim() > 1 else 1} outputs per example, but the labels "
-                f"have {classes} classes. Its last layer needs {classes} outputs.{_about_classes(federation, task)}"
+                f"{few} have {classes} classes. Its last layer needs {classes} outputs."
+                f"{_about_classes(federation, task)}"
             )
     if classes and task.loss in NUMBER_LOSSES:
         raise InputError(

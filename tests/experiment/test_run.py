@@ -81,8 +81,9 @@ def test_labels_must_be_able_to_name_a_folder(federation: fl.Federation, task: f
 def test_nothing_to_run_is_an_error(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="at least one algorithm"):
         run(federation, task, tmp_path, algorithms={})
-    with pytest.raises(InputError, match=r"such as fedloom.FedAvg\(\)"):
-        run(federation, task, tmp_path, algorithms={"fedavg": "fedavg"})
+    for wrong in ({"fedavg": "fedavg"}, "fedavg", ["fedavg", "fedprox"], fl.FedAvg, [fl.FedAvg, fl.FedProx], None):
+        with pytest.raises(InputError, match=r"must be an algorithm, such as fedloom.FedAvg\(\)\. Got .*edavg|None"):
+            run(federation, task, tmp_path, algorithms=wrong)
     with pytest.raises(InputError, match=r"cohort.count = 9, but there are only 3 clients"):
         run(federation, task, tmp_path, cohort=fl.Sampling(count=9))
 

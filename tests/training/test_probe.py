@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -156,9 +157,24 @@ def numbers() -> Federation:
     return replace(data, y=data.y.float(), classes=())
 
 
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (np.arange(20) % 3 + 0.0, r"convert them with labels\.astype\(int\)"),
+        (np.arange(20) % 3 + 0.5, 'The labels are numbers, not classes: use loss = "mse"'),
+        (np.eye(3)[np.arange(20) % 3], r"one-hot rows: use labels\.argmax\(1\)"),
+        (np.eye(3, dtype=int)[np.arange(20) % 3], r"one-hot rows: use labels\.argmax\(1\)"),
+        ((np.arange(20) % 3)[:, None], r"The labels are a column: use labels\[:, 0\]\."),
+        (np.arange(20) % 3 + 1, r"are 1 to 3\. .* subtract 1 from the labels\. Then the last layer needs 3 outputs\.$"),
+    ],
+)
+def test_labels_that_are_no_class_numbers_are_answered_with_how_to_make_them(labels: Any, said: str) -> None:
+    data = Federation.from_arrays(np.ones((20, 16)), labels, client=["a"] * 20)
+    with pytest.raises(InputError, match=said):
+        probe(data, Task(lambda: linear(3)))
+
+
 def test_classes_and_numbers_need_losses_of_their_kind() -> None:
-    with pytest.raises(InputError, match='The labels are numbers, not classes: use loss = "mse"'):
-        probe(numbers(), Task(Dense))
     with pytest.raises(
         InputError, match=r'loss = "bce" is for two classes, but the labels have 3\. Use "cross_entropy"\.'
     ):
