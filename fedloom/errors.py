@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 UNKNOWN = "is unknown"
+WIDTH = 78  # the most characters of a line of a file in a message
 
 
 class FedloomError(Exception):
@@ -88,6 +89,16 @@ def unknown(what: str, name: str, known: Iterable[str], others: str = "") -> Inp
         return InputError(f"'{name}' is a file: say which {what} in it you mean, as in '{name}:Name'.")
     listed = ", ".join([*names, others] if others else names)
     return InputError(f"There is no {what} '{name}'. Known: {listed}.{nearest(name, names)}")
+
+
+def lines_around(lines: Sequence[str], line: int) -> str:
+    """Return a line of a file, which has a mark, and those around it, for the end of a message; lines count from 1."""
+    shown = ""
+    for number, text in enumerate(lines, 1):
+        if line - 2 <= number <= line + 1 and text.strip():
+            row = f"  {'>' if number == line else ' '} {number:4} | {text.rstrip()}"
+            shown += f"\n{row if len(row) <= WIDTH else row[: WIDTH - 1] + '…'}"
+    return shown
 
 
 SYNONYMS = {"learning_rate": "lr", "eta": "lr"}

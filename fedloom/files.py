@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -14,7 +15,7 @@ from typing import Any, BinaryIO
 from filelock import FileLock, Timeout
 
 from fedloom import faults
-from fedloom.errors import InputError, StoreError
+from fedloom.errors import InputError, StoreError, lines_around
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -101,13 +102,35 @@ def is_locked(folder: Path) -> bool:
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the tables of a TOML file."""
     try:
-        return dict(tomllib.loads(path.read_text(encoding="utf-8-sig")))
+        text = path.read_text(encoding="utf-8-sig")
+        return dict(tomllib.loads(text))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not a text in UTF-8. Save it as UTF-8.") from error
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path} is not a valid TOML file: {error}") from error
+        lines, place = text.rstrip().split("\n"), re.search(r"at line (\d+)", str(error))
+        line = min(int(place[1]), len(lines)) if place else len(lines)
+        hint, shown = _about_line(lines[line - 1]), lines_around(lines, line)
+        raise InputError(f"{path} is not a valid TOML file: {error}.{hint}{shown}") from error
+
+
+def _about_line(line: str) -> str:
+    """Return what is probably wrong with a line of TOML.
+
+    >>> _about_line("lr = 0,1")
+    ' Write decimals with a point, as in 0.1.'
+    """
+    word = re.search(r"=\s*([A-Za-z_][^\s,}#]*)\s*(?:$|[,}#])", line)
+    if re.search("[“”„‟‘’‚«»]", line):
+        return ' Write straight quotes (") instead of curly ones.'
+    if re.search(r"=\s*[+-]?\d+,\d", line):
+        return " Write decimals with a point, as in 0.1."
+    if "\\" in line:
+        return " In double quotes a backslash means more than itself: write paths with /, or in single quotes."
+    if word and word[1].lower() in ("true", "false"):
+        return f" Write {word[1].lower()} in lower case."
+    return f' Text needs quotes: "{word[1]}".' if word else ""
 
 
 def toml_value(text: str) -> Any:

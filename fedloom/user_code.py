@@ -19,11 +19,10 @@ from typing import Any
 
 from pydantic import PydanticUserError
 
-from fedloom.errors import FedloomError, InputError, nearest
+from fedloom.errors import FedloomError, InputError, lines_around, nearest
 
 PREFIX = "fedloom_user_"  # of the names under which user files are loaded
 CLOSE = 0.75  # how alike two names are, from 0 to 1, of which one may be the other misspelt
-WIDTH = 78  # the most characters of a line of code in a message
 _LIBRARIES = (sysconfig.get_path("stdlib"), str(Path(__file__).parent), "<frozen ")
 
 
@@ -123,13 +122,7 @@ def place_of(error: BaseException) -> str:
     if not own:
         return ""
     file, line, function = own[-1]
-    shown = [f"\n  {_short(file)}, line {line}{function}"]
-    for number in range(line - 2, line + 2):
-        text = linecache.getline(file, number).rstrip()
-        if text:
-            row = f"  {'>' if number == line else ' '} {number:4} | {text}"
-            shown.append(row if len(row) <= WIDTH else row[: WIDTH - 1] + "…")
-    return "\n".join(shown)
+    return f"\n  {_short(file)}, line {line}{function}{lines_around(linecache.getlines(file), line)}"
 
 
 def defined_at(thing: object) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedloom import files
-from fedloom.errors import StoreError
+from fedloom.errors import InputError, StoreError
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -100,3 +100,28 @@ def test_a_look_says_whether_a_process_holds_a_folder_and_creates_nothing(tmp_pa
     with files.locked(tmp_path, "busy"):
         assert files.is_locked(tmp_path)
     assert not files.is_locked(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("source = digits", 'Text needs quotes: "digits".'),
+        ("fedavg = { name = mine.py:Mine }", 'Text needs quotes: "mine.py:Mine".'),
+        ("source = “digits”", 'Write straight quotes (") instead of curly ones.'),
+        ("lr = 0,1", "Write decimals with a point, as in 0.1."),
+        (r'path = "C:\Users\x"', "write paths with /, or in single quotes."),
+        ("replay = True", "Write true in lower case."),
+        ("lr = 0.1.2", ""),
+        ("args = [1, 2", ""),
+    ],
+)
+@pytest.mark.parametrize("after", ["", "\n", "\n\n# the end\n"])
+def test_a_mistake_in_toml_shows_its_line_and_what_is_probably_wrong(
+    tmp_path: Path, line: str, hint: str, after: str
+) -> None:
+    (tmp_path / "a.toml").write_text(f"rounds = 3\n{line}{after}", encoding="utf-8")
+    with pytest.raises(InputError, match=r"a\.toml is not a valid TOML file: .*\(at .*\)\.") as caught:
+        files.read_toml(tmp_path / "a.toml")
+    assert hint in str(caught.value).splitlines()[0]
+    if "[" not in line or not after.strip():  # an array that does not end is noticed in a later line
+        assert f"\n       1 | rounds = 3\n  >    2 | {line}" in str(caught.value)

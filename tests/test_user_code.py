@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom import user_code
+from fedloom import errors, user_code
 from fedloom.algorithm import Algorithm, Groups, Step, Task, Tree, add
 from fedloom.algorithms import CLASSES, FedAvg
 from fedloom.data.federation import Dataset
@@ -128,7 +128,7 @@ def test_files_below_the_current_folder_have_short_names(folder: Path, monkeypat
     (folder / "mine.py").write_text("x = 1 / 0  " + "# why " * 40)
     with pytest.raises(InputError, match=r"division by zero\n  mine\.py, line 1, in <module>") as caught:
         user_code.code("mine.py:x", folder)
-    assert max(map(len, str(caught.value).splitlines()[1:])) == user_code.WIDTH
+    assert max(map(len, str(caught.value).splitlines()[1:])) == errors.WIDTH
 
 
 def test_a_syntax_error_shows_its_line(folder: Path) -> None:

@@ -20,7 +20,7 @@ from fedloom.compression.table import CompressTable
 from fedloom.data.sources import Source, source
 from fedloom.data.sources.base import locate
 from fedloom.data.split import Split
-from fedloom.errors import UNKNOWN, InputError, ParameterError, nearest, unknown
+from fedloom.errors import SYNONYMS, UNKNOWN, InputError, ParameterError, nearest, unknown
 from fedloom.federation.engine import Evaluation
 from fedloom.federation.sampling import Sampling
 from fedloom.files import read_toml
@@ -395,9 +395,12 @@ def check_tables(values: Mapping[str, Any]) -> None:
     """Check that a file has only known tables and keys at its top."""
     for key, value in values.items():
         if key not in _TOP:
+            field = SYNONYMS.get(key, key)
+            inside = [f"{name}.{field}" for name, table in TABLES.items() if field in table.model_fields]
+            meant = ", ".join([*(one for one in _TOP if one.startswith(key)), *inside])
             raise InputError(
                 f"An experiment file has no table or key '{key}' (= {_short(value)}). "
-                f"Known: {', '.join(_TOP)}.{nearest(key, _TOP)}"
+                f"Known: {', '.join(_TOP)}.{f' Did you mean {meant}?' if inside else nearest(key, _TOP)}"
             )
         if key not in _NO_TABLES:
             _check(value, Mapping, f"'{key}'", f"a table: [{key}]")

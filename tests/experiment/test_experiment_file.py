@@ -148,6 +148,15 @@ def test_set_changes_any_key(tmp_path: Path) -> None:
     assert (experiment.rounds, experiment.train.lr, experiment.algorithm["slow"].train.epochs) == (9, 0.7, 2.0)
     with pytest.raises(InputError, match="'rounds' is a value, not a table"):
         experiment_file.load(file, {"rounds.lr": 1})
+    for key, meant in (
+        ("lr", "train.lr"),
+        ("learning_rate", "train.lr"),
+        ("seed", "seeds, data.seed, task.seed, system.seed"),
+    ):
+        with pytest.raises(InputError, match=rf"no table or key '{key}' .* Did you mean {meant}\?$"):
+            experiment_file.load(file, {key: 1})
+    with pytest.raises(InputError, match=r"Did you mean 'rounds'\?$"):
+        experiment_file.load(file, {"round": 1})
 
 
 def test_a_file_that_is_not_there_or_not_toml(tmp_path: Path) -> None:
