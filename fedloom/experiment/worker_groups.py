@@ -183,6 +183,7 @@ class WorkerGroup:
                 held = label_counts(federation)
                 if held is not None:
                     self.store.set_fact("labels", held)
+                self.store.set_fact("server", {split: len(y) for split, (_, y) in federation.server.items()})
 
     def _check_same_data(self, federation: Federation, seed: int) -> None:
         known = self.store.fact(f"data of seed {seed}")

@@ -229,18 +229,25 @@ def _small_tests(run: RunData) -> Iterator[str]:
 
 
 def _no_better_than_guessing(run: RunData) -> Iterator[str]:
-    """Algorithms that are right no more often than one that always predicts the most common label."""
+    """Algorithms that are not clearly more often right than one that always predicts the most common label."""
     held, found = run.facts.get("labels"), comparisons(run, "accuracy")
     if run.is_network and not held and found and found[0].key in PHASES:
         yield say("caution", "base_rate_unknown")
     if held and found:
         counts = np.array(held["counts"]).sum(axis=0)
         share = float(counts.max() / counts.sum())
-        means = {label: float(np.mean(list(seeds.values()))) for label, seeds in found[0].values.items()}
-        labels = [f"{label} ({show(mean, 'percent')})" for label, mean in means.items() if mean <= share]
-        if labels:
-            guess = {"label": held["classes"][int(counts.argmax())], "share": show(share, "percent")}
-            yield say("caution", "guessing", labels=", ".join(labels), way=found[0].way, guess=guess)
+        at_server = (run.facts.get("server") or {}).get("test") if found[0].key == "server_test" else None
+        tested = at_server or sum(client["test"] for client in run.clients)
+        bound = share + 2 * float(np.sqrt(share * (1 - share) / max(tested, 1)))  # chance alone hardly gives more
+        labels: dict[str, list[str]] = {"No": [], "Hardly": []}
+        for label, seeds in found[0].values.items():
+            mean = float(np.mean(list(seeds.values())))
+            if mean <= bound:
+                labels["No" if mean <= share else "Hardly"].append(f"{label} ({show(mean, 'percent')})")
+        guess = {"label": held["classes"][int(counts.argmax())], "share": show(share, "percent")}
+        for how, some in labels.items():
+            if some:
+                yield say("caution", "guessing", how=how, labels=", ".join(some), way=found[0].way, guess=guess)
 
 
 def _undefined(run: RunData) -> Iterator[str]:

@@ -188,6 +188,25 @@ def test_algorithms_that_do_no_better_than_the_most_common_label_are_named(run: 
     assert "global model, server's test data" in text
 
 
+@pytest.mark.parametrize(("key", "held"), [("server_test", True), ("server_test", False), ("test", False)])
+def test_an_accuracy_that_chance_could_give_is_hardly_better(run: RunData, key: str, held: bool) -> None:
+    assert run.facts["server"] == {}  # this run's server holds nothing: it measures on the clients' test splits
+
+    def said(accuracy: float, tested: int) -> list[str]:
+        found = [replace(comparisons(run, "accuracy")[0], key=key, values={"fedavg": {1: accuracy, 2: accuracy}})]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("fedloom.results.report_warnings.comparisons", lambda *_: found)
+            labelled = with_labels(run, [[40, 30, 30]])
+            server = {"test": tested} if held else {}
+            clients = ({**run.clients[0], "test": 9 if held else tested},)
+            about = replace(labelled, facts={**labelled.facts, "server": server}, clients=clients)
+            return [text.partition(",")[0] for text in cautions(about) if "better than always" in text]
+
+    assert said(0.42, tested=400) == ["Hardly better than always predicting alive"]
+    assert said(0.40, tested=400) == ["No better than always predicting alive"]
+    assert said(0.46, tested=400) == said(0.42, tested=40_000) == []
+
+
 def test_without_counts_of_labels_an_accuracy_on_a_network_is_not_left_uncommented(run: RunData) -> None:
     known = with_labels(run, [[1, 1, 1]])
     unknown = replace(run, facts={name: value for name, value in run.facts.items() if name != "labels"})
