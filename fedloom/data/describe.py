@@ -20,6 +20,8 @@ Numbers = NDArray[np.int64]
 SOME = 10_000  # examples whose values are looked at
 COMMON = 0.6  # a share of one label that a model should be compared with
 BYTES = 100.0  # pictures whose values go beyond this are bytes that nobody scaled
+MANY = 16  # features that a picture has at least
+CONSTANT = 0.95  # a share of one value from which on a feature counts as constant, such as a pixel at the edge
 APART = 30.0  # features whose standard deviations differ by this factor are hard to learn from together
 
 
@@ -180,18 +182,28 @@ def _of_values(federation: Federation) -> Iterator[str]:
         if share >= COMMON:
             yield f"Always predicting {federation.classes[counts.argmax()]} is right for {share:.0%} of the examples."
     some = federation.x[:: len(federation.x) // SOME + 1]
-    if some.dtype == torch.uint8 or (some.dim() > 2 and some.is_floating_point()):
+    table = some.dim() == 2 and some.is_floating_point()
+    if some.dtype == torch.uint8 or (some.dim() > 2 and some.is_floating_point()) or (table and _like_pictures(some)):
         largest = float(some.max()) * (1.0 if some.is_floating_point() else federation.scale)
         if largest > BYTES:
             yield f"Features go up to {largest:g}, as bytes of pictures do: scale them, such as by 1/255, or normalise."
-    elif some.is_floating_point() and some.dim() == 2 and not federation.preprocessing.untouched:
+    elif table and not federation.preprocessing.untouched:
         yield from _scales(federation, some.double().numpy())
+
+
+def _like_pictures(some: torch.Tensor) -> bool:
+    """Whether rows are probably pictures without their shape: many numbers from 0 to 255, most of them once large."""
+    largest = some.amax(0)
+    bytes_alone = bool((some >= 0).all() and (some <= 255).all())
+    return bytes_alone and len(largest) >= MANY and float(largest.median()) > BYTES
 
 
 def _scales(federation: Federation, some: NDArray[np.float64]) -> Iterator[str]:
     with np.errstate(invalid="ignore"):
         spread = np.nan_to_num(np.nanstd(some, axis=0))
-    varying = np.flatnonzero(spread > 0)
+    few = some[:: len(some) // 1000 + 1]  # medians take long
+    same = (few == np.median(few, axis=0)).mean(axis=0)  # a feature that hardly ever varies says nothing of its scale
+    varying = np.flatnonzero((spread > 0) & (same < CONSTANT))
     if len(varying) > 1:
         small, large = (int(varying[pick(spread[varying])]) for pick in (np.argmin, np.argmax))
         if spread[large] > APART * spread[small]:

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import io
 import math
+import re
 
 import numpy as np
 import torch
 from rich.console import Console
+from sklearn.datasets import load_digits
 
 from fedloom.data.build import federate
 from fedloom.data.describe import describe, table
@@ -131,6 +133,24 @@ def test_features_that_differ_in_scale_are_named() -> None:
         ).warnings
         == ()
     )
+
+
+def test_pixels_that_hardly_vary_are_no_difference_in_scale() -> None:
+    digits = torch.from_numpy(load_digits().data).float()
+    assert made(digits) == made(digits / 16) == ()
+    said = "Features go up to 254, as bytes of pictures do: scale them, such as by 1/255, or normalise."
+    assert made(digits / 16 * 254) == (said,)
+
+
+def test_a_table_of_few_people_is_still_told_to_scale() -> None:
+    draws = np.random.default_rng(0)
+    age, income = draws.normal(40, 10, 200), draws.normal(40_000, 9_000, 200)
+    columns = [age, income, np.ones(200), draws.random(200) < 0.01]  # the last ones are constant, or nearly
+    (said,) = made(torch.from_numpy(np.stack(columns, 1)).float(), features=("age", "income", "one", "rare"))
+    assert re.match(r"Features differ in scale: income varies [89]\d\d times as much as age\. Set normalize", said)
+    assert made(torch.from_numpy(np.stack([age, *columns[2:]], 1)).float()) == ()
+    heights = torch.from_numpy(draws.uniform(140, 200, (200, 3))).float()  # few features below 255 are no picture
+    assert made(heights) == ()
 
 
 def test_pictures_that_nobody_scaled_are_noticed() -> None:
