@@ -30,7 +30,7 @@ Tell = Callable[[int, int], object]  # steps that are done, and how many there a
 def audit(
     experiment: Experiment, folder: Path, only: Collection[str], progress: Progress, canaries: int = 1000
 ) -> dict[str, Any]:
-    """Run the audits with these names, or all that apply, and return what `audit.json` now holds."""
+    """Run the audits with these names, or all, and return what `audit.json` now holds; some may not apply."""
     known: dict[str, Callable[[Experiment, Plan, Path, Tell], Any]] = {
         "epsilon": partial(_epsilon, canaries),
         "membership": _membership,
@@ -45,6 +45,7 @@ def audit(
     about = {"identity": identity(plan.description())}
     found = read_findings(folder, about["identity"]) | {ABOUT: about}
     wanted = [name for name in known if name in only or not only]
+    refused: dict[str, str] = {}
     progress.expect(1, 1)  # each audit has a bar of its own
     for name in wanted:
         try:
@@ -52,8 +53,9 @@ def audit(
                 raise InputError(f"The {name} audit attacks updates as they are. Leave out [compress] for it.")
             found[name] = known[name](experiment, plan, folder, _telling(name, progress))
         except (InputError, StoreError) as why:
-            if only:
-                raise
+            refused[name] = str(why)
+            if only and len(refused) == len(wanted):
+                raise InputError("\n".join(f"No audit of {one}: {said}" for one, said in refused.items())) from why
             found[name] = {"left_out": str(why)}
         progress.end(name)
         folder.mkdir(parents=True, exist_ok=True)
@@ -125,7 +127,8 @@ def _reconstruction(experiment: Experiment, plan: Plan, folder: Path, tell: Tell
     noise = dp.noise_multiplier if dp is not None else 1.0
     if dp is not None and noise is None:
         noise = ClientLevel(dp, plan.cohort, federation.clients, plan.rounds).mechanism.noise_multiplier
-    return asdict(reconstruct(plan.task(seed), federation, cohort, noise or 1.0, tell))
+    found = asdict(reconstruct(plan.task(seed), federation, cohort, noise or 1.0, tell))
+    return {**found, "not_applied": list(plan.privacy.model_dump(exclude_none=True))}
 
 
 def _poisoning(experiment: Experiment, plan: Plan, folder: Path, tell: Tell) -> Any:

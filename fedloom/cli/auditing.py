@@ -10,6 +10,7 @@ import typer
 
 from fedloom.cli import shared
 from fedloom.cli.shared import AsJson, Changes, File, Out, Quiet, command, load, print_json, print_rows, say
+from fedloom.errors import InputError
 
 
 class AuditGroup(shared.Group):
@@ -18,6 +19,12 @@ class AuditGroup(shared.Group):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not self.commands.keys() & set(args) and any(Path(arg).suffix == ".toml" for arg in args):
             args = ["privacy", *args]
+        first = next((arg for arg in args if not arg.startswith("-")), "")
+        if first not in self.commands and ("/" in first or Path(first).is_dir()):
+            raise InputError(
+                f"{first} is not an experiment file. `fedloom audit` takes the file that was run, as in `fedloom audit "
+                f"experiment.toml`. If its run is not in runs/NAME, add --out {first}."
+            )
         return super().parse_args(ctx, args)
 
 

@@ -63,8 +63,14 @@ def _reconstruction(found: dict[str, Any]) -> Table:
     ]
     rows.append(("nothing: another example", None, None, None, found["similarity"]["chance"]))
     kinds = ("text", "percent", "percent", "percent", "short")
-    note = say("note", "audit_reconstruction")
+    note = say("note", "audit_reconstruction") + _not_applied(found)
     return Table("audit_reconstruction", "What one update gives away", columns, tuple(rows), kinds, note)
+
+
+def _not_applied(found: dict[str, Any]) -> str:
+    """Say which protections of the experiment the attack did without."""
+    names = ", ".join(found.get("not_applied", ()))
+    return " " + say("note", "audit_not_applied", protections=names) if names else ""
 
 
 def reconstruction(audit: Findings) -> CaptionedFigure | None:
@@ -82,6 +88,7 @@ def reconstruction(audit: Findings) -> CaptionedFigure | None:
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set(visible=True, color=FAINT, linewidth=0.5)
     caption = say("caption", "reconstruction", **{key: found[key] for key in ("cohort", "noise_multiplier")})
+    caption += _not_applied(found)
     return CaptionedFigure("reconstruction", "Examples that an attacker reconstructs", caption, figure)
 
 

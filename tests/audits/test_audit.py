@@ -66,6 +66,18 @@ def test_an_audit_you_ask_for_says_why_it_cannot_be_made(tmp_path: Path, name: s
     assert not (tmp_path / "audit.json").exists()
 
 
+def test_of_several_audits_those_that_apply_are_made_and_the_others_say_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auditing, "_poisoning", lambda *given: {"accuracy": {}})
+    found = audit(experiment_file.parse(SETTINGS), tmp_path, ["epsilon", "membership", "poisoning"], Progress())
+    assert "claims no ε for clients" in found["epsilon"]["left_out"]
+    assert "is not a run folder" in found["membership"]["left_out"]
+    assert found["poisoning"] == {"accuracy": {}}
+    with pytest.raises(InputError, match=r"^No audit of epsilon: .* dp\.\nNo audit of membership: .* not a run folder"):
+        audit(experiment_file.parse(SETTINGS), tmp_path, ["membership", "epsilon"], Progress())
+
+
 @pytest.mark.parametrize("name", ["epsilon", "reconstruction", "poisoning"])
 def test_attacks_on_updates_are_left_out_if_updates_are_compressed(tmp_path: Path, name: str) -> None:
     experiment = experiment_file.parse({**SETTINGS, **PRIVATE, "compress": {"up": "eden"}})
@@ -121,6 +133,7 @@ def test_the_cohort_and_the_noise_of_the_experiment_are_those_of_the_reconstruct
     experiment = experiment_file.parse({**SETTINGS, **PRIVATE, "cohort": {"count": 3}})
     found = audit(experiment, tmp_path, ["reconstruction"], told)["reconstruction"]
     assert (found["cohort"], found["noise_multiplier"]) == (3, 1.0)
+    assert found["not_applied"] == ["dp"]
     assert told.steps[-1] == ("reconstruction", 9)
 
 

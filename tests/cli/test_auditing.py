@@ -74,4 +74,8 @@ def test_pictures_are_written_beside_the_findings(private: Path) -> None:
 def test_what_does_not_exist_is_an_error(private: Path) -> None:
     assert "There is no experiment file missing.toml" in fedloom("audit", "missing.toml", folder=private, code=2).stderr
     assert "No such command 'verfy'" in fedloom("audit", "verfy", "state", folder=private, code=2).stderr
+    (private / "runs/plain").mkdir(parents=True)
+    for folder in ("runs/plain", "runs/none", "runs"):
+        done = fedloom("audit", folder, folder=private, code=2)
+        assert f"{folder} is not an experiment file. `fedloom audit` takes the file that was run" in done.stderr
     assert "There is no audit 'x'" in fedloom("audit", "private.toml", "--only", "x", folder=private, code=2).stderr

@@ -58,6 +58,16 @@ def test_shares_are_shown_with_their_intervals() -> None:
     assert shown[-1] == ["nothing: another example", "–", "–", "–", "0.10"]
 
 
+def test_a_reconstruction_names_the_protections_that_it_did_without() -> None:
+    for names, said in ([[], False], [["secure_aggregation", "example_dp"], True]):
+        found = {"reconstruction": {**FOUND["reconstruction"], "not_applied": names}}
+        (table,), figure = audit_findings.tables(found), audit_findings.reconstruction(found)
+        assert figure is not None
+        for text in (table.note, figure.caption):
+            assert ("(secure_aggregation, example_dp) were not applied to these updates" in text) == said
+            assert ("not applied" in text) == said
+
+
 def test_an_audit_that_was_left_out_has_no_table_and_no_figure() -> None:
     nothing = {name: {"left_out": "it does not apply"} for name in FOUND}
     assert list(audit_findings.tables(nothing)) == []
