@@ -7,7 +7,7 @@ each of them before you commit it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
+from fedloom.data import figure as data_figure
 from fedloom.papers import curve_figure
 from fedloom.results import evolution_figure, figures, topology_figure
 from fedloom.results.figure_style import styled
@@ -38,6 +39,16 @@ OF_A_RUN = (
     *("headline", "comparison", "global_model", "sausage_rounds", "sausage_users", "pooled_curve", "bytes"),
     *("time", "round_time", "clients", "labels", "reconstruction", "poisoning"),
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_fonts_of_this_machine() -> Iterator[None]:
+    """Draw with matplotlib's own font alone, so that pictures are the same on machines with and without others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data_figure, "FONTS", ())
+        data_figure.font_families.cache_clear()
+        yield
+    data_figure.font_families.cache_clear()
 
 
 @pytest.fixture(scope="module")
