@@ -15,7 +15,7 @@ TITLES = {
     "test": "final model, own test",
     "post_fit_test": "after local training, own test",
     "pre_fit_test": "before local training, own test",
-    "universal": "universal test",
+    "universal": "after local training, universal test",
     "pooled_test": "final model, all tests pooled",
     "pooled_post_fit_test": "after local training, all tests pooled",
     "pooled_pre_fit_test": "before local training, all tests pooled",

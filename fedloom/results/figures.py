@@ -98,7 +98,7 @@ def at_a_glance(run: RunData) -> CaptionedFigure | None:
     for axes, one in zip(panels, shown, strict=True):
         for place, label in enumerate(labels):
             _draw_seeds(axes, place, one, label, _colours(run)[label])
-        title = "\n".join(textwrap.wrap(one.title, 42))
+        title = "\n".join(textwrap.wrap(one.title, 48))
         style.finish_axes(axes, title, one.metric.percent, most_ticks=0, values="x")
         axes.set_ylim(len(labels) - 0.5, -0.5)
         axes.tick_params(axis="y", length=0)

@@ -23,7 +23,7 @@ from fedloom.results.table import show
 
 MOST_CLIENTS = 50  # in the card's table
 NAME = "MODEL_CARD.md"
-AT_THE_END = ("server_test", "test", "universal")  # ways of measuring a model as it is after the last round
+AT_THE_END = ("server_test", "test", "universal")  # what is measured in the last round, whatever the headline is
 
 
 def write_card(result: Result, folder: Path, files: Iterable[Path]) -> Path:

@@ -87,7 +87,7 @@ def test_titles_say_where_numbers_are_about_the_drawn_clients_only(drawn: Path, 
         "test": "final model, own test",
         "post_fit_test": "after local training, own test (drawn clients)",
         "pre_fit_test": "before local training, own test",
-        "universal": "universal test (drawn clients)",
+        "universal": "after local training, universal test (drawn clients)",
     }
     everybody = replace(run, facts={**run.facts, "description": {**run.description, "cohort": {}}})
     assert not any(one.drawn for one in comparisons(everybody, "accuracy"))

@@ -120,7 +120,7 @@ def test_the_card_has_the_numbers_of_the_very_models_in_the_files(result: Result
 def test_the_card_says_what_is_about_the_drawn_clients_only(drawn: Path, tmp_path: Path) -> None:
     text = card(Result.read(drawn), tmp_path)
     assert "| fedavg, seed 1 | final model, own test |" in text
-    assert "| fedavg, seed 1 | universal test (drawn clients) |" in text
+    assert "| fedavg, seed 1 | after local training, universal test (drawn clients) |" in text
 
 
 def test_the_card_lists_only_models_that_were_exported(result: Result, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_the_overview_has_the_mean_and_half_of_the_interval(run: RunData) -> Non
     values = [cell.final["universal_accuracy"] for cell in run.result.runs if cell.algorithm == "local"]
     half = 12.706204736 * statistics.stdev(values) / 2**0.5  # t with one degree of freedom
     shown = f"{100 * statistics.fmean(values):.2f} % ± {100 * half:.2f}"
-    assert row[table.columns.index("universal test (drawn clients)")] == shown
+    assert row[table.columns.index("after local training, universal test (drawn clients)")] == shown
     assert row[1] == "–"  # no global model
 
 
@@ -65,7 +65,8 @@ def test_the_pooled_baseline_sends_nothing(run: RunData) -> None:
 
 
 def test_the_comparison_is_over_seeds_and_pairs_share_them(run: RunData) -> None:
-    (row,) = (r for r in named(run, "comparison_accuracy").rows if r[:2] == ("universal test (drawn clients)", "local"))
+    measured = ("after local training, universal test (drawn clients)", "local")
+    (row,) = (row for row in named(run, "comparison_accuracy").rows if row[:2] == measured)
     values = [cell.final["universal_accuracy"] for cell in run.result.runs if cell.algorithm == "local"]
     assert row[2:4] == (pytest.approx(statistics.fmean(values)), pytest.approx(statistics.stdev(values)))
     assert row[6] == 2
