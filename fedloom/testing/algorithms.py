@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -47,7 +47,11 @@ TIGHT = 1e-7  # how far grouped clients may be from single ones in float64, rela
 
 
 def check_algorithm(
-    algorithm: type[Algorithm] | Algorithm, *, settings: dict[str, Any] | None = None, workers: int = 0
+    algorithm: type[Algorithm] | Algorithm,
+    *,
+    settings: dict[str, Any] | None = None,
+    workers: int = 0,
+    progress: Callable[[str], object] = lambda text: None,
 ) -> None:
     """Check the promises that an algorithm makes; an AssertionError says which one is broken.
 
@@ -62,7 +66,8 @@ def check_algorithm(
     - It has no method that nothing calls, with nearly the name of one that fedloom calls.
     - Its docstring begins with one plain sentence.
 
-    `settings` are fields to test it with. By default, training uses small batches.
+    `settings` are fields to test it with. By default, training uses small batches. `progress` is called with a line of
+    text before each net.
 
     >>> from fedloom.algorithms import FedAvg
     >>> check_algorithm(FedAvg, settings={"epochs": 2.0})
@@ -74,6 +79,7 @@ def check_algorithm(
     seen: set[str] = set()
     with closing(Workers(workers)) if workers else nullcontext() as crew:
         for name, task in (_LINEAR if getattr(checked, "needs", "") == "linear" else _NETS).items():
+            progress(f"{type(checked).__name__}: checking on {name} …")
             seen |= _Trial(checked, name, _federation(task.loss), replace(task)).check([crew] if crew else [])
     assert not (checked.linear and seen), (
         f"{type(checked).__name__}: the server sees each client's answer to {' and '.join(sorted(seen))}, so it must "

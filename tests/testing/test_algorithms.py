@@ -198,7 +198,10 @@ class KeepsForAbsent(FedAvg):
 
 
 def test_a_good_algorithm_passes() -> None:
-    check_algorithm(Mine)
+    said: list[str] = []
+    check_algorithm(Mine, progress=said.append)
+    assert said[0] == "Mine: checking on a dense net …"
+    assert len(said) == 4  # one line for each net
     check_algorithm(Mine(lr=0.1, batch_size=5, pull=0.0))
     check_algorithm(Mine, settings={"pull": 0.5, "batch_size": "full"})
     check_algorithm(KeepsForAbsent)
