@@ -15,13 +15,13 @@ from fedloom.results.run_values import MetricInfo
 from fedloom.results.sentences import say
 from fedloom.results.table import show
 
-COLUMNS = {
+COLUMNS = {  # in the order in which a round measures them
     "server_test": "server test",
-    "test": "final model",
     "pre_fit_test": "before training",
     "post_fit_test": "after training",
-    "pooled_test": "final model, all tests",
     "universal": "after training, all tests",
+    "test": "final model",
+    "pooled_test": "final model, all tests",
 }
 
 
