@@ -31,7 +31,8 @@ browser: $(VENV)/.tests
 # the documentation site, in site/: a broken link or anchor is an error; nothing is fetched while it is built or read
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
-	@echo "Open site/index.html"
+	@echo "Open site/index.html. Its search needs a server, because browsers do not load it from files on disk:"
+	@echo "  $(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8000    # then open http://127.0.0.1:8000"
 
 # the page with every published number beside ours, from docs/reproductions/results
 summary: $(VENV)/.package
