@@ -43,7 +43,7 @@ class Evaluation(Record):
     clients: Literal["all", "cohort"] = "all"
     """Evaluate at all clients before local training, or only at those of the cohort."""
     universal: bool = False
-    """At the end, evaluate every client's model on the union of all test splits."""
+    """In the last round, evaluate every client's model after local training on the union of all test splits."""
     epochs: bool = False
     """Also evaluate on the validation split after every local epoch."""
     server: tuple[Literal["train", "validation", "test"], ...] | None = None
