@@ -19,6 +19,7 @@ from fedloom.errors import InputError
 ROWS = 8192  # lines converted to numbers at a time: their text takes ten times the memory
 DELIMITERS = (",", ";", "\t", "|")
 DATE = re.compile(r"(\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4})([ T]\d{1,2}:\d{2}.*)?")
+THOUSANDS = re.compile(r"[+-]?\d{1,3},\d{3}")
 YES_OR_NO = ("true", "false", "yes", "no", "y", "n", "t", "f")
 Where = Callable[[int], str]  # the place of a cell, for messages
 
@@ -81,6 +82,41 @@ class CsvText:
                 yield [line for line, _ in block], dict(zip(self.header, columns, strict=True))
 
 
+def finite_number(text: str) -> float | None:
+    """Return the number in a text, or None: infinity and nan do not count, because nan cannot be sorted."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+class Marks:
+    """Cells that stand for a number, or for a missing one (nan): by their text, or else by the number they are.
+
+    >>> Marks({"-999": 0.0, "?": 1.0}).get("-999.0"), Marks({"-99,9": 0.0}).get("-99.9"), Marks({"?": 1.0}).get("1")
+    (0.0, 0.0, None)
+    """
+
+    def __init__(self, marks: Mapping[str, float], comma_is_decimal: bool = False) -> None:
+        self.by_text, self.comma_is_decimal = marks, comma_is_decimal
+        # a data frame has numbers where the training file had decimal commas; but 1,000 may be a thousand
+        decimal = {mark: comma_is_decimal or not THOUSANDS.fullmatch(mark) for mark in marks}
+        numbers = {mark: finite_number(as_number(mark, decimal[mark])) for mark in marks}
+        self.by_number = {number: marks[mark] for mark, number in numbers.items() if number is not None}
+
+    def get(self, cell: str) -> float | None:
+        """Return what a cell without spaces around it stands for, or None if it is no mark."""
+        if cell in self.by_text or not self.by_number:
+            return self.by_text.get(cell)
+        number = finite_number(as_number(cell, self.comma_is_decimal))
+        return None if number is None else self.by_number.get(number)
+
+    def of_number(self, number: float) -> float:
+        """Return what a number stands for: itself, if it is no mark."""
+        return self.by_number.get(number, number)
+
+
 def numbers(
     cells: Sequence[str],
     column: str,
@@ -91,18 +127,20 @@ def numbers(
     may_be_clients: bool = False,
 ) -> NDArray[np.float32]:
     """Return the numbers in a column's cells. `marks` are texts that stand for a number, or for a missing one (nan)."""
-    commas = False
+    commas, known = False, Marks(marks, comma_is_decimal)
     try:
-        values = np.array([marks[cell] if cell in marks else float(cell) for cell in cells], dtype=np.float64)
+        values = np.array(
+            [marks[cell] if cell in marks else known.of_number(float(cell)) for cell in cells], np.float64
+        )
     except ValueError:
         # a column has one kind of decimals: where some cells have a comma, a point is a mistake
         commas = comma_is_decimal and any("," in cell for cell in cells)
-        values = np.array([_number(cell.strip(), marks, commas) for cell in cells])
+        values = np.array([_number(cell.strip(), known, commas) for cell in cells])
     with np.errstate(over="ignore"):  # too large for float32: refused below like any other infinite number
         found = values.astype(np.float32)
     for at in np.flatnonzero(~np.isfinite(found)).tolist():
         cell = cells[at].strip()
-        if cell not in marks:
+        if known.get(cell) is None:
             why = "where other cells have decimal commas" if commas and "." in cell else "which is not a finite number"
             shown = f"{cells[at]!r} in column '{column}', {why}"
             what = shown if cell else f"an empty cell in column '{column}'"
@@ -150,10 +188,11 @@ def cell_advice(cell: str, column: str, names_clients: bool = False) -> str:
     )
 
 
-def _number(cell: str, marks: Mapping[str, float], comma_is_decimal: bool) -> float:
+def _number(cell: str, marks: Marks, comma_is_decimal: bool) -> float:
     """Return the number in a cell, or nan: the caller reports the first wrong cell, so the others must not raise."""
-    if cell in marks:
-        return marks[cell]
+    meant = marks.get(cell)
+    if meant is not None:
+        return meant
     if comma_is_decimal and "." in cell:
         return math.nan
     try:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from fedloom.data.csv_text import Where, as_number, cell_advice, numbers
+from fedloom.data.csv_text import Marks, Where, as_number, cell_advice, numbers
+from fedloom.data.csv_text import finite_number as finite_number
 from fedloom.data.words import Vocabulary, clean, words
 from fedloom.errors import InputError, nearest
 from fedloom.record import Record
@@ -50,12 +51,12 @@ class Column(Record):
         table = np.eye(len(places), dtype=np.float32)
         if self.embedded:
             table = np.arange(len(places), dtype=np.float32)[:, None]
-        rows = []
+        rows, known = [], Marks(marks)
         for at, cell in enumerate(cells):
-            place = places.get(category(cell))
+            place, meant = places.get(category(cell)), known.get(cell.strip())
             if place is None and not cell.strip() and "" not in marks:
                 raise InputError(f"{where(at)} has an empty cell in column '{self.name}'. {cell_advice('', self.name)}")
-            if place is None and cell.strip() not in marks:
+            if place is None and meant is None:
                 shown = ", ".join(self.categories[:12]) + (", …" if len(places) > 12 else "")
                 raise InputError(
                     f"{where(at)} has {cell!r} in column '{self.name}', whose categories are {shown}."
@@ -67,7 +68,7 @@ class Column(Record):
                     "category has no mean, and 0 is another category. Write a category of its own there, such as "
                     "'unknown', or leave the column out of 'embed'."
                 )
-            rows.append(table[place] if place is not None else np.full_like(table[0], marks[cell.strip()]))
+            rows.append(table[place] if place is not None else np.full_like(table[0], meant))
         return np.stack(rows)
 
 
@@ -201,6 +202,17 @@ class Preprocessing(JsonFile):
                 parts.append(numbers(cells, column.name, where, self.marks, comma_is_decimal, advice)[:, None])
         return torch.from_numpy(np.concatenate(parts, axis=1))
 
+    def marked(self, x: Tensor) -> Tensor:
+        """Return features that were never text with what their numbers stand for, such as nan for -999."""
+        meant = Marks(self.marks).by_number
+        if not self.columns or not meant:
+            return x
+        numeric = torch.tensor([not column.categories for column in self.columns for _ in column.features])
+        found = x.float()
+        for number, value in meant.items():
+            found = torch.where(numeric & (x == number), value, found)
+        return found
+
     def _tokens(self, table: Mapping[str, Sequence[str]]) -> Tensor:
         """Return the numbers of the last words of each text, with padding in front."""
         assert self.words is not None
@@ -229,7 +241,8 @@ def categories(cells: Iterable[str], marks: Mapping[str, float]) -> tuple[str, .
     >>> categories(["b", "10", "9", "", "b"], {"": 0.0})
     ('9', '10', 'b')
     """
-    found = {category(cell) for cell in cells if cell.strip() and cell.strip() not in marks}
+    known = Marks(marks)
+    found = {category(cell) for cell in cells if cell.strip() and known.get(cell.strip()) is None}
     return tuple(sorted(found, key=numbers_first))
 
 
@@ -237,15 +250,6 @@ def numbers_first(name: str) -> tuple[bool, float, str]:
     """Return a key that sorts names: first numbers, in numeric order, then texts."""
     number = finite_number(name)
     return (True, 0.0, name) if number is None else (False, number, name)
-
-
-def finite_number(text: str) -> float | None:
-    """Return the number in a text, or None: infinity and nan do not count, because nan cannot be sorted."""
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 def columns_named(names: Iterable[Any]) -> tuple[Column, ...]:

@@ -130,6 +130,7 @@ def predict(predictor: Predictor, rows: Any) -> Any:
                 f"Examples must be an array of shape {('n', *wanted)}, or a data frame with named columns. Got "
                 f"{tuple(x.shape)}."
             )
+        x = predictor.preprocessing.marked(x)
         if x.is_floating_point() and x.isnan().any() and not predictor.preprocessing.missing:
             raise InputError("Some examples have missing values (nan), and this model was trained without any.")
         _warn(predictor, x)

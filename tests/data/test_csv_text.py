@@ -55,6 +55,24 @@ def test_marks_stand_for_numbers_or_missing_values() -> None:
     assert (found[1], found[3]) == (7.0, 2.0)
 
 
+@pytest.mark.parametrize("cell", ["-999", "-999.0", " -999 ", "-9.99e2"])
+def test_a_mark_that_is_a_number_is_found_however_it_is_written(cell: str) -> None:
+    found = numbers([cell, "", "-999.00"], "crp", where, {"-999.00": 3.0, "-999": nan, "": -999.0}).tolist()
+    assert isnan(found[0])
+    assert found[1:] == [-999.0, 3.0]  # what cells mean is not looked up again, and the same text comes first
+    assert isnan(numbers([cell, "3,5"], "crp", where, {"-999": nan}, True)[0])
+
+
+@pytest.mark.parametrize(("mark", "cell"), [("-99,9", "-99.9"), ("-99.9", "-99,90"), ("-99,9", "-99,9")])
+def test_a_mark_may_have_a_decimal_comma(mark: str, cell: str) -> None:
+    assert isnan(numbers([cell, "3"], "crp", where, {mark: nan}, True)[0])
+
+
+def test_a_mark_with_thousands_is_not_taken_for_a_small_number() -> None:
+    assert numbers(["1", "1.0"], "crp", where, {"1,000": nan}).tolist() == [1.0, 1.0]
+    assert isnan(numbers(["1", "3"], "crp", where, {"1,000": nan}, True)[0])
+
+
 @pytest.mark.parametrize(
     ("cell", "said"),
     [

@@ -223,3 +223,18 @@ def test_cautions_are_about_all_rows_of_a_long_file(tmp_path: Path, monkeypatch:
     assert len(list(predict_file(made, tmp_path / "new.csv", told.append))) == 6
     (said,) = told  # bmi is empty in the first block only
     assert "age is outside of what the model knows in 2 of 5 rows" in said
+
+
+def test_a_number_that_marks_a_missing_value_is_the_same_in_files_frames_and_arrays(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    columns = (Column(name="crp"), Column(name="stage", categories=("1", "2")))
+    fitted = Preprocessing(
+        columns=columns, shape=(3,), mean=(5.0, 0.0, 0.0), std=(2.0, 1.0, 1.0), marks={"-999": nan}, missing=True
+    )
+    made, path = Predictor(Given(), fitted, torch.float32), tmp_path / "new.csv"
+    path.write_text("crp,stage\n-999,1\n-999.0,-999.0\n7.5,2\n")
+    in_file = [[float(one[f"prediction {place}"]) for place in range(3)] for one in rows(path, made)]
+    assert in_file == [[0.0, 1.0, 0.0], [0.0, 0.0, 0.0], [1.25, 0.0, 1.0]]
+    assert predict(made, pandas.read_csv(path)).to_numpy().tolist() == in_file
+    array = np.array([[-999.0, 1.0, 0.0], [-999.0, nan, nan], [7.5, 0.0, 1.0]])
+    assert np.column_stack([*predict(made, array).values()]).tolist() == in_file

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, field_validator
 from torch import Tensor
 
-from fedloom.data.csv_text import CsvText, as_number, not_csv, numbers
+from fedloom.data.csv_text import CsvText, as_number, finite_number, not_csv, numbers
 from fedloom.data.federation import Dataset
-from fedloom.data.preprocessing import Column, Preprocessing, categories, category, finite_number
+from fedloom.data.preprocessing import Column, Preprocessing, categories, category
 from fedloom.data.sources.archive import NOT_TEXT, known_encoding, open_text, visible
 from fedloom.data.sources.base import Source, Task, locate, require, targets
 from fedloom.data.split import SPLITS
