@@ -20,7 +20,11 @@ MOST_COMPARED = 50_000  # neighbouring rows that are compared with each other: e
 WIDEST = 300  # features; a wider table is not looked at
 FEWEST = 30  # with fewer rows, anything may be chance
 GIVEN_AWAY = 0.98  # an AUROC, a share of the variance or a correlation that hardly any honest feature has
-OTHER_UNIT = 10.0  # by this factor, both the size and the spread of a feature differ at one client
+OTHER_UNIT = (
+    4.5  # by this factor, both the size and the spread of a feature differ at one client from the typical other
+)
+ALIKE = 2.0  # by this factor honest clients differ: a client with another one this near has the same unit
+OTHER_ZERO = 10.0  # spreads between the values of one client and those of any other
 FEWEST_KNOWN = 10  # values of a client, to compare it with others
 FAR = 10.0  # standard deviations: whatever the distribution, at most 1 % of it is farther from the mean
 SLACK = 1e-3  # standard deviations, for rounding
@@ -143,7 +147,7 @@ def units_of_sites(name: str, moments: Mapping[str, Moment]) -> Iterator[str]:
 
 
 def _other_unit(name: str, typical: Mapping[str, tuple[float, float, float]]) -> Iterator[str]:
-    """A client whose values are far from those of every other: perhaps another unit.
+    """A client whose values are far from those of the others: perhaps another unit.
 
     `typical` has the centre, the size and the spread of each client's values.
     """
@@ -154,16 +158,17 @@ def _other_unit(name: str, typical: Mapping[str, tuple[float, float, float]]) ->
     doubt = "is it in another unit there, or do numbers such as -999 stand for missing values?"
     for place, client in enumerate(typical):
         (centre, *sizes), others = numbers[place], np.delete(numbers, place, axis=0)
-        ratio = sizes / others[:, 1:]  # to every other client: of size and of spread
+        ratio = np.log(sizes / others[:, 1:])  # to every other client: of size and of spread
+        usual = np.median(ratio, axis=0)
+        side = np.sign(usual[0])  # a client whose size is larger and whose spread is not has no other unit
+        other_unit = (side * usual).min() > np.log(OTHER_UNIT) and (side * ratio).min() > np.log(ALIKE)
         apart = np.abs(others[:, 0] - centre) / np.maximum(others[:, 2], sizes[1])
-        factor = ratio.min() if ratio.min() > 1 else 1 / ratio.max()
-        if len(typical) == 2 and place == 0 and max(factor, apart.min()) > OTHER_UNIT:
+        if len(typical) == 2 and place == 0 and (other_unit or apart.min() > OTHER_ZERO):
             continue  # one sentence is enough for two
-        if factor > OTHER_UNIT:
-            side = "larger" if ratio.min() > 1 else "smaller"
-            times = f"{np.median(np.maximum(ratio, 1 / ratio)):,.0f} times {side}"
+        if other_unit:
+            times = f"{np.median(np.exp(side * ratio)):,.0f} times {'larger' if side > 0 else 'smaller'}"
             yield f"{name} is about {times} at {client} than elsewhere: {doubt}"
-        elif apart.min() > OTHER_UNIT:
+        elif apart.min() > OTHER_ZERO:
             yield f"{name} is about {centre:.4g} at {client} and {np.median(others[:, 0]):.4g} elsewhere: {doubt}"
 
 

@@ -128,7 +128,7 @@ def test_a_site_with_other_units_or_marks_for_missing_values_is_doubted() -> Non
     found = {"berlin": site(60, 10), "lyon": site(64, 880), "oslo": site(50, 12)}
     (said,) = doubts(found, agree(found))
     assert said.startswith("crp is about 81 times larger at lyon than elsewhere: is it in another unit there")
-    assert [*doubts({"berlin": site(60, 10), "oslo": site(50, 90)}, agree(found))] == []
+    assert [*doubts({"berlin": site(60, 10), "oslo": site(50, 40)}, agree(found))] == []
     assert [*doubts({**found, "lyon": site(64, 880, count=5)}, agree(found))] == []  # too few to tell
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedloom.data.build import divided, federate
 from fedloom.data.federation import Dataset, Federation
-from fedloom.data.plausibility import same_meaning, suspicions, unusual
+from fedloom.data.plausibility import same_meaning, suspicions, units_of_sites, unusual
 from fedloom.data.preprocessing import Preprocessing, columns_named
 from fedloom.data.sources.csv import Csv
 from fedloom.experiment.experiment_file import parse
@@ -74,6 +74,42 @@ def test_a_client_with_another_unit_is_named(factor: float) -> None:
     assert said.startswith("crp is about ")
     assert "at cork than elsewhere" in said
     assert found(x, normalize="client") == []  # then units do not matter
+
+
+def sites(draw: np.random.Generator) -> dict[str, Values]:
+    """Three to ten honest sites of 30 to 800 patients: their means differ by up to a factor of 2."""
+    spread, middle = draw.uniform(0.2, 1.0), draw.uniform(-3, 6)
+    shifts = draw.uniform(0, np.log(2), draw.integers(3, 11))
+    sizes = np.exp(draw.uniform(np.log(30), np.log(800), len(shifts))).astype(int)
+    values = [np.exp(draw.normal(middle + shift, spread, size)) for shift, size in zip(shifts, sizes, strict=True)]
+    return {f"site {number}": one for number, one in enumerate(values)}
+
+
+@pytest.mark.parametrize("of_rows", [True, False])
+@pytest.mark.parametrize("factor", [1.0, 9.01, 10.0, 0.1, 18.0])
+def test_a_tenfold_unit_is_named_at_most_sites_and_honest_sites_are_left_in_peace(factor: float, of_rows: bool) -> None:
+    draw, named = np.random.default_rng(5), []
+    for _ in range(100):
+        found = sites(draw)
+        found["site 0"] = found["site 0"] * factor
+        if of_rows:
+            x, client = np.concatenate([*found.values()]), np.repeat([*found], [len(one) for one in found.values()])
+            federation = Federation.from_arrays(pandas.DataFrame({"x": x}), np.arange(len(x)) % 2, client=client)
+            said = " ".join(suspicions(federation))
+        else:
+            said = " ".join(units_of_sites("x", {name: (len(x), x.mean(), x.var()) for name, x in found.items()}))
+        named.append((" at site 0 than elsewhere" in said, said.count(" than elsewhere")))
+    if factor == 1.0:
+        assert sum(count for _, count in named) <= 1  # 1 % of the columns
+    else:
+        assert sum(found for found, _ in named) >= 95
+        assert sum(count - found for found, count in named) <= 1  # another site than that
+
+
+def test_a_site_with_sicker_patients_has_no_other_unit() -> None:
+    x = table().assign(dose=np.random.default_rng(3).normal(10, 8, 120))
+    x.loc[CLIENTS == "cork", "dose"] += 45  # more than five times as large, but with the spread of the others
+    assert found(x) == []
 
 
 def test_a_client_with_another_zero_is_named() -> None:
