@@ -172,8 +172,9 @@ def _owners(
     if partition is None:
         if dataset.client is None and clients is None:
             raise InputError(
-                "This data does not say which client holds each example. Give a partition, such as "
-                'partition = { name = "iid", clients = 10 }.'
+                "This data does not say which client holds each example. Give a partition: "
+                'partition = { name = "iid", clients = 1 } if it is all of one client, such as a site, or clients = 10 '
+                "to try out ten."
             )
         partition = "iid" if dataset.client is None else "natural"
     if isinstance(partition, str):

@@ -60,12 +60,14 @@ def test_a_site_hears_of_probable_mistakes_in_its_table(
     for site, crp in tables.items():
         rows = "".join(f"{age % 37},{crp(age)},{('no', 'yes')[age % 3 == 0]}\n" for age in range(20, 80))
         (tmp_path / f"{site}.csv").write_text(f"age,crp,dead\n{rows}")
-        data = f'source = "csv"\npath = "{site}.csv"\nlabel = "dead"\npartition = {{ name = "iid", clients = 1 }}'
+        data = f'source = "csv"\npath = "{site}.csv"\nlabel = "dead"'
         (tmp_path / f"{site}.toml").write_text(f'[site]\nname = "{site}"\n[data]\n{data}\nsplit = [1, 0, 0]\n')
         in_this_process("data", "summarize", f"{site}.toml", "--to", f"{site}.json", monkeypatch=monkeypatch)
     assert capsys.readouterr().err.startswith("Caution: crp is -999 in 1 row, far from all other values")
     in_this_process("join", "https://x", "--site", "oslo.toml", "--dry-run", monkeypatch=monkeypatch)
-    assert "\nCaution: crp is -999 in 1 row" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "\nCaution: crp is -999 in 1 row" in told
+    assert "Data: Federation(1 clients, 60 examples" in told  # a site's file that names no clients is one
     (tmp_path / "oslo.csv").write_text((tmp_path / "oslo.csv").read_text().replace("-999", "0.75"))
     in_this_process("data", "summarize", "oslo.toml", "--to", "oslo.json", "--force", monkeypatch=monkeypatch)
     in_this_process("data", "agree", "berlin.json", "oslo.json", monkeypatch=monkeypatch)

@@ -367,4 +367,11 @@ def site_of(values: Mapping[str, Any], path: Path) -> Site:
         raise InputError(f'{path} has no [data] table: add one, such as source = "csv", path = "mine.csv".')
     table = read(SiteTable, "site", {"name": path.stem, **values.get("site", {})})
     base = Path(table.base) if table.base else path.resolve().parent
-    return Site(table, read(Policy, "policy", values.get("policy", {})), dict(values["data"]), base)
+    return Site(table, read(Policy, "policy", values.get("policy", {})), _one_client(values["data"], base), base)
+
+
+def _one_client(data: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    """Return [data] in which a CSV file that names no clients is one client: the site."""
+    path = base / Path(str(data.get("path"))).expanduser()
+    is_one = data.get("source") == "csv" and "client" not in data and not path.is_dir()  # of a folder, each file is one
+    return {**({"partition": {"name": "iid", "clients": 1}} if is_one else {}), **data}

@@ -12,7 +12,7 @@ import torch
 
 from fedloom.errors import InputError
 from fedloom.experiment.experiment_file import TaskTable
-from fedloom.network.agent.policy import SCORES_LEAVE, Policy, Refused, load_site, trust
+from fedloom.network.agent.policy import SCORES_LEAVE, Policy, Refused, load_site, site_of, trust
 from fedloom.network.protocol.messages import ClientAnswer
 from fedloom.privacy.table import DpTable, PrivacyTable, SecureTable
 from fedloom.task import Task
@@ -192,3 +192,16 @@ def test_a_stage_of_a_secure_sum_is_a_reduce() -> None:
 
 def test_what_a_refusal_quotes_cannot_pass_for_a_line_of_its_own() -> None:
     assert str(Refused("round 1 of a\x1b[2J\nEnrolled. is over")) == "round 1 of a\\x1b[2J\n  | Enrolled. is over"
+
+
+def test_a_table_of_a_site_that_names_no_clients_is_one_client(tmp_path: Path) -> None:
+    (tmp_path / "wards").mkdir()
+    one = {"name": "iid", "clients": 1}
+    for data, partition in (
+        ({"source": "csv", "path": "kerry.csv"}, one),
+        ({"source": "csv", "path": "kerry.csv", "client": "ward"}, None),
+        ({"source": "csv", "path": "kerry.csv", "partition": {"name": "iid", "clients": 2}}, {**one, "clients": 2}),
+        ({"source": "csv", "path": "wards"}, None),
+        ({"source": "digits"}, None),
+    ):
+        assert site_of({"data": data}, tmp_path / "kerry.toml").data.get("partition") == partition
