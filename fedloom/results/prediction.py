@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from pathlib import Path
@@ -121,15 +122,20 @@ class Predictor(nn.Module):
 
 def predict(predictor: Predictor, rows: Any) -> Any:
     """Return predictions for a data frame (as a data frame with the same index), or for an array of examples."""
+    wanted = predictor.preprocessing.shape
     if not hasattr(rows, "columns"):
-        x = torch.as_tensor(np.asarray(rows))
+        try:
+            x = torch.tensor(np.asarray(rows))
+        except (TypeError, ValueError):  # such as a path, a dict, or texts
+            x = torch.empty(0)
         x = x.float() if x.dtype in (torch.float64, torch.float16) else x
-        wanted = predictor.preprocessing.shape
-        if tuple(x.shape[1:]) != wanted:
+        if tuple(x.shape[1:]) != wanted or not x.dim():
+            got = tuple(x.shape) if x.numel() else type(rows).__name__
             raise InputError(
-                f"Examples must be an array of shape {('n', *wanted)}, or a data frame with named columns. Got "
-                f"{tuple(x.shape)}."
+                f"Examples must be an array of shape {('n', *wanted)}, or a data frame with named columns, such as "
+                f"pandas.read_csv(file). Got {got}."
             )
+        _check_some(x)
         x = predictor.preprocessing.marked(x)
         if x.is_floating_point() and x.isnan().any() and not predictor.preprocessing.missing:
             raise InputError("Some examples have missing values (nan), and this model was trained without any.")
@@ -137,11 +143,23 @@ def predict(predictor: Predictor, rows: Any) -> Any:
         return predictor.answer(x)
     import pandas
 
+    if not isinstance(rows, pandas.DataFrame):
+        kind = f"{type(rows).__module__.partition('.')[0]}.{type(rows).__name__}"
+        raise InputError(f"Data frames must be those of pandas. Got {kind}: convert it, such as by to_pandas().")
+    twice = [name for name, count in Counter(map(str, rows.columns)).items() if count > 1]
+    if twice:
+        raise InputError(f"The frame has two columns '{twice[0]}': every column needs its own name.")
+    _check_some(rows)
     known = {column.name: column.categories for column in predictor.preprocessing.columns}
     cells = {str(name): _cells(rows[name], known.get(str(name), ())) for name in rows.columns}
     x = predictor.preprocessing.encode(cells, lambda at: f"Row {rows.index[at]!r} of the frame")
     _warn(predictor, x)
     return pandas.DataFrame(predictor.answer(x), index=rows.index)
+
+
+def _check_some(rows: Any) -> None:
+    if not len(rows):
+        raise InputError("There are no examples to predict: the data frame or array has no rows. Give at least one.")
 
 
 def _warn(predictor: Predictor, x: Tensor) -> None:

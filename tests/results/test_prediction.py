@@ -159,6 +159,30 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
         predict(made, [[1.0, np.nan]])
 
 
+def test_input_that_is_no_table_of_examples_is_explained() -> None:
+    pandas = pytest.importorskip("pandas")
+    made = Predictor(Given(), Preprocessing(columns=(Column(name="x"),), shape=(1,)), torch.float32)
+
+    class Polars:
+        columns = ("x",)
+
+    for given, said in (
+        (pandas.DataFrame({"x": []}), "no examples to predict"),
+        (np.empty((0, 1)), "no examples to predict"),
+        (pandas.DataFrame([[1, 2]], columns=["x", "x"]), "The frame has two columns 'x'"),
+        (Path("new.csv"), r"pandas\.read_csv\(file\)\. Got Posix"),
+        ("new.csv", "Got str"),
+        ({"x": [1.0]}, "Got dict"),
+        ([[1.0], [1.0, 2.0]], "Got list"),
+        (pandas.Series(["a"]), "Got Series"),
+        (pandas.Series([1.0]), r"Got \(1,\)"),
+        (3.0, r"Got \(\)"),
+        (Polars(), r"must be those of pandas\. Got tests\.Polars: convert it"),
+    ):
+        with pytest.raises(InputError, match=said):
+            predict(made, given)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
