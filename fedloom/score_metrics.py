@@ -108,25 +108,30 @@ def _both_kinds(truth: Truth) -> bool:
     return bool(truth.any() and not truth.all())
 
 
+def _can_rank(scores: Numbers, truth: Truth) -> bool:
+    """Whether there is something to rank: not for examples of one kind, or a model that gives NaN or infinity."""
+    return _both_kinds(truth) and bool(np.isfinite(scores).all())
+
+
 def auroc(scores: Numbers, truth: Truth) -> float:
     """Return the area under the ROC curve; nan if all examples are of one kind."""
     from sklearn.metrics import roc_auc_score
 
-    return float(roc_auc_score(truth, scores)) if _both_kinds(truth) else math.nan
+    return float(roc_auc_score(truth, scores)) if _can_rank(scores, truth) else math.nan
 
 
 def auprc(scores: Numbers, truth: Truth) -> float:
     """Return the area under the precision-recall curve (average precision); nan if all examples are of one kind."""
     from sklearn.metrics import average_precision_score
 
-    return float(average_precision_score(truth, scores)) if _both_kinds(truth) else math.nan
+    return float(average_precision_score(truth, scores)) if _can_rank(scores, truth) else math.nan
 
 
 def specificity_at(sensitivity: float, scores: Numbers, truth: Truth) -> float:
     """Return the highest specificity of a threshold that finds this share of the positive examples."""
     from sklearn.metrics import roc_curve
 
-    if not _both_kinds(truth):
+    if not _can_rank(scores, truth):
         return math.nan
     false_positives, true_positives, _ = roc_curve(truth, scores, drop_intermediate=False)
     return float(1 - false_positives[true_positives >= sensitivity - 1e-12].min())

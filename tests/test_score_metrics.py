@@ -170,3 +170,11 @@ def test_precision_is_zero_if_nothing_is_chosen() -> None:
 def test_labels_that_do_not_vary_have_no_r2_and_no_c_index() -> None:
     assert math.isnan(measure("r2", torch.ones(2), torch.ones(2)))
     assert math.isnan(measure("c_index", torch.ones(2), torch.ones(2)))
+
+
+@pytest.mark.parametrize("name", ["auroc", "auroc_macro", "auroc_micro", "auprc", "specificity_at_90"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_model_that_gives_no_finite_scores_has_no_rank(name: str, value: float) -> None:
+    broken = TWO_LOGITS.clone()
+    broken[3] = torch.tensor([-value, value])
+    assert math.isnan(measure(name, broken, TWO))
