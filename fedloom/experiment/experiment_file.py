@@ -305,7 +305,10 @@ def differences(old: Any, new: Any, place: str = "") -> list[str]:
             else:
                 lines.extend(differences(old[key], new[key], inner))
         return lines
-    return [] if old == new else [f"{place}: {_short(old)} → {_short(new)}"]
+    same = old == new or json.dumps(old, default=str) == json.dumps(
+        new, default=str
+    )  # nan equals nothing, not even nan
+    return [] if same else [f"{place}: {_short(old)} → {_short(new)}"]
 
 
 def _short(value: Any) -> str:

@@ -227,3 +227,9 @@ def test_the_usual_metric_depends_on_the_loss() -> None:
     assert experiment_file.TaskTable(loss="mse").metrics == ("mae",)
     assert experiment_file.TaskTable(loss="mse", metrics=("r2",)).metrics == ("r2",)
     assert experiment_file.TaskTable(loss="bce").metrics == experiment_file.TaskTable().metrics == ("accuracy",)
+
+
+def test_a_mark_for_missing_values_is_no_difference() -> None:
+    one, other = ({"missing": {"-999": float("nan")}, "fill": [float("nan")], "lr": lr} for lr in (1, 1.0))
+    assert experiment_file.differences(one, other) == []
+    assert experiment_file.differences(one, {**other, "missing": {"-999": 0.0}}) == ["missing.-999: NaN → 0.0"]
