@@ -118,6 +118,9 @@ def doubts(summaries: Mapping[str, Summary], agreed: Preprocessing) -> Iterator[
     """Yield a sentence about each thing in the summaries that is probably a mistake."""
     yield from spelt_differently(agreed.columns)
     for column in agreed.columns:
+        empty = [site for site, one in summaries.items() if not one.features[one.column(column.name).features[0]][0]]
+        if empty and len(empty) < len(summaries):
+            yield f"{column.name} is empty in all training rows of {', '.join(empty)}: the model gets the mean there."
         if not column.categories:
             yield from units_of_sites(column.name, {site: one.features[column.name] for site, one in summaries.items()})
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fedloom.data.federation import Federation
@@ -47,6 +48,7 @@ def suspicions(federation: Federation) -> Iterator[str]:
     rows = np.arange(0, len(federation.x), len(federation.x) // MOST + 1)
     owner = np.searchsorted(federation.offsets, rows, side="right") - 1
     values, y = _as_measured(federation, rows, owner), federation.y[rows].double().numpy()
+    yield from _never_measured(federation)
     for place in np.flatnonzero(numeric).tolist():
         name, one = federation.features[place], values[:, place]
         yield from _never_varies(name, one)
@@ -97,6 +99,26 @@ def _as_measured(federation: Federation, rows: NDArray[np.int64], owner: NDArray
     known = ~np.isnan(values)
     means = np.where(known, values, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
     return np.where(known, values, means)
+
+
+def _never_measured(federation: Federation) -> Iterator[str]:
+    """A column that some clients never filled in, and others did."""
+    fitted, bounds = federation.preprocessing, federation.offsets
+    if not fitted.missing or not 2 <= federation.clients <= MOST:
+        return
+    instead = "0, which stands for a mean," if fitted.clients else "the mean over the other clients"
+    parts = torch.split(federation.x, [len(column.features) for column in fitted.columns], dim=1)
+    for column, part in zip(fitted.columns, parts, strict=True):
+        # scaled values are 0 where they are missing; a number of a category is not scaled, and never missing
+        known = ~part.isnan() if not (fitted.mean or fitted.clients) or column.embedded else part != 0
+        filled = [bool(known[start:end].any()) for start, end in pairwise(bounds)]
+        if fitted.clients:  # a client's only value is 0, too
+            first = fitted.features.index(column.features[0])
+            filled = [np.isfinite(fitted.clients[federation.name(one)][1][first]) for one in range(federation.clients)]
+        absent = [federation.name(client) for client, each in enumerate(filled) if not each]
+        if absent and any(filled):
+            names = ", ".join(absent[:5]) + (", …" if len(absent) > 5 else "")
+            yield f"{column.name} is empty in all rows of {names}: the model gets {instead} there."
 
 
 def _never_varies(name: str, one: Numbers) -> Iterator[str]:

@@ -129,6 +129,11 @@ def test_a_site_with_other_units_or_marks_for_missing_values_is_doubted() -> Non
     (said,) = doubts(found, agree(found))
     assert said.startswith("crp is about 81 times larger at lyon than elsewhere: is it in another unit there")
     assert [*doubts({"berlin": site(60, 10), "oslo": site(50, 40)}, agree(found))] == []
+    never = {"berlin": site(60, 10), "oslo": site(50, 0, count=0)}
+    empty = [*doubts(never, agree(never))]
+    assert empty == [
+        f"{name} is empty in all training rows of oslo: the model gets the mean there." for name in ("age", "crp")
+    ]
     assert [*doubts({**found, "lyon": site(64, 880, count=5)}, agree(found))] == []  # too few to tell
 
 

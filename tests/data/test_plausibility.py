@@ -147,6 +147,20 @@ def test_a_column_without_different_values_is_named(value: float, normalize: str
     ]
 
 
+@pytest.mark.parametrize("normalize", ["none", "federated", "client"])
+def test_a_column_that_one_client_never_filled_in_is_named(tmp_path: Path, normalize: str) -> None:
+    x = table().assign(ward=np.where(np.arange(120) % 3, "icu", "day care"), hospital=CLIENTS, y=labels(table()))
+    x.loc[CLIENTS == "cork", ["crp", "ward"]] = np.nan
+    x.loc[CLIENTS == "kerry", "age"] = 60  # a client's only value is no gap
+    x.to_csv(tmp_path / "data.csv", index=False)
+    source = Csv(path=tmp_path / "data.csv", label="y", client="hospital", fill="mean", categorical=("ward",))
+    dataset = source.load(tmp_path)
+    federation = divided(dataset) if normalize == "none" else federate(dataset, normalize=normalize)
+    instead = "0, which stands for a mean," if normalize == "client" else "the mean over the other clients"
+    said = [one for one in suspicions(federation) if "is empty in all rows" in one]
+    assert said == [f"{name} is empty in all rows of cork: the model gets {instead} there." for name in ("crp", "ward")]
+
+
 def test_categories_that_may_mean_the_same_are_named(tmp_path: Path) -> None:
     wards, smokers = ("icu", "ICU", "day care", "day-care", "A+", "A-"), ("yes", "no", "True", "unknown")
     rows = [f"{wards[row % 6]},{smokers[row % 4]},{row % 2}\n" for row in range(24)]
