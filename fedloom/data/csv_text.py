@@ -144,8 +144,9 @@ def numbers(
             why = "where other cells have decimal commas" if commas and "." in cell else "which is not a finite number"
             shown = f"{cells[at]!r} in column '{column}', {why}"
             what = shown if cell else f"an empty cell in column '{column}'"
+            remedy = _point_advice(cell) if commas and "." in cell else advice
             raise InputError(
-                f"{where(at)} has {what}. {advice or cell_advice(cell, column, may_be_clients and _repeats(cells))}"
+                f"{where(at)} has {what}. {remedy or cell_advice(cell, column, may_be_clients and _repeats(cells))}"
             )
     return found
 
@@ -157,6 +158,17 @@ def as_number(cell: str, comma_is_decimal: bool = False) -> str:
     ('3.5', '3,5', 'B-, R+')
     """
     return cell.replace(",", ".") if comma_is_decimal and re.fullmatch(r"[+-]?\d*,\d+", cell) else cell
+
+
+def _point_advice(cell: str) -> str:
+    """Say how to write a number with a point in a column with decimal commas; nothing if it is no number."""
+    if re.fullmatch(r"[+-]?\d{1,3}(\.\d{3})+", cell):
+        whole = cell.replace(".", "")
+        decimals = f"{cell.replace('.', ',')} if the point is for decimals, or " if cell.count(".") == 1 else ""
+        return f"Write {decimals}{whole} if it is between thousands."
+    if re.fullmatch(r"[+-]?\d{1,3}(\.\d{3})+,\d+", cell):
+        return f"Write {cell.replace('.', '')} there."
+    return f"Write {cell.replace('.', ',')} there." if finite_number(cell) is not None else ""
 
 
 def _repeats(cells: Sequence[str]) -> bool:
@@ -178,6 +190,8 @@ def cell_advice(cell: str, column: str, names_clients: bool = False) -> str:
         return f"Write it without the % sign, as a number, or leave the column out: {drop}."
     if re.fullmatch(r"[+-]?\d{1,3}([, '\u00a0\u202f]\d{3})+(\.\d+)?", cell):
         return f"It has separators between thousands: write it without them, or leave the column out: {drop}."
+    if re.fullmatch(r"[+-]?\d*,\d+", cell):
+        return f"Write {cell.replace(',', '.')}, with a decimal point, or leave the column out: {drop}."
     categorical = f'categorical = ["{column}"]'
     if cell.lower() in YES_OR_NO:
         return f"It looks like yes or no: set {categorical}, or leave the column out: {drop}."

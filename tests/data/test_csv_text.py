@@ -49,6 +49,22 @@ def test_a_column_has_one_kind_of_decimals(cell: str) -> None:
         numbers(["3,5", cell], "crp", where, {}, True)
 
 
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ("2.5", "Write 2,5 there."),
+        ("1.234", "Write 1,234 if the point is for decimals, or 1234 if it is between thousands."),
+        ("1.234.567", "Write 1234567 if it is between thousands."),
+        ("1.234,5", "Write 1234,5 there."),
+        ("v1.2", 'If it means "missing"'),
+    ],
+)
+def test_a_point_among_decimal_commas_is_corrected(cell: str, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        numbers(["3,5", cell], "crp", where, {}, True)
+    assert f"where other cells have decimal commas. {said}" in str(caught.value)
+
+
 def test_marks_stand_for_numbers_or_missing_values() -> None:
     found = numbers(["?", "", " ? ", "2"], "crp", where, {"?": nan, "": 7.0}).tolist()
     assert [isnan(value) for value in found] == [True, False, True, False]
@@ -86,7 +102,7 @@ def test_a_mark_with_thousands_is_not_taken_for_a_small_number() -> None:
         ("12.5%", "without the % sign"),
         ("1,000", "separators between thousands"),
         ("1 234 567.5", "separators between thousands"),
-        ("12,34", r"missing = \{ \"12,34\" = nan \}"),
+        ("12,34", r"Write 12\.34, with a decimal point"),
     ],
 )
 def test_the_advice_fits_the_cell(cell: str, said: str) -> None:
