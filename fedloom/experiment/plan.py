@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -90,8 +91,13 @@ class Plan:
         load = lru_cache(maxsize=1)(lambda: load_dataset(experiment, agreed()))
         federation = lru_cache(maxsize=1)(lambda seed: _federation(experiment, load, seed, agreed()))
         first = experiment.seeds[0] if data == "run" else data
-        example = (lambda: federation(first).example()) if experiment.has_data else None
-        make_task = lru_cache(maxsize=8)(lambda seed: _task(experiment, seed, example))
+
+        def example() -> Tensor:
+            found = None if experiment.has_data else agreed()  # sites that bring the data agreed on its features
+            return federation(first).example() if found is None else torch.zeros(2, *found.shape)
+
+        known = example if experiment.has_data or experiment.data.preprocessing is not None else None
+        make_task = lru_cache(maxsize=8)(lambda seed: _task(experiment, seed, known))
         return Plan(
             federation=lambda seed: federation(seed if data == "run" else data),
             task=lambda seed: make_task(seed if task == "run" else task),

@@ -215,3 +215,11 @@ def test_a_target_must_name_a_known_metric_if_the_run_stops_there() -> None:
     with pytest.raises(InputError, match=r"accuracy is always between 0 and 1\. Got 90 instead"):
         check_target(EvaluateTable(target={"accuracy": 90}), Task(Dense))
     check_target(EvaluateTable(target={"loss": 90}), Task(Dense))
+
+
+def test_without_data_a_model_has_as_many_inputs_as_the_sites_agreed_on_features(tmp_path: Path) -> None:
+    columns = (Column(name="age"), Column(name="ward", categories=("a", "b")))
+    Preprocessing(columns=columns, shape=(3,), mean=(1, 0, 0), std=(1, 1, 1)).write(tmp_path / "agreed.json")
+    values = {"data": {"preprocessing": "agreed.json"}, "task": {"model": "logistic"}}
+    made = Plan.of(parse(values, tmp_path))
+    assert made.task(1).form["out.weight"][0] == (2, 3)
