@@ -58,7 +58,7 @@ def check(
 
     from fedloom.experiment.plan import Plan
     from fedloom.privacy.protection import check_plan
-    from fedloom.privacy.words import has, lacks
+    from fedloom.privacy.words import has, lacks, outside
     from fedloom.tuning.estimate import estimate
 
     experiment = load(file, with_workers(changes, workers))
@@ -80,7 +80,8 @@ def check(
         found = estimate(experiment)
         costs, notes, clients, cohort = found.json(), found.lines(), found.clients, found.cohort
     by_chance = experiment.cohort.sampling == "poisson" or cohort is None or cohort == clients
-    privacy = {"has": [*has(experiment.privacy, cohort, by_chance)], "lacks": [*lacks(experiment.privacy)]}
+    said = [*has(experiment.privacy, cohort, by_chance), *outside(experiment.privacy, experiment.resolved()["data"])]
+    privacy = {"has": said, "lacks": [*lacks(experiment.privacy)]}
     lines = [
         f"# {file} is valid.",
         *(f"# {line}" for line in [*notes, *privacy["has"], *privacy["lacks"]]),

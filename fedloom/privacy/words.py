@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from fedloom.privacy.table import PrivacyTable
 
@@ -68,6 +69,17 @@ def has(table: PrivacyTable, cohort: int | None = None, whole_or_poisson: bool =
         yield (
             f"Differential privacy of examples: each client spends ε = {example.epsilon:g}, δ = {example.delta:g}, for "
             f"{EXAMPLE}. How many examples it has is not protected."
+        )
+
+
+def outside(table: PrivacyTable, data: Any) -> Iterator[str]:
+    """Yield what ε does not cover of how a [data] table prepares the data."""
+    given = data if isinstance(data, Mapping) else {}  # otherwise a Python program made the data
+    shares = given.get("normalize") == "federated" or given.get("scale_target") or given.get("preprocessing")
+    if shares and (table.dp is not None or table.example_dp is not None):
+        yield (
+            "ε is about training. The sums that scale the data, or a site's summary for `fedloom data agree`, give "
+            "means and variances without noise: ε does not cover them."
         )
 
 

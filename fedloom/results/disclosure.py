@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fedloom.errors import FedloomError
 from fedloom.privacy.table import PrivacyTable
-from fedloom.privacy.words import EPSILONS, has, lacks
+from fedloom.privacy.words import EPSILONS, has, lacks, outside
 from fedloom.results.run_data import RunData
 from fedloom.results.table import show
 
@@ -19,7 +19,8 @@ def what_left(run: RunData) -> list[str]:
         table = PrivacyTable(**(run.description.get("privacy") or {}))
     except FedloomError as error:  # of a later version
         return [f"This version cannot read the run's [privacy]: {error}"]
-    return [*_seen(run, table), *_prepared(run), *_bytes(run), *_has(run, table), *_spent(run, table), *lacks(table)]
+    claimed = [*_has(run, table), *_spent(run, table), *outside(table, run.description.get("data"))]
+    return [*_seen(run, table), *_prepared(run), *_bytes(run), *claimed, *lacks(table)]
 
 
 def not_evaluated(run: RunData) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedloom.privacy.table import DpTable, ExampleTable, PrivacyTable, SecureTable
-from fedloom.privacy.words import has, lacks
+from fedloom.privacy.words import has, lacks, outside
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,12 @@ def test_the_neighbours_follow_from_cohorts_and_noise() -> None:
     assert "in one of which zeros replace what one client sends, even for the server and its colluders" in said
     assert "up to 2 may work with the server: the noise of 5 honest ones is enough" in said
     assert not any("trust" in sentence for sentence in lacks(together))
+
+
+@pytest.mark.parametrize("data", [{"normalize": "federated"}, {"scale_target": True}, {"preprocessing": "agreed.json"}])
+def test_what_scales_the_data_is_outside_of_epsilon(data: dict[str, object]) -> None:
+    for table in (PrivacyTable(example_dp=ExampleTable(epsilon=8.0)), PrivacyTable(dp=DpTable(epsilon=2.0))):
+        (said,) = outside(table, data)
+        assert said.endswith("without noise: ε does not cover them.")
+        assert [*outside(table, {"normalize": "client"})] == []
+    assert [*outside(PrivacyTable(), data)] == []

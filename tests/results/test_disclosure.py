@@ -82,3 +82,10 @@ def test_what_preparing_the_data_shares_is_named(run: RunData) -> None:
     assert "how many values of each feature and of the label they know, their sum" in found
     assert "which categories occur in ward, sex, by name" in found
     assert "which categories" not in " ".join(what_left(run))
+
+
+def test_what_scales_the_data_is_outside_of_epsilon(run: RunData) -> None:
+    noisy = with_privacy(run, example_dp={"epsilon": 8.0})
+    scaled = {**noisy.description, "data": {"normalize": "federated"}}
+    found = what_left(replace(noisy, facts={**noisy.facts, "description": scaled}))
+    assert sum(sentence.endswith("ε does not cover them.") for sentence in found) == 1
