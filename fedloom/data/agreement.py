@@ -90,7 +90,7 @@ def agree(summaries: Mapping[str, Summary]) -> Preprocessing:
     ]
     target = None if first.target is None else _together([one.target for one in summaries.values() if one.target])
     classes = {label for summary in summaries.values() for label in summary.classes}
-    return Preprocessing(
+    agreed = Preprocessing(
         columns=columns,
         marks=first.marks,
         missing=any(math.isnan(value) for value in first.marks.values()),
@@ -101,6 +101,8 @@ def agree(summaries: Mapping[str, Summary]) -> Preprocessing:
         classes=tuple(sorted(classes, key=numbers_first)),
         target=None if target is None else (target[1], _deviations([target])[0]),
     )
+    doubted: Preprocessing = agreed.replace(doubts=tuple(doubts(summaries, agreed)))
+    return doubted
 
 
 def read_agreed(path: Path) -> Preprocessing:

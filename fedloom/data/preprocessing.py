@@ -129,6 +129,8 @@ class Preprocessing(JsonFile):
     """The names of the classes; none if labels are numbers."""
     target: tuple[float, float] | None = None
     """The mean and standard deviation by which numeric labels are scaled."""
+    doubts: tuple[str, ...] = ()
+    """What was probably a mistake in the summaries that sites agreed with: the card of a model says it."""
     words: int | None = None
     """The number of words in an example, if examples are texts; the classes are then the vocabulary."""
     symbols: bool = True

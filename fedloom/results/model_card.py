@@ -34,9 +34,11 @@ def write_card(result: Result, folder: Path, files: Iterable[Path]) -> Path:
     template = page("model_card.md.j2", escape=False, cell=_cell, listed=_listed)
     machine = run.facts.get("machine") or {}
     shown = [{**client, "name": run.client_name(int(client["client"]))} for client in run.clients[:MOST_CLIENTS]]
+    preprocessing = result.preprocessing(run.seeds[0])
+    about_run = [text for text in cautions(run) if not text.startswith(_others(run, result))]
     text = template.render(
         run=run,
-        preprocessing=result.preprocessing(run.seeds[0]),
+        preprocessing=preprocessing,
         model=task.get("model", "a torch module"),
         loss=task.get("loss", "of its own"),
         clients=shown,
@@ -47,7 +49,7 @@ def write_card(result: Result, folder: Path, files: Iterable[Path]) -> Path:
         exported=list(_exported(result, run)),
         cells={(cell.algorithm, cell.seed): run.cells[cell.algorithm, cell.seed] for cell in result.runs},
         measured=list(_measured(run, {cell.algorithm for cell in result.runs})),
-        cautions=[text for text in cautions(run) if not text.startswith(_others(run, result))],
+        cautions=[*about_run, *preprocessing.doubts],
         privacy=what_left(run),
         versions={"fedloom": __version__}
         | {name: str(machine[name]) for name in ("torch", "python") if name in machine},

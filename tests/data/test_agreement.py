@@ -127,6 +127,7 @@ def test_a_site_with_other_units_or_marks_for_missing_values_is_doubted() -> Non
 
     found = {"berlin": site(60, 10), "lyon": site(64, 880), "oslo": site(50, 12)}
     (said,) = doubts(found, agree(found))
+    assert agree(found).doubts == (said,)
     assert said.startswith("crp is about 81 times larger at lyon than elsewhere: is it in another unit there")
     assert [*doubts({"berlin": site(60, 10), "oslo": site(50, 40)}, agree(found))] == []
     never = {"berlin": site(60, 10), "oslo": site(50, 0, count=0)}

@@ -156,3 +156,12 @@ def test_an_interval_without_a_width_is_not_shown_as_one(result: Result, tmp_pat
         store._database.execute("UPDATE client_metrics SET value = 0.5 WHERE phase = 'final'")
     text = card(Result.read(tmp_path / "run", result.plan), tmp_path)
     assert "| accuracy | fedavg | final model, own test | 50.00 % | the same in all seeds |" in text
+
+
+def test_the_card_says_what_was_doubted_when_sites_agreed(
+    result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted = result.preprocessing(1).replace(doubts=("crp is about 10 times larger at <b>lyon</b> than elsewhere.",))
+    monkeypatch.setattr(Result, "preprocessing", lambda self, seed: fitted)
+    text = card(result, tmp_path)
+    assert "crp is about 10 times larger at &lt;b>lyon&lt;/b> than" in text.partition("Know this before you use it")[2]
