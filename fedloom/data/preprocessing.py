@@ -193,14 +193,17 @@ class Preprocessing(JsonFile):
         if missing:
             what = f"columns {', '.join(missing)}" if len(missing) > 1 else f"column {missing[0]}"
             raise InputError(f"The table lacks the {what}.{nearest(missing[0], table)}")
-        parts = []
+        parts, gaps = [], [mark for mark, value in self.marks.items() if math.isnan(value)]
+        advice = "This model takes numbers there." if self.marks else "This model takes no missing values."
+        if gaps:
+            how = f"write {gaps[0]}" if all(gaps) else "leave the cell empty"
+            advice = f"This model takes numbers there: {how} if the value is missing."
         for column in self.columns:
             cells = table[column.name]
             if column.categories:
                 texts = [as_number(cell.strip(), comma_is_decimal) for cell in cells]
                 parts.append(column.codes(texts, where, self.marks))
             else:
-                advice = "This model takes numbers there." if self.marks else "This model takes no missing values."
                 parts.append(numbers(cells, column.name, where, self.marks, comma_is_decimal, advice)[:, None])
         return torch.from_numpy(np.concatenate(parts, axis=1))
 

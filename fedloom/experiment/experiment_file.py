@@ -79,6 +79,8 @@ class DataTable(Record):
     @field_validator("split", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
+        if isinstance(value, (list, tuple)) and len(value) != 3:
+            raise InputError(f"[data] split must be three shares: train, validation, test. Got {list(value)} instead.")
         return read(Split, "data.split", value) if isinstance(value, Mapping) else value
 
 

@@ -114,6 +114,11 @@ class Predictor(nn.Module):
         parts = torch.split(x, [len(column.features) for column in columns], dim=1)
         empty = [column.name for column, part in zip(columns, parts, strict=True) if part.isnan().all()]
         said = [f"{name} is empty in all rows: the model takes the mean of its training data." for name in empty]
+        blank = int(x.isnan().all(dim=1).sum())
+        if blank and len(empty) < len(columns):
+            said.append(
+                f"{blank:,} of {len(x):,} rows are empty: their predictions are those of means, not of anybody."
+            )
         names = list(compress(self.preprocessing.features, numeric))
         values, mean, std = (part.double().numpy()[..., numeric] for part in (x, self.mean, self.std))
         limits = None if reach is None else np.array(reach)[:, numeric]

@@ -233,3 +233,10 @@ def test_a_mark_for_missing_values_is_no_difference() -> None:
     one, other = ({"missing": {"-999": float("nan")}, "fill": [float("nan")], "lr": lr} for lr in (1, 1.0))
     assert experiment_file.differences(one, other) == []
     assert experiment_file.differences(one, {**other, "missing": {"-999": 0.0}}) == ["missing.-999: NaN → 0.0"]
+
+
+def test_two_shares_are_no_split() -> None:
+    with pytest.raises(
+        InputError, match=r"\[data\] split must be three shares: train, validation, test\. Got \[0\.5, 0\.5\]"
+    ):
+        experiment_file.parse({"data": {"split": [0.5, 0.5]}})

@@ -262,3 +262,27 @@ def test_a_number_that_marks_a_missing_value_is_the_same_in_files_frames_and_arr
     assert predict(made, pandas.read_csv(path)).to_numpy().tolist() == in_file
     array = np.array([[-999.0, 1.0, 0.0], [-999.0, nan, nan], [7.5, 0.0, 1.0]])
     assert np.column_stack([*predict(made, array).values()]).tolist() == in_file
+
+
+def test_an_empty_row_is_told() -> None:
+    columns = (Column(name="age"), Column(name="ward", categories=("a", "b")))
+    fitted = Preprocessing(columns=columns, missing=True, shape=(3,), mean=(60, 0, 0), std=(10, 1, 1))
+    made = Predictor(nn.Identity(), fitted, torch.float32)
+    (said,) = made.cautions(torch.tensor([[50.0, nan, nan], [nan, nan, nan], [nan, 1.0, 0.0]]))
+    assert said.startswith("1 of 3 rows are empty: ")
+
+
+@pytest.mark.parametrize(
+    ("marks", "said"),
+    [
+        ({"": nan, "?": nan}, "leave the cell empty if the value is missing"),
+        ({"-999": nan}, "write -999 if the value is missing"),
+        ({"": 0.0}, "This model takes numbers there.$"),
+    ],
+)
+@pytest.mark.parametrize("cell", ["NA", "nan"])
+def test_a_text_for_a_missing_value_is_explained(tmp_path: Path, marks: dict[str, float], said: str, cell: str) -> None:
+    made = Predictor(Given(), Preprocessing(columns=(Column(name="x"),), shape=(1,), marks=marks), torch.float32)
+    (tmp_path / "new.csv").write_text(f"x\n1\n{cell}\n")
+    with pytest.raises(InputError, match=f"Line 3 of .*has '{cell}' in column 'x'.*{said}"):
+        list(predict_file(made, tmp_path / "new.csv"))

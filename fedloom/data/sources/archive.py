@@ -76,8 +76,8 @@ def known_encoding(name: str | None, shown: str) -> str | None:
 
 
 def visible(name: str) -> bool:
-    """Return whether a file or folder belongs to the data; operating systems leave others, such as .DS_Store."""
-    return not name.startswith((".", "__MACOSX"))
+    """Return whether a file or folder belongs to the data; programs leave others, such as .DS_Store and ~$a.csv."""
+    return not name.startswith((".", "__MACOSX", "~$"))
 
 
 def _members(name: str, stream: IO[bytes], path: Path, keep: Collection[str]) -> Iterator[tuple[str, IO[bytes]]]:

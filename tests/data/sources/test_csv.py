@@ -185,6 +185,7 @@ def test_real_heart_disease(real: Path) -> None:
 
 
 def test_a_folder_has_a_file_for_each_client(tmp_path: Path) -> None:
+    table(tmp_path, "locked by Excel", "~$berlin.csv")
     table(tmp_path, "age;crp;dead\n70;3,5;yes\n50;1;no\n", "berlin.csv")
     table(tmp_path, "age,crp,dead\n30,2.5,no\n", "oslo.csv")
     table(tmp_path, "not a table", "notes.txt")
