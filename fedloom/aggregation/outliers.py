@@ -58,7 +58,8 @@ def update_lengths(
     """Return for each client the lengths of its change, by group where it has weight, and its largest weight × length.
 
     Groups without leaves of the model, such as counts and fitness, differ widely between honest clients: they have no
-    length.
+    length. So do changes beside positions of the model, such as SCAFFOLD's control variates: a client that was not
+    drawn for long changes its own far more than others do. Their length says nothing unless it would ruin the model.
     """
     for group, base in update.positions.items():
         if base not in shared:
@@ -70,11 +71,13 @@ def update_lengths(
     groups = {group: leaves for group, leaves in update.groups.items() if leaves}
     found = {group: lengths(leaves, bases.get(group, {})).tolist() for group, leaves in groups.items()}
     weights = {group: update.weights(group).tolist() for group in found}
-    least = {group: smallest_length(base) for group, base in bases.items()}
-    model = [group for group in found if group in bases or not groups[group].keys().isdisjoint(trainable)]
+    changed = [group for group in found if not groups[group].keys().isdisjoint(trainable)]
+    beside = RUINOUS if any(group in bases for group in changed) else 0.0
+    least = dict.fromkeys(changed, beside) | {group: smallest_length(base) for group, base in bases.items()}
+    model = [group for group in found if group in least]
     return [
         (
-            {group: max(found[group][n], least.get(group, 0.0)) for group in model if weights[group][n]},
+            {group: max(found[group][n], least[group]) for group in model if weights[group][n]},
             max((weights[group][n] * found[group][n] for group in found), default=0.0),
         )
         for n in range(clients)

@@ -23,7 +23,7 @@ from fedloom.data.build import federate
 from fedloom.data.federation import Dataset, Federation
 from fedloom.errors import InputError, TrainingError
 from fedloom.federation.engine import Evaluation, RoundRecord, fit
-from fedloom.federation.sampling import Sampling
+from fedloom.federation.sampling import REMOTE_FACTOR, Sampling
 from fedloom.federation.work import ClientWork, Outcome, Place, Work
 from fedloom.task import Task
 from fedloom.training.local import Training
@@ -146,9 +146,9 @@ def flipped(federation: Federation) -> Federation:
 
 
 def _rules(length: float) -> dict[str, dict[str, Any]]:
-    """Return the settings of FedAvg and of the cohort for the plain mean, fedloom's mean, and each robust rule."""
+    """Return the settings of FedAvg and of the cohort for the plain mean, a network's mean, and each robust rule."""
     fields = {"trim": ATTACKERS, "byzantine": ATTACKERS, "radius": length, "bound": length}
-    found: dict[str, dict[str, Any]] = {"mean": {"outlier_factor": "off"}, "mean without outliers": {}}
+    found: dict[str, dict[str, Any]] = {"mean": {}, "mean without outliers": {"outlier_factor": REMOTE_FACTOR}}
     for name, kind in RULES.items():
         known = {field: value for field, value in fields.items() if field in kind.model_fields}
         found[name.replace("_", " ")] = {"rule": robust({"name": name, **known})}
@@ -163,7 +163,7 @@ def _typical_length(place: Place, train: Training) -> float:
 
 def _accuracy(backend: Attacked, settings: dict[str, Any], train: Training, rounds: int) -> float:
     algorithm = FedAvg(train=train, rule=settings.get("rule"), weights="uniform")
-    sampling = Sampling(outlier_factor=settings.get("outlier_factor", 10.0))
+    sampling = Sampling(outlier_factor=settings.get("outlier_factor"))
     try:
         *_, final = _rounds(backend, algorithm, sampling, rounds)
     except TrainingError:  # the model is no longer finite

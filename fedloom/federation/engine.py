@@ -107,7 +107,7 @@ def fit(
                 universal=evaluation.universal and (round == rounds or until is not None),
                 watch_epochs=evaluation.epochs,
                 validate=evaluator.validate,
-                outlier_factor=None if protection or sampling.outlier_factor == "off" else sampling.outlier_factor,
+                outlier_factor=None if protection else sampling.longest(backend.remote),
                 max_examples=sampling.max_examples,
                 needed=sampling.needed(federation.clients),
                 client_privacy=None if at_clients is None else at_clients.privacy,

@@ -15,6 +15,7 @@ from fedloom import keys
 from fedloom.errors import InputError
 from fedloom.record import Count, Duration, NonNegative, Positive, Record, Share
 
+REMOTE_FACTOR = 10.0  # the outlier_factor of a network that sets none
 ANYBODY = 1e-9  # the quorum of a round that needs one client
 _ASYNC = ("buffer", "concurrency", "staleness", "staleness_exponent")  # keys that only asynchronous rounds use
 Allowed = Callable[[NDArray[np.int64]], NDArray[np.bool_]]  # which of these clients can take part
@@ -54,11 +55,12 @@ class Sampling(Record):
     """Invite this fraction of extra clients; the first to answer count. On a network, and in the virtual time of
     `[system]`.
     """
-    outlier_factor: Positive | Literal["off"] = 10.0
+    outlier_factor: Positive | Literal["off"] | None = None
     """Leave out an update whose change is longer than this times the median of the round, if there are five updates or
-    more and the server sums them. Changes shorter than 5 % of the model count as that long, and a client with more
-    examples than the median may change it further by as much. Among two to four updates, only one that is longer than
-    a million, and than a million times the median, is left out. `off` accepts any length.
+    more and the server sums them. By default this is 10 on a network, against a broken site, and off in a simulation,
+    where algorithms are those of their papers. Changes shorter than 5 % of the model count as that long, and a client
+    with more examples than the median may change it further by as much. Among two to four updates, only one that is
+    longer than a million, and than a million times the median, is left out. `off` accepts any length.
     """
     norm_bound: Positive | None = None
     """Refuse an update whose change has a larger norm than this. Only on a network."""
@@ -135,6 +137,16 @@ class Sampling(Record):
         """
         return 1.0 if self.staleness == "constant" else float((1 + staleness) ** -self.staleness_exponent)
 
+    def longest(self, remote: bool) -> float | None:
+        """Return how many medians long a change may be, or None if any length counts; clients may be `remote`.
+
+        >>> Sampling().longest(remote=False), Sampling().longest(remote=True), Sampling(outlier_factor=3).longest(False)
+        (None, 10.0, 3.0)
+        """
+        if self.outlier_factor is None:
+            return REMOTE_FACTOR if remote else None
+        return None if self.outlier_factor == "off" else self.outlier_factor
+
     def needed(self, population: int) -> int:
         """Return the fewest clients for a round to count."""
         size = self.size(population)
@@ -151,9 +163,7 @@ class Sampling(Record):
         if self.mode == "sync":
             nothing |= {"mode", *_ASYNC}
         values = self.model_dump(mode="json", exclude_none=True, exclude=nothing)
-        plain = {
-            name: type(self).model_fields[name].default for name in ("over_select", "weight_cap", "outlier_factor")
-        }
+        plain = {name: type(self).model_fields[name].default for name in ("over_select", "weight_cap")}
         return {name: value for name, value in values.items() if name not in plain or value != plain[name]}
 
     def check(self, population: int) -> None:

@@ -22,7 +22,7 @@ from fedloom.papers import published
 from fedloom.papers.reproduce import Rerun
 
 ROOT = Path(__file__).parents[2]
-CHANGES: dict[str, Any] = {"seeds": [1], "run.workers": 1}
+CHANGES: dict[str, Any] = {"seeds": [1], "run.workers": 1, "cohort.outlier_factor": 10}  # as a network does
 
 
 def outliers(changes: list[dict[str, float]], factor: float) -> list[int]:

@@ -13,6 +13,7 @@ from fedloom.backends.serial import Serial
 from fedloom.data.federation import Dataset, Federation
 from fedloom.errors import InputError
 from fedloom.federation.engine import Evaluation, fit
+from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import Place
 from fedloom.training.clients import Setup
 from fedloom.tree import flatten
@@ -91,7 +92,8 @@ def test_attackers_see_the_honest_changes_and_replace_only_their_own() -> None:
 def test_a_long_attack_is_an_outlier_of_the_mean() -> None:
     data, task = federation((6,) * 12), fl.Task(Dense)
     backend = Attacked(Place(data, task, Setup()), lambda others, own: own * 1000)
-    record = next(fit(data, task, fl.FedAvg(lr=0.1), 1, evaluation=Evaluation(splits=()), backend=backend))
+    quiet, sampling = Evaluation(splits=()), Sampling(outlier_factor=10)
+    record = next(fit(data, task, fl.FedAvg(lr=0.1), 1, sampling=sampling, evaluation=quiet, backend=backend))
     assert record.outliers == tuple(range(ATTACKERS))
 
 

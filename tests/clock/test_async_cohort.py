@@ -134,7 +134,7 @@ def test_an_outlier_is_left_out_whatever_version_it_started_from() -> None:
 
     data = federation((30,) * 10, split=ALL_TRAIN)
     fleet = Fleet.of(System(step=1.0, speed={"name": "lognormal"}), data)
-    sampling = Sampling(mode="async", buffer=6)
+    sampling = Sampling(mode="async", buffer=6, outlier_factor=10)
     records = list(fit(data, Task(Dense), Loud(batch_size=8), 4, sampling=sampling, evaluation=QUIET, fleet=fleet))
     assert any(record.outliers == (3,) for record in records)
     for record in records:

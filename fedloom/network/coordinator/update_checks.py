@@ -116,9 +116,9 @@ class Judge:
         return with_lengths([Report(answer.client)], update, work.shared, self.task, examples)[0]
 
     def outliers(self, work: ClientWork, reports: Sequence[Report]) -> list[int]:
-        """Return the clients whose changes are too long for a sum: those that a simulation leaves out."""
-        factor = self.sampling.outlier_factor
-        if factor == "off" or work.keep != "sum" or work.guard is not None:  # a rule on others changes the sensitivity
+        """Return the clients whose changes are too long for a sum, as a simulation with this factor does."""
+        factor = self.sampling.longest(remote=True)
+        if factor is None or work.keep != "sum" or work.guard is not None:  # a rule on others changes the sensitivity
             return []
         lengths, examples = [one.lengths for one in reports], [one.examples for one in reports]
         return [reports[position].client for position in outliers(lengths, examples, factor)]

@@ -211,6 +211,7 @@ def test_an_update_above_the_norm_bound_costs_its_client_the_round(tmp_path: Pat
 
 
 MANY = {**SMALL, "data": {"source": "digits", "partition": {"name": "iid", "clients": 6}}}
+JUDGED = {**MANY, "cohort": {"outlier_factor": 10}}  # a simulation that leaves out what a network does
 
 
 def shout(monkeypatch: pytest.MonkeyPatch, change: Callable[[Update, Groups], Update]) -> None:
@@ -242,7 +243,7 @@ def test_an_outlier_is_left_out_as_in_a_simulation(tmp_path: Path, monkeypatch: 
     quiet = serial_weights(MANY, tmp_path / "quiet")
     shout(monkeypatch, far)
     result = InProcessRun(tmp_path / "net", MANY, {}, {}).run(Silent())
-    assert weights(tmp_path / "net") == serial_weights(MANY, tmp_path / "serial")
+    assert weights(tmp_path / "net") == serial_weights(JUDGED, tmp_path / "serial")
     assert weights(tmp_path / "net") != quiet
     with closing(Ledger(tmp_path / "net" / "network")) as ledger:
         assert [ledger.left_out("fedavg-1", round, 0) for round in (1, 2)] == [{3: "outlier"}] * 2
@@ -252,7 +253,7 @@ def test_an_outlier_is_left_out_as_in_a_simulation(tmp_path: Path, monkeypatch: 
 
 def test_a_decision_about_an_outlier_survives_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shout(monkeypatch, far)
-    expected = serial_weights(MANY, tmp_path / "serial")
+    expected = serial_weights(JUDGED, tmp_path / "serial")
     aggregate = NetworkBackend._aggregate
     decided: list[dict[int, str]] = []
 
