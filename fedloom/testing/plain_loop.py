@@ -173,6 +173,7 @@ def evaluate(
     """
     rows = federation.indices(client, split)
     sums: Values = {}
+    scores: dict[str, list[Tensor]] = {metric.name: [] for metric in task.measures if metric.scores is not None}
     for batch in torch.tensor_split(rows, math.ceil(len(rows) / largest)) if len(rows) else ():
         x, y = examples(task, federation, batch)
         # inside a mode, torch computes some models in another way: use it only if dropout is active in evaluation
@@ -189,9 +190,18 @@ def evaluate(
         for metric in task.measures:
             if metric.values is not None:
                 found[metric.name] = metric.values(output, y).to(torch.float64).mean().item()
+            if metric.scores is not None:
+                scores[metric.name].append(metric.scores(output, y).clone())
         for name, value in found.items():
             sums[name] = sums.get(name, 0.0) + value * len(batch)
-    return {name: value / len(rows) for name, value in sums.items()}
+    means = {name: value / len(rows) for name, value in sums.items()}
+    for metric in task.measures if means else ():
+        if metric.of_mean is not None:
+            means[metric.name] = metric.of_mean(means[metric.name])
+        if metric.summary is not None:  # such as AUROC, of all examples together
+            targets = examples(task, federation, rows)[1]
+            means[metric.name] = metric.summary(torch.cat(scores[metric.name]).numpy(), targets.numpy())
+    return means
 
 
 def fresh_loss(task: Task) -> Loss:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -110,10 +111,20 @@ def facts(record: RoundRecord) -> dict[str, Any]:
         "the server's state": bits(record.state),
         "what clients keep": {client: bits(own) for client, own in record.own.items()},
         "the cohort": record.cohort,
-        "clients' evaluations": record.clients,
-        "the server's evaluation": record.server,
-        "the reports": record.reports,
+        "clients' evaluations": comparable(record.clients),
+        "the server's evaluation": comparable(record.server),
+        "the reports": comparable(record.reports),
     }
+
+
+def comparable(value: Any) -> Any:
+    """Return a value with the fingerprint of each tensor in its place: tensors, such as scores, have no plain `==`."""
+    if isinstance(value, torch.Tensor):
+        return tree.sha256({"": value})
+    parts = vars(value) if is_dataclass(value) else value
+    if isinstance(parts, Mapping):
+        return {name: comparable(part) for name, part in parts.items()}
+    return [comparable(part) for part in parts] if isinstance(parts, (list, tuple)) else parts
 
 
 def bits(groups: Groups) -> dict[str, str]:
@@ -138,5 +149,7 @@ def values_distance(one: Mapping[str, float], other: Mapping[str, float]) -> flo
     """Return the same for named numbers."""
     if one.keys() != other.keys():
         return float("inf")
-    far = [abs(value - other[name]) / max(abs(value), 1.0) for name, value in one.items()]
+    both = {name: (value, other[name]) for name, value in one.items()}
+    both = {name: pair for name, pair in both.items() if not all(map(math.isnan, pair))}  # undefined in both ways
+    far = [abs(value - found) / max(abs(value), 1.0) for value, found in both.values()]
     return max((part if part == part else float("inf") for part in far), default=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -116,3 +117,14 @@ def test_a_federation_without_examples_to_train_on_is_refused() -> None:
     lonely = Federation(torch.zeros(2, 3), torch.zeros(2).long(), np.array([0, 1, 2]), Split(), classes=("a", "b"))
     with pytest.raises(FedloomError, match="at least two training examples"):
         check_task(Task(Normed), lonely)
+
+
+def test_metrics_that_are_no_means_over_examples_are_compared_too() -> None:
+    def once(outputs: np.ndarray, labels: np.ndarray) -> float:
+        if not seen:  # as a package does while it is imported
+            seen.append(random.random())
+        return float("nan") if outputs.argmax(1).any() else 0.5
+
+    seen: list[float] = []
+    report = check_task(Task(Normed, metrics=["accuracy", "auroc_macro", "f1_macro", "perplexity", once]), DATA)
+    assert report.precision == "float64"
