@@ -273,4 +273,9 @@ def costs(run: RunData) -> Iterator[Table]:
     if rows:
         columns = ("algorithm", "rounds", "sent by clients", "received by clients", "time", "a round (median)")
         kinds = ("text", "whole", "bytes", "bytes", "seconds", "seconds")
-        yield Table("traffic", "Bytes and time", columns, tuple(rows), kinds, say("note", "traffic"))
+        yield Table("traffic", "Bytes and time", columns, tuple(rows), kinds, _traffic_note(run))
+
+
+def _traffic_note(run: RunData) -> str:
+    packed = "as [compress] makes them smaller" if run.description.get("compress") else "uncompressed"
+    return say("note", "traffic", compressed=packed)

@@ -64,6 +64,12 @@ def test_the_pooled_baseline_sends_nothing(run: RunData) -> None:
     assert rows["fedavg"][1:3] == (5.0, statistics.fmean(sent))
 
 
+def test_bytes_are_called_compressed_if_they_are(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "numbers, uncompressed." in named(run, "traffic").note
+    monkeypatch.setitem(run.facts, "description", {**run.description, "compress": {"up": {"name": "topk"}}})
+    assert "numbers, as [compress] makes them smaller." in named(run, "traffic").note
+
+
 def test_the_comparison_is_over_seeds_and_pairs_share_them(run: RunData) -> None:
     measured = ("after local training, universal test (drawn clients)", "local")
     (row,) = (row for row in named(run, "comparison_accuracy").rows if row[:2] == measured)
