@@ -52,8 +52,11 @@ class Table:
         """The table as a LaTeX table environment that uses the booktabs package."""
         align = "".join("l" if kind == "text" else "r" for kind in self.kinds)
         head, *body = (" & ".join(map(for_latex, row)) + r" \\" for row in (self.columns, *map(self.shown, self.rows)))
+        title, note = f"{for_latex(self.title)}.", for_latex(self.note)
+        # below the table: the list of tables of a paper shows captions, and a note may be long
+        below = f"\n  \\par\\smallskip\n  \\parbox{{\\linewidth}}{{\\footnotesize {note}}}" if note else ""
         return LATEX.read_text(encoding="utf-8").format(
-            caption=f"{for_latex(self.title)}. {for_latex(self.note)}", align=align, head=head, body="\n    ".join(body)
+            caption=title, align=align, head=head, body="\n    ".join(body), note=below
         )
 
     def shown(self, row: Sequence[Value]) -> list[str]:
