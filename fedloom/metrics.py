@@ -194,12 +194,17 @@ def _called(function: Callable[..., Any], name: str, scores: np.ndarray, targets
         hint = "\nA metric of your own is called with numpy arrays." if "numpy.ndarray" in str(error) else ""
         raise TrainingError(f"The metric '{name}' failed: {said(error)}{hint}") from error
     try:
-        return float(value)
+        number = float(value)
+        # a model that diverges may well have an infinite error
+        if isinstance(value, str) or (math.isinf(number) and np.isfinite(scores).all()):
+            raise ValueError
     except (TypeError, ValueError):
         what = f"an array of shape {np.shape(value)}" if np.ndim(value) else f"{value!r}"
         raise TrainingError(
-            f"The metric '{name}'{defined_at(function)} returned {what}. A metric returns one number for all examples."
+            f"The metric '{name}'{defined_at(function)} returned {what}. A metric returns one number for all examples: "
+            "a finite one, or NaN where it is undefined."
         ) from None
+    return number
 
 
 def of_numbers(metric: Metric) -> bool:

@@ -130,7 +130,9 @@ def test_your_own_function_is_a_metric_of_all_examples() -> None:
         metrics.own_metric(3)
 
 
-@pytest.mark.parametrize(("value", "what"), [(np.ones(2), r"an array of shape \(2,\)"), (None, "None"), ("a", "'a'")])
+@pytest.mark.parametrize(
+    ("value", "what"), [(np.ones(2), r"an array of shape \(2,\)"), (None, "None"), ("0.3", "'0.3'"), (math.inf, "inf")]
+)
 def test_your_own_metric_returns_one_number(value: Any, what: str) -> None:
     def cost(outputs: np.ndarray, labels: np.ndarray) -> Any:
         return value

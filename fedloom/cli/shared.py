@@ -255,12 +255,16 @@ def print_rows(table: Any, most: int = 30) -> Callable[[str], None]:
 
 def print_summary(result: Any, as_json: bool, metric: str | None = None, quiet: bool = False) -> Callable[[str], None]:
     """Print a run's numbers; return how to print what follows them."""
+    from fedloom.results.report_warnings import about_numbers
+    from fedloom.results.run_data import RunData
     from fedloom.results.summary import table
 
-    made = table(result, metric)
+    made, cautions = table(result, metric), about_numbers(RunData.read(result.folder))
     if as_json:
-        return print_json(result.json(), quiet=quiet)
+        return print_json({**result.json(), "cautions": cautions}, quiet=quiet)
     console(100).print(made)
+    for caution in cautions:
+        say(f"Caution: {caution}")
     return print
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from fedloom.results import headline
 from fedloom.results.run_data import RunData
-from fedloom.results.run_values import MetricInfo
+from fedloom.results.run_values import ClientValues, MetricInfo
 from fedloom.results.statistics import spread
 
 # the first of these that has values is the main comparison: the model that predict and export give comes first
@@ -36,13 +38,16 @@ class Comparison:
     values: dict[str, dict[int, float]]
     rule: str = "final"
     drawn: str = ""  # says so if the numbers are about some of the clients only
+    common: dict[int, int] = field(default_factory=dict)  # seed → at how many clients all have a value, if not alike
 
     @property
     def way(self) -> str:
         """How the metric was measured, in words."""
         words = {"final": "", "best": ", best round (chosen on the same data)"}
         when = words.get(self.rule, f", mean of the last {self.rule.removeprefix('last:')} rounds")
-        return TITLES[self.key] + self.drawn + ("" if self.key in ("universal", "test", "pooled_test") else when)
+        common = " (clients where all algorithms have a value)" if self.common else ""
+        when = "" if self.key in ("universal", "test", "pooled_test") else when
+        return TITLES[self.key] + self.drawn + common + when
 
     @property
     def title(self) -> str:
@@ -65,8 +70,50 @@ def comparisons(run: RunData, metric: str) -> list[Comparison]:
                 values.setdefault(cell.algorithm, {})[cell.seed] = value
         if values:
             drawn = run.drawn(ABOUT_CLIENTS[key]) if key in ABOUT_CLIENTS else ""
-            found.append(Comparison(key, info, values, run.result.rule, drawn))
-    return found
+            found.append(_at_common_clients(run, Comparison(key, info, values, run.result.rule, drawn)))
+    return [one for one in found if one.values]
+
+
+def _at_common_clients(run: RunData, comparison: Comparison) -> Comparison:
+    """The comparison over clients at which all algorithms have a value, in seeds where some lack it at other clients.
+
+    A metric of your own may be undefined for some predictions: then each algorithm has a mean over clients of its own,
+    and these cannot be compared. A seed without a common client is left out.
+    """
+    phase, metric, labels = _OWN_TESTS.get(comparison.key), comparison.metric.name, list(comparison.values)
+    if phase is None or comparison.metric.is_mean or len(labels) < 2:
+        return comparison
+    values, common = {label: dict(seeds) for label, seeds in comparison.values.items()}, {}
+    done = {(cell.algorithm, cell.seed) for cell in run.result.runs if cell.status == "done"}
+    for seed in run.seeds:
+        cells = {label: run.client_values(label, seed, phase, metric) for label in labels if (label, seed) in done}
+        lacking = {label: _undefined_at(run, label, seed, phase, known) for label, known in cells.items()}
+        without = set().union(*lacking.values())
+        if all(found == without for found in lacking.values()):
+            continue
+        for label, known in cells.items():
+            measured = run.client_values(label, seed, phase, "loss")
+            counts = ~np.isin(known.clients, [*without])
+            if comparison.rule == "final":
+                counts &= known.rounds == measured.rounds.max()
+            kept = known.keep(counts)
+            common[seed] = len({*kept.clients.tolist()})
+            values[label].pop(seed, None)
+            if common[seed]:
+                means = kept.by_round().mean
+                values[label][seed] = headline.of_rounds(means, comparison.rule, comparison.metric.higher_is_better)
+    return replace(comparison, values={label: seeds for label, seeds in values.items() if seeds}, common=common)
+
+
+def _undefined_at(run: RunData, label: str, seed: int, phase: str, known: ClientValues) -> set[int]:
+    """The clients that were measured and have no value: in the last round, or in any round if others count too."""
+    measured = run.client_values(label, seed, phase, "loss")
+    if len(measured) == len(known):
+        return set()
+    if run.result.rule == "final":
+        measured = measured.last_round()
+    pairs = {*zip(known.rounds.tolist(), known.clients.tolist(), strict=True)}
+    return {one[1] for one in zip(measured.rounds.tolist(), measured.clients.tolist(), strict=True) if one not in pairs}
 
 
 def at_clients(run: RunData, label: str, seed: int, key: str, metric: str, rule: str) -> float | None:

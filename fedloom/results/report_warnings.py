@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from fedloom import metrics
+from fedloom.errors import InputError
 from fedloom.experiment.round_rows import LEFT_OUT, OUTLIER
 from fedloom.results import headline
 from fedloom.results.comparisons import PHASES, comparisons, main_comparison
@@ -25,9 +27,14 @@ def cautions(run: RunData) -> list[str]:
     checks = (
         *(_unfinished, _lost, _left_out, _arrivals, _abandoned, _absent, _diverged, _same_weights),
         *(_overfitting, _no_better_than_guessing, _left_behind, _imitations, _chosen_on_test, about_seeds),
-        *(_small_tests, _undefined, _withheld, _data, _network),
+        *(_small_tests, _undefined, _incomparable, _withheld, _data, _network),
     )
     return [caution for check in checks for caution in check(run)]
+
+
+def about_numbers(run: RunData) -> list[str]:
+    """The cautions without which final numbers mislead: clients left out of a model, or means over other clients."""
+    return [caution for check in (_left_out, _incomparable) for caution in check(run)]
 
 
 def _unfinished(run: RunData) -> Iterator[str]:
@@ -260,11 +267,31 @@ def _undefined(run: RunData) -> Iterator[str]:
             measured, known = (run.last_means(label, "post_fit", one) for one in ("loss", name))
             without |= measured.keys() - known.keys()
         without -= {*run.withheld.get(name, ())}
-        if without and not any(run.last_means(label, "post_fit", name) for label in run.labels):
-            yield say("caution", "undefined_everywhere", metric=name)
-        elif without:
+        if without and any(run.last_means(label, "post_fit", name) for label in run.labels):
             clients = _first_three([run.client_name(client) for client in sorted(without)])
-            yield say("caution", "undefined", metric=name, count=len(without), all=len(run.clients), clients=clients)
+            values = {"count": len(without), "all": len(run.clients), "clients": clients}
+            yield say("caution", "undefined", metric=name, why=_why_undefined(name), **values)
+
+
+def _incomparable(run: RunData) -> Iterator[str]:
+    """Metrics that no client has, and those that algorithms have at different clients."""
+    for name in (name for name, metric in run.metrics.items() if not metric.is_mean and name not in run.withheld):
+        values = [[run.last_means(label, "post_fit", one) for label in run.labels] for one in ("loss", name)]
+        if any(values[0]) and not any(values[1]):
+            yield say("caution", "undefined_everywhere", metric=name)
+        uneven = next((one.common for one in comparisons(run, name) if one.common), None)
+        if uneven:
+            counts = ", ".join(f"{count} (seed {seed})" for seed, count in uneven.items())
+            yield say("caution", "uneven", metric=name, counts=counts)
+
+
+def _why_undefined(name: str) -> str:
+    """Say why a metric has no value at a client, as far as it is known."""
+    try:
+        numbers = metrics.of_numbers(metrics.metric(name))
+        return "their test labels are all alike" if numbers else "their test examples lack a class"
+    except InputError:
+        return "your function returned NaN there"
 
 
 def _withheld(run: RunData) -> Iterator[str]:

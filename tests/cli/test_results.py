@@ -142,6 +142,18 @@ def test_a_run_that_failed_says_why(
     assert shown.count("The run failed. there is no file x.csv") == 1
 
 
+def test_clients_that_were_left_out_are_named_beside_the_numbers(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Store(runs / "one") as store, store._transaction() as database:
+        database.execute("INSERT INTO public_numbers VALUES (1, 1, 1, 'outlier', 1, 1.0)")
+    in_this_process("show", "runs/one", monkeypatch=monkeypatch)
+    assert "left out updates that were far too long" in capsys.readouterr().err
+    in_this_process("show", "runs/one", "--json", monkeypatch=monkeypatch)
+    (caution,) = json.loads(capsys.readouterr().out)["cautions"]
+    assert "left out updates that were far too long" in caution
+
+
 def test_a_missing_folder_is_an_error_and_an_empty_one_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fedloom as fl
@@ -117,3 +118,29 @@ def test_a_metric_that_no_client_defines_is_named_where_another_one_leads(tmp_pa
     result = fl.run(data, task, fl.FedAvg(lr=0.1), 1, out=tmp_path, backend="serial")
     assert "Undefined at every client: nothing." in str(on_screen(result).caption)
     assert any(text.startswith("nothing is undefined at every client") for text in cautions(RunData.read(tmp_path)))
+
+
+def test_algorithms_are_compared_at_the_clients_where_all_have_a_value(tmp_path: Path) -> None:
+    def precision(outputs: np.ndarray, labels: np.ndarray) -> float:  # undefined where nothing is predicted
+        chosen = labels[outputs.reshape(-1) > 0]
+        return float(chosen.mean()) if len(chosen) else float("nan")
+
+    data = two_classes(federation([30, 40, 25], seed=2))
+    task = fl.Task(Logit, loss="bce", metrics=[precision])
+    algorithms = {"slow": fl.FedAvg(lr=1e-3), "fast": fl.FedAvg(lr=0.1)}
+    fl.run(data, task, algorithms, 1, seeds=[0], out=tmp_path, backend="serial")
+    with Store(tmp_path) as store, store._transaction() as database:
+        cell = "cell = (SELECT id FROM cells WHERE label = 'slow') AND phase = 'final' AND client = 1"
+        database.execute(f"UPDATE client_metrics SET value = NULL WHERE {cell} AND metric = 'precision'")
+    run = RunData.read(tmp_path)
+    main = main_comparison(run)
+    assert main is not None
+    at = {label: run.client_values(label, 0, "final", "precision") for label in algorithms}
+    assert {label: known.clients.tolist() for label, known in at.items()} == {"slow": [0, 2], "fast": [0, 1, 2]}
+    shared = at["fast"].values[[0, 2]].mean()
+    assert main.values == {"slow": {0: at["slow"].values.mean()}, "fast": {0: shared}}
+    assert main.common == {0: 2}
+    assert "all have a value" in main.title
+    found = " ".join(cautions(run))
+    assert "Comparisons are over the clients at which all algorithms have a value: 2 (seed 0)" in found
+    assert "lack a class" not in found
