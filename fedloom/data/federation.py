@@ -6,8 +6,8 @@ A client costs eight bytes, even if there are millions: splits are computed from
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -20,6 +20,10 @@ from fedloom import keys
 from fedloom.data.preprocessing import Preprocessing, columns_named
 from fedloom.data.split import SPLITS, Split, SplitName
 from fedloom.errors import InputError
+
+SINGLE = 2.0**-23  # the relative distance of neighbouring numbers in single precision
+FEWEST_STEPS = 100  # of single precision, between the smallest and the largest value of a column
+NOISE = 1e-13  # relative differences that double precision itself makes
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Dataset:
     features: tuple[str, ...] = ()
     missing: bool = False  # whether NaN marks a missing value, which normalisation fills
     split: NDArray[np.int64] | None = None  # the place in SPLITS of each example, if the data says it
+    rounded: tuple[str, ...] = ()  # sentences about columns that single precision rounds too much
     preprocessing: Preprocessing = field(
         default_factory=Preprocessing
     )  # how the source made examples, so that new ones can be made
@@ -56,6 +61,7 @@ class Federation:
     features: tuple[str, ...] = ()
     split_sizes: NDArray[np.int64] | None = None  # clients × splits, if the data says the splits; rows are in order
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
+    rounded: tuple[str, ...] = ()  # as in `Dataset`
 
     @property
     def clients(self) -> int:
@@ -216,7 +222,27 @@ def as_dataset(
     columns = columns_named(getattr(x, "columns", ()))  # of a data frame
     preprocessing = Preprocessing(columns=columns)
     names = preprocessing.features
-    return Dataset(features, labels, owner, official, classes, features=names, preprocessing=preprocessing)
+    made = Dataset(features, labels, owner, official, classes, features=names, preprocessing=preprocessing)
+    return replace(made, rounded=(*_rounded(x, names), *_rounded(y, ("the label",))))
+
+
+def _rounded(values: ArrayLike | Tensor, names: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence for each column in double precision whose values are too close together for single precision."""
+    if isinstance(values, Tensor) and values.dtype != torch.float64:  # numpy does not have all of them
+        return
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if array.dtype != np.float64 or not array.size:
+        return
+    columns = array.reshape(len(array), -1)
+    low, high = columns.min(axis=0), columns.max(axis=0)
+    size = np.maximum(np.abs(low), np.abs(high))
+    coarse = (high - low < FEWEST_STEPS * SINGLE * size) & (high - low > NOISE * size)
+    for place in np.flatnonzero(coarse)[:3].tolist():
+        name = names[place] if place < len(names) else f"feature {place}"
+        yield (
+            f"{name} has values from {low[place]:.12g} to {high[place]:.12g}. fedloom keeps examples in single "
+            "precision, which has only a few numbers there. Subtract the mean before."
+        )
 
 
 def _tensor(values: ArrayLike | Tensor) -> Tensor:

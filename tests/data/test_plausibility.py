@@ -242,3 +242,15 @@ def test_values_outside_of_what_training_reached_are_named_by_the_worst() -> Non
     (said,) = unusual(["age"], np.array([[np.nan], [19.0], [-5.0], [50.0]]), mean, std, reach)
     assert said.startswith("age is outside of what the model knows in 2 of 4 rows, such as -5: it was trained on ")
     assert said.endswith("60 ± 10, between 20 and 90.")
+
+
+def test_columns_that_single_precision_cannot_tell_apart_are_named() -> None:
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(40, 3)) * [1.0, 1.0, 1e6] + [0.0, 1e9, 1e9]
+    x[:, 0] = 0.1  # equal values are rounded alike
+    labels = draw.integers(2, size=40)
+    (found,) = (text for text in suspicions(Federation.from_arrays(x, labels, clients=2)) if "precision" in text)
+    assert found.startswith("feature 1 has values from 999999998.741 to")
+    assert not any("precision" in text for text in suspicions(Federation.from_arrays(x - 1e9, labels, clients=2)))
+    (found,) = Federation.from_arrays(x[:, :1], x[:, 1], clients=2).rounded
+    assert found.startswith("the label has values from")
