@@ -29,7 +29,7 @@ class Training(Record):
     """How a client trains: the optimiser, its steps and when to stop."""
 
     optimizer: Literal["sgd", "nesterov", "adam", "adamw", "rmsprop", "adagrad", "adadelta"] = "sgd"
-    """The local optimiser. `nesterov` is `sgd` with Nesterov's momentum."""
+    """The local optimiser. `nesterov` is `sgd` with Nesterov's momentum, and `adamw` without weight decay is `adam`."""
     lr: Positive = 0.1
     """The learning rate."""
     epochs: Positive = 1.0
@@ -44,7 +44,7 @@ class Training(Record):
     """The momentum of `sgd`, `nesterov` and `rmsprop`."""
     weight_decay: NonNegative = 0.0
     """L2 penalty: this times the weights is added to the gradient. `adamw` shrinks the weights by lr times this
-    instead.
+    instead. (torch's AdamW has 0.01 by default.)
     """
     clip: Positive | None = None
     """Scale down gradients whose norm is larger than this."""
