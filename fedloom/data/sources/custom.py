@@ -10,8 +10,8 @@ from pydantic import ConfigDict
 
 from fedloom.data.federation import Dataset, as_dataset
 from fedloom.data.sources.base import Source
-from fedloom.errors import InputError
-from fedloom.user_code import code
+from fedloom.errors import FedloomError, InputError
+from fedloom.user_code import code, said
 
 
 class _Custom(Source):
@@ -39,7 +39,12 @@ class _Custom(Source):
                 f"The loader '{self.reference}' cannot be called with {', '.join(values) or 'no keys'}: {error}. "
                 f"Its parameters are: {', '.join(signature.parameters) or 'none'}."
             ) from None
-        loaded = loader(**values)
+        try:
+            loaded = loader(**values)
+        except FedloomError:
+            raise
+        except Exception as error:
+            raise InputError(f"The loader '{self.reference}' failed: {said(error)}") from error
         if isinstance(loaded, Dataset):
             return loaded
         if isinstance(loaded, tuple) and len(loaded) in (2, 3):

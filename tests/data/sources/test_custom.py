@@ -18,6 +18,7 @@ def pair(count=4) -> tuple: return np.zeros((count, 2)), np.arange(count) % 2
 def triple(): return np.zeros((2, 2)), np.array([0, 1]), ["a", "b"]
 def dataset(base): return Dataset(torch.zeros(1, 1), torch.zeros(1), features=(base.name,))
 def nothing(): return None
+def fails(): raise RuntimeError("disk on fire")
 number = 3
 """
 
@@ -51,3 +52,9 @@ def test_wrong_loaders_are_explained(tmp_path: Path, reference: str, fields: dic
     (tmp_path / "mine.py").write_text(LOADERS)
     with pytest.raises(InputError, match=message):
         load(reference, tmp_path, **fields)
+
+
+def test_an_error_in_a_loader_names_its_file_and_line(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(LOADERS)
+    with pytest.raises(InputError, match=r"(?s)'mine.py:fails' failed: RuntimeError: disk on .*mine.py, line 10"):
+        load("mine.py:fails", tmp_path)
