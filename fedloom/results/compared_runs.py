@@ -164,7 +164,10 @@ def _not_comparable(one: RunData, other: RunData) -> Iterator[str]:
         yield f"They have no finished seed in common: {_listed(done[0])} and {_listed(done[1])}."
     if any(_data(one, seed) != _data(other, seed) for seed in seeds):
         changed = differences(one.description.get("data"), other.description.get("data"), "data")
+        classes = [(run.facts.get("labels") or {}).get("classes") or () for run in pair]
         known = f" ({'; '.join(changed)})" if changed and isinstance(one.description.get("data"), Mapping) else ""
+        if all(classes) and classes[0] != classes[1]:  # such as 1, 2 in a file, and 0, 1 in a program
+            known = f" (their classes are called {_listed(classes[0])} and {_listed(classes[1])})"
         yield f"Their examples, partitions or splits differ{known}: the same algorithm would have other numbers."
     if not {*one.metrics.values()} & {*other.metrics.values()}:
         yield f"They have no metric in common: {_listed(one.metrics)} and {_listed(other.metrics)}."

@@ -194,3 +194,12 @@ def test_numbers_that_are_equal_in_all_seeds_have_no_interval(comparison: Path, 
     first = next(result_in_words(run))
     assert ", the same in all 2 seeds)" in first
     assert any("its interval has no width" in text for text in cautions(run))
+
+
+def test_other_names_of_classes_are_the_reason_that_is_told(comparison: Path, other: Path) -> None:
+    with Store(other) as store:
+        data_of(2)(store)
+        names = store.fact("labels")["classes"]
+        store.set_fact("labels", {**store.fact("labels"), "classes": [f"{name}!" for name in names]})
+    with pytest.raises(InputError, match=r"differ \(their classes are called a, b, c and a!, b!, c!\)"):
+        combine([comparison, other])
