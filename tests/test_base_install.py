@@ -128,3 +128,8 @@ def test_a_command_that_needs_more_says_what_to_install(blocked: str, tmp_path: 
     assert found.returncode == 2
     assert found.stderr.strip().endswith(f"pip install 'fedloom[{extra}]'.")
     assert "Traceback" not in found.stderr
+
+
+def test_the_reference_of_keys_is_printed(blocked: str) -> None:
+    code = "import runpy\nsys.argv[0] = 'show.py'\nrunpy.run_path('docs/_generate/show.py', run_name='__main__')"
+    assert "outlier_factor" in run(blocked, code, "docs/reference/experiment-file.md", cwd=ROOT)

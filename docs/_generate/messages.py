@@ -6,11 +6,12 @@ import inspect
 
 from _generate.experiment_file import summary
 from _generate.fields import table
-from fedloom.network.protocol import messages
 
 
 def fields() -> str:
     """Write a section for each message."""
+    from fedloom.network.protocol import messages  # only this page needs what the network installs
+
     lines = []
     for name, kind in vars(messages).items():
         is_message = inspect.isclass(kind) and issubclass(kind, messages.Message)
