@@ -29,6 +29,7 @@ from fedloom.privacy.words import IN_A_WORD
 from fedloom.results import headline
 from fedloom.task import Task
 from fedloom.tree import Groups
+from fedloom.user_code import named
 
 
 @dataclass
@@ -212,6 +213,9 @@ class Cell:
                 if record.round and not group.store.learnt(self.number):
                     why = "" if record.time is None else f" cohort.deadline is {self.plan.cohort.deadline}."
                     cause = f"no round had enough clients.{why}"
+                    if record.complete and record.cohort and not record.reports:
+                        asks = "call cohort.reduce, cohort.map or cohort.exchange there"
+                        cause = f"{named(self.algorithm.round)} asked no clients: {asks}."
                     if record.left_out or record.outliers:
                         cause = "updates were left out, because training diverges. A smaller lr or a clip may help."
                     raise QuorumError(f"Nothing was learnt by {self.label}: {cause}")

@@ -86,8 +86,16 @@ class Clients:
         """Return the error as a TrainingError that names the round, the client, the phase and the line of your code."""
         if isinstance(error, (InputError, Unwanted)):
             return error
-        what = str(error) if isinstance(error, TrainingError) else user_code.said(error) + _about_own(error)
+        what = str(error) if isinstance(error, TrainingError) else user_code.said(error) + self._hint(error)
         return TrainingError(f"Round {self.round}, client '{self.name(position)}', {phase}: {what}")
+
+    def _hint(self, error: Exception) -> str:
+        """Return what probably causes an error that torch words in its own way."""
+        if "does not require grad" in str(error):
+            return "\nThe loss does not depend on the parameters. Is there a .detach() or no_grad in forward?"
+        if isinstance(error, IndexError) and "out of bounds" in str(error) and (count := len(self.federation.classes)):
+            return f"\nThe labels have {count} classes, from 0: does the model give {count} outputs per example?"
+        return _about_own(error)
 
 
 def _about_own(error: Exception) -> str:

@@ -15,17 +15,21 @@ from fedloom.training.clients import Clients
 from fedloom.training.evaluation import NO_KEY, batch, passes
 from fedloom.training.masking import Masked
 from fedloom.tree import Tree, clone, row
-from fedloom.user_code import defined_at
+from fedloom.user_code import defined_at, named
 
 
-def check_finite(loss: float, task: Task, data: Clients, position: int, start: Tree) -> None:
-    """Raise if the loss of a client that started from its row of `start` is NaN or infinite."""
+def check_finite(loss: float, task: Task, data: Clients, position: int, start: Tree, correct: object = None) -> None:
+    """Raise if the loss of a client that started from its row of `start` is NaN or infinite.
+
+    A `correct` of your own is named, because its gradients made the steps before.
+    """
     if loss - loss == 0:
         return
     begins = data.round <= 1 and data.call == 0
     if begins and (fault := _fault_at(task, data, position, row(start, position))):
         raise TrainingError(f"the loss of the initial model, before any step, is not finite: {fault}")
-    raise Diverged(f"the loss is {loss}{defined_at(task.loss)}. A smaller lr or a clip may help.")
+    advice = f"Does {named(correct)} return NaN or infinity? Else, a smaller" if defined_at(correct) else "A smaller"
+    raise Diverged(f"the loss is {loss}{defined_at(task.loss)}. {advice} lr or a clip may help.")
 
 
 @torch.no_grad()

@@ -184,7 +184,7 @@ def step_on_rows(
     whole = reads_batch(job.correct)
     batch_passes = passes_over(job.task, job.data, schedule.position, rows, schedule.steps + ahead, whole)
     loss = client_step(job.task, job.training, job.correct, tensors, batch_passes, len(rows))
-    check_finite(loss.item(), job.task, job.data, schedule.position, job.start)
+    check_finite(loss.item(), job.task, job.data, schedule.position, job.start, job.correct)
 
 
 def passes_over(task: Task, data: Clients, position: int, rows: Tensor, step: int, whole: bool = False) -> Passes:

@@ -105,7 +105,7 @@ class ClientSchedule:
         if self.steps % self.per_epoch and not done:
             return False
         loss = loss_sum() / self.seen
-        check_finite(loss, self.job.task, self.job.data, self.position, self.job.start)
+        check_finite(loss, self.job.task, self.job.data, self.position, self.job.start, self.job.correct)
         self.history.append({"loss": loss})
         if self.job.data.watch_epochs or self.job.training.patience:
             done = self.best.measure(self.history[-1], *state(), self.steps) or done

@@ -11,7 +11,7 @@ from torch import nn
 
 import fedloom as fl
 from fedloom import tree
-from fedloom.errors import InputError, QuorumError, StoreError, TrainingError
+from fedloom.errors import FedloomError, InputError, QuorumError, StoreError, TrainingError
 from fedloom.experiment.cell import Cell
 from fedloom.experiment.experiment_file import EvaluateTable
 from fedloom.experiment.progress import Silent
@@ -218,5 +218,30 @@ def test_a_round_that_never_has_enough_clients_is_an_error(
 def test_a_run_whose_updates_are_all_left_out_says_that_it_diverges(
     federation: fl.Federation, task: fl.Task, tmp_path: Path
 ) -> None:
+    judged, far = fl.Sampling(outlier_factor=10), fl.Pooled(lr=1e15, batch_size="full")
     with pytest.raises(QuorumError, match="Nothing was learnt by pooled: updates were left out, because training"):
-        run(federation, task, tmp_path, rounds=1, algorithms={"pooled": fl.Pooled(lr=1e15, batch_size="full")})
+        run(federation, task, tmp_path, rounds=1, algorithms={"pooled": far}, cohort=judged)
+
+
+class AsksNobody(fl.FedAvg):
+    def round(self, state: Any, cohort: Any) -> Any:
+        return state
+
+
+class MakesNan(fl.FedAvg):
+    def correct(self, step: Any, shared: Any, own: Any) -> Any:
+        return {name: leaf * float("nan") for name, leaf in step.grad.items()}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (AsksNobody(), r"learnt by mine: AsksNobody.round \(\S+, line \d+\) asked no clients: call cohort.reduce"),
+        (MakesNan(batch_size=4), r"Does MakesNan.correct \(\S+, line \d+\) return NaN or infinity\?"),
+    ],
+)
+def test_methods_of_your_own_that_spoil_a_round_are_named(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path, algorithm: fl.Algorithm, message: str
+) -> None:
+    with pytest.raises(FedloomError, match=message):
+        run(federation, task, tmp_path, algorithms={"mine": algorithm})

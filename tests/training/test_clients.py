@@ -2,7 +2,10 @@
 
 from dataclasses import replace
 
+import pytest
+
 from fedloom import keys
+from fedloom.errors import TrainingError
 from fedloom.training.clients import Clients
 from tests.conftest import ALL_TRAIN, federation
 
@@ -48,3 +51,16 @@ def test_a_group_that_clients_do_not_keep_is_explained() -> None:
     kept = "{**super().init_own(task, model), 'drift': …}"
     assert told[0].endswith(f"begins with init_own: write one that returns {kept}.")
     assert "init_own" not in told[1]
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (IndexError("Target 7 is out of bounds."), "The labels have 3 classes, from 0: does the model give 3 outputs"),
+        (RuntimeError("element 0 of tensors does not require grad"), r"Is there a .detach\(\) or no_grad in forward\?"),
+    ],
+)
+def test_errors_in_the_words_of_torch_get_a_hint(error: Exception, hint: str) -> None:
+    data = replace(federation((6, 4)), classes=("a", "b", "c"))
+    with pytest.raises(TrainingError, match=hint):
+        raise Clients(data, (0,)).blame(error, "local training", 0)
