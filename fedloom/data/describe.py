@@ -165,6 +165,8 @@ def _warnings(federation: Federation, sizes: Numbers, labels: Numbers) -> Iterat
         yield from clients(validation == 0, "no validation examples")
     if test.any() if said else federation.split.test > 0:
         yield from clients(test == 0, "no test examples")
+    if not test.any() and "test" not in federation.server:
+        yield "There are no test examples, so results have no numbers on test data: split = [0.6, 0.2, 0.2] makes some."
     if federation.classes:
         counts = np.bincount(federation.y.numpy(), minlength=len(federation.classes))
         absent = [name for name, count in zip(federation.classes, counts, strict=True) if count == 0]

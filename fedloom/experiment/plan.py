@@ -180,7 +180,15 @@ def cautions(plan: Plan, task: Task, federation: Federation) -> list[str]:
         found += [f"{label}: {said}" for said in user_code.misspelt(type(algorithm))]
         if said := algorithm.caution(task):
             found.append(f"{label}: {said}.")
-    return [*found, *_unequal_weights(plan, federation)]
+    return [*found, *_unequal_weights(plan, federation), *_few_rounds(plan)]
+
+
+def _few_rounds(plan: Plan) -> Iterator[str]:
+    """A headline over more rounds than are measured."""
+    every, rule = plan.evaluate.every, plan.evaluate.headline
+    measured = len({1, plan.rounds, *range(every, plan.rounds + 1, every)}) if plan.rounds else 0
+    if rule.startswith("last:") and int(rule.removeprefix("last:")) > measured:
+        yield f'[evaluate] headline = "{rule}", but only {measured} rounds are measured: it is the mean of all of them.'
 
 
 def _unequal_weights(plan: Plan, federation: Federation) -> Iterator[str]:

@@ -165,3 +165,10 @@ def test_features_and_classes_are_listed() -> None:
     text = rendered(federate(named, clients=1))
     assert "2 features: age, crp" in text
     assert "3 classes: 0 no, 1 yes, 2 maybe" in text
+
+
+def test_data_without_test_examples_are_named() -> None:
+    arrays = np.zeros((12, 1)), np.arange(12) % 2
+    assert not any("no test" in text for text in describe(Federation.from_arrays(*arrays, clients=2)).warnings)
+    without = describe(Federation.from_arrays(*arrays, clients=2, split=(1.0, 0.0, 0.0)))
+    assert any(text.startswith("There are no test examples") for text in without.warnings)

@@ -16,7 +16,7 @@ from fedloom.data.preprocessing import Column, Preprocessing
 from fedloom.errors import InputError
 from fedloom.experiment import experiment_file
 from fedloom.experiment.experiment_file import EvaluateTable, parse
-from fedloom.experiment.plan import Plan, check_clients, check_target
+from fedloom.experiment.plan import Plan, cautions, check_clients, check_target
 from fedloom.federation.sampling import Sampling
 from fedloom.task import Task
 from fedloom.training.probe import probe
@@ -223,3 +223,10 @@ def test_without_data_a_model_has_as_many_inputs_as_the_sites_agreed_on_features
     values = {"data": {"preprocessing": "agreed.json"}, "task": {"model": "logistic"}}
     made = Plan.of(parse(values, tmp_path))
     assert made.task(1).form["out.weight"][0] == (2, 3)
+
+
+def test_a_headline_over_more_rounds_than_there_are_is_named() -> None:
+    made, task, data = plan(), Task(Dense), federation((6, 6))
+    few = cautions(replace(made, evaluate=EvaluateTable(headline="last:50", every=2)), task, data)
+    assert few == ['[evaluate] headline = "last:50", but only 3 rounds are measured: it is the mean of all of them.']
+    assert cautions(replace(made, evaluate=EvaluateTable(headline="last:3")), task, data) == []
