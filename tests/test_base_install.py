@@ -133,3 +133,10 @@ def test_a_command_that_needs_more_says_what_to_install(blocked: str, tmp_path: 
 def test_the_reference_of_keys_is_printed(blocked: str) -> None:
     code = "import runpy\nsys.argv[0] = 'show.py'\nrunpy.run_path('docs/_generate/show.py', run_name='__main__')"
     assert "outlier_factor" in run(blocked, code, "docs/reference/experiment-file.md", cwd=ROOT)
+
+
+def test_differential_privacy_is_refused_before_a_run(blocked: str, tmp_path: Path) -> None:
+    (tmp_path / "private.toml").write_text(EXPERIMENT + "[privacy]\nexample_dp = { epsilon = 8.0 }\n")
+    cli = "from fedloom.cli import main\nsys.argv[0] = 'fedloom'\nmain()"
+    with pytest.raises(AssertionError, match=r"Differential privacy needs dp_accounting, opacus: pip install"):
+        run(blocked, cli, "check", "private.toml", cwd=tmp_path)

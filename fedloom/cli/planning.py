@@ -18,6 +18,7 @@ from fedloom.cli.shared import (
     command,
     console,
     load,
+    need,
     print_result,
     with_workers,
 )
@@ -62,7 +63,10 @@ def check(
     from fedloom.tuning.estimate import estimate
 
     experiment = load(file, with_workers(changes, workers))
-    check_plan(experiment.privacy, experiment.cohort, experiment.algorithm.values())
+    check_plan(experiment.privacy, experiment.cohort, experiment.algorithm)
+    private = experiment.privacy
+    if private.dp is not None or private.example_dp is not None:
+        need("Differential privacy", "privacy", "dp_accounting", *(["opacus"] if private.example_dp else []))
     values = experiment.resolved()
     shown = values if verbose else experiment.resolved(defaults=False)
     for tables in (values, shown):

@@ -132,7 +132,7 @@ def run_plan(
     """Run a plan in its folder. `connect` makes a backend whose clients are elsewhere, such as on other machines."""
     folder = Path(out or Path("runs") / (plan.name or f"run-{identity(plan.description())[:8]}"))
     progress = progress or Silent()
-    check_plan(plan.privacy, plan.cohort, plan.algorithms.values())
+    check_plan(plan.privacy, plan.cohort, plan.algorithms)
     if plan.cohort.mode == "async" and plan.system is None and connect is None:
         raise InputError(NEEDS_CLOCK)
     if fresh and folder.exists() and connect is None:

@@ -7,7 +7,7 @@ server:  sum → means                   (decode, add noise, divide)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,18 +84,18 @@ class ClientGuard:
         return longer
 
 
-def check_plan(table: PrivacyTable, sampling: Sampling, algorithms: Iterable[Algorithm]) -> None:
+def check_plan(table: PrivacyTable, sampling: Sampling, algorithms: Mapping[str, Algorithm]) -> None:
     """Raise `InputError` if differential privacy does not fit cohorts or an algorithm, before anything is loaded."""
     with_noisy_sums = table.dp is not None and not table.has_local_noise
     if with_noisy_sums:
         client_level.check_sampling(sampling)
     if table.has_distributed_noise:
         distributed.check_sampling(sampling)
-    for algorithm in algorithms:
+    for label, algorithm in algorithms.items():
         if with_noisy_sums:
             client_level.weight_bound(algorithm, sampling)
         if table.example_dp is not None:
-            example_level.check_algorithm(algorithm)
+            example_level.check_algorithm(algorithm, label)
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ def load_experiment(
         tell(f"Note: the coordinator has torch {there}, this machine {here}. Results may differ in the last bits.")
     plan, seed = Plan.of(experiment), experiment.seeds[0]
     try:
-        check_plan(plan.privacy, plan.cohort, plan.algorithms.values())
+        check_plan(plan.privacy, plan.cohort, plan.algorithms)
     except InputError as why:
         raise Refused(str(why).rstrip(".")) from None
     check_limit(plan, site.policy.max_evaluations)

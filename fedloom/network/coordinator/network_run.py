@@ -47,7 +47,7 @@ class NetworkRun:
             tell(note)
         self.folder, self.tell = folder, tell
         self.plan = Plan.of(self.experiment)
-        check_plan(self.plan.privacy, self.plan.cohort, self.plan.algorithms.values())
+        check_plan(self.plan.privacy, self.plan.cohort, self.plan.algorithms)
         self.network = folder / "network"
         self._held = ExitStack()
         self.ledger = open_ledger(self.network, self._held)

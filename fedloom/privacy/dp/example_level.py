@@ -171,12 +171,13 @@ def per_example_module(module: torch.nn.Module) -> Any:
         raise InputError(f"[privacy] example_dp cannot train this model: {error}") from None
 
 
-def check_algorithm(algorithm: Algorithm) -> None:
+def check_algorithm(algorithm: Algorithm, label: str = "") -> None:
     """Raise `InputError` if clients look at their examples in other ways than by training on them once."""
     if not algorithm.trains_once:
         raise InputError(
-            f"[privacy] example_dp adds noise to the steps of one local training, and the clients of "
-            f"{type(algorithm).__name__} also use their examples in another way."
+            "[privacy] example_dp adds noise to the steps of one local training, and the clients of "
+            f"{label or type(algorithm).__name__} also use their examples in another way. Move it into a file of its "
+            "own, without example_dp."
         )
     if algorithm.train.clients is not None:
         raise InputError(

@@ -423,6 +423,6 @@ def test_state_that_is_no_position_keeps_its_precision() -> None:
 def test_cohorts_of_any_size_are_refused() -> None:
     poisson = fl.Sampling(sampling="poisson", fraction=0.5)
     with pytest.raises(InputError, match=r'cannot be used with \[cohort\] sampling = "poisson"'):
-        check_plan(table(), poisson, [UNIFORM])
+        check_plan(table(), poisson, {"fedavg": UNIFORM})
     with pytest.raises(InputError, match="hides nobody"):
         Protection(table(), poisson, 10, 1)
