@@ -85,20 +85,6 @@ class Algorithm(Record):
     train: Training = Training()
     """How clients train. You may also give its fields directly, as in `FedAvg(lr=0.1)`."""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        if "__init__" in vars(cls):
-            raise InputError(
-                f"{cls.__name__} defines __init__, and an algorithm has none. Declare its fields in the body of the "
-                "class, as in `mu: float = 0.1`, and use them as self.mu."
-            )
-        super().__init_subclass__(**kwargs)
-
-    def _instead(self, name: str) -> str:
-        return (
-            "an algorithm is never changed. What the server remembers between rounds belongs in the state that `init` "
-            "and `round` return, and what a client remembers in `own`."
-        )
-
     @classmethod
     def known(cls) -> list[str]:
         return sorted({*cls.model_fields, *Training.model_fields} - {"train"})

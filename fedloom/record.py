@@ -57,6 +57,14 @@ class Record(BaseModel):
     # with attribute docstrings, a string under a field becomes the field's description
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True)
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        if "__init__" in vars(cls):
+            raise InputError(
+                f"{cls.__name__} defines __init__, and an algorithm has none. Declare its fields in the body of the "
+                "class, as in `mu: float = 0.1`, and use them as self.mu."
+            )
+        super().__init_subclass__(**kwargs)
+
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)
@@ -68,11 +76,11 @@ class Record(BaseModel):
             super().__setattr__(name, value)
         except ValidationError:  # it is frozen
             # no InputError: it happens in your own code, and other errors are shown with the file and the line
-            raise AttributeError(f"{type(self).__name__}.{name} cannot be set: {self._instead(name)}") from None
-
-    def _instead(self, name: str) -> str:
-        """Say what to do instead of setting an attribute."""
-        return f"a record is never changed. Make another one with replace({name}=…)."
+            raise AttributeError(
+                f"{type(self).__name__}.{name} cannot be set: {type(self).__name__} is never changed. "
+                f"replace({name}=…) makes another one. What an algorithm remembers between rounds belongs in the state that `init` and "
+                "`round` return, and what a client remembers in `own`."
+            ) from None
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from fedloom import keys, user_code
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
 from fedloom.errors import InputError, TrainingError, Unwanted
+from fedloom.tree import Tree
 
 if TYPE_CHECKING:
     from fedloom.privacy.dp.example_level import ExamplePrivacy
@@ -57,6 +58,14 @@ class Clients:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def check_stacked(self, model: Tree, form: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
+        """Raise an error unless a model has a row for each of these clients."""
+        if any(leaf.shape[:1] != (len(self),) or leaf.dim() == len(form[name][0]) for name, leaf in model.items()):
+            raise ValueError(
+                f"Clients train from a stacked model, with a row for each of these {len(self)} clients, and got one "
+                'without: give them expand(shared["model"], len(data)).'
+            )
 
     def __iter__(self) -> Iterator[Clients]:
         """Iterate over the clients one by one."""

@@ -55,11 +55,6 @@ def train(
 ) -> Trained:
     """Train every client from its row of `start`. `correct` may change each gradient before it is applied."""
     own = own or {}
-    if any(leaf.shape[:1] != (len(data),) or leaf.dim() == len(task.form[name][0]) for name, leaf in start.items()):
-        raise ValueError(
-            f"Clients train from a stacked model, with a row for each of these {len(data)} clients, and got one "
-            'without: give them expand(shared["model"], len(data)).'
-        )
     trained = {name: torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device) for name, leaf in start.items()}
     optimizer = own.get("optimizer") if training.optimizer_state == "keep" else None
     job = TrainingJob(task, data, start, training, correct, shared or {}, own, optimizer, trained)

@@ -51,6 +51,7 @@ def lanes(
 
 def trainer_for(job: TrainingJob) -> Trainer:
     """Return the trainer for a job; one of an earlier job, where that saves recording its steps again."""
+    job.data.check_stacked(job.start, job.task.form)
     data, batch_size = job.data, job.training.batch_size
     if data.example_privacy is not None:
         from fedloom.privacy.dp.example_level import ExampleTrainer  # here, because most runs do not need it
