@@ -76,10 +76,11 @@ class Record(BaseModel):
             super().__setattr__(name, value)
         except ValidationError:  # it is frozen
             # no InputError: it happens in your own code, and other errors are shown with the file and the line
+            kind = type(self).__name__
             raise AttributeError(
-                f"{type(self).__name__}.{name} cannot be set: {type(self).__name__} is never changed. "
-                f"replace({name}=…) makes another one. What an algorithm remembers between rounds belongs in the state that `init` and "
-                "`round` return, and what a client remembers in `own`."
+                f"{kind}.{name} cannot be set: {kind} is never changed. replace({name}=…) makes another one. What an "
+                "algorithm remembers between rounds belongs in the state that `init` and `round` return, and what a "
+                "client remembers in `own`."
             ) from None
 
     @classmethod

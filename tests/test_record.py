@@ -190,7 +190,7 @@ def test_a_record_is_a_value() -> None:
     recipe = Recipe(count=2)
     assert recipe == Recipe(count=2) != Recipe(count=3)
     assert hash(recipe) == hash(Recipe(count=2))
-    with pytest.raises(AttributeError, match=r"^Recipe\.count cannot be set: Recipe is never changed\. replace\(count=…\) makes another"):
+    with pytest.raises(AttributeError, match=r"^Recipe\.count cannot be set: .* replace\(count=…\) makes another"):
         recipe.count = 3
 
 
