@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import dis
 import hashlib
 import importlib
 import inspect
@@ -158,7 +159,7 @@ def wrong_return(method: Any, returned: str, needed: str) -> InputError:
 
 
 def misspelt(kind: type) -> Iterator[str]:
-    """Say which methods of your own class nothing calls, and whose names are close to those that fedloom calls."""
+    """Say which methods of your own class fedloom does not call, and whose names are close to those that it calls."""
     kinds = [one for one in kind.__mro__ if one.__module__.split(".")[0] not in ("fedloom", "pydantic", "builtins")]
     theirs = {
         name
@@ -166,18 +167,25 @@ def misspelt(kind: type) -> Iterator[str]:
         for name, value in vars(one).items()
         if name[0] != "_" and isinstance(value, (FunctionType, property))
     }
-    hooks = {name for one in kind.__mro__ if one not in kinds for name in vars(one) if name[0] != "_"}
+    of_fedloom = [one for one in kind.__mro__ if one.__module__.split(".")[0] == "fedloom"]
+    hooks = {name for one in of_fedloom for name in vars(one) if name[0] != "_"}
+    inherited = {name for one in kind.__mro__ if one not in kinds for name in vars(one)}
+    modules = [vars(sys.modules[one.__module__]).values() for one in kinds if one.__module__ in sys.modules]
     bare = [getattr(value, "fget", getattr(value, "__func__", value)) for one in kinds for value in vars(one).values()]
-    called = {name for value in bare if isinstance(value, FunctionType) for name in _names_in(value.__code__)}
-    for name in sorted(theirs - hooks - called):
+    functions = [
+        inspect.unwrap(value) for value in (*bare, *(one for some in modules for one in some)) if callable(value)
+    ]
+    called = {name for one in functions if isinstance(one, FunctionType) for name in _names_in(one.__code__)}
+    for name in sorted(theirs - inherited - called):
         for close in difflib.get_close_matches(name.lower(), hooks, 1, CLOSE):
-            yield f"{kind.__name__} defines `{name}`, which nothing calls. Did you mean `{close}`?"
+            yield f"{kind.__name__} defines `{name}`, which fedloom does not call. Did you mean `{close}`?"
 
 
 def _names_in(code: CodeType) -> set[str]:
-    """Return the names that some code uses, also inside its functions."""
+    """Return the names that some code reads, also inside its functions; the body of a class only stores them."""
     inner = (_names_in(part) for part in code.co_consts if isinstance(part, CodeType))
-    return {*code.co_names}.union(*inner)
+    read = {str(one.argval) for one in dis.get_instructions(code) if one.opname.startswith("LOAD_")}
+    return read.union(*inner)
 
 
 def _is_own(file: str) -> bool:

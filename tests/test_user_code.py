@@ -171,6 +171,14 @@ class Typo(FedAvg):
 
     def plot(self) -> None: ...
 
+    @torch.no_grad()
+    def start(self) -> None:
+        self.rund()
+
+    def rund(self) -> None: ...
+
+    def validated(self) -> None: ...
+
     def model(self, task: Task, shared: Groups, own: Groups) -> Tree:
         return shared["model"]
 
@@ -179,9 +187,13 @@ class Heir(Typo):
     """Inherits the mistake."""
 
 
+def uses(one: Typo) -> None:
+    one.validated()
+
+
 def test_a_method_that_nothing_calls_and_that_is_nearly_one_of_fedlooms_is_found() -> None:
-    told = "{0} defines `corect`, which nothing calls. Did you mean `correct`?"
-    also = "{0} defines `liner`, which nothing calls. Did you mean `linear`?"
+    told = "{0} defines `corect`, which fedloom does not call. Did you mean `correct`?"
+    also = "{0} defines `liner`, which fedloom does not call. Did you mean `linear`?"
     for kind in (Typo, Heir):
         assert [*user_code.misspelt(kind)] == [text.format(kind.__name__) for text in (told, also)]
     assert not [said for kind in CLASSES.values() for said in user_code.misspelt(kind)]

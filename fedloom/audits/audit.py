@@ -56,7 +56,8 @@ def audit(
             refused[name] = str(why)
             if only and len(refused) == len(wanted):
                 raise InputError("\n".join(f"No audit of {one}: {said}" for one, said in refused.items())) from why
-            found[name] = {"left_out": str(why)}
+            if "left_out" in found.get(name, {"left_out": ""}):  # what was found before stays
+                found[name] = {"left_out": str(why)}
         progress.end(name)
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(found, indent=1).encode())

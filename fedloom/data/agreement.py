@@ -101,7 +101,7 @@ def agree(summaries: Mapping[str, Summary]) -> Preprocessing:
         classes=tuple(sorted(classes, key=numbers_first)),
         target=None if target is None else (target[1], _deviations([target])[0]),
     )
-    doubted: Preprocessing = agreed.replace(doubts=tuple(doubts(summaries, agreed)))
+    doubted: Preprocessing = agreed.replace(doubts=tuple(doubts(summaries, agreed, for_everybody=True)))
     return doubted
 
 
@@ -116,15 +116,23 @@ def read_agreed(path: Path) -> Preprocessing:
     return found
 
 
-def doubts(summaries: Mapping[str, Summary], agreed: Preprocessing) -> Iterator[str]:
-    """Yield a sentence about each thing in the summaries that is probably a mistake."""
+def doubts(summaries: Mapping[str, Summary], agreed: Preprocessing, for_everybody: bool = False) -> Iterator[str]:
+    """Yield a sentence about each thing in the summaries that is probably a mistake.
+
+    What is `for_everybody` stands in a file that all sites get: it names no site, and no number of a single one.
+    """
     yield from spelt_differently(agreed.columns)
     for column in agreed.columns:
         empty = [site for site, one in summaries.items() if not one.features[one.column(column.name).features[0]][0]]
         if empty and len(empty) < len(summaries):
-            yield f"{column.name} is empty in all training rows of {', '.join(empty)}: the model gets the mean there."
+            where = "some sites" if for_everybody else ", ".join(empty)
+            yield f"{column.name} is empty in all training rows of {where}: the model gets the mean there."
         if not column.categories:
-            yield from units_of_sites(column.name, {site: one.features[column.name] for site, one in summaries.items()})
+            of_sites = {site: one.features[column.name] for site, one in summaries.items()}
+            units = list(units_of_sites(column.name, of_sites))
+            if units and for_everybody:
+                units = [f"{column.name} may be in another unit at some sites, or hold numbers that mean missing."]
+            yield from units
 
 
 def as_agreed(dataset: Dataset, agreed: Preprocessing) -> Dataset:

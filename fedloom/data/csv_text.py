@@ -91,6 +91,11 @@ def finite_number(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def _single(number: float) -> float:
+    with np.errstate(over="ignore"):  # too large: an infinite number is no mark
+        return float(np.float32(number))
+
+
 class Marks:
     """Cells that stand for a number, or for a missing one (nan): by their text, or else by the number they are.
 
@@ -103,18 +108,19 @@ class Marks:
         # a data frame has numbers where the training file had decimal commas; but 1,000 may be a thousand
         decimal = {mark: comma_is_decimal or not THOUSANDS.fullmatch(mark) for mark in marks}
         numbers = {mark: finite_number(as_number(mark, decimal[mark])) for mark in marks}
-        self.by_number = {number: marks[mark] for mark, number in numbers.items() if number is not None}
+        # in single precision, in which features are kept: a data frame may have it too
+        self.by_number = {_single(number): marks[mark] for mark, number in numbers.items() if number is not None}
 
     def get(self, cell: str) -> float | None:
         """Return what a cell without spaces around it stands for, or None if it is no mark."""
         if cell in self.by_text or not self.by_number:
             return self.by_text.get(cell)
         number = finite_number(as_number(cell, self.comma_is_decimal))
-        return None if number is None else self.by_number.get(number)
+        return None if number is None else self.by_number.get(_single(number))
 
     def of_number(self, number: float) -> float:
         """Return what a number stands for: itself, if it is no mark."""
-        return self.by_number.get(number, number)
+        return self.by_number.get(_single(number), number) if self.by_number else number
 
 
 def numbers(

@@ -20,7 +20,7 @@ Numbers = NDArray[np.int64]
 SOME = 10_000  # examples whose values are looked at
 COMMON = 0.6  # a share of one label that a model should be compared with
 BYTES = 100.0  # pictures whose values go beyond this are bytes that nobody scaled
-MANY = 16  # features that a picture has at least
+MANY = 64  # features that a picture has at least: a table of measurements rarely has as many
 CONSTANT = 0.95  # a share of one value from which on a feature counts as constant, such as a pixel at the edge
 APART = 30.0  # features whose standard deviations differ by this factor are hard to learn from together
 

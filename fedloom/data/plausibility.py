@@ -21,9 +21,8 @@ MOST_COMPARED = 50_000  # neighbouring rows that are compared with each other: e
 WIDEST = 300  # features; a wider table is not looked at
 FEWEST = 30  # with fewer rows, anything may be chance
 GIVEN_AWAY = 0.98  # an AUROC, a share of the variance or a correlation that hardly any honest feature has
-OTHER_UNIT = (
-    4.5  # by this factor, both the size and the spread of a feature differ at one client from the typical other
-)
+OTHER_UNIT = 4.5  # by this factor size and spread of a feature differ at one client from all others, which are alike
+CERTAINLY_OTHER_UNIT = 10.0  # by this factor, even if the others are not alike
 ALIKE = 2.0  # by this factor honest clients differ: a client with another one this near has the same unit
 OTHER_ZERO = 10.0  # spreads between the values of one client and those of any other
 FEWEST_KNOWN = 10  # values of a client, to compare it with others
@@ -104,22 +103,30 @@ def _as_measured(federation: Federation, rows: NDArray[np.int64], owner: NDArray
 
 def _never_measured(federation: Federation) -> Iterator[str]:
     """A column that some clients never filled in, and others did."""
-    fitted, bounds = federation.preprocessing, federation.offsets
+    fitted, bounds = federation.preprocessing, np.asarray(federation.offsets)
     if not fitted.missing or not 2 <= federation.clients <= MOST:
         return
-    instead = "0, which stands for a mean," if fitted.clients else "the mean over the other clients"
+    names = [federation.name(client) for client in range(federation.clients)]
+    sizes = np.diff(bounds)
     parts = torch.split(federation.x, [len(column.features) for column in fitted.columns], dim=1)
     for column, part in zip(fitted.columns, parts, strict=True):
         # scaled values are 0 where they are missing; a number of a category is not scaled, and never missing
-        known = ~part.isnan() if not (fitted.mean or fitted.clients) or column.embedded else part != 0
-        filled = [bool(known[start:end].any()) for start, end in pairwise(bounds)]
+        scaled = bool(fitted.mean or fitted.clients) and not column.embedded
+        values = part.numpy()
+        known = (values != 0).any(axis=1) if scaled else ~np.isnan(values).all(axis=1)
+        counts = np.diff(np.append(0, np.cumsum(known))[bounds])
+        filled, absent = counts > sizes / 2, counts == 0
+        rows, instead = "all rows", "the mean over the other clients"
         if fitted.clients:  # a client's only value is 0, too
             first = fitted.features.index(column.features[0])
-            filled = [np.isfinite(fitted.clients[federation.name(one)][1][first]) for one in range(federation.clients)]
-        absent = [federation.name(client) for client, each in enumerate(filled) if not each]
-        if absent and any(filled):
-            names = ", ".join(absent[:5]) + (", …" if len(absent) > 5 else "")
-            yield f"{column.name} is empty in all rows of {names}: the model gets {instead} there."
+            absent = ~np.isfinite([fitted.clients[name][1][first] for name in names])
+            rows, instead = "all training rows", "0, which stands for a mean,"
+        # a value may be the mean itself: only what is usually there, and varies, can be missing everywhere
+        varies = any(np.ptp(values[bounds[one] : bounds[one + 1]]) > 0 for one in np.flatnonzero(filled)[:100])
+        lacking = [names[one] for one in np.flatnonzero(absent & (sizes >= FEWEST_KNOWN))]
+        if lacking and varies:
+            shown = ", ".join(lacking[:5]) + (", …" if len(lacking) > 5 else "")
+            yield f"{column.name} is empty in {rows} of {shown}: the model gets {instead} there."
 
 
 def _never_varies(name: str, one: Numbers) -> Iterator[str]:
@@ -184,7 +191,9 @@ def _other_unit(name: str, typical: Mapping[str, tuple[float, float, float]]) ->
         ratio = np.log(sizes / others[:, 1:])  # to every other client: of size and of spread
         usual = np.median(ratio, axis=0)
         side = np.sign(usual[0])  # a client whose size is larger and whose spread is not has no other unit
-        other_unit = (side * usual).min() > np.log(OTHER_UNIT) and (side * ratio).min() > np.log(ALIKE)
+        alike = np.ptp(np.log(others[:, 1])) <= 2 * np.log(ALIKE)  # within this factor of what is between them
+        least = np.log(OTHER_UNIT if alike else CERTAINLY_OTHER_UNIT)
+        other_unit = (side * usual).min() > least and (side * ratio).min() > np.log(ALIKE)
         apart = np.abs(others[:, 0] - centre) / np.maximum(others[:, 2], sizes[1])
         if len(typical) == 2 and place == 0 and (other_unit or apart.min() > OTHER_ZERO):
             continue  # one sentence is enough for two

@@ -48,7 +48,8 @@ def of_round(record: RoundRecord, task: Task) -> dict[str, float]:
 
 def is_after_training(record: RoundRecord) -> bool:
     """Whether `of_round` is about clients' models after local training, and not about the model that they share."""
-    return not record.server and bool(_measured(record, "post_fit"))
+    after = _measured(record, "post_fit").values()
+    return not record.server and any(measured.count for splits in after for measured in splits.values())
 
 
 def _measured(record: RoundRecord, phase: Phase) -> ByClient:

@@ -6,7 +6,6 @@ import csv
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -119,10 +118,13 @@ class Predictor(nn.Module):
             said.append(
                 f"{blank:,} of {len(x):,} rows are empty: their predictions are those of means, not of anybody."
             )
-        names = list(compress(self.preprocessing.features, numeric))
-        values, mean, std = (part.double().numpy()[..., numeric] for part in (x, self.mean, self.std))
-        limits = None if reach is None else np.array(reach)[:, numeric]
-        return said + list(unusual(names, values, mean, std, limits))
+        limits = None if reach is None else np.array(reach)
+        for place in np.flatnonzero(numeric).tolist():  # one at a time: a file may have many rows
+            here = slice(place, place + 1)
+            values, mean, std = (part[..., here].double().numpy() for part in (x, self.mean, self.std))
+            name = self.preprocessing.features[place]
+            said += unusual([name], values, mean, std, None if limits is None else limits[:, here])
+        return said
 
 
 def predict(predictor: Predictor, rows: Any) -> Any:
@@ -204,7 +206,7 @@ def predict_file(
             seen: list[Tensor] = []
             for lines, cells in table.blocks():
                 x = preprocessing.encode(cells, _where(lines, path), table.comma_is_decimal)
-                seen.append(x)
+                seen += [x] if predictor.normalizes else []  # for cautions about all rows
                 answers = predictor.answer(x)
                 if not header:
                     header = [*(f"{name} (given)" if name in answers else name for name in kept), *answers]
@@ -216,7 +218,7 @@ def predict_file(
                 yield from (list(row) for row in zip(*columns, strict=True))
             if not header:
                 raise InputError(f"The file {path} has no examples: add at least one line after the header.")
-            for caution in predictor.cautions(torch.cat(seen)):
+            for caution in predictor.cautions(torch.cat(seen)) if seen else ():
                 tell(caution)
     except (*NOT_TEXT, csv.Error) as error:
         raise not_csv(str(path), error, ", or name its encoding, such as --encoding latin-1") from None

@@ -120,11 +120,13 @@ def _diverged(run: RunData) -> Iterator[str]:
 
 def _same_weights(run: RunData) -> Iterator[str]:
     """Algorithms that computed the same: a method that nothing calls, or a setting without effect."""
-    ended: dict[tuple[str, ...], list[str]] = {}
+    ended: dict[tuple[str | bytes, ...], list[str]] = {}
     for label in run.labels:
         cells = [run.cells[label, seed] for seed in run.seeds if (label, seed) in run.cells]
         if len(cells) == len(run.seeds) and all(one["weights_sha256"] and one["rounds_done"] for one in cells):
-            ended.setdefault(tuple(one["weights_sha256"] for one in cells), []).append(label)
+            # clients may have models of their own beside the same global one, as in Ditto
+            losses = [run.client_values(label, seed, run.end_phase, "loss").values.tobytes() for seed in run.seeds]
+            ended.setdefault((*(one["weights_sha256"] for one in cells), *losses), []).append(label)
     for labels in ended.values():
         if len(labels) > 1:
             yield say("caution", "same_weights", labels=" and ".join(labels))

@@ -3,9 +3,10 @@ from __future__ import annotations
 import io
 from math import isnan, nan
 
+import numpy as np
 import pytest
 
-from fedloom.data.csv_text import CsvText, cell_advice, numbers
+from fedloom.data.csv_text import CsvText, Marks, cell_advice, numbers
 from fedloom.errors import InputError
 
 
@@ -124,3 +125,10 @@ def test_a_column_of_few_texts_may_name_the_clients(cells: list[str], asked: boo
     with pytest.raises(InputError) as refused:
         numbers(cells, "person", lambda at: f"Line {at}", {}, may_be_clients=asked)
     assert ('set client = "person". If it means' in str(refused.value)) is offered
+
+
+def test_a_mark_with_decimals_is_found_in_single_precision() -> None:
+    marks = Marks({"-99.9": 0.0})
+    assert marks.of_number(float(np.float32(-99.9))) == marks.of_number(-99.9) == 0.0
+    assert marks.get("-99.90") == 0.0
+    assert marks.of_number(-99.91) == -99.91

@@ -156,9 +156,27 @@ def test_a_column_that_one_client_never_filled_in_is_named(tmp_path: Path, norma
     source = Csv(path=tmp_path / "data.csv", label="y", client="hospital", fill="mean", categorical=("ward",))
     dataset = source.load(tmp_path)
     federation = divided(dataset) if normalize == "none" else federate(dataset, normalize=normalize)
-    instead = "0, which stands for a mean," if normalize == "client" else "the mean over the other clients"
-    said = [one for one in suspicions(federation) if "is empty in all rows" in one]
-    assert said == [f"{name} is empty in all rows of cork: the model gets {instead} there." for name in ("crp", "ward")]
+    of_client = "all training rows of cork: the model gets 0, which stands for a mean, there."
+    of_all = "all rows of cork: the model gets the mean over the other clients there."
+    said = [one for one in suspicions(federation) if "is empty in all" in one]
+    ends = of_client if normalize == "client" else of_all
+    assert said == [f"{name} is empty in {ends}" for name in ("crp", "ward")]
+
+
+@pytest.mark.parametrize("normalize", ["none", "federated", "client"])
+def test_values_that_are_the_mean_and_clients_with_few_rows_are_not_called_empty(
+    tmp_path: Path, normalize: str
+) -> None:
+    x = table().assign(hospital=CLIENTS, y=labels(table()))
+    names = np.unique(CLIENTS)
+    x["rare"] = (np.arange(120) == 7).astype(int)  # 0 in nearly all rows, and at most clients in all
+    x["code"] = np.select([names[0] == CLIENTS, names[1] == CLIENTS], [-1, 1], 0)  # one number for each client
+    x.loc[5, "crp"] = np.nan
+    few = x.iloc[:3].assign(hospital="tiny", crp=np.nan)
+    pandas.concat([x, few]).to_csv(tmp_path / "data.csv", index=False)
+    dataset = Csv(path=tmp_path / "data.csv", label="y", client="hospital", fill="mean").load(tmp_path)
+    federation = divided(dataset) if normalize == "none" else federate(dataset, normalize=normalize)
+    assert [one for one in suspicions(federation) if "is empty in all" in one] == []
 
 
 def test_categories_that_may_mean_the_same_are_named(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_misspelt_method_and_algorithms_that_computed_the_same_are_cautions(
     algorithms = {"fedavg": fl.FedAvg(), "mine": Typo(), "prox": fl.FedProx(mu=1.0)}
     result = run(federation, task, tmp_path, 1, algorithms=algorithms)
     found = cautions(RunData.read(result.folder))
-    assert "mine: Typo defines `corect`, which nothing calls. Did you mean `correct`?" in found
+    assert "mine: Typo defines `corect`, which fedloom does not call. Did you mean `correct`?" in found
     same = [text for text in found if "ended with the same weights" in text]
     assert [text.partition(" ended")[0] for text in same] == ["fedavg and mine"]
 

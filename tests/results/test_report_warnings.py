@@ -236,3 +236,12 @@ def test_metrics_that_some_clients_do_not_have_are_named(tmp_path: Path) -> None
     )
     assert any(text.startswith(said) for text in found)
     assert "1 of 3 clients has only one label: client-1." in found  # what `fedloom data describe` says of the data
+
+
+def test_models_of_clients_may_differ_beside_the_same_global_one(tmp_path: Path) -> None:
+    """Ditto's global model is FedAvg's by its definition."""
+    algorithms = {"fedavg": fl.FedAvg(lr=0.2), "ditto": fl.Ditto(lr=0.2), "again": fl.FedAvg(lr=0.2)}
+    data = two_classes(federation([20, 15, 30], seed=2))
+    fl.run(data, fl.Task(Logit, loss="bce"), algorithms, 2, out=tmp_path, backend="serial")
+    (said,) = [one for one in cautions(RunData.read(tmp_path)) if "ended with the same weights" in one]
+    assert said.startswith("fedavg and again ended")

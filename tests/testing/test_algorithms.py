@@ -222,7 +222,7 @@ def test_a_good_algorithm_passes() -> None:
         (Grows, "must always have the leaves that init_own gives it|does not run"),
         (SeesEverybody, "must say linear = False"),
         (CountsTwice, "gives 'model' the weight .* with .* examples, and largest_weight allows .*: override it"),
-        (Misspelt, "Misspelt defines `corect`, which nothing calls. Did you mean `correct`"),
+        (Misspelt, "Misspelt defines `corect`, which fedloom does not call. Did you mean `correct`"),
         (Unbounded, "takes pull = -1.0"),
         (Angry, "must refuse wrong parameters with an InputError, not with KeyError"),
         (Fails, "Fails on a CNN with batch normalisation does not run: .*a matrix was expected"),
