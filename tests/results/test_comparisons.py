@@ -140,7 +140,7 @@ def test_algorithms_are_compared_at_the_clients_where_all_have_a_value(tmp_path:
     shared = at["fast"].values[[0, 2]].mean()
     assert main.values == {"slow": {0: at["slow"].values.mean()}, "fast": {0: shared}}
     assert main.common == {0: 2}
-    assert "all have a value" in main.title
+    assert "where all algorithms have a value" in main.title
     found = " ".join(cautions(run))
     assert "Comparisons are over the clients at which all algorithms have a value: 2 (seed 0)" in found
     assert "lack a class" not in found
