@@ -227,7 +227,7 @@ def test_the_matrix_says_who_was_late_and_who_refused(tmp_path: Path, watched: W
 
 
 def test_views_of_a_large_run_are_read_ahead(tmp_path: Path, watched: Watched, open_page: Open) -> None:
-    page = open_page(watched(write_large(tmp_path / "run", clients=400, rounds=60)).url)
+    page = open_page(watched(write_large(tmp_path / "run", clients=1000, rounds=220)).url)
     until(page, "document.body.dataset.ahead === 'done'")
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url) if "/api/" in request.url else None)

@@ -138,7 +138,7 @@ async function redo() {
   if (hasRuns()) void lookAhead();
 }
 
-const LARGE = 20_000; // pairs of client and round: with more, a view that nobody has read takes a while to open
+const LARGE = 200_000; // pairs of client and round: with more, a view that nobody has read takes a while to open
 let ahead = false;
 
 /** Read what the other views of a large run show, once and one after the other: it is at hand when one is opened. */
