@@ -236,7 +236,7 @@ def test_views_of_a_large_run_are_read_ahead(tmp_path: Path, watched: Watched, o
     assert asked == []
     show(page, "matrix")
     assert len(asked) == 1  # for rounds after the last known one
-    assert asked[0].endswith("after=60")
+    assert asked[0].endswith("after=220")
 
 
 def test_a_hidden_page_asks_for_nothing_and_catches_up(tmp_path: Path, watched: Watched, open_page: Open) -> None:
