@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MANY = 5  # with fewer updates, the median says little
 RUINOUS = 1e6  # among few updates, the factor that no honest client reaches
+BESIDE = 10.0  # changes beside the model that are shorter than this times the model's own length count as this long
 SMALL = 0.05  # a change shorter than this share of the model's own length counts as this long
 
 
@@ -59,7 +60,7 @@ def update_lengths(
 
     Groups without leaves of the model, such as counts and fitness, differ widely between honest clients: they have no
     length. So do changes beside positions of the model, such as SCAFFOLD's control variates: a client that was not
-    drawn for long changes its own far more than others do. Their length says nothing unless it would ruin the model.
+    drawn for long changes its own far more than others do. Up to ten times the model's own length, theirs says nothing.
     """
     for group, base in update.positions.items():
         if base not in shared:
@@ -72,8 +73,9 @@ def update_lengths(
     found = {group: lengths(leaves, bases.get(group, {})).tolist() for group, leaves in groups.items()}
     weights = {group: update.weights(group).tolist() for group in found}
     changed = [group for group in found if not groups[group].keys().isdisjoint(trainable)]
-    beside = RUINOUS if any(group in bases for group in changed) else 0.0
-    least = dict.fromkeys(changed, beside) | {group: smallest_length(base) for group, base in bases.items()}
+    smallest = {group: smallest_length(base) for group, base in bases.items()}
+    of_model = [smallest[group] / SMALL for group in changed if group in smallest]
+    least = dict.fromkeys(changed, BESIDE * max(1.0, *of_model) if of_model else 0.0) | smallest
     model = [group for group in found if group in least]
     return [
         (

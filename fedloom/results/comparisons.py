@@ -86,34 +86,29 @@ def _at_common_clients(run: RunData, comparison: Comparison) -> Comparison:
     values, common = {label: dict(seeds) for label, seeds in comparison.values.items()}, {}
     done = {(cell.algorithm, cell.seed) for cell in run.result.runs if cell.status == "done"}
     for seed in run.seeds:
-        cells = {label: run.client_values(label, seed, phase, metric) for label in labels if (label, seed) in done}
-        lacking = {label: _undefined_at(run, label, seed, phase, known) for label, known in cells.items()}
-        without = set().union(*lacking.values())
-        if all(found == without for found in lacking.values()):
-            continue
-        for label, known in cells.items():
-            measured = run.client_values(label, seed, phase, "loss")
-            counts = ~np.isin(known.clients, [*without])
+        known: dict[str, ClientValues] = {}
+        measured, lacking = dict[str, set[int]](), dict[str, set[int]]()
+        for label in (label for label in labels if (label, seed) in done):
+            found, losses = (run.client_values(label, seed, phase, one) for one in (metric, "loss"))
             if comparison.rule == "final":
-                counts &= known.rounds == measured.rounds.max()
-            kept = known.keep(counts)
-            common[seed] = len({*kept.clients.tolist()})
+                last = max(found.rounds.max(initial=0), losses.rounds.max(initial=0))
+                found, losses = (one.keep(one.rounds == last) for one in (found, losses))
+            here, there = (one.rounds * (len(run.clients) + 1) + one.clients for one in (losses, found))
+            known[label] = found
+            measured[label] = {*found.clients.tolist(), *losses.clients.tolist()}
+            lacking[label] = {*losses.clients[~np.isin(here, there)].tolist()}
+        everywhere = set.intersection(*measured.values()) if measured else set()  # algorithms may draw other clients
+        lacking = {label: clients & everywhere for label, clients in lacking.items()}
+        shared = everywhere.difference(*lacking.values())
+        if all(clients == everywhere - shared for clients in lacking.values()):
+            continue
+        common[seed] = len(shared)
+        for label, one in known.items():
             values[label].pop(seed, None)
-            if common[seed]:
-                means = kept.by_round().mean
+            if shared:
+                means = one.keep(np.isin(one.clients, [*shared])).by_round().mean
                 values[label][seed] = headline.of_rounds(means, comparison.rule, comparison.metric.higher_is_better)
     return replace(comparison, values={label: seeds for label, seeds in values.items() if seeds}, common=common)
-
-
-def _undefined_at(run: RunData, label: str, seed: int, phase: str, known: ClientValues) -> set[int]:
-    """The clients that were measured and have no value: in the last round, or in any round if others count too."""
-    measured = run.client_values(label, seed, phase, "loss")
-    if len(measured) == len(known):
-        return set()
-    if run.result.rule == "final":
-        measured = measured.last_round()
-    pairs = {*zip(known.rounds.tolist(), known.clients.tolist(), strict=True)}
-    return {one[1] for one in zip(measured.rounds.tolist(), measured.clients.tolist(), strict=True) if one not in pairs}
 
 
 def at_clients(run: RunData, label: str, seed: int, key: str, metric: str, rule: str) -> float | None:

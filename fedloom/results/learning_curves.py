@@ -237,6 +237,7 @@ def caption(seeds: int, panels: set[str], crowded: bool, known: int | None = Non
     if seeds > 1:
         means = "seeds" if panels == {"server"} else "clients and seeds"
         bands = "Bands would hide the lines." if crowded else "Bands: 95 % t interval over seeds."
+        bands = "One seed has no interval." if known == 1 else bands
         some = "" if known in (None, seeds) else f"up to {known} of "
         return f"Lines: mean over {means} ({some}{seeds} seeds). {bands}"
     if panels == {"server"}:

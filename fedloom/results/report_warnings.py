@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from fedloom import metrics
+from fedloom.data.split import SPLITS
 from fedloom.errors import InputError
 from fedloom.experiment.round_rows import LEFT_OUT, OUTLIER
 from fedloom.results import headline
@@ -125,8 +126,12 @@ def _same_weights(run: RunData) -> Iterator[str]:
         cells = [run.cells[label, seed] for seed in run.seeds if (label, seed) in run.cells]
         if len(cells) == len(run.seeds) and all(one["weights_sha256"] and one["rounds_done"] for one in cells):
             # clients may have models of their own beside the same global one, as in Ditto
-            losses = [run.client_values(label, seed, run.end_phase, "loss").values.tobytes() for seed in run.seeds]
-            ended.setdefault((*(one["weights_sha256"] for one in cells), *losses), []).append(label)
+            measured = [
+                run.client_values(label, seed, run.end_phase, "loss", one) for seed in run.seeds for one in SPLITS
+            ]
+            if any(map(len, measured)):
+                losses = (one.values.tobytes() for one in measured)
+                ended.setdefault((*(one["weights_sha256"] for one in cells), *losses), []).append(label)
     for labels in ended.values():
         if len(labels) > 1:
             yield say("caution", "same_weights", labels=" and ".join(labels))

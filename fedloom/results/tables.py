@@ -212,8 +212,8 @@ def fairness(run: RunData) -> Iterator[Table]:
             means = map(known_mean, (*fair, last_rounds, [best for best, _ in peaks]))
             rows.append((label, *means, ", ".join(str(round) for _, round in peaks)))
     if rows:
-        few = min(LAST, measured)
-        at_clients, of_curve = ("worst 10 %", "std over clients", "Jain index"), (f"last {few} rounds", "peak")
+        few = f"last {min(LAST, measured)} rounds" if measured > 1 else "last round"
+        at_clients, of_curve = ("worst 10 %", "std over clients", "Jain index"), (few, "peak")
         columns = ("algorithm", *at_clients, *of_curve, "peak's round")
         shown = metric.number_format
         kinds = ("text", shown, metric.deviation_format, "number", shown, shown, "text")

@@ -61,7 +61,10 @@ class Clients:
 
     def check_stacked(self, model: Tree, form: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
         """Raise an error unless a model has a row for each of these clients."""
-        if any(leaf.shape[:1] != (len(self),) or leaf.dim() == len(form[name][0]) for name, leaf in model.items()):
+        if any(
+            leaf.shape[:1] != (len(self),) or (name in form and leaf.dim() == len(form[name][0]))
+            for name, leaf in model.items()
+        ):
             raise ValueError(
                 f"Clients train from a stacked model, with a row for each of these {len(self)} clients, and got one "
                 'without: give them expand(shared["model"], len(data)).'

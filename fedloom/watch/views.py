@@ -194,6 +194,8 @@ def _places(run: RunData, label: str, seed: int, axis: str) -> Curve | None:
     if axis == "rounds":
         return None
     costs, times = run.costs(label, seed), run.times(label, seed)
+    if not len(costs.rounds):
+        return None
     if axis == "virtual":
         measured = len(times.rounds) > 0 and np.array_equal(times.rounds, costs.rounds)
         return (times.rounds, times.ended) if measured else None

@@ -144,3 +144,24 @@ def test_algorithms_are_compared_at_the_clients_where_all_have_a_value(tmp_path:
     found = " ".join(cautions(run))
     assert "Comparisons are over the clients at which all algorithms have a value: 2 (seed 0)" in found
     assert "lack a class" not in found
+
+
+def test_algorithms_that_measured_other_clients_lack_nothing_there(tmp_path: Path) -> None:
+    data, task = two_classes(federation([30, 40, 25], seed=2)), fl.Task(Logit, loss="bce", metrics=["precision"])
+    algorithms = {"one": fl.FedAvg(lr=0.1), "two": fl.FedAvg(lr=0.2)}
+    fl.run(data, task, algorithms, 1, seeds=[0], out=tmp_path, backend="serial")
+    with Store(tmp_path) as store, store._transaction() as database:
+        cell = "cell = (SELECT id FROM cells WHERE label = '{}') AND phase = 'final' AND client = {}"
+        database.execute(f"DELETE FROM client_metrics WHERE {cell.format('two', 1)}")  # it drew others
+        database.execute(
+            f"UPDATE client_metrics SET value = NULL WHERE {cell.format('one', 1)} AND metric = 'precision'"
+        )
+    main = main_comparison(RunData.read(tmp_path))
+    assert main is not None
+    assert main.common == {}
+    with Store(tmp_path) as store, store._transaction() as database:  # no finite loss anywhere, and a value that lacks
+        database.execute(
+            f"UPDATE client_metrics SET value = NULL WHERE {cell.format('one', '0')} AND metric = 'precision'"
+        )
+        database.execute("UPDATE client_metrics SET value = NULL WHERE metric = 'loss' AND phase = 'final'")
+    assert main_comparison(RunData.read(tmp_path)) is not None

@@ -173,7 +173,10 @@ def test_figures_and_tables_say_what_is_about_the_drawn_clients_only(drawn: Path
     assert not any("drawn" in figure.caption for figure in figures.draw_comparison(everybody))
     names = {table.name: table for table in all_tables(RunData.read(drawn))}
     assert names["summary_accuracy_post_fit"].title.endswith("after local training (drawn clients)")
-    assert "the final model, which `predict` and `export` give, on each client's own test" in names["fairness"].note
+    assert (
+        "the final model (the client's own, where the algorithm gives it one) on each client's own test"
+        in names["fairness"].note
+    )
     assert names["differences_after_training"].title.startswith(
         "Paired differences over the same seeds: accuracy, after"
     )

@@ -245,3 +245,12 @@ def test_models_of_clients_may_differ_beside_the_same_global_one(tmp_path: Path)
     fl.run(data, fl.Task(Logit, loss="bce"), algorithms, 2, out=tmp_path, backend="serial")
     (said,) = [one for one in cautions(RunData.read(tmp_path)) if "ended with the same weights" in one]
     assert said.startswith("fedavg and again ended")
+
+
+def test_without_numbers_of_clients_nobody_is_said_to_have_computed_the_same(tmp_path: Path) -> None:
+    data, task = two_classes(federation([20, 15, 30], seed=2)), fl.Task(Logit, loss="bce")
+    for splits, name in (((), "none"), (("validation",), "validation")):
+        algorithms = {"fedavg": fl.FedAvg(lr=0.2), "ditto": fl.Ditto(lr=0.2)}
+        evaluate = fl.Evaluation(splits=splits)
+        fl.run(data, task, algorithms, 2, out=tmp_path / name, backend="serial", evaluate=evaluate)
+        assert not [one for one in cautions(RunData.read(tmp_path / name)) if "same weights" in one]

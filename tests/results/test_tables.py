@@ -99,4 +99,4 @@ def test_the_table_names_the_rounds_that_it_averages(run: RunData) -> None:
     measured = max(len(values) for _, values in curves)
     assert 1 < measured < 10
     assert f"last {measured} rounds" in table.columns
-    assert f"the last {measured} measured rounds" in table.note
+    assert f"the last {measured} rounds that were measured" in table.note

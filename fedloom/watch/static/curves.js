@@ -59,7 +59,7 @@ export function open(into, context) {
   async function update() {
     const found = await reads(context);
     const metric = context.metrics().find((one) => one.name === state.metric);
-    const has = found.every((one) => one.lines.every((/** @type {any} */ line) => state.axis in line.x));
+    const has = found.every((one) => one.lines.every((/** @type {any} */ line) => [line, ...line.seeds].every((part) => state.axis in part.x)));
     const axis = has ? state.axis : "rounds";
     const visible = found.flatMap((one) => one.lines).filter((line) => !state.hidden.has(line.label));
     const range = found.length > 1 && visible.length ? ranges(visible, axis) : undefined;
@@ -74,7 +74,7 @@ export function open(into, context) {
       const rows = [...one.lines].filter((line) => line.mean.length).map((line) => ({ line, last: line.mean.length - 1 }));
       // numbers of other rounds or over fewer seeds are no ranking
       const level = new Set(rows.map(({ line, last }) => `${line.x.rounds[last]} ${line.count}`)).size < 2;
-      box.about.textContent = level ? "The last round, the best algorithm first:" : "The last round of each algorithm, in the order of the file: they are not at the same round yet, or have fewer seeds than others.";
+      box.about.textContent = level ? "The last round, the best algorithm first:" : "The last round of each algorithm, in the order of the file: they are not at the same round, or not all have the same seeds.";
       if (level) rows.sort((a, b) => (metric?.up === false ? 1 : -1) * (Number(a.line.mean[a.last]) - Number(b.line.mean[b.last])));
       const body = rows.map(({ line, last }) => {
         const [low, high] = [line.low[last], line.high[last]];
