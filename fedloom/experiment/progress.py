@@ -85,15 +85,16 @@ class Bar(Progress):
     """Shows a bar for all cells together, and one for each running cell with loss, metrics and seconds per round."""
 
     MOST = 8  # how many finished cells stay on screen
-    WIDE = 100  # in fewer columns, numbers take the place of bars
+    WIDE = 100  # in fewer columns, numbers take the place of bars, and a metric that of the loss
 
     def __init__(self, console: Any) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
 
+        self.narrow = console.width < self.WIDE
         self.progress = RichProgress(
             TextColumn("{task.description}", markup=False),
-            *([BarColumn(bar_width=None)] if console.width >= self.WIDE else []),
+            *([] if self.narrow else [BarColumn(bar_width=None)]),
             MofNCompleteColumn(),
             TextColumn("{task.fields[values]}"),
             TimeRemainingColumn(compact=True),
@@ -119,7 +120,10 @@ class Bar(Progress):
         self.tasks[cell] = self.progress.add_task(cell, total=rounds, completed=done, values="")
 
     def step(self, cell: str, round: int, values: dict[str, float], seconds: float) -> None:
-        self.progress.update(self.tasks[cell], completed=round, values=f"{describe(values)} {seconds:.2g} s/round")
+        if self.narrow and any(name != "loss" for name in values):
+            values = {name: value for name, value in values.items() if name != "loss"}
+        words = describe(values) + ("" if self.narrow else f" {seconds:.2g} s/round")
+        self.progress.update(self.tasks[cell], completed=round, values=words)
         self._forward(round - self.rounds[cell])
         self.rounds[cell] = round
 

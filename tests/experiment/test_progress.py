@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from fedloom.experiment import progress
-from fedloom.experiment.progress import Bar, Lines
+from fedloom.experiment.progress import AFTER_TRAINING, Bar, Lines
 
 
 def test_lines_name_the_cell_and_count_those_that_are_over() -> None:
@@ -63,9 +63,9 @@ def test_numbers_are_whole_in_80_columns() -> None:
     bar = Bar(Console(file=out, force_terminal=True, width=80, color_system=None))
     bar.expect(21, rounds=30)
     bar.begin("central-standard (seed 1)", 0, 30)
-    bar.step("central-standard (seed 1)", 29, {"loss": 0.207, "accuracy": 0.934}, 0.61)
+    bar.step("central-standard (seed 1)", 29, {"loss": 0.207, "accuracy": 0.934, AFTER_TRAINING: 1}, 0.61)
     bar.close()
-    assert "29/30 loss 0.207 accuracy 93.4 % 0.61 s/round" in " ".join(out.getvalue().split())
+    assert "29/30 accuracy 93.4 % after training --:--" in " ".join(out.getvalue().split())
 
 
 def test_the_bars_of_a_run_replace_those_of_the_run_before() -> None:
