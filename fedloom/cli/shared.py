@@ -290,7 +290,8 @@ def finish(
     try:
         write(f"Picture: {result.plot(next(iter(result.metrics), 'loss'))}")
     except FedloomError as error:  # the results are there even if they cannot be drawn
-        say(f"No picture: {error}")
+        if any(cell.rounds for cell in result.runs):  # an evaluation alone has no curve
+            say(f"No picture: {error}")
     if report:
         try:
             with Console(stderr=True).status("Writing the report") as status:  # shows nothing without a terminal
