@@ -257,7 +257,7 @@ async function refresh(always) {
   else if (always) await redo();
 }
 
-const REST = 700; // milliseconds from one refresh to the next: rounds that are shorter must not pay for the page
+const REST = 850; // milliseconds from one refresh to the next: rounds that are shorter must not pay for the page
 let [waiting, rested] = [0, 0];
 /** @type {EventSource | null} */
 let stream = null;
