@@ -1,11 +1,11 @@
-"""The page's requests: files of the page, what the views show, a stream that says when something changed."""
+"""The page's requests: files of the page, what the views show, a stream of news."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import json
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +26,7 @@ from fedloom.watch.models import models as models_of
 STATIC = Path(__file__).parent / "static"
 FILES = {path.name: path for path in sorted(STATIC.iterdir())}
 GLANCE = 0.25  # seconds between two looks at the files of the runs, while somebody watches
+REST = 0.8  # seconds of quiet after news: runs with short rounds must not pay for the page
 ALIVE = 10.0  # seconds after which the stream says something, so that a broken connection is noticed
 Json = dict[str, Any]
 
@@ -125,15 +126,13 @@ def make_app(page: Page) -> FastAPI:
         known = page.sessions.is_open(request)
         if page.private and not known:
             return {"version": __version__, "locked": True, "operator": False, "federation": False}
-        runs = [{"number": number, "folder": str(run.folder)} for number, run in enumerate(page.runs)]
         about = {"version": __version__, "locked": False, "operator": known, "federation": page.operator is not None}
-        return {**about, "runs": runs, "marks": ["took part", *(words for words, _ in MARKS.values())]}
+        return {**about, "marks": ["took part", *(words for words, _ in MARKS.values())]}
 
     # what is asked for again and again is answered as it is: FastAPI would look at every number of it
-    @app.get("/api/runs/{number}", dependencies=[reads])
-    def overview(number: int) -> Response:
-        live = page.run(number)
-        return JSONResponse(views.overview(live.data(), read_control(live.folder)))
+    @app.get("/api/runs", dependencies=[reads])
+    def overviews() -> Response:
+        return JSONResponse(_overviews(page))
 
     @app.get("/api/runs/{number}/curves", dependencies=[reads])
     def curves(
@@ -165,7 +164,7 @@ def make_app(page: Page) -> FastAPI:
 
     @app.get("/api/events", dependencies=[reads])
     async def events(request: Request) -> StreamingResponse:
-        return StreamingResponse(_changes(page, request), media_type="text/event-stream")
+        return StreamingResponse(_news(page, request), media_type="text/event-stream")
 
     @app.post("/api/login")
     async def login(request: Request, given: Login) -> Response:
@@ -201,17 +200,37 @@ def _operator(page: Page) -> Operator:
     return page.operator
 
 
-async def _changes(page: Page, request: Request) -> AsyncIterator[str]:
-    """Say which runs have changed, as long as somebody listens and may. Nobody looks at their files otherwise."""
+def _overviews(page: Page) -> list[Json]:
+    return [views.overview(live.data(), read_control(live.folder)) for live in page.runs]
+
+
+def _stamps(page: Page) -> object:
+    try:
+        return [live.stamp() for live in page.runs]
+    except FedloomError:
+        return None  # what is wrong is said when the runs are read
+
+
+async def _news(page: Page, request: Request) -> AsyncGenerator[str, None]:
+    """Say how far the runs are whenever one has changed, as long as somebody listens and may.
+
+    Nobody looks at their files otherwise. News without a change are a sign of life, and tell of a process that has
+    ended without a word.
+    """
     yield "retry: 500\n\n"
-    known: dict[int, object] = {}
+    known: object = None
     silent = ALIVE  # the first word comes at once
     while not page.closing() and (not page.private or page.sessions.is_open(request)):
-        stamps = {number: live.stamp() for number, live in enumerate(page.runs)}
-        changed = [number for number, stamp in stamps.items() if known.get(number) != stamp]
-        known |= stamps
-        silent += GLANCE
-        if changed or silent >= ALIVE:  # without news it is a sign of life; a process may have ended without a word
-            yield f"data: {json.dumps({'runs': changed})}\n\n"
-            silent = 0.0
-        await asyncio.sleep(GLANCE)
+        stamps = _stamps(page)
+        if stamps == known and silent < ALIVE:
+            await asyncio.sleep(GLANCE)
+            silent += GLANCE
+            continue
+        news: Json = {"changed": stamps != known}
+        try:
+            news["runs"] = await asyncio.to_thread(_overviews, page)
+        except FedloomError as error:
+            news["error"] = str(error)
+        yield f"data: {json.dumps(news)}\n\n"
+        known, silent = stamps, 0.0
+        await asyncio.sleep(REST)

@@ -375,7 +375,7 @@ def test_another_page_in_the_same_browser_changes_and_reads_nothing(
         for mode, kind in (("no-cors", "text/plain"), ("cors", "application/json")):
             assert other.evaluate(SEND, [target, mode, kind]) == "failed"
         read = "(url) => fetch(url, {credentials: 'include'}).then((reply) => reply.text(), () => 'failed')"
-        assert other.evaluate(read, f"{server.url}api/runs/0") == "failed"
+        assert other.evaluate(read, f"{server.url}api/runs") == "failed"
         other.evaluate("document.forms[0].submit()")
         other.get_by_text("Requests from other pages are refused.").wait_for()
         assert not (run.folder / "control.json").exists()

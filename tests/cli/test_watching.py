@@ -25,7 +25,7 @@ def test_it_serves_the_page_of_several_runs_until_it_is_interrupted(tmp_path: Pa
     wait_for(lambda: "enter this token" in log.read_text(), process)  # type: ignore[arg-type]
     found = re.search(r"Watching at (http://127\.0\.0\.1:\d+/)\n", log.read_text())
     assert found is not None
-    assert [one["folder"] for one in httpx.get(f"{found[1]}api/page").json()["runs"]] == ["one", "two"]
+    assert [one["folder"] for one in httpx.get(f"{found[1]}api/runs").json()] == ["one", "two"]
     os.kill(process.pid, signal.SIGINT)
     assert process.wait(60) == 130
 
@@ -76,9 +76,9 @@ def test_the_demo_can_be_watched_live(tmp_path: Path) -> None:
     assert found is not None
     begun = (tmp_path / "run" / "cells").exists
     wait_for(lambda: begun() and list((tmp_path / "run" / "cells").glob("*/round-*.json")), process)  # type: ignore[arg-type]
-    (run,) = httpx.get(f"{found[1]}api/page").json()["runs"]
+    (run,) = httpx.get(f"{found[1]}api/runs").json()
     assert run["folder"] == "run"
-    labels = {one["label"] for one in httpx.get(f"{found[1]}api/runs/0").json()["labels"]}
+    labels = {one["label"] for one in run["labels"]}
     assert {"pooled", "local", "peer-weighted"} <= labels
     process.kill()
     process.wait(20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from fedloom.errors import InputError
 from fedloom.watch import app as watch_app
 from fedloom.watch.app import FILES, Page, make_app, same_token
 from fedloom.watch.guard import MOST_BODY
-from fedloom.watch.live_run import LiveRun
+from fedloom.watch.live_run import LiveRun, RunOnceItExists
 from tests.network.conftest import Requests
 from tests.watch.growing_run import HOSTILE, GrowingRun
 
@@ -64,7 +65,7 @@ def login(client: Requests, token: str = TOKEN) -> dict[str, str]:
 
 
 def test_everything_is_bound_by_a_strict_policy_and_comes_from_the_package(client: Requests) -> None:
-    for path in ("/", *(f"/static/{name}" for name in FILES), "/api/page", "/api/runs/0", "/nothing"):
+    for path in ("/", *(f"/static/{name}" for name in FILES), "/api/page", "/api/runs", "/nothing"):
         reply = client.get(path)
         policy = reply.headers["content-security-policy"]
         assert policy.startswith("default-src 'self'; ")
@@ -98,10 +99,11 @@ def test_no_file_of_the_page_names_another_host_or_has_code_in_html() -> None:
 
 def test_what_the_views_show_can_be_asked_for(client: Requests) -> None:
     about = client.get("/api/page").json()
-    assert (about["locked"], about["operator"], about["federation"], len(about["runs"])) == (False, False, False, 1)
+    assert (about["locked"], about["operator"], about["federation"]) == (False, False, False)
+    (shown,) = client.get("/api/runs").json()
+    assert shown["name"] == "run"
     cell = "label=fedavg&seed=1&metric=accuracy&phase=post_fit"
     for path in (
-        "",
         "/curves?metric=accuracy&panel=post_fit",
         f"/clients?{cell}",
         f"/distribution?{cell}",
@@ -111,17 +113,17 @@ def test_what_the_views_show_can_be_asked_for(client: Requests) -> None:
     assert len(client.get(f"/api/runs/0/matrix?{cell}").content) == 24 + 5 * 2 * 3
     reply = client.get("/api/runs/0/curves?metric=accuracy&panel=nose")
     assert (reply.status_code, reply.json()["detail"][:25]) == (409, "There is no panel 'nose'.")
-    assert client.get("/api/runs/1").status_code == 404
-    assert client.get("/api/runs/-1").status_code == 404
+    assert client.get("/api/runs/1/settings").status_code == 404
+    assert client.get("/api/runs/-1/settings").status_code == 404
     assert client.get("/openapi.json").status_code == 404
 
 
 def test_names_are_sent_as_they_are_and_only_as_data(tmp_path: Path) -> None:
     run = GrowingRun(tmp_path / "run", labels=[HOSTILE], clients=[HOSTILE, "b"]).add(1)
     client = requests(run.folder)
-    reply = client.get("/api/runs/0")
+    reply = client.get("/api/runs")
     assert reply.headers["content-type"] == "application/json"
-    assert reply.json()["labels"][0]["label"] == HOSTILE
+    assert reply.json()[0]["labels"][0]["label"] == HOSTILE
     assert HOSTILE not in client.get("/").text
     client.close()
 
@@ -170,18 +172,18 @@ def test_another_page_can_do_nothing_even_with_the_cookie(
 
 
 def test_a_forged_host_reads_nothing(client: Requests) -> None:
-    for path in ("/", "/api/page", "/api/runs/0", "/api/events"):
+    for path in ("/", "/api/page", "/api/runs", "/api/events"):
         assert client.get(path, headers={"host": "evil.example"}).status_code == 403
 
 
 def test_a_private_page_shows_nothing_without_the_token(run: GrowingRun) -> None:
     client = requests(run.folder, private=True)
-    paths = ("/api/runs/0", "/api/runs/0/settings", "/api/events", "/api/federation")
+    paths = ("/api/runs", "/api/runs/0/settings", "/api/events", "/api/federation")
     assert [client.get(path).status_code for path in paths] == [401] * 4
     assert client.get("/api/page").json()["locked"]
     assert str(run.folder) not in client.get("/api/page").text
     known = login(client)
-    assert client.get("/api/runs/0", headers=known).json()["name"] == "run"
+    assert client.get("/api/runs", headers=known).json()[0]["name"] == "run"
     client.close()
 
 
@@ -199,7 +201,7 @@ def test_what_belongs_to_the_event_loop_is_used_in_it(run: GrowingRun) -> None:
     client = requests(
         run.folder, private=True, recognise=lambda request, session: loops.append(asyncio.get_running_loop())
     )
-    assert client.get("/api/runs/0", headers=login(client)).status_code == 200
+    assert client.get("/api/runs", headers=login(client)).status_code == 200
     assert len(loops) == 1
     client.close()
 
@@ -222,56 +224,79 @@ def test_agents_are_for_the_operator_alone(run: GrowingRun) -> None:
     alone.close()
 
 
-def test_the_stream_of_a_private_page_ends_with_its_session(run: GrowingRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def heard(word: str) -> tuple[Any, ...]:
+    """What the stream says: whether something changed, and how many rounds the first cell of each run has."""
+    news = json.loads(word.removeprefix("data: "))
+    return news["changed"], *(run["cells"][0]["rounds_done"] for run in news["runs"])
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GLANCE", "REST"):
+        monkeypatch.setattr(watch_app, name, 0.001)
+
+
+def test_the_stream_of_a_private_page_ends_with_its_session(run: GrowingRun, quick: None) -> None:
     page = Page([LiveRun(run.folder)], same_token(TOKEN), private=True)
-    monkeypatch.setattr(watch_app, "GLANCE", 0.001)
     scope = {"type": "http", "scheme": "http", "path": "/", "server": ("localhost", 8600)}
     cookie = str(page.sessions.open(Request({**scope, "headers": []}), TOKEN)).split(";")[0]
     request = Request({**scope, "headers": [(b"cookie", cookie.encode())]})
 
     async def listen() -> list[str]:
-        heard = []
-        async for word in watch_app._changes(page, request):
-            heard.append(word)
-            if len(heard) == 2:
+        words = []
+        async for word in watch_app._news(page, request):
+            words.append(word)
+            if len(words) == 2:
                 page.sessions.close(request)
                 run.add(1)
-            if len(heard) == 3:  # it goes on
+            if len(words) == 3:  # it goes on
                 break
-        return heard
+        return words
 
-    assert asyncio.run(listen()) == ["retry: 500\n\n", 'data: {"runs": [0]}\n\n']
+    assert len(asyncio.run(listen())) == 2
 
 
-def test_the_stream_says_which_run_changed_and_looks_at_files_only_while_somebody_listens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_stream_says_how_far_runs_are_and_looks_at_files_only_while_somebody_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None
 ) -> None:
     runs = [GrowingRun(tmp_path / name).add(1) for name in ("a", "b")]
     page = Page([LiveRun(run.folder) for run in runs], same_token(TOKEN))
     looks = []
-    monkeypatch.setattr(watch_app, "GLANCE", 0.001)
     stamp = LiveRun.stamp
     monkeypatch.setattr(LiveRun, "stamp", lambda self: (looks.append(1), stamp(self))[1])
 
     async def listen() -> list[str]:
-        changes = watch_app._changes(page, cast(Any, None))
+        news = watch_app._news(page, cast(Any, None))
         assert looks == []
-        heard = [await anext(changes), await anext(changes)]
+        words = [await anext(news), await anext(news)]
         runs[1].add(1)
-        heard.append(await anext(changes))
-        await changes.aclose()
-        return heard
+        words.append(await anext(news))
+        monkeypatch.setattr(watch_app, "ALIVE", 0.01)
+        words.append(await anext(news))
+        await news.aclose()
+        return words
 
-    heard = asyncio.run(listen())
-    assert heard == ["retry: 500\n\n", 'data: {"runs": [0, 1]}\n\n', 'data: {"runs": [1]}\n\n']
+    retry, *words = asyncio.run(listen())
+    assert retry == "retry: 500\n\n"
+    assert [heard(word) for word in words] == [(True, 1, 1), (True, 1, 2), (False, 1, 2)]
     before = len(looks)
     runs[0].add(1)
     assert len(looks) == before
 
 
-def test_no_script_of_the_page_makes_elements_from_text() -> None:
-    scripts = {name: path.read_text() for name, path in FILES.items() if name.endswith(".js")}
-    assert len(scripts) > 5
-    for name, text in scripts.items():
-        found = re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|eval\(|Function\(", text)
-        assert not found, name
+def test_the_stream_says_once_why_a_run_cannot_be_read_and_goes_on(tmp_path: Path, quick: None) -> None:
+    (tmp_path / "run.db").write_bytes(b"this is no database" * 100)
+    os.utime(tmp_path / "run.db", (0, 0))
+    page = Page(RunOnceItExists(tmp_path), same_token(TOKEN))
+
+    async def listen() -> list[str]:
+        news = watch_app._news(page, cast(Any, None))
+        words = [await anext(news), await anext(news)]
+        (tmp_path / "run.db").unlink()
+        words.append(await anext(news))
+        await news.aclose()
+        return words
+
+    _, wrong, then = asyncio.run(listen())
+    assert "run.db" in json.loads(wrong.removeprefix("data: "))["error"]
+    assert heard(then) == (True,)

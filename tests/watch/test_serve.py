@@ -46,7 +46,7 @@ def test_beyond_this_machine_the_token_is_needed_to_see_anything(tmp_path: Path,
     assert server.token in said[1]
     assert ("without TLS" in said[1]) == private
     with server.serving():
-        reply = httpx.get(f"http://127.0.0.1:{server.port}/api/runs/0")
+        reply = httpx.get(f"http://127.0.0.1:{server.port}/api/runs")
     assert reply.status_code == (401 if private else 200)
 
 

@@ -40,7 +40,7 @@ const context = {
   runChoice: () => (context.overviews.length > 1 ? [choice("Run", context.overviews.map((run, number) => [String(number), run.name]), String(state.run), (value) => { state.run = Number(value); remember(); reopen(); })] : []),
   remember,
   redo: () => { remember(); busy(); void redo(); },
-  refresh: () => refresh(true),
+  refresh,
   ask,
   fail,
 };
@@ -197,7 +197,7 @@ function controls(run, number) {
     return el("div", {}, said, running || wish === "pause" ? askForToken(number) : null);
   }
   /** @param {string} wanted */
-  const send = (wanted) => post(`runs/${number}/control`, { wish: wanted }).then(() => refresh(true)).catch(fail);
+  const send = (wanted) => post(`runs/${number}/control`, { wish: wanted }).then(() => refresh()).catch(fail);
   const buttons = [
     running && !wish ? el("button", { type: "button", onclick: () => send("pause") }, "Pause") : null,
     wish === "pause" ? el("button", { type: "button", onclick: () => send("continue") }, "Continue") : null,
@@ -244,21 +244,22 @@ function ask(words, button) {
   });
 }
 
-/** @param {boolean} always */
-async function refresh(always) {
+/** Ask how far the runs are; the stream says it without being asked. */
+async function refresh() {
   try {
-    if (context.about.federation || !context.about.runs.length) context.about = await get("page"); // the run may begin now
-    if (!context.about.runs) { void start(); return; } // the session has ended
-    context.overviews = await Promise.all(context.about.runs.map((/** @type {any} */ one) => get(`runs/${one.number}`)));
-  } catch (error) { fail(error); return; }
+    await show(await get("runs"), true);
+  } catch (error) { fail(error); }
+}
+
+/** @param {Overview[]} overviews @param {boolean} changed */
+async function show(overviews, changed) {
+  context.overviews = overviews;
   settle();
   overview();
   if (signature() !== opened) reopen();
-  else if (always) await redo();
+  else if (changed) await redo();
 }
 
-const REST = 850; // milliseconds from one refresh to the next: rounds that are shorter must not pay for the page
-let [waiting, rested] = [0, 0];
 /** @type {EventSource | null} */
 let stream = null;
 
@@ -280,14 +281,10 @@ function listen() {
     if (stream?.readyState === EventSource.CLOSED) setTimeout(start, 1000); // it was refused: ask again what is allowed
   };
   stream.onmessage = (event) => {
-    if (!JSON.parse(event.data).runs.length) { void refresh(false); return; }
-    forget();
-    if (waiting) return;
-    waiting = window.setTimeout(async () => {
-      waiting = 0;
-      await refresh(true);
-      rested = performance.now() + REST;
-    }, rested - performance.now());
+    const { runs, changed, error } = JSON.parse(event.data);
+    if (changed) forget();
+    if (error) fail(new Error(error));
+    else void show(runs, changed);
   };
 }
 
@@ -304,7 +301,7 @@ function attend() {
 /** What agents do changes without a word in the run's database. */
 function lookAtAgents() {
   if (!context.about.federation || stream?.readyState !== EventSource.OPEN) return;
-  void (!hasRuns() ? refresh(true) : state.view === "agents" ? redo() : federation.reads().catch(fail));
+  void (!hasRuns() ? refresh() : state.view === "agents" ? redo() : federation.reads().catch(fail));
 }
 
 async function start() {

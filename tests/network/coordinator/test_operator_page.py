@@ -32,8 +32,8 @@ def test_the_page_is_for_the_operators_token_alone(world: World) -> None:
     world.speaker("kerry")
     assert "<title>fedloom watch</title>" in world.client.get("/watch/").text
     about = world.client.get("/watch/api/page").json()
-    assert (about["locked"], about["operator"], "runs" in about) == (True, False, False)
-    for path in ("federation", "events", "runs/0"):
+    assert (about["locked"], about["operator"], "marks" in about) == (True, False, False)
+    for path in ("federation", "events", "runs", "runs/0/settings"):
         reply = world.client.get(f"/watch/api/{path}")
         assert reply.status_code == 401
         assert "kerry" not in reply.text
