@@ -132,7 +132,8 @@ def predict(predictor: Predictor, rows: Any) -> Any:
     wanted = predictor.preprocessing.shape
     if not hasattr(rows, "columns"):
         try:
-            x = torch.tensor(np.asarray(rows))
+            array = np.array(rows.detach().cpu().numpy() if isinstance(rows, Tensor) else rows, order="C")
+            x = torch.tensor(array.astype(np.float64) if array.dtype == object else array)
         except (TypeError, ValueError):  # such as a path, a dict, or texts
             x = torch.empty(0)
         x = x.float() if x.dtype in (torch.float64, torch.float16) else x

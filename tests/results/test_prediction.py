@@ -159,6 +159,19 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
         predict(made, [[1.0, np.nan]])
 
 
+@pytest.mark.parametrize("how", [torch.tensor, np.array, lambda rows: np.array(rows, object)])
+def test_arrays_of_any_kind_give_the_same_answers(how: Any) -> None:
+    made = Predictor(Given(), Preprocessing(shape=(2,)), torch.float32)
+    expected = predict(made, [[1.5, 2.0], [3.0, 4.0]])
+    array = how([[1.5, 2.0], [3.0, 4.0]])
+    assert predict(made, array) == expected
+    if isinstance(array, torch.Tensor):
+        assert predict(made, array.requires_grad_()) == expected
+    else:
+        assert predict(made, array[::-1][::-1]) == expected
+        assert predict(made, how([[3.0, 4.0], [1.5, 2.0]])[::-1]) == expected
+
+
 def test_input_that_is_no_table_of_examples_is_explained() -> None:
     pandas = pytest.importorskip("pandas")
     made = Predictor(Given(), Preprocessing(columns=(Column(name="x"),), shape=(1,)), torch.float32)

@@ -35,9 +35,17 @@ class Source(Record):
         """Read the examples. Relative paths start at `base`, the folder of the experiment file."""
 
 
+def expanded(path: Path) -> Path:
+    """Return a path in which ~ is somebody's home folder."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise InputError(f"There is no home folder of {path.parts[0]} in {path}. Write the whole path.") from None
+
+
 def locate(base: Path, path: Path) -> Path:
     """Return the file or folder that a path in an experiment file refers to."""
-    found = base / path.expanduser()
+    found = base / expanded(path)
     if not found.exists():
         beside = [other.name for other in found.parent.iterdir()] if found.parent.is_dir() else []
         hint = nearest(found.name, beside)
@@ -57,7 +65,7 @@ def require(name: str, known: Sequence[str], where: str, what: str) -> None:
 def cache_folder(name: str) -> Path:
     """Return the folder where `fedloom data get` stores a dataset."""
     root = os.environ.get("FEDLOOM_CACHE")
-    return (Path(root).expanduser() if root else Path.home() / ".cache" / "fedloom") / name
+    return (expanded(Path(root)) if root else Path.home() / ".cache" / "fedloom") / name
 
 
 def locate_or_cached(base: Path, path: Path | None, name: str) -> Path:

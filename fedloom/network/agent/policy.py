@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from fedloom.algorithms import ALGORITHMS
+from fedloom.data.sources.base import expanded
 from fedloom.errors import InputError, nearest
 from fedloom.experiment.experiment_file import Experiment, TaskTable, read, read_toml
 from fedloom.metrics import LOSSES, short_name
@@ -372,6 +373,6 @@ def site_of(values: Mapping[str, Any], path: Path) -> Site:
 
 def _one_client(data: Mapping[str, Any], base: Path) -> dict[str, Any]:
     """Return [data] in which a CSV file that names no clients is one client: the site."""
-    path = base / Path(str(data.get("path"))).expanduser()
+    path = base / expanded(Path(str(data.get("path"))))
     is_one = data.get("source") == "csv" and "client" not in data and not path.is_dir()  # of a folder, each file is one
     return {**({"partition": {"name": "iid", "clients": 1}} if is_one else {}), **data}

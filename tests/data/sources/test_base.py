@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedloom.data.sources.base import cache_folder, encode, targets
+from fedloom.data.sources.base import cache_folder, encode, locate, targets
 from fedloom.errors import InputError
 from tests.data.sources.loading import load, write_mnist
 
@@ -27,6 +27,11 @@ def test_the_task_is_guessed_from_the_labels() -> None:
         targets(["1", "nan"], "classification")
     with pytest.raises(InputError, match=r"one list, one per example. Got an array of shape \(2, 2\)"):
         targets(np.zeros((2, 2)), "classification")
+
+
+def test_the_home_folder_of_nobody_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no home folder of ~nobody-at-all in ~nobody-at-all/x.csv"):
+        locate(tmp_path, Path("~nobody-at-all/x.csv"))
 
 
 def test_without_a_path_the_cache_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
