@@ -20,7 +20,7 @@ ROWS = 8192  # lines converted to numbers at a time: their text takes ten times 
 DELIMITERS = (",", ";", "\t", "|")
 DATE = re.compile(r"(\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4})([ T]\d{1,2}:\d{2}.*)?")
 THOUSANDS = re.compile(r"[+-]?\d{1,3},\d{3}")
-YES_OR_NO = ("true", "false", "yes", "no", "y", "n", "t", "f")
+YES_OR_NO = ("true", "false", "yes", "no", "y", "n")  # f may be female
 Where = Callable[[int], str]  # the place of a cell, for messages
 
 

@@ -28,7 +28,7 @@ from fedloom.training.evaluation import NO_KEY
 from fedloom.training.masking import Masked
 from fedloom.training.trials import ROWS, Trial, differentiable, prepared, some_examples
 from fedloom.tree import Tree, clone, same_bits, size
-from fedloom.user_code import said
+from fedloom.user_code import is_code, said
 
 LARGE_MODEL = 64_000_000  # bytes: recording the steps of a larger model takes a lot of memory and gains little
 LABELS = 4096  # the most examples to try a loss on: one of every label
@@ -137,8 +137,9 @@ def probe(federation: Federation, task: Task) -> Probe:
         except FedloomError:
             raise
         except Exception as error:
+            name = f" {task.model}" if isinstance(task.model, str) else ""
             raise InputError(
-                f"The model does not take the data: an example has the shape {tuple(x.shape[1:])} and is of {x.dtype}, "
+                f"The model{name} does not take the data: an example has the shape {tuple(x.shape[1:])} and is of {x.dtype}, "
                 f"and the model says {said(error)}{_about_features(task, x)}"
             ) from error
         if set(task.module.state_dict()) - set(task.tensors.persistent):
@@ -213,8 +214,9 @@ def _about_features(task: Task, x: Tensor) -> str:
     """Say what to do about a number of features that is not the data's."""
     given, count = task.args.get("features"), x[0].numel()
     if given in (None, count):
-        return ""
-    return f" The data has {count} features, and [task] args has features = {given}: leave it out, or correct it."
+        shipped = isinstance(task.model, str) and not is_code(task.model)
+        return '. Set model = "mlp" in [task]: it takes any number of features.' if shipped and x.dim() == 2 else ""
+    return f". The data has {count} features, and [task] args has features = {given}: leave it out, or correct it."
 
 
 def _about_classes(federation: Federation, task: Task) -> str:

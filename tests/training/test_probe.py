@@ -95,6 +95,11 @@ def test_a_model_for_other_data_is_refused_with_the_shape_of_an_example() -> Non
         probe(federation((20,)), Task(lambda: nn.Linear(5, 3)))
 
 
+def test_a_shipped_model_for_other_data_is_named_with_one_that_takes_it() -> None:
+    with pytest.raises(InputError, match=r'model digits_mlp does not take the data.* Set model = "mlp" in \[task\]'):
+        probe(federation((20,)), Task("digits_mlp"))
+
+
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_too_few_outputs_for_the_classes_are_refused(outputs: int) -> None:
     message = (

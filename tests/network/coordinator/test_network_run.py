@@ -117,7 +117,7 @@ def facts(**changes: Any) -> dict[str, Any]:
         ({"clients": (facts(number=0), facts(number=0))}, "mismatch: its [site] hosts must number every client"),
         ({"features": (10**8,)}, "mismatch: an example has 100,000,000 values, and at most 16,777,216 are allowed"),
         ({"features": (2**53, 2**53)}, "mismatch: an example has "),
-        ({"features": (63,)}, "mismatch: The model does not take the data"),
+        ({"features": (63,)}, "mismatch: The model digits_mlp does not take the data"),
         ({"classes": tuple(map(str, range(11)))}, "mismatch: "),
         ({"labels": (10**8,)}, "mismatch: an example has 100,000,000 values"),
         ({"dtype": "nn"}, "malformed: "),
