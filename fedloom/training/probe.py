@@ -139,8 +139,8 @@ def probe(federation: Federation, task: Task) -> Probe:
         except Exception as error:
             name = f" {task.model}" if isinstance(task.model, str) else ""
             raise InputError(
-                f"The model{name} does not take the data: an example has the shape {tuple(x.shape[1:])} and is of {x.dtype}, "
-                f"and the model says {said(error)}{_about_features(task, x)}"
+                f"The model{name} does not take the data: an example has the shape {tuple(x.shape[1:])} and is of "
+                f"{x.dtype}, and the model says {said(error)}{_about_features(task, x)}"
             ) from error
         if set(task.module.state_dict()) - set(task.tensors.persistent):
             raise InputError(
