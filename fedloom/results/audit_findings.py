@@ -99,13 +99,21 @@ def poisoning(audit: Findings) -> CaptionedFigure | None:
         return None
     figure = style.new_figure(8.2, 3.6)
     panels = figure.subplots(1, len(found["accuracy"]), sharey=True, squeeze=False)[0]
-    for axes, (partition, rules) in zip(panels, found["accuracy"].items(), strict=True):
+    for panel, (axes, (partition, rules)) in enumerate(zip(panels, found["accuracy"].items(), strict=True)):
         attacks = list(next(iter(rules.values())))
         values = np.array([[rules[rule][attack] for attack in attacks] for rule in rules])
         image = style.draw_grid(axes, values, 0.0, 1.0, True)
         for (row, column), value in np.ndenumerate(values):
-            colour = "white" if value < 0.5 else INK
-            axes.text(column, row, f"{100 * value:.0f}", ha="center", va="center", size=7, color=colour)
+            axes.text(
+                column,
+                row,
+                f"{100 * value:.0f}",
+                ha="center",
+                va="center",
+                size=7,
+                color="white" if value < 0.5 else INK,
+                gid=f"cell-{panel}-{row}-{column}",  # in the dark, a report keeps its colour
+            )
         axes.set_title(partition, loc="left")
         axes.set_xticks(range(len(attacks)), attacks, rotation=40, ha="right")
         axes.set_yticks(range(len(rules)), list(rules))

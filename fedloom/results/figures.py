@@ -386,7 +386,7 @@ def heat_map(run: RunData, metric: str) -> CaptionedFigure | None:
     style.show_percent(style.add_colour_bar(figure, image, panels, f"Test {metric}", **settings), info.percent)
     figure.supxlabel("Round", size=8.5, color=INK)
     panels[0].set_ylabel("Client")
-    caption = "After local training, on each client's own test split; a white cell was not measured."
+    caption = "After local training, on each client's own test split; an empty cell was not measured."
     if run.same_clients and len(run.seeds) > 1 and run.leaves_out_clients("post_fit"):
         caption += f" A cell is the mean over those of the {len(run.seeds)} seeds that drew the client in that round."
     elif run.same_clients:

@@ -195,11 +195,16 @@ def test_on_a_phone_a_figure_keeps_its_size_and_scrolls(written: Path) -> None:
     assert text.count('<div class="drawing" tabindex="0">') == text.count("<figcaption>") > 0
 
 
-def test_a_dark_scheme_is_for_screens_only_and_leaves_figures_on_white() -> None:
+def test_a_dark_scheme_is_for_screens_only_and_turns_every_dark_ink_of_figures(written: Path) -> None:
     style = (report.TEMPLATES / "report.css").read_text(encoding="utf-8")
     dark = re.search(r"@media screen and \(prefers-color-scheme: dark\) \{\n(.*?)\n\}", style, re.DOTALL)
     assert dark is not None
-    assert ".drawing { background: #fff;" in dark[1]
+    text = (written / "report.html").read_text(encoding="utf-8")
+    inks = {*re.findall(r"\b(?:fill|stroke): (#[0-9a-f]{6})", text)} - {"#00224e"}  # of a colour map
+    assert len(inks) > 9
+    for ink in inks:  # what is dark would be dark on dark, and white paper white
+        red, green, blue = (int(ink[at : at + 2], 16) for at in (1, 3, 5))
+        assert 80 < 0.3 * red + 0.6 * green + 0.1 * blue < 220 or ink in dark[1], ink
     named = {*re.findall(r"var\((--[a-z-]+)\)", style)}
     light = style.splitlines()[0]
     for name in sorted(named):  # a colour that the dark scheme forgets would be dark on dark
