@@ -185,7 +185,8 @@ def reproduce(
     changed = {**({"data.path": str(data.resolve())} if data is not None else {}), **shared.parse_changes(changes)}
     base = Path(name).resolve().parent if name.endswith(".toml") else None
     rerun = Rerun(reproduction, quick, changed, base)
-    planned = rerun.plan(only or [])
+    folder = out or Path("runs") / f"reproduce-{Path(name).stem}{'-quick' if quick else ''}"
+    planned = rerun.plan(only or [], folder)
     rows = f"{len(planned)} row" + ("s" if len(planned) > 1 else "")
     total = duration(sum(one.seconds for one in planned))
     say(f"{reproduction.title}{' (quick)' if quick else ''}: {rows}, roughly {total} on this machine.")
@@ -193,7 +194,6 @@ def reproduce(
         for one in planned:
             print(f"{one.row.name:<30} {duration(one.seconds)}")
         return
-    folder = out or Path("runs") / f"reproduce-{Path(name).stem}{'-quick' if quick else ''}"
     with shared.showing(quiet) as progress, shared.stop_on_interrupt() as should_stop:
         table = rerun.run(planned, folder, fresh=fresh, progress=progress, should_stop=should_stop)
     if table is None:

@@ -133,6 +133,11 @@ class Row(Record):
         """The name of its run's folder."""
         return "".join(sign if sign.isalnum() or sign in ".-" else "_" for sign in self.run or self.name)
 
+    @property
+    def alone(self) -> Row:
+        """The row with a run of its own, in which its algorithm is the only one."""
+        return self.model_copy(update={"run": ""})
+
     def numbers(self, measure: Measure) -> dict[str, Published]:
         """Return what each source says about one measure."""
         found = {

@@ -39,16 +39,20 @@ class Rerun:
     changes: Mapping[str, Any] = field(default_factory=dict)
     base: Path | None = None
 
-    def plan(self, only: Sequence[str] = ()) -> list[Planned]:
-        """Choose the rows to run and estimate how long each takes."""
+    def plan(self, only: Sequence[str] = (), folder: Path | None = None) -> list[Planned]:
+        """Choose the rows to run and estimate how long each takes.
+
+        A row whose run has rows that are not wanted is run alone, unless that run has begun in the folder.
+        """
         every = self.reproduction.row
         wanted = self.reproduction.quick.rows if self.quick and not only else only
         rows = [row for row in every if not wanted or any(fnmatch(row.name, one) for one in wanted)]
         nowhere = [one for one in wanted if not any(fnmatch(row.name, one) for row in rows)]
         if nowhere:
             raise InputError(f"No row is called {', '.join(nowhere)}. Known: {'; '.join(row.name for row in every)}.")
+        more = {row.run for row in every if row not in rows and not (folder and self._place(folder, row).exists())}
         found, known, shared = [], dict[str, Estimate](), set[str]()
-        for row in rows:
+        for row in (row.alone if row.run in more else row for row in rows):
             experiment = self.experiment(row)
             # the cost of a round depends on batches, cohort, algorithms and metrics: time it once for each kind
             kind = f"{experiment.train} {experiment.cohort} {experiment.algorithm} {experiment.evaluate}"
@@ -67,6 +71,9 @@ class Rerun:
         values = copy.deepcopy(self.reproduction.experiment)
         for key, value in {**row.set, **(quick.set if self.quick else {}), **self.changes}.items():
             experiment_file.change(values, key, copy.deepcopy(value))
+        algorithms = values.get("algorithm", {})
+        if row.label in algorithms and not row.run:
+            values["algorithm"] = {row.label: algorithms[row.label]}
         experiment = experiment_file.parse(values, self.base or Path.cwd(), default_name="reproduction")
         if self.quick and experiment.rounds > quick.rounds:
             values["rounds"] = quick.rounds
@@ -101,7 +108,7 @@ class Rerun:
         made: Table | None = None
         ran: dict[Path, RunData] = {}
         for one in planned:
-            out = folder / "rows" / one.row.folder
+            out = self._place(folder, one.row)
             again = fresh and out not in ran
             result = run_plan(
                 Plan.of(one.experiment), out, fresh=again, progress=progress or Silent(), should_stop=should_stop
@@ -122,11 +129,15 @@ class Rerun:
             write_tables([made], folder)  # after every row, so that you can watch a long reproduction
             write_atomically(folder / RECORD, _record(shown, how).encode())
             if self.reproduction.curves is not None:
-                places = {done.row.name: folder / "rows" / done.row.folder for done in shown if done.ours}
+                places = {done.row.name: self._place(folder, done.row) for done in shown if done.ours}
                 views = {name: ran.get(place) or RunData.read(place) for name, place in places.items()}
                 target = next(iter(one.experiment.evaluate.target.values()), None)
                 draw(self.reproduction.curves, views, self.reproduction.title, target).save(folder)
         return made
+
+    @staticmethod
+    def _place(folder: Path, row: Row) -> Path:
+        return folder / "rows" / row.folder
 
     def _done_before(self, folder: Path, how: Mapping[str, Any]) -> dict[str, Planned]:
         """Return the rows of an earlier record that were run in the same way."""

@@ -102,6 +102,24 @@ def test_a_row_may_state_several_numbers_of_one_algorithm_among_others(tmp_path:
     assert ours["averaging", "never measured"] is None
 
 
+def test_a_row_of_a_shared_run_can_be_run_alone_with_the_same_numbers(tmp_path: Path) -> None:
+    (tmp_path / "several.toml").write_text(SEVERAL)
+    found = published.load(str(tmp_path / "several.toml"))
+
+    def ours(out: Path, *only: str) -> dict[str, Any]:
+        planned = Rerun(found).plan(only, out)
+        Rerun(found).run(planned, out)
+        return {one.row.name: (one.ours, one.curves) for one in planned}
+
+    alone = ours(tmp_path / "alone", "averaging")
+    assert [path.name for path in (tmp_path / "alone" / "rows").iterdir()] == ["averaging"]
+    assert RunData.read(tmp_path / "alone" / "rows" / "averaging").labels == ("central",)
+    everything = ours(tmp_path / "all")
+    assert alone["averaging"] == everything["averaging"]
+    assert ours(tmp_path / "all", "averaging") == alone  # the shared run is there, and used
+    assert [path.name for path in (tmp_path / "all" / "rows").iterdir()] == ["all"]
+
+
 def test_further_measures_stand_beside_what_is_compared_and_curves_are_drawn(tmp_path: Path) -> None:
     both = SMALL.replace("[measure]", '[[measure]]\nname = "rounds"').replace(
         "[quick]", '[[measure]]\nname = "crossing"\nkind = "crossing"\ntarget = 0.5\n[curves]\nbest = true\n[quick]'
