@@ -254,6 +254,15 @@ class Experiment(Record):
             **({"run": run} if run else {}),
         }
 
+    def as_written(self) -> dict[str, Any]:
+        """Return every key with its value. Of data that agents bring, there is only what they agreed on."""
+        values, agreed = self.resolved(), self.data.preprocessing
+        if not self.has_data:
+            del values["data"]
+        if not self.has_data and agreed is not None:
+            values["data"] = {"preprocessing": str(agreed)}
+        return values
+
     def description(self) -> dict[str, Any]:
         """Return what decides the result: all but `rounds` and `[run]`, with fingerprints of your own code files."""
         described = {key: value for key, value in self.resolved().items() if key not in ("rounds", "run")}

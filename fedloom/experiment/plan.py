@@ -84,8 +84,11 @@ class Plan:
             self.compress.check(algorithm, self.privacy)
 
     @staticmethod
-    def of(experiment: Experiment) -> Plan:
-        """Make the plan of an experiment file; data and task are loaded when they are first needed."""
+    def of(experiment: Experiment, shape: tuple[int, ...] | None = None) -> Plan:
+        """Make the plan of an experiment file; data and task are loaded when they are first needed.
+
+        With the `shape` of an example, no data is loaded for a model that takes as many features as there are.
+        """
         data, task = experiment.data.seed, experiment.task.seed
         agreed = lru_cache(maxsize=1)(lambda: _agreed(experiment))
         load = lru_cache(maxsize=1)(lambda: load_dataset(experiment, agreed()))
@@ -93,10 +96,11 @@ class Plan:
         first = experiment.seeds[0] if data == "run" else data
 
         def example() -> Tensor:
-            found = None if experiment.has_data else agreed()  # sites that bring the data agreed on its features
-            return federation(first).example() if found is None else torch.zeros(2, *found.shape)
+            found = None if shape or experiment.has_data else agreed()  # sites with data agreed on its features
+            known = shape or (found and found.shape)
+            return torch.zeros(2, *known) if known else federation(first).example()
 
-        known = example if experiment.has_data or experiment.data.preprocessing is not None else None
+        known = example if shape or experiment.has_data or experiment.data.preprocessing is not None else None
         make_task = lru_cache(maxsize=8)(lambda seed: _task(experiment, seed, known))
         return Plan(
             federation=lambda seed: federation(seed if data == "run" else data),
@@ -111,7 +115,7 @@ class Plan:
             compress=experiment.compress,
             name=experiment.name,
             description=experiment.description,
-            resolved=experiment.resolved(),
+            resolved=experiment.as_written(),
             agreed=agreed,
             system=experiment.system,
             base=experiment.base,

@@ -305,9 +305,15 @@ class Result:
         return loaded
 
     def _algorithm_and_task(self, cell: CellResult) -> tuple[Algorithm, Task]:
-        return self._from_plan(lambda plan: (plan.algorithms[cell.algorithm], plan.task(cell.seed)))
+        from fedloom.data.preprocessing import Preprocessing
+        from fedloom.experiment.run_folder import preprocessing_file
 
-    def _from_plan(self, make: Callable[[Plan], Restored]) -> Restored:
+        path = preprocessing_file(self.folder, cell.seed)
+        stored = Preprocessing.read(path) if path.is_file() else None
+        shape = stored.shape if stored is not None and stored.columns else None  # other data may be of another dtype
+        return self._from_plan(lambda plan: (plan.algorithms[cell.algorithm], plan.task(cell.seed)), shape)
+
+    def _from_plan(self, make: Callable[[Plan], Restored], shape: tuple[int, ...] | None = None) -> Restored:
         """Return a part of what this process ran, or rebuild it from the folder's experiment file."""
         if self.plan is not None:
             return make(self.plan)
@@ -325,7 +331,7 @@ class Result:
             values = files.read_toml(file)
             values.get("run", {}).pop("compile", None)  # which folders of older versions have
             self._check_code(experiment_file.code_names(values))
-            return make(Plan.of(experiment_file.parse(values, Path.cwd())))
+            return make(Plan.of(experiment_file.parse(values, Path.cwd()), shape))
         except InputError as error:
             raise InputError(
                 f"{error} (Clients' models are rebuilt from {file}: change to the folder of the file that was run.)"

@@ -240,3 +240,15 @@ def test_two_shares_are_no_split() -> None:
         InputError, match=r"\[data\] split must be three shares: train, validation, test\. Got \[0\.5, 0\.5\]"
     ):
         experiment_file.parse({"data": {"split": [0.5, 0.5]}})
+
+
+def test_the_copy_of_a_file_without_data_names_none() -> None:
+    without = experiment_file.parse({"algorithm": {"fedavg": {}}}, Path())
+    assert "data" not in without.as_written()
+    agreed = experiment_file.parse({"data": {"preprocessing": "agreed.json"}, "algorithm": {"fedavg": {}}}, Path())
+    assert agreed.as_written()["data"] == {"preprocessing": "agreed.json"}
+    for one in (without, agreed):  # and it is the same experiment
+        again = experiment_file.parse(one.as_written(), Path())
+        assert (again.has_data, again.description()) == (False, one.description())
+    given = experiment_file.parse({"data": {"source": "digits"}, "algorithm": {"fedavg": {}}}, Path())
+    assert given.as_written() == given.resolved()
