@@ -19,6 +19,8 @@ from fedloom.errors import InputError, StoreError, unknown
 from fedloom.experiment.experiment_file import Experiment, differences, identity
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
+from fedloom.experiment.store import Store
+from fedloom.experiment.worker_groups import check_same_data
 from fedloom.files import write_atomically
 from fedloom.privacy.dp.client_level import ClientLevel
 from fedloom.results.result import Result, open_store
@@ -110,6 +112,8 @@ def _membership(experiment: Experiment, plan: Plan, folder: Path, tell: Tell) ->
         raise InputError(f"The run in {folder} is not finished: `fedloom run` it first.")
     found = {}
     tell(0, len(plan.algorithms))
+    with Store(folder, read_only=True) as store:
+        check_same_data(store, plan.federation(seed), seed)  # others would be taken for members
     for number, label in enumerate(plan.algorithms, 1):
         model = result.weights(label, seed).get("model")
         if model is not None:

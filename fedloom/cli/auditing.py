@@ -20,7 +20,7 @@ class AuditGroup(shared.Group):
         if not self.commands.keys() & set(args) and any(Path(arg).suffix == ".toml" for arg in args):
             args = ["privacy", *args]
         first = next((arg for arg in args if not arg.startswith("-")), "")
-        if first not in self.commands and ("/" in first or Path(first).is_dir()):
+        if first and first not in self.commands and ("/" in first or Path(first).is_dir()):
             raise InputError(
                 f"{first} is not an experiment file. `fedloom audit` takes the file that was run, as in `fedloom audit "
                 f"experiment.toml`. If its run is not in runs/NAME, add --out {first}."

@@ -34,7 +34,7 @@ from fedloom.experiment.plan import Plan, check_start
 from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.run_folder import claimed, same_experiment
 from fedloom.experiment.store import Store
-from fedloom.experiment.worker_groups import Connect, open_worker_groups, train_cells
+from fedloom.experiment.worker_groups import Connect, check_same_data, open_worker_groups, train_cells
 from fedloom.federation.engine import Evaluation
 from fedloom.federation.sampling import Sampling
 from fedloom.privacy.protection import check_plan
@@ -155,7 +155,11 @@ def run_plan(
         ]
         progress.expect(len(cells), plan.rounds)
         cells = [cell for cell in cells if not cell.is_done(store)]
-        if cells:
+        if not cells:
+            if connect is None:
+                _check_data(plan, store, progress)
+            progress.note(f"{folder} is finished: nothing is computed. Use --fresh to start over.")
+        else:
             with ExitStack() as stack:
                 seeds = [cell.seed for cell in cells]
                 try:
@@ -167,6 +171,17 @@ def run_plan(
                 kill = [group.kill for group in groups]
                 train_cells(cells, groups, lambda: should_stop() or control.stops(), kill)
     return Result.read(folder, plan)
+
+
+def _check_data(plan: Plan, store: Store, progress: Progress) -> None:
+    """Refuse to show a finished run as that of data which has changed since."""
+    for seed in plan.seeds:
+        try:
+            federation = plan.federation(seed)
+        except FedloomError as error:  # such as a disk that is elsewhere: the results are still those of the run
+            progress.caution(f"Whether the data is that of this run is not known: {error}")
+            return
+        check_same_data(store, federation, seed)
 
 
 def _settings(given: Mapping[str, Any]) -> RunTable:

@@ -118,6 +118,8 @@ def same_experiment(store: Store, folder: Path, plan: Plan) -> None:
         )
     store.set_fact("description", described)
     store.set_fact("rounds", plan.rounds)
+    peers = [label for label, one in plan.algorithms.items() if "exchange" in type(one).round.__code__.co_names]
+    store.set_fact("peers", peers)  # the report says who saw what
     if plan.resolved is not None:
         files.write_atomically(folder / "experiment.toml", tomli_w.dumps(dict(plan.resolved)).encode())
 

@@ -36,8 +36,16 @@ def _seen(run: RunData, table: PrivacyTable) -> Iterator[str]:
     real = (run.folder / NETWORK).is_dir()
     if not real:
         yield "This was a simulation: nothing left a machine. What follows is what would leave a client on a network."
-    if table.secure_aggregation is None:
-        yield "The server saw the update of each client in each round it took part in."
+    peers = [label for label in run.labels if label in (run.facts.get("peers") or ())]
+    central = [label for label in run.labels if any(_sent(run, label)) and label not in peers]
+    if central and table.secure_aggregation is None:
+        whose = f"{', '.join(central)}: the" if peers else "The"
+        yield f"{whose} server saw the update of each client in each round it took part in."
+    if peers:
+        yield (
+            f"{', '.join(peers)}: clients saw the models of the clients that send to them, in every round. The "
+            "coordinator of a network passes these on, and could read them too."
+        )
     measured = run.description.get("evaluate", {}).get("splits")
     if measured and not real and any(has(table)):
         yield "Measurements at clients are for simulation only: they are not protected."
@@ -86,9 +94,17 @@ def _bytes(run: RunData) -> Iterator[str]:
         if run.is_pooled(label):
             yield f"{label}: all data is in one place, so every example of every client leaves it, with its label."
             continue
-        sent = [int(run.costs(*cell).bytes_up.sum()) for cell in run.cells if cell[0] == label]
+        sent = _sent(run, label)
         if any(sent):
             yield f"{label}: clients sent {show(sum(sent) / len(sent), 'bytes')} in all."
+        elif sent:
+            yield f"{label}: clients sent nothing of what they learnt."
+
+
+def _sent(run: RunData, label: str) -> list[int]:
+    """Return the bytes that clients sent in each seed that has begun; nothing if the data is in one place."""
+    costs = [run.costs(*cell) for cell in run.cells if cell[0] == label and not run.is_pooled(label)]
+    return [int(cost.bytes_up.sum()) for cost in costs if len(cost.rounds)]
 
 
 def _spent(run: RunData, table: PrivacyTable) -> Iterator[str]:

@@ -353,11 +353,14 @@ class Result:
         """What clients keep, after each has chosen a model by its own data, if its algorithm lets clients choose."""
         if not made.chooses:
             return kept  # most algorithms: no data needed
+        from fedloom.experiment.worker_groups import check_same_data
         from fedloom.federation.evaluation import chosen
         from fedloom.training.clients import Clients
         from fedloom.training.probe import probe
 
         federation = self._from_plan(lambda plan: plan.federation(cell.seed))
+        with Store(self.folder, read_only=True) as store:
+            check_same_data(store, federation, cell.seed)
         setup = probe(federation, task).setup(group=1)
         return {
             number: chosen(made, task, state, own, Clients(federation, (number,), setup=setup))

@@ -278,4 +278,6 @@ def costs(run: RunData) -> Iterator[Table]:
 
 def _traffic_note(run: RunData) -> str:
     packed = "as [compress] makes them smaller" if run.description.get("compress") else "uncompressed"
-    return say("note", "traffic", compressed=packed)
+    peers = [label for label in run.labels if label in (run.facts.get("peers") or ())]
+    once = f" In {', '.join(peers)}, a client sends its model once, and each client that it is for receives it."
+    return say("note", "traffic", compressed=packed) + (once if peers else "")

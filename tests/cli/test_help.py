@@ -50,6 +50,18 @@ def test_a_wrong_guess_of_a_command_leads_to_the_right_one(
             found = found.commands[word]
 
 
+def test_every_command_has_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def commands(command: Any, words: list[str]) -> Iterator[list[str]]:
+        yield words
+        for name, one in getattr(command, "commands", {}).items():
+            yield from commands(one, [*words, name])
+
+    for words in commands(typer.main.get_command(app), []):
+        for how in ("--help", "-h"):
+            in_this_process(*words, how, monkeypatch=monkeypatch)
+            assert "Usage:" in capsys.readouterr().out, words
+
+
 def test_flags_take_no_value_and_show_no_type(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

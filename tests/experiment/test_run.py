@@ -11,8 +11,14 @@ import pytest
 
 import fedloom as fl
 from fedloom import user_code
-from fedloom.errors import InputError
+from fedloom.audits.audit import audit
+from fedloom.errors import InputError, StoreError
+from fedloom.experiment import experiment_file
 from fedloom.experiment.experiment_file import EvaluateTable
+from fedloom.experiment.plan import Plan
+from fedloom.experiment.progress import Silent
+from fedloom.experiment.run import run_plan
+from fedloom.results.result import Result
 from tests.experiment.small_run import ALGORITHMS, Net, StopAfter, run
 
 
@@ -189,3 +195,30 @@ def test_a_given_model_is_evaluated_without_training(federation: fl.Federation, 
         assert (alone.status, alone.runs[0].rounds) == ("done", 0)
         assert alone.weights_sha256 == trained.weights_sha256
         assert alone.runs[0].final["test_accuracy"] == trained.runs[0].final["test_accuracy"]
+
+
+def test_a_finished_run_is_not_shown_for_data_that_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(first: int) -> None:
+        rows = "".join(f"{number},{(number + first) % 2}\n" for number in range(40))
+        (tmp_path / "table.csv").write_text(f"x,y\n{rows}")
+
+    monkeypatch.chdir(tmp_path)
+    data = {"source": "csv", "path": "table.csv", "label": "y", "partition": {"name": "iid", "clients": 2}}
+    values = {"rounds": 1, "data": data, "task": {"model": "logistic"}, "algorithm": {"fedavg": {}}}
+    experiment = experiment_file.parse(values, tmp_path)
+    write(0)
+    first = run_plan(Plan.of(experiment), "out")
+    said: list[str] = []
+    progress = Silent()
+    progress.note = said.append  # type: ignore[method-assign]
+    assert run_plan(Plan.of(experiment), "out", progress=progress).weights_sha256 == first.weights_sha256
+    assert said == ["out is finished: nothing is computed. Use --fresh to start over."]
+    write(1)
+    with pytest.raises(StoreError, match="The data has changed since this run began"):
+        run_plan(Plan.of(experiment), "out")
+    assert Result.read(Path("out")).status == "done"
+    with pytest.raises(InputError, match="No audit of membership: The data has changed"):
+        audit(experiment, Path("out"), ["membership"], Silent(), 100)
+    (tmp_path / "table.csv").unlink()  # what was found is still what was found
+    assert run_plan(Plan.of(experiment), "out", progress=progress).weights_sha256 == first.weights_sha256
+    assert any("Whether the data is that of this run is not known" in text for text in said)

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+import fedloom as fl
+from fedloom.algorithms import FedAvg, LocalOnly, Peer
 from fedloom.results.disclosure import what_left
 from fedloom.results.run_data import RunData
+from tests.conftest import federation
 
 
 def with_privacy(run: RunData, **table: Any) -> RunData:
@@ -23,6 +26,30 @@ def test_without_protection_the_server_sees_each_update(run: RunData) -> None:
     assert "The server saw the update of each client in each round it took part in." in found
     assert any(sentence.startswith("fedavg: clients sent ") for sentence in found)
     assert any(sentence.startswith("No differential privacy") for sentence in found)
+
+
+def test_it_says_for_each_way_to_learn_who_saw_what(tmp_path: Path) -> None:
+    algorithms = {"peer": Peer(), "local": LocalOnly(), "mean": FedAvg()}
+    data = federation([20] * 3)
+
+    def said(*labels: str) -> list[str]:
+        folder = tmp_path / "-".join(labels)
+        fl.run(
+            data,
+            fl.Task("logistic", args={"classes": 3}),
+            {label: algorithms[label] for label in labels},
+            rounds=1,
+            out=folder,
+        )
+        return what_left(RunData.read(folder))
+
+    everybody = said("peer", "local", "mean")
+    assert "mean: the server saw the update of each client in each round it took part in." in everybody
+    assert "local: clients sent nothing of what they learnt." in everybody
+    assert any(text.startswith("peer: clients saw the models of the clients that send to them") for text in everybody)
+    alone = said("local")
+    assert "local: clients sent nothing of what they learnt." in alone
+    assert not any("the update of each client" in text or "clients saw" in text for text in alone)
 
 
 def test_on_a_network_it_mentions_the_summaries_that_sites_agreed_with(run: RunData) -> None:
