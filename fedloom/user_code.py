@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import dis
 import hashlib
@@ -83,6 +84,26 @@ def fingerprint(file: Path) -> str:
     """Return a hash of a file's content."""
     _must_exist(file)
     return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def imported_beside(file: Path) -> list[Path]:
+    """Return the files below a code file's folder that it imports, directly or not. Nothing is run."""
+    found, pending = dict[Path, None](), [file]
+    while pending:
+        try:
+            tree = ast.parse(pending.pop().read_bytes())
+        except (OSError, SyntaxError, ValueError):  # loading it says what is wrong
+            continue
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            places = [file.parent.joinpath(*name.split(".")) for name in names]
+            files = [one for place in places for one in (place.with_suffix(".py"), place / "__init__.py")]
+            new = [one for one in files if one.is_file() and one != file and one not in found]
+            found |= dict.fromkeys(new)
+            pending += new
+    return list(found)
 
 
 def code_fingerprint(thing: Any) -> str:

@@ -13,6 +13,7 @@ from fedloom.algorithm import Algorithm, Groups, Step, Task, Tree, add
 from fedloom.algorithms import CLASSES, FedAvg
 from fedloom.data.federation import Dataset
 from fedloom.errors import InputError
+from fedloom.experiment import experiment_file
 from fedloom.models import build
 
 NET = "class Net:\n    depth = 3\n\ndef build():\n    return Net()\n"
@@ -226,3 +227,20 @@ def test_a_wrong_result_is_described_in_words() -> None:
 
 
 def defined_here() -> None: ...
+
+
+def test_files_that_code_imports_are_part_of_the_experiment(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("import torch, helpers\nfrom parts.head import width\nfrom torch import nn\n")
+    (tmp_path / "helpers.py").write_text("from parts import *\nimport net\n")  # one that goes back
+    (tmp_path / "parts").mkdir()
+    for name in ("__init__", "head", "unused"):
+        (tmp_path / "parts" / f"{name}.py").write_text("width = 1\n")
+    (tmp_path / "unused.py").write_text("width = 1\n")
+    found = {file.relative_to(tmp_path).as_posix() for file in user_code.imported_beside(tmp_path / "net.py")}
+    assert found == {"helpers.py", "parts/__init__.py", "parts/head.py"}
+    values = {"task": {"model": "net.py:Net"}, "algorithm": {"fedavg": {}}}
+    before = experiment_file.parse(values, tmp_path).description()["code"]
+    assert before.keys() == {"net.py:Net", *found}
+    (tmp_path / "helpers.py").write_text("import parts\nimport net\nscale = 2\n")
+    after = experiment_file.parse(values, tmp_path).description()["code"]
+    assert {name for name in before if before[name] != after[name]} == {"helpers.py"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -274,7 +275,10 @@ class Experiment(Record):
                 del described[table]
         names = [self.data.source, self.task.model, self.task.loss, *self.task.metrics, *self.names.values()]
         files = {name: user_code.code_file(name, self.base) for name in names if user_code.is_code(name)}
-        code = {name: user_code.fingerprint(file) for name, file in files.items() if file is not None}
+        own = {name: file for name, file in files.items() if file is not None}
+        code = {name: user_code.fingerprint(file) for name, file in own.items()}
+        for beside in (one for file in own.values() for one in user_code.imported_beside(file)):
+            code[Path(os.path.relpath(beside, self.base.resolve())).as_posix()] = user_code.fingerprint(beside)
         return {**described, "code": code} if code else described
 
 

@@ -16,6 +16,7 @@ from fedloom import tree
 from fedloom.algorithm import Algorithm
 from fedloom.clock.choice import NEEDS_CLOCK
 from fedloom.clock.system import System
+from fedloom.code_values import values_fingerprint
 from fedloom.compression.table import NO_COMPRESSION, CompressTable
 from fedloom.data.federation import Federation
 from fedloom.errors import UNKNOWN, FedloomError, InputError, ParameterError, nearest
@@ -158,7 +159,8 @@ def run_plan(
         if not cells:
             if connect is None:
                 _check_data(plan, store, progress)
-            progress.note(f"{folder} is finished: nothing is computed. Use --fresh to start over.")
+            again = "Use --fresh (in Python, fresh=True) to start over."
+            progress.note(f"{folder} is finished: nothing is computed. {again}")
         else:
             with ExitStack() as stack:
                 seeds = [cell.seed for cell in cells]
@@ -230,6 +232,7 @@ def _describe(plan: Plan) -> dict[str, Any]:
         "data": plan.federation(plan.seeds[0]).fingerprint,
         "task": {"model": str(task.module), "loss": _name(task.loss), "init": tree.sha256(task.whole(task.initial()))},
         "code": sorted(code),
+        "values": _values(task, algorithms),
         "metrics": [metric.name for metric in task.measures],
         "seeds": list(plan.seeds),
         "cohort": plan.cohort.identity(in_virtual_time=plan.system is not None),
@@ -239,6 +242,18 @@ def _describe(plan: Plan) -> dict[str, Any]:
         **({"privacy": private} if (private := plan.privacy.model_dump(mode="json", exclude_none=True)) else {}),
         **({"compress": packed} if (packed := plan.compress.model_dump(mode="json", exclude_none=True)) else {}),
     }
+
+
+def _values(task: Task, algorithms: Mapping[str, Algorithm]) -> dict[str, str]:
+    """Return hashes of what your own code uses, besides its text."""
+    used = {
+        "model": (task.model, task.module),
+        "args": task.args,
+        "loss": task.loss,
+        **{f"metric {metric.name}": metric for metric in task.measures},
+        **{f"algorithm {label}": algorithm for label, algorithm in algorithms.items()},
+    }
+    return {name: values_fingerprint(thing) for name, thing in used.items()}
 
 
 def _name(thing: Any) -> str:

@@ -106,6 +106,8 @@ def same_experiment(store: Store, folder: Path, plan: Plan) -> None:
     described = json.loads(json.dumps(plan.description(), default=str))
     if known is not None:
         known = _without_former_keys(known, described)
+        if "values" in described:  # runs of older versions have none to compare with
+            known.setdefault("values", described["values"])
     if known is not None and known != described:
         changed = "\n  ".join(differences(known, described))
         raise InputError(

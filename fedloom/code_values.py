@@ -1,0 +1,138 @@
+"""A hash of what your own code uses: arguments, closures, globals and attributes, besides its text.
+
+Two models with the same text differ if one of them has another temperature. `fedloom run` reads this in the
+experiment file. In a program such values can be anywhere, and results of other values would be wrong in silence.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import hashlib
+import inspect
+import types
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from fedloom.user_code import code_fingerprint
+
+PLAIN = (str, bytes, bool, int, float, complex, Path, type(None), type(...), np.generic)
+LIBRARIES = (
+    "fedloom",
+    "torch",
+    "numpy",
+    "builtins",
+    "functools",
+    "pydantic",
+    "typing",
+    "abc",
+)  # known by their versions
+DEEPEST = 8  # values inside of values
+
+
+def values_fingerprint(thing: Any) -> str:
+    """Return a hash of an object and of everything that it uses, as far as it is yours.
+
+    >>> values_fingerprint(functools.partial(max, 1)) == values_fingerprint(functools.partial(max, 2))
+    False
+    """
+    digest = hashlib.sha256()
+    for part in _parts(thing, (), 0):
+        digest.update(f"{len(part)} ".encode() + part)
+    return digest.hexdigest()
+
+
+def _parts(thing: Any, seen: tuple[int, ...], depth: int) -> Iterator[bytes]:
+    """Yield what tells an object from another of its kind."""
+    if isinstance(thing, PLAIN):
+        yield repr(thing).encode()
+        return
+    if isinstance(thing, (Tensor, np.ndarray)):
+        array = thing.detach().cpu().numpy() if isinstance(thing, Tensor) else thing
+        yield f"{array.dtype} {array.shape}".encode()
+        yield array.tobytes() if array.dtype != object else repr(array.tolist()).encode()
+        return
+    if id(thing) in seen or depth > DEEPEST:  # it holds itself
+        yield b"..."
+        return
+    inside = functools.partial(_parts, seen=(*seen, id(thing)), depth=depth + 1)
+    if isinstance(thing, (list, tuple)):
+        yield type(thing).__name__.encode()
+        for one in thing:
+            yield from inside(one)
+    elif isinstance(thing, (set, frozenset)):
+        yield from sorted(b" ".join(inside(one)) for one in thing)
+    elif isinstance(thing, Mapping):
+        yield from sorted(b" ".join((*inside(key), *inside(value))) for key, value in thing.items())
+    elif isinstance(thing, functools.partial):
+        yield from inside([thing.func, thing.args, thing.keywords])
+    elif isinstance(thing, types.MethodType):
+        yield from inside([thing.__func__, thing.__self__])
+    elif isinstance(thing, types.FunctionType):
+        yield from _of_function(thing, inside)
+    elif isinstance(thing, type):
+        yield from _of_class(thing, inside)
+    elif isinstance(thing, (types.ModuleType, types.BuiltinFunctionType, Enum)):
+        yield str(getattr(thing, "__qualname__", getattr(thing, "__name__", thing))).encode()
+    else:
+        yield from inside(type(thing))
+        yield from inside(_attributes(thing))
+
+
+def _of_function(thing: types.FunctionType, inside: Any) -> Iterator[bytes]:
+    if _is_known(thing):
+        yield f"{thing.__module__}.{thing.__qualname__}".encode()
+        return
+    yield code_fingerprint(thing).encode()
+    yield from inside([thing.__defaults__, thing.__kwdefaults__])
+    for cell in thing.__closure__ or ():
+        try:
+            yield from inside(cell.cell_contents)
+        except ValueError:  # it is not filled yet
+            yield b"empty"
+    for name in sorted(set(_globals(thing.__code__))):
+        if name in thing.__globals__:
+            yield name.encode()
+            yield from inside(thing.__globals__[name])
+
+
+def _globals(code: types.CodeType) -> Iterator[str]:
+    """Yield the names of the globals that code reads, also in functions inside of it."""
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield str(step.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _globals(constant)
+
+
+def _of_class(thing: type, inside: Any) -> Iterator[bytes]:
+    yield f"{thing.__module__}.{thing.__qualname__}".encode()
+    for kind in thing.__mro__:
+        if _is_known(kind):
+            continue
+        yield code_fingerprint(kind).encode()
+        for name, value in sorted(vars(kind).items()):
+            plain = inspect.unwrap(getattr(value, "__func__", getattr(value, "fget", value)))
+            if isinstance(plain, types.FunctionType):
+                yield from inside(plain)
+            elif not name.startswith("_") and isinstance(value, (*PLAIN, list, tuple, dict, Tensor, np.ndarray)):
+                yield name.encode()  # it may have been set after the class was made
+                yield from inside(value)
+
+
+def _attributes(thing: Any) -> dict[str, Any]:
+    """Return the values that an object has: of a module, without its hooks and what training changes."""
+    if isinstance(thing, nn.Module):
+        own = {name: value for name, value in vars(thing).items() if not name.startswith("_") and name != "training"}
+        return {**own, "modules": dict(thing.named_children()), "buffers": dict(thing.named_buffers(recurse=False))}
+    return {name: value for name, value in getattr(thing, "__dict__", {}).items() if not name.startswith("__")}
+
+
+def _is_known(thing: Any) -> bool:
+    return str(thing.__module__).partition(".")[0] in LIBRARIES

@@ -1,0 +1,126 @@
+"""Values that your own code uses are part of what an experiment is."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedloom as fl
+from fedloom.code_values import values_fingerprint
+from fedloom.errors import InputError
+
+FACTOR = 1.0
+
+
+class Scaled(nn.Module):
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.line, self.factor = nn.Linear(4, 2), factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.line(x) * self.factor * FACTOR
+
+
+def helper(output: torch.Tensor) -> torch.Tensor:
+    return output * FACTOR
+
+
+def with_helper(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(helper(output), target)
+
+
+def made(factor: Any) -> Any:
+    return lambda output, target: factor * nn.functional.cross_entropy(output, target)
+
+
+def of_class(factor: float) -> Any:
+    class Own:
+        def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return factor * nn.functional.cross_entropy(output, target)
+
+    return Own()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda value: Scaled(value),
+        lambda value: {"factor": value, "names": {"b", "a"}},
+        lambda value: functools.partial(with_helper, weight=value),
+        lambda value: nn.CrossEntropyLoss(label_smoothing=value),
+        lambda value: nn.CrossEntropyLoss(weight=torch.tensor([1.0, value])),
+        lambda value: np.array([value, 2.0]),
+        lambda value: SimpleNamespace(inner=SimpleNamespace(factor=value)),
+        made,
+        lambda value: made([value]),
+        lambda value: made(made(value)),
+        of_class,
+        lambda value: of_class(value).__call__,
+    ],
+)
+def test_another_value_gives_another_fingerprint_and_the_same_value_the_same(make: Any) -> None:
+    torch.manual_seed(0)
+    first = values_fingerprint(make(0.25))
+    assert values_fingerprint(make(0.5)) != first
+    assert values_fingerprint(make(0.25)) == first
+
+
+@pytest.mark.parametrize("thing", [with_helper, Scaled, Scaled(), lambda value: with_helper(value, value)])
+def test_globals_count_also_those_of_what_is_called(thing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = values_fingerprint(thing)
+    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 2.0)
+    assert values_fingerprint(thing) != first
+
+
+def test_what_training_changes_and_what_holds_itself_does_not_matter() -> None:
+    model = Scaled()
+    first = values_fingerprint(model)
+    with torch.no_grad():
+        model.line.weight.zero_()
+    assert values_fingerprint(model.train()) == first == values_fingerprint(model.eval())
+    ring: list[Any] = [1]
+    ring.append(ring)
+    assert values_fingerprint(ring) == values_fingerprint(ring)
+
+
+def test_another_process_finds_the_same(tmp_path: Path) -> None:
+    script = (
+        "from tests.test_code_values import *\n"
+        "print(values_fingerprint([with_helper, Scaled(2.0), made({'b', 'a', 'c'}), of_class(0.5)]))"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={"PYTHONHASHSEED": seed, "PATH": "", "PYTHONPATH": str(Path(__file__).parents[1])},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1
+
+
+def test_a_run_with_another_value_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
+    data = fl.Federation.from_arrays(x, (x[:, 0] > 0).astype(int), clients=2)
+
+    def loss_at(factor: float, **more: Any) -> float:
+        task = fl.Task(Scaled, args={"factor": factor})
+        return fl.run(data, task, fl.FedAvg(lr=0.1), rounds=1, **more).runs[0].final["test_loss"]
+
+    assert loss_at(1.0) != loss_at(5.0)
+    assert loss_at(1.0) == loss_at(1.0)
+    loss_at(1.0, name="one")
+    with pytest.raises(InputError, match=r"holds another experiment(.|\n)*values.args"):
+        loss_at(5.0, name="one")
