@@ -278,14 +278,16 @@ class Cell:
 def final_sha256(
     backend: Backend, algorithm: Algorithm, task: Task, state: Groups, own: Mapping[int, Groups]
 ) -> str | None:
-    """Return the fingerprint of what a cell ends with: the global model, or every client's if there is none.
+    """Return the fingerprint of what a cell ends with: the global model, and every client's if it has its own.
 
     Models on other machines are fingerprinted there. If one is missing, there is no fingerprint.
     """
     model = algorithm.server_model(task, state)
-    if model is not None:
-        return tree.sha256(task.whole(model))
+    shared = None if model is None else tree.sha256(task.whole(model))
+    if shared is not None and (type(algorithm).model is Algorithm.model or not own):
+        return shared
     found = backend.model_sha256(algorithm, task, state, own)
     if found.keys() != own.keys():
         return None
-    return hashlib.sha256("".join(f"{client} {found[client]}\n" for client in sorted(found)).encode()).hexdigest()
+    lines = [f"{client} {found[client]}\n" for client in sorted(found)]
+    return hashlib.sha256("".join([*([f"{shared}\n"] if shared else []), *lines]).encode()).hexdigest()

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import fedloom as fl
 from fedloom import tree
+from fedloom.algorithms import Ditto
 from fedloom.errors import FedloomError, InputError, QuorumError, StoreError, TrainingError
 from fedloom.experiment.cell import Cell
 from fedloom.experiment.experiment_file import EvaluateTable
@@ -245,3 +247,15 @@ def test_methods_of_your_own_that_spoil_a_round_are_named(
 ) -> None:
     with pytest.raises(FedloomError, match=message):
         run(federation, task, tmp_path, algorithms={"mine": algorithm})
+
+
+def test_the_fingerprint_covers_models_that_clients_keep(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    def ditto(lam: float, name: str) -> Result:
+        return fl.run(federation, task, {"ditto": Ditto(lam=lam, lr=0.1)}, rounds=2, out=tmp_path / name)
+
+    weak, strong, again = ditto(0.1, "weak"), ditto(5.0, "strong"), ditto(0.1, "again")
+    shared = [result.weights("ditto")["model"] for result in (weak, strong)]
+    assert all(torch.equal(shared[0][name], shared[1][name]) for name in shared[0])  # only clients' own models differ
+    assert weak.weights_sha256 == again.weights_sha256 != strong.weights_sha256
