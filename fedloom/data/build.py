@@ -104,7 +104,7 @@ def divided(
             classes=dataset.classes,
             missing=dataset.missing,
         ),
-        rounded=dataset.rounded,
+        cautions=dataset.cautions,
     )
 
 

@@ -39,7 +39,7 @@ class Dataset:
     features: tuple[str, ...] = ()
     missing: bool = False  # whether NaN marks a missing value, which normalisation fills
     split: NDArray[np.int64] | None = None  # the place in SPLITS of each example, if the data says it
-    rounded: tuple[str, ...] = ()  # sentences about columns that single precision rounds too much
+    cautions: tuple[str, ...] = ()  # sentences about what was left out, or is rounded too much
     preprocessing: Preprocessing = field(
         default_factory=Preprocessing
     )  # how the source made examples, so that new ones can be made
@@ -61,7 +61,7 @@ class Federation:
     features: tuple[str, ...] = ()
     split_sizes: NDArray[np.int64] | None = None  # clients × splits, if the data says the splits; rows are in order
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
-    rounded: tuple[str, ...] = ()  # as in `Dataset`
+    cautions: tuple[str, ...] = ()  # as in `Dataset`
 
     @property
     def clients(self) -> int:
@@ -223,7 +223,7 @@ def as_dataset(
     preprocessing = Preprocessing(columns=columns)
     names = preprocessing.features
     made = Dataset(features, labels, owner, official, classes, features=names, preprocessing=preprocessing)
-    return replace(made, rounded=(*_rounded(x, names), *_rounded(y, ("the label",))))
+    return replace(made, cautions=(*_rounded(x, names), *_rounded(y, ("the label",))))
 
 
 def _rounded(values: ArrayLike | Tensor, names: Sequence[str]) -> Iterator[str]:

@@ -39,7 +39,7 @@ def suspicions(federation: Federation) -> Iterator[str]:
     """Yield a sentence about each thing that is probably a mistake. On a network there is no data here to look at."""
     if len(federation.classes) == 1 and len(federation.y):
         yield f"The label has one class only ({federation.classes[0]}): from this data alone there is nothing to learn."
-    yield from federation.rounded
+    yield from federation.cautions
     columns = federation.preprocessing.columns
     yield from spelt_differently(columns)
     numeric = [not column.categories for column in columns for _ in column.features]

@@ -270,5 +270,5 @@ def test_columns_that_single_precision_cannot_tell_apart_are_named() -> None:
     (found,) = (text for text in suspicions(Federation.from_arrays(x, labels, clients=2)) if "precision" in text)
     assert found.startswith("feature 1 has values from 999999998.741 to")
     assert not any("precision" in text for text in suspicions(Federation.from_arrays(x - 1e9, labels, clients=2)))
-    (found,) = Federation.from_arrays(x[:, :1], x[:, 1], clients=2).rounded
+    (found,) = Federation.from_arrays(x[:, :1], x[:, 1], clients=2).cautions
     assert found.startswith("the label has values from")

@@ -59,7 +59,7 @@ def contents(path: Path, wanted: Callable[[str], object]) -> Iterator[tuple[str,
 
 def open_text(file: Path | IO[bytes], name: str, encoding: str | None = None) -> TextIO:
     """Open a text file, without an encoding in UTF-8, decompressed if its name ends in .gz, .xz or .bz2."""
-    opener, encoding = OPENERS.get(Path(name).suffix, open), encoding or "utf-8-sig"
+    opener, encoding = OPENERS.get(Path(name).suffix.lower(), open), encoding or "utf-8-sig"
     if opener is open and not isinstance(file, Path):
         return io.TextIOWrapper(file, encoding=encoding, newline="")
     text: TextIO = opener(file, "rt", encoding=encoding, newline="")

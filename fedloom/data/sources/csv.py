@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,6 +30,7 @@ SPLIT_NAMES = {  # what the cells of a split column may say
     **dict.fromkeys(("validation", "val", "valid", "dev"), 1),
     **dict.fromkeys(("test", "testing"), 2),
 }
+TABLE = re.compile(r"(.+)\.[ct]sv(\.gz|\.xz|\.bz2)?", re.IGNORECASE)  # not a copy such as berlin.csv.bak
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
@@ -81,17 +84,18 @@ class Csv(Source):
         path = locate(base, self.path)
         if not path.is_dir():
             return self.parse(path, path.name)
-        files = [file for file in sorted(path.iterdir()) if visible(file.name) and ".csv" in file.suffixes]
+        found = [file for file in sorted(path.iterdir()) if visible(file.name)]
+        files = [file for file in found if TABLE.fullmatch(file.name)]
         if not files:
             raise InputError(f"The folder {path} has no CSV files: it needs one for each client.")
         if self.client is not None:
             raise InputError(
                 f"{path} is a folder with one file for each client, so leave out client = '{self.client}'."
             )
-        names = [file.name.partition(".csv")[0] for file in files]
+        names = _clients(files)
         parts = [self._read(file, file.name, f"{self.path / file.name}") for file in files]
         owner = np.repeat(names, [len(part) for part in parts])
-        return self._dataset(_joined(parts), owner)
+        return replace(self._dataset(_joined(parts), owner), cautions=tuple(_not_read(path, found)))
 
     def as_agreed(self, agreed: Preprocessing) -> Csv:
         """Return a source with the categories, missing values and kind of label that several sites agreed on."""
@@ -252,6 +256,32 @@ class Csv(Source):
         if not features:
             raise InputError(f"The file {table.shown} has no feature columns besides {', '.join(special)}.")
         return features
+
+
+def _clients(files: list[Path]) -> list[str]:
+    """Return the client of each file of a folder. Two files of one client may be an export and an older one."""
+    owner: dict[str, Path] = {}
+    for file in files:
+        # some systems write ö as o and a mark
+        name = unicodedata.normalize("NFC", TABLE.sub(r"\1", file.name)).strip()
+        if name in owner:
+            raise InputError(
+                f"{owner[name].name} and {file.name} in the folder {file.parent} would both be the client {name}: "
+                "keep one of them there."
+            )
+        owner[name] = file
+    return [*owner]
+
+
+def _not_read(folder: Path, found: list[Path]) -> Iterator[str]:
+    """Name what a folder has besides tables: it may be a client's file under another ending."""
+    others = [file.name for file in found if not TABLE.fullmatch(file.name)]
+    if others:
+        names = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
+        yield (
+            f"In the folder {folder}, only files that end in .csv or .tsv, also compressed (.gz, .xz, .bz2), are read. "
+            f"Left out: {names}."
+        )
 
 
 def _shown(marks: dict[str, float]) -> list[str]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from fedloom.data.build import federate
+from fedloom.data.plausibility import suspicions
 from fedloom.data.sources import source
 from fedloom.errors import InputError
 from tests.data.sources.loading import load
@@ -165,6 +167,7 @@ def test_pandas_and_pyplot_are_not_imported(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from fedloom.data.build import federate
+from fedloom.data.plausibility import suspicions
 from fedloom.data.figure import plot
 from fedloom.data.sources import source
 data = source("csv")(path={str(path)!r}, label="Class", client="User", missing={{"?": 0}}).load(Path())
@@ -193,6 +196,25 @@ def test_a_folder_has_a_file_for_each_client(tmp_path: Path) -> None:
     assert data.client is not None
     assert (data.client.tolist(), data.classes) == (["berlin", "berlin", "oslo"], ("no", "yes"))
     assert data.x.tolist() == [[70.0, 3.5], [50.0, 1.0], [30.0, 2.5]]
+    assert re.fullmatch(r"In the folder .*\. Left out: notes\.txt\.", data.cautions[0])
+
+
+def test_copies_in_a_folder_are_left_out_and_named(tmp_path: Path) -> None:
+    for name in ("köln.csv", "köln.csv.bak", "köln.csv~", "OSLO.CSV", "lyon.tsv"):
+        table(tmp_path, "age\tdead\n70\t1\n", name)
+    data = load("csv", path=tmp_path, label="dead")
+    assert data.client is not None
+    assert sorted(data.client.tolist()) == ["OSLO", "köln", "lyon"]
+    assert data.cautions[0].endswith("Left out: köln.csv.bak, köln.csv~.")
+    assert data.cautions[0] in suspicions(federate(data))
+
+
+@pytest.mark.parametrize("other", ["köln.tsv", "köln.csv.gz", "ko\u0308ln.csv"])
+def test_two_files_of_a_client_are_refused(tmp_path: Path, other: str) -> None:
+    for name in ("köln.csv", other):
+        table(tmp_path, "age,dead\n70,1\n", name)
+    with pytest.raises(InputError, match=f"(?=.*köln\\.csv)(?=.*{re.escape(other)}).*would both be the client köln"):
+        load("csv", path=tmp_path, label="dead")
 
 
 @pytest.mark.parametrize(
