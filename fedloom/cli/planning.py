@@ -59,7 +59,7 @@ def check(
 
     from fedloom.experiment.plan import Plan
     from fedloom.privacy.protection import check_plan
-    from fedloom.privacy.words import has, lacks, outside
+    from fedloom.privacy.words import doubts, has, lacks, outside
     from fedloom.tuning.estimate import estimate
 
     experiment = load(file, with_workers(changes, workers))
@@ -79,7 +79,12 @@ def check(
         shown.pop("data", None)  # the same dict, with -v
         parameters = Plan.of(experiment).task(experiment.seeds[0]).parameters
         note = f"{parameters:,} parameters. Without [data], only `fedloom serve` can run this: agents bring their data."
-        costs, notes, cohort, clients = None, [note], experiment.cohort.count, None
+        costs, notes, cohort, clients = (
+            None,
+            [*(f"Caution: {text}" for text in doubts(private)), note],
+            experiment.cohort.count,
+            None,
+        )
     else:
         found = estimate(experiment)
         costs, notes, clients, cohort = found.json(), found.lines(), found.clients, found.cohort

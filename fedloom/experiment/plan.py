@@ -34,6 +34,7 @@ from fedloom.federation.sampling import Sampling
 from fedloom.metrics import NUMBER_LOSSES, Metric, own_metric
 from fedloom.privacy.secure import aggregation
 from fedloom.privacy.table import PrivacyTable
+from fedloom.privacy.words import doubts
 from fedloom.task import Task
 from fedloom.training.probe import Probe, probe
 from fedloom.training.settings import Training
@@ -184,7 +185,8 @@ def cautions(plan: Plan, task: Task, federation: Federation) -> list[str]:
         found += [f"{label}: {said}" for said in user_code.misspelt(type(algorithm))]
         if said := algorithm.caution(task):
             found.append(f"{label}: {said}.")
-    return [*found, *_unequal_weights(plan, federation), *_few_rounds(plan)]
+    weak = doubts(plan.privacy, federation.clients, int(federation.sizes("train").min()))
+    return [*found, *weak, *_unequal_weights(plan, federation), *_few_rounds(plan)]
 
 
 def _few_rounds(plan: Plan) -> Iterator[str]:

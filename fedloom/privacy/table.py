@@ -12,7 +12,7 @@ from fedloom.errors import InputError
 from fedloom.record import Positive, Record, Share
 
 COLLUDERS = 0.1  # the share of clients that secure sums of more than 100 of them assume, too
-Probability = Annotated[float, Strict(), Gt(0), Le(1)]
+Probability = Annotated[float, Strict(), Gt(0), Lt(1)]  # with 1, everything may be published
 
 
 class SecureTable(Record):

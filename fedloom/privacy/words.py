@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -30,6 +31,10 @@ IN_A_WORD = {
     "local_epsilon": "ε (a client's data)",
     "example_epsilon": "ε (± 1 example)",
 }
+
+
+LARGE = 20.0  # an ε above this hardly limits anything
+UNKNOWN = 100  # how many a δ is compared with where nobody knows how many there are
 
 
 def has(table: PrivacyTable, cohort: int | None = None, whole_or_poisson: bool = True) -> Iterator[str]:
@@ -69,6 +74,37 @@ def has(table: PrivacyTable, cohort: int | None = None, whole_or_poisson: bool =
         yield (
             f"Differential privacy of examples: each client spends ε = {example.epsilon:g}, δ = {example.delta:g}, for "
             f"{EXAMPLE}. How many examples it has is not protected."
+        )
+
+
+def doubts(table: PrivacyTable, clients: int | None = None, examples: int | None = None) -> Iterator[str]:
+    """Yield a sentence for each ε or δ that protects hardly anybody.
+
+    `clients` is their number, and `examples` that of the smallest client's training examples, if they are known.
+    """
+    dp, example = table.dp, table.example_dp
+    if dp is not None:
+        many = f"the run has {clients} clients" if clients else "the number of clients is not known here"
+        yield from _doubts("dp", dp.epsilon, dp.delta, clients, many, "client")
+    if example is not None:
+        many = "how many examples clients have is not known here"
+        many = f"the smallest client has {examples} training examples" if examples else many
+        yield from _doubts("example_dp", example.epsilon, example.delta, examples, many, "example")
+
+
+def _doubts(key: str, epsilon: float | None, delta: float, count: int | None, many: str, one: str) -> Iterator[str]:
+    if delta >= 1 / (count or UNKNOWN):
+        whose = "all data of one client" if one == "client" else "one example of each client"
+        yield (
+            f"[privacy] {key}: δ = {delta:g} protects hardly anybody. It is the probability that the guarantee fails, "
+            f"and {many}: even publishing {whose}, drawn at random, would meet it. Set delta far below "
+            f"{1 / (count or UNKNOWN):.2g}, such as 1e-5."
+        )
+    if epsilon is not None and epsilon > LARGE:
+        odds = f"e^{epsilon:g}" + (f" = {math.exp(epsilon):.0e}" if epsilon < 500 else "")
+        yield (
+            f"[privacy] {key}: ε = {epsilon:g} protects hardly anybody. What others see may change the odds that they "
+            f"give to the presence of one {one} by a factor of {odds}. With ε = 1 it is 3, with ε = 8 it is 3,000."
         )
 
 

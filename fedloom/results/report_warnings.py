@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 
 from fedloom import metrics
 from fedloom.data.split import SPLITS
-from fedloom.errors import InputError
+from fedloom.errors import FedloomError, InputError
 from fedloom.experiment.round_rows import LEFT_OUT, OUTLIER
+from fedloom.privacy.table import PrivacyTable
+from fedloom.privacy.words import doubts
 from fedloom.results import headline
 from fedloom.results.comparisons import PHASES, comparisons, main_comparison
 from fedloom.results.run_data import RunData
@@ -28,7 +31,7 @@ def cautions(run: RunData) -> list[str]:
     checks = (
         *(_unfinished, _lost, _left_out, _arrivals, _abandoned, _absent, _diverged, _same_weights),
         *(_overfitting, _no_better_than_guessing, _left_behind, _imitations, _chosen_on_test, about_seeds),
-        *(_small_tests, _undefined, _incomparable, _withheld, _data, _network),
+        *(_small_tests, _undefined, _incomparable, _withheld, _weak_privacy, _data, _network),
     )
     return [caution for check in checks for caution in check(run)]
 
@@ -319,6 +322,16 @@ def _data(run: RunData) -> Iterator[str]:
     """What algorithms say about the task, and what `fedloom data describe` warns of."""
     yield from run.facts.get("cautions about algorithms") or ()
     yield from run.facts.get("cautions about the data") or ()
+
+
+def _weak_privacy(run: RunData) -> Iterator[str]:
+    """An ε or δ that protects hardly anybody, at sites; what a simulation has of it is among `_data`."""
+    if run.is_network:
+        with suppress(FedloomError):  # a table of a later version
+            sizes = [client["train"] for client in run.clients if client["train"]]  # a secure sum hides them
+            yield from doubts(
+                PrivacyTable(**(run.description.get("privacy") or {})), len(run.clients), min(sizes, default=None)
+            )
 
 
 def _network(run: RunData) -> Iterator[str]:

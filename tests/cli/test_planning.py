@@ -100,6 +100,8 @@ def test_check_works_without_data_for_experiments_that_are_served(
     shown = capsys.readouterr().out
     assert "# 2,410 parameters. Without [data], only `fedloom serve` can run this: agents bring their data." in shown
     assert "[data]\n" not in shown
+    in_this_process("check", str(file), "--set", "privacy.example_dp.delta=0.5", monkeypatch=monkeypatch)
+    assert "# Caution: [privacy] example_dp: δ = 0.5 protects hardly anybody." in capsys.readouterr().out
     in_this_process("check", str(file), "--json", monkeypatch=monkeypatch)
     found = json.loads(capsys.readouterr().out)
     assert found["estimate"] is None

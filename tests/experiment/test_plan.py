@@ -18,6 +18,7 @@ from fedloom.experiment import experiment_file
 from fedloom.experiment.experiment_file import EvaluateTable, parse
 from fedloom.experiment.plan import Plan, cautions, check_clients, check_target
 from fedloom.federation.sampling import Sampling
+from fedloom.privacy.table import ExampleTable, PrivacyTable
 from fedloom.task import Task
 from fedloom.training.probe import probe
 from tests.conftest import Dense, federation
@@ -223,6 +224,12 @@ def test_without_data_a_model_has_as_many_inputs_as_the_sites_agreed_on_features
     values = {"data": {"preprocessing": "agreed.json"}, "task": {"model": "logistic"}}
     made = Plan.of(parse(values, tmp_path))
     assert made.task(1).form["out.weight"][0] == (2, 3)
+
+
+def test_a_delta_that_protects_nobody_is_named() -> None:
+    weak = replace(plan(), privacy=PrivacyTable(example_dp=ExampleTable(delta=0.4)))
+    (said,) = cautions(weak, Task(Dense), federation((6, 9)))
+    assert "the smallest client has 3 training examples" in said
 
 
 def test_a_headline_over_more_rounds_than_there_are_is_named() -> None:

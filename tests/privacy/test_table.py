@@ -29,6 +29,8 @@ def test_a_protection_is_part_of_the_identity(table: dict[str, Any]) -> None:
         ({"secure_aggregation": {"min_clients": 1}}, "min_clients"),
         ({"dp": {"epsilon": 0}}, "epsilon"),
         ({"dp": {"clip": 1.0}}, "needs an epsilon"),
+        ({"dp": {"epsilon": 1.0, "delta": 1.0}}, "delta"),
+        ({"example_dp": {"delta": 1.0}}, "delta"),
         ({"dp": {"epsilon": 1.0, "noise": "distributed"}}, "needs secure_aggregation"),
         (
             {"secure_aggregation": {}, "dp": {"epsilon": 1.0, "clip": 1.0, "noise": "distributed", "correlated": True}},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedloom.privacy.table import DpTable, ExampleTable, PrivacyTable, SecureTable
-from fedloom.privacy.words import has, lacks, outside
+from fedloom.privacy.words import doubts, has, lacks, outside
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,22 @@ def test_the_neighbours_follow_from_cohorts_and_noise() -> None:
     assert "in one of which zeros replace what one client sends, even for the server and its colluders" in said
     assert "up to 2 may work with the server: the noise of 5 honest ones is enough" in said
     assert not any("trust" in sentence for sentence in lacks(together))
+
+
+def test_a_delta_or_epsilon_that_protects_nobody_is_named() -> None:
+    table = PrivacyTable(example_dp=ExampleTable(epsilon=8.0, delta=0.02))
+    (said,) = doubts(table, 5, 90)
+    assert said.startswith("[privacy] example_dp: δ = 0.02 protects hardly anybody.")
+    assert "the smallest client has 90 training examples" in said
+    assert not [*doubts(table, 5, 49)]
+    (said,) = doubts(table)
+    assert "is not known here" in said
+    (said,) = doubts(PrivacyTable(dp=DpTable(epsilon=2.0, delta=0.2)), 5, 90)
+    assert "the run has 5 clients" in said
+    (said,) = doubts(PrivacyTable(dp=DpTable(epsilon=30.0)), 5, 90)
+    assert "the presence of one client by a factor of e^30 = 1e+13" in said
+    assert not [*doubts(PrivacyTable(dp=DpTable(noise_multiplier=1.0), example_dp=ExampleTable(epsilon=20.0)), 5, 90)]
+    assert "e^900." in "".join(doubts(PrivacyTable(dp=DpTable(epsilon=900.0))))
 
 
 @pytest.mark.parametrize("data", [{"normalize": "federated"}, {"scale_target": True}, {"preprocessing": "agreed.json"}])

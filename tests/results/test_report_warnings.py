@@ -172,6 +172,14 @@ def test_a_served_run_is_called_unprotected_only_if_it_is(run: RunData) -> None:
     assert not any("without secure aggregation" in text for text in cautions(secure))
 
 
+def test_a_served_run_whose_privacy_protects_nobody_says_so(run: RunData) -> None:
+    served = replace(run, facts={**run.facts, "network": True})
+    for table, words in (({"delta": 0.5}, "δ = 0.5 protects hardly anybody"), ({"epsilon": 50.0}, "e^50 = 5e+21")):
+        assert any(words in text for text in cautions(with_description(served, privacy={"example_dp": table})))
+    for harmless in ({"example_dp": {}}, {"later": {}}):
+        assert not any("hardly anybody" in text for text in cautions(with_description(served, privacy=harmless)))
+
+
 def with_labels(run: RunData, counts: list[list[int]]) -> RunData:
     return replace(run, facts={**run.facts, "labels": {"classes": ["alive", "dead", "gone"], "counts": counts}})
 

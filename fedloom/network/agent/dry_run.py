@@ -30,6 +30,7 @@ from fedloom.network.agent.questions import Questions, check_limit
 from fedloom.network.protocol.expected_update import ExpectedUpdate, expected_update, harmless, tried
 from fedloom.network.protocol.messages import DataFormat, verb_of
 from fedloom.privacy.table import PrivacyTable
+from fedloom.privacy.words import doubts
 from fedloom.task import Task
 from fedloom.training.probe import probe
 
@@ -51,7 +52,8 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
     plan = Plan.of(parsed)
     federation = plan.federation(parsed.seeds[0])
     yield f"Data: {federation}. No message asks for examples. What leaves is computed from them, as listed here."
-    for doubt in suspicions(federation):
+    fewest = int(federation.sizes("train").min())
+    for doubt in (*doubts(parsed.privacy, examples=fewest), *suspicions(federation)):
         yield f"Caution: {doubt}"
     yield "At the start, the coordinator learns:"
     yield f"  the shape {list(federation.x.shape[1:])} and dtype of the features, the names of the classes"

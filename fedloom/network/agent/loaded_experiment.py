@@ -31,6 +31,7 @@ from fedloom.network.protocol.messages import AssignedClient, DataFormat, Hello
 from fedloom.network.protocol.tensors import PROTOCOL
 from fedloom.privacy.protection import check_plan
 from fedloom.privacy.table import PrivacyTable
+from fedloom.privacy.words import doubts
 from fedloom.results.safe_text import plain
 from fedloom.task import Task
 from fedloom.training.probe import probe
@@ -176,7 +177,8 @@ def load_experiment(
     measured = None if plan.privacy.hides_metrics else ready.task
     hello = hello_message(site, federation, ready.setup, mark(federation.fingerprint), measured)
     site.policy.check_examples({one.name: one.train for one in hello.clients})
-    for doubt in suspicions(federation):
+    fewest = min((one.train for one in hello.clients), default=0)
+    for doubt in (*doubts(plan.privacy, examples=fewest), *suspicions(federation)):
         tell(f"Caution: {doubt}")
     loaded.hello = hello if plan.privacy.secure_aggregation is None else without_sizes(hello)
     tell(f"Ready: {len(loaded.hello.clients)} client(s), a model of {ready.task.parameters:,} parameters.")

@@ -19,7 +19,7 @@ from fedloom.models import MODELS
 from fedloom.network.protocol.code_fingerprint import code_files
 from fedloom.network.protocol.messages import SECURE_KINDS, VERBS, ClientAnswer, Verb
 from fedloom.privacy.secure.graph import FULL
-from fedloom.privacy.table import PrivacyTable
+from fedloom.privacy.table import PrivacyTable, Probability
 from fedloom.record import Count, Positive, Record, Share, Whole
 from fedloom.results.safe_text import plain
 from fedloom.task import Task
@@ -153,7 +153,7 @@ class Policy(Record):
     """The most ε of a client here in all runs together, by this agent's own ledger. It requires what `max_epsilon`
     requires.
     """
-    max_delta: Positive = 1e-5
+    max_delta: Probability = 1e-5
     """The largest δ that goes with `max_epsilon` and `max_total_epsilon`."""
 
     def check_experiment(self, algorithms: Iterable[str], task: TaskTable, base: Path) -> None:

@@ -71,6 +71,13 @@ def test_no_metric_leaves_beside_what_is_protected(
     assert any(line.startswith(f"Metrics that may leave: none, because {why}.") for line in shown)
 
 
+def test_a_delta_that_protects_nobody_here_is_named(tmp_path: Path) -> None:
+    shown = lines(tmp_path, {**EXPERIMENT, "privacy": {"example_dp": {"delta": 2e-3}}})
+    assert any(
+        re.match("Caution: .*δ = 0.002 protects hardly anybody.*client has 53[89] training", line) for line in shown
+    )
+
+
 def test_sizes_do_not_leave_under_secure_aggregation(tmp_path: Path) -> None:
     shown = lines(tmp_path, {**EXPERIMENT, "cohort": {"max_examples": 600}, "privacy": SECURE})
     assert "  client 0 (not its number of examples)" in shown
