@@ -177,26 +177,29 @@ class Policy(Record):
         self._check_epsilon(privacy)
         secure = privacy.secure_aggregation
         if self.require_secure_aggregation and secure is None:
-            raise Refused("the policy requires secure aggregation, and the run has none: the coordinator reads updates")
+            raise Refused(
+                "the policy requires secure aggregation ([policy] require_secure_aggregation), and the run has none: "
+                "the coordinator reads updates"
+            )
         if secure is not None and secure.threshold < self.min_threshold:
             raise Refused(
-                f"the policy requires a threshold of at least {self.min_threshold:g} in secure aggregation, and the "
-                f"run has {secure.threshold:g}"
+                f"the policy requires a threshold of at least {self.min_threshold:g} in secure aggregation ([policy] "
+                f"min_threshold), and the run has {secure.threshold:g}"
             )
         if secure is not None and cohort is not None and cohort > (self.max_secure_cohort or cohort):
             raise Refused(
-                f"the policy allows at most {self.max_secure_cohort} clients in a round with secure aggregation, and "
-                f"this one has {cohort}"
+                f"the policy allows at most {self.max_secure_cohort} clients in a round with secure aggregation "
+                f"([policy] max_secure_cohort), and this one has {cohort}"
             )
 
     def _check_epsilon(self, privacy: PrivacyTable) -> None:
-        limits = [limit for limit in (self.max_epsilon, self.max_total_epsilon) if limit is not None]
-        if not limits:
+        limits = {"max_epsilon": self.max_epsilon, "max_total_epsilon": self.max_total_epsilon}
+        most, key = min(((limit, key) for key, limit in limits.items() if limit is not None), default=(None, ""))
+        if most is None:
             return
-        most = min(limits)
         offers = [privacy.example_dp, privacy.dp if self._accepts_noise(privacy) else None]
         here = [(offer.epsilon, offer.delta) for offer in offers if offer is not None and offer.epsilon is not None]
-        need = f"the policy requires differential privacy with ε at most {most:g}"
+        need = f"the policy requires differential privacy with ε at most {most:g} ([policy] {key})"
         if not here:
             raise Refused(
                 f"{need} that this agent applies itself: [privacy] example_dp, or dp with an epsilon and noise = "
@@ -206,7 +209,7 @@ class Policy(Record):
         if any(epsilon <= most and delta <= self.max_delta for epsilon, delta in here):
             return
         offered = ", ".join(f"ε = {epsilon:g} at δ = {delta:g}" for epsilon, delta in here)
-        raise Refused(f"{need} at δ at most {self.max_delta:g}, and the run offers {offered}")
+        raise Refused(f"{need} at δ at most {self.max_delta:g} ([policy] max_delta), and the run offers {offered}")
 
     def _accepts_noise(self, privacy: PrivacyTable) -> bool:
         """Whether the noise of a run's clients satisfies `max_epsilon`: their own, or that of the honest ones."""
@@ -221,10 +224,11 @@ class Policy(Record):
             tensors = ", ".join(sorted(roles))
             raise Refused(f"inconsistent request: kind '{kind}' with tensors {tensors} does not match verb '{verb}'")
         if verb not in self.verbs:
-            raise Refused(f"the policy allows {', '.join(self.verbs) or 'nothing'}, not {verb}")
+            raise Refused(f"the policy allows {', '.join(self.verbs) or 'nothing'}, not {verb} ([policy] verbs)")
         if cohort < self.min_cohort:
             raise Refused(
-                f"the policy requires at least {self.min_cohort} clients in a round, and this one has {cohort}"
+                f"the policy requires at least {self.min_cohort} clients in a round ([policy] min_cohort), and this "
+                f"one has {cohort}"
             )
 
     def check_examples(self, examples: Mapping[str, int]) -> None:
@@ -232,7 +236,8 @@ class Policy(Record):
         for client, count in examples.items():
             if count < self.min_examples:
                 raise Refused(
-                    f"the policy requires at least {self.min_examples} training examples, and '{client}' has fewer"
+                    f"the policy requires at least {self.min_examples} training examples ([policy] min_examples), and "
+                    f"'{client}' has fewer"
                 )
 
     def shown_size(self, count: int) -> int:
@@ -299,10 +304,14 @@ class Policy(Record):
                         f'code = {{ "{path}" = "{sha256}" }} to [policy] to allow it'
                     )
             return
+        key = "losses" if what == "loss" else f"{what}s"
         if allowed == "shipped" and ":" in name:
-            raise Refused(f"the policy allows only fedloom's own code, and the {what} is '{name}': name it to allow it")
+            raise Refused(
+                f"the policy allows only fedloom's own code, and the {what} is '{name}': name it in [policy] {key} to "
+                "allow it"
+            )
         known = ", ".join(allowed) if allowed != "shipped" else "those that ship with fedloom"
-        raise Refused(f"the policy does not allow the {what} '{name}'. Allowed: {known}")
+        raise Refused(f"the policy does not allow the {what} '{name}'. Allowed: {known} ([policy] {key})")
 
 
 def means(task: Task) -> dict[str, bool]:

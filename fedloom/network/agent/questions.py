@@ -56,7 +56,10 @@ def check_limit(plan: Plan, most: int | None) -> None:
     """Raise `Refused` if a run needs more evaluations than the policy allows: it could not end."""
     needed = evaluations_needed(plan)
     if most is not None and most < needed:
-        raise Refused(f"the policy allows {most} evaluations of a client in a run, and this run needs {needed}")
+        raise Refused(
+            f"the policy allows {most} evaluations of a client in a run ([policy] max_evaluations), and this run needs "
+            f"{needed}"
+        )
 
 
 @dataclass
@@ -158,7 +161,10 @@ class Questions:
                 )
             new[local] += cost
             if self.measured[local] + new[local] > self.most:
-                raise Refused(f"the policy allows {self.most} evaluations of a client in a run, and they are used up")
+                raise Refused(
+                    f"the policy allows {self.most} evaluations of a client in a run ([policy] max_evaluations), and "
+                    "they are used up"
+                )
         self._check_turns(assignment)
         if facts["kind"] != "fingerprint" and facts["call"] == 0:
             self._check_model(assignment, shared, at_end=allowed == 2)

@@ -64,7 +64,7 @@ class PinnedKeys:
                     f"new key, remove its line from {self.path.name} in the state folder, and start this agent again"
                 )
             if self.allowed and fingerprint(key) not in self.allowed:
-                raise Refused(f"the policy does not list the fingerprint of agent {agent} in peers: {fingerprint(key)}")
+                raise Refused(f"[policy] peers does not list the fingerprint of agent {agent}: {fingerprint(key)}")
         if new := found.keys() - self.known.keys():
             self.known |= {agent: found[agent] for agent in new}
             write_atomically(self.path, json.dumps(self.known, indent=1, sort_keys=True).encode())

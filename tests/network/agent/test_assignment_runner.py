@@ -37,7 +37,7 @@ def test_a_metric_that_the_policy_withholds_stays_at_the_site(tmp_path: Path) ->
 def test_a_verb_that_the_policy_does_not_allow_is_refused(tmp_path: Path) -> None:
     run = InProcessRun(tmp_path / "net", {**EXPERIMENT, "rounds": 1}, {"verbs": ["evaluate"]}, {})
     assert run.run(Silent()).status == "done"  # the other site's clients go on
-    assert "site-0 refuses: the policy allows evaluate, not reduce" in run.said
+    assert "site-0 refuses: the policy allows evaluate, not reduce ([policy] verbs)" in run.said
 
 
 @pytest.mark.parametrize(("kind", "what"), [("evaluate", "metrics"), ("fingerprint", "fingerprints of models")])

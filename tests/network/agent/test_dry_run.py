@@ -86,7 +86,8 @@ def test_sizes_do_not_leave_under_secure_aggregation(tmp_path: Path) -> None:
 
 def test_an_experiment_that_the_policy_refuses_is_not_loaded(tmp_path: Path) -> None:
     refused = (
-        "This site would refuse the experiment: the policy does not allow the algorithm 'fedavg'. Allowed: fedprox."
+        "This site would refuse the experiment: the policy does not allow the algorithm 'fedavg'. Allowed: fedprox "
+        "([policy] algorithms)."
     )
     with pytest.raises(InputError, match=re.escape(refused)):
         lines(tmp_path, EXPERIMENT, algorithms=["fedprox"])

@@ -14,7 +14,7 @@ from fedloom.errors import InputError
 from fedloom.experiment.experiment_file import TaskTable
 from fedloom.network.agent.policy import SCORES_LEAVE, Policy, Refused, load_site, site_of, trust
 from fedloom.network.protocol.messages import ClientAnswer
-from fedloom.privacy.table import DpTable, PrivacyTable, SecureTable
+from fedloom.privacy.table import DpTable, ExampleTable, PrivacyTable, SecureTable
 from fedloom.task import Task
 from fedloom.training.evaluation import Measured
 
@@ -131,9 +131,13 @@ def test_a_site_can_require_secure_aggregation_and_a_threshold() -> None:
     plain, secure = PrivacyTable(), PrivacyTable(secure_aggregation=SecureTable(threshold=0.6))
     Policy().check_privacy(plain)
     Policy(require_secure_aggregation=True, min_threshold=0.6).check_privacy(secure)
-    with pytest.raises(Refused, match="requires secure aggregation, and the run has none"):
+    with pytest.raises(
+        Refused, match=r"requires secure aggregation \(\[policy\] require_secure_aggregation\), and the run has none"
+    ):
         Policy(require_secure_aggregation=True).check_privacy(plain)
-    with pytest.raises(Refused, match=r"threshold of at least 0.67 in secure aggregation, and the run has 0.6"):
+    with pytest.raises(
+        Refused, match=r"at least 0.67 in secure aggregation \(\[policy\] min_threshold\), and the run has 0.6"
+    ):
         Policy().check_privacy(secure)
 
 
@@ -154,6 +158,24 @@ def test_noise_that_clients_add_together_counts_if_the_site_says_how_many_may_co
     server = PrivacyTable(secure_aggregation=SecureTable(), dp=DpTable(epsilon=1.0, clip=1.0))
     with pytest.raises(Refused, match="cannot be verified here"):
         Policy(max_epsilon=2.0, assumed_colluders=0.0).check_privacy(server)
+
+
+def test_a_refusal_names_the_keys_of_the_policy(tmp_path: Path) -> None:
+    weak = PrivacyTable(example_dp=ExampleTable(epsilon=8.0, delta=1e-3))
+    Policy(max_epsilon=8.0, max_delta=1e-3).check_privacy(weak)
+    keys = r"ε at most 8 \(\[policy\] {}\) at δ at most 1e-05 \(\[policy\] max_delta\), and"
+    with pytest.raises(Refused, match=keys.format("max_epsilon")):
+        Policy(max_epsilon=8.0, max_total_epsilon=20.0).check_privacy(weak)
+    with pytest.raises(Refused, match=keys.format("max_total_epsilon")):
+        Policy(max_epsilon=9.0, max_total_epsilon=8.0).check_privacy(weak)
+    with pytest.raises(Refused, match=r"\(\[policy\] verbs\)"):
+        Policy(verbs=["evaluate"]).check_assignment("train", "reduce", 3, ())
+    with pytest.raises(Refused, match=r"\(\[policy\] min_examples\)"):
+        Policy(min_examples=9).check_examples({"kerry": 8})
+    with pytest.raises(Refused, match=r"'mlp'\. Allowed: logistic \(\[policy\] models\)"):
+        check(Policy(models=["logistic"]), tmp_path, model="mlp")
+    with pytest.raises(Refused, match=r"name it in \[policy\] losses"):
+        check(Policy(), tmp_path, loss="net.py:loss")
 
 
 def test_a_site_is_told_what_it_must_trust_the_coordinator_in() -> None:
@@ -178,7 +200,7 @@ def test_a_site_is_told_when_it_must_trust_the_coordinator_to_follow_the_protoco
     Policy(max_secure_cohort=100).check_privacy(secure, 100)
     Policy(max_secure_cohort=100).check_privacy(PrivacyTable(), 101)
     Policy().check_privacy(secure, 101)
-    with pytest.raises(Refused, match="at most 100 clients in a round with secure aggregation, and this one has 101"):
+    with pytest.raises(Refused, match=r"at most 100 clients .* \(\[policy\] max_secure_cohort\), and this one has 101"):
         Policy(max_secure_cohort=100).check_privacy(secure, 101)
 
 
@@ -186,7 +208,7 @@ def test_a_stage_of_a_secure_sum_is_a_reduce() -> None:
     Policy(min_cohort=3).check_assignment("advertise", "reduce", 3, ())
     with pytest.raises(Refused, match="inconsistent request: kind 'unmask'"):
         Policy().check_assignment("unmask", "map", 3, ())
-    with pytest.raises(Refused, match="at least 4 clients in a round"):
+    with pytest.raises(Refused, match=r"at least 4 clients in a round \(\[policy\] min_cohort\), and"):
         Policy(min_cohort=4).check_assignment("share", "reduce", 3, ())
 
 

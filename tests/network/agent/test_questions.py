@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -116,7 +117,9 @@ def test_crafted_evaluations_recover_neither_label_counts_nor_the_only_test_pati
             assert why in str(coordinator.ask(coordinator.crafted(1), **changes)), changes
         attempts = [coordinator.ask(coordinator.crafted(label), attempt=label + 1) for label in range(10)]
         assert [isinstance(found, dict) for found in attempts] == [True] * 7 + [False] * 3
-        used_up = "the policy allows 21 evaluations of a client in a run, and they are used up"
+        used_up = (
+            "the policy allows 21 evaluations of a client in a run ([policy] max_evaluations), and they are used up"
+        )
         assert set(map(str, attempts[7:])) == {used_up}
         # a new process of the agent remembers
         again = coordinator.agent(0)
@@ -237,8 +240,8 @@ def test_a_given_model_is_one_for_all_splits_and_the_next_round_trains_it(tmp_pa
 
 def test_a_limit_below_what_the_run_needs_is_refused_before_it_starts(tmp_path: Path) -> None:
     run = InProcessRun(tmp_path / "net", VALUES, {**STRICT, "max_evaluations": 20})
-    why = "the policy allows 20 evaluations of a client in a run, and this run needs 21"
-    with pytest.raises(InputError, match=f"^This site does not take part: {why}.$"):
+    why = "the policy allows 20 evaluations of a client in a run ([policy] max_evaluations), and this run needs 21"
+    with pytest.raises(InputError, match=f"^This site does not take part: {re.escape(why)}.$"):
         run.run(Silent())
     assert f"site-0 refuses: {why}" in run.said
 

@@ -33,7 +33,7 @@ def test_keys_are_pinned_when_they_are_first_seen_and_survive_a_restart(tmp_path
 def test_a_policy_that_lists_peers_accepts_no_others(tmp_path: Path) -> None:
     pins = PinnedKeys(tmp_path / "peers.json", (fingerprint("ab" * 32),))
     pins.check([peer("a1")])
-    with pytest.raises(Refused, match=f"agent a2 in peers: {fingerprint('cd' * 32)}"):
+    with pytest.raises(Refused, match=f"peers does not list the fingerprint of agent a2: {fingerprint('cd' * 32)}"):
         pins.check([peer("a2", "cd")])
     assert set(pins.known) == {"a1"}
 
