@@ -57,7 +57,7 @@ def check(
     """
     import tomli_w
 
-    from fedloom.experiment.plan import Plan
+    from fedloom.experiment.plan import Plan, check_served
     from fedloom.privacy.protection import check_plan
     from fedloom.privacy.words import doubts, has, lacks, outside
     from fedloom.tuning.estimate import estimate
@@ -74,11 +74,16 @@ def check(
             tables["data"].pop("split", None)  # the column decides
         if tables["data"].get("delimiter") == ",":
             del tables["data"]["delimiter"]  # others are recognised, too
-    if not experiment.has_data:
-        values.pop("data")
-        shown.pop("data", None)  # the same dict, with -v
-        parameters = Plan.of(experiment).task(experiment.seeds[0]).parameters
-        note = f"{parameters:,} parameters. Without [data], only `fedloom serve` can run this: agents bring their data."
+    if not experiment.has_data or experiment.server_has_all:
+        plan = Plan.of(experiment, served=True)
+        if experiment.has_data:
+            check_served(plan)
+        else:
+            values.pop("data")
+            shown.pop("data", None)  # the same dict, with -v
+        why = "With [data] server = 1.0" if experiment.has_data else "Without [data]"
+        parameters = plan.task(experiment.seeds[0]).parameters
+        note = f"{parameters:,} parameters. {why}, only `fedloom serve` can run this: agents bring their data."
         costs, notes, cohort, clients = (
             None,
             [*(f"Caution: {text}" for text in doubts(private)), note],

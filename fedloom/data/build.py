@@ -150,7 +150,8 @@ def _server_rows(server: Any, total: int, seed: int) -> dict[str, Rows | None]:
         used += size
     if used >= total:
         raise InputError(
-            f"The server would hold {used} of {total} examples, which leaves none for the clients: choose fewer."
+            f"The server would hold {used} of {total} examples, which leaves none for the clients: choose fewer. If "
+            "clients bring their own to `fedloom serve`, server = 1.0 means all of these."
         )
     return result
 
@@ -158,7 +159,7 @@ def _server_rows(server: Any, total: int, seed: int) -> dict[str, Rows | None]:
 def _amount(amount: Any, total: int) -> int:
     if isinstance(amount, int) and not isinstance(amount, bool) and amount >= 1:
         return amount
-    if isinstance(amount, float) and 0 < amount < 1:
+    if isinstance(amount, float) and 0 < amount <= 1:
         return max(1, round(amount * total))
     raise InputError(
         'The \'server\' of the data must be "none", "test" (the official test set), a share between 0 and 1, a whole '

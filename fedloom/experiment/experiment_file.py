@@ -59,7 +59,7 @@ class DataTable(Record):
     """A file of `fedloom data agree`: the categories, classes and statistics that several sites use together."""
     server: str | int | float | dict[str, Any] = "none"
     """What the server itself holds: nothing, the official `test` set, a share or number of the examples, or a table of
-    splits.
+    splits. In `fedloom serve`, 1.0 means all examples, because the clients have theirs elsewhere.
     """
     seed: Seed = 0
     """The seed of partition and splits. `run` draws new ones for every seed of the experiment."""
@@ -234,6 +234,11 @@ class Experiment(Record):
     def has_data(self) -> bool:
         """Whether the file has a [data] table. One that is served needs none: the agents bring their data."""
         return bool(self.data.model_fields_set - {"preprocessing"} or self.source.model_fields_set)
+
+    @property
+    def server_has_all(self) -> bool:
+        """Whether all data of the file is the server's, so that it can only be served."""
+        return self.data.server == 1.0 and isinstance(self.data.server, float)
 
     def resolved(self, defaults: bool = True) -> dict[str, Any]:
         """Return every key with its value as in a file, or only what differs from the defaults."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -85,15 +85,16 @@ class Plan:
             self.compress.check(algorithm, self.privacy)
 
     @staticmethod
-    def of(experiment: Experiment, shape: tuple[int, ...] | None = None) -> Plan:
+    def of(experiment: Experiment, shape: tuple[int, ...] | None = None, *, served: bool = False) -> Plan:
         """Make the plan of an experiment file; data and task are loaded when they are first needed.
 
-        With the `shape` of an example, no data is loaded for a model that takes as many features as there are.
+        With the `shape` of an example, no data is loaded for a model that takes as many features as there are. If it is
+        `served`, clients are elsewhere, and the server may hold all data of the file.
         """
         data, task = experiment.data.seed, experiment.task.seed
         agreed = lru_cache(maxsize=1)(lambda: _agreed(experiment))
         load = lru_cache(maxsize=1)(lambda: load_dataset(experiment, agreed()))
-        federation = lru_cache(maxsize=1)(lambda seed: _federation(experiment, load, seed, agreed()))
+        federation = lru_cache(maxsize=1)(lambda seed: _federation(experiment, load, seed, agreed(), served))
         first = experiment.seeds[0] if data == "run" else data
 
         def example() -> Tensor:
@@ -149,10 +150,13 @@ def load_dataset(experiment: Experiment, agreed: Preprocessing | None = None) ->
 
 
 def _federation(
-    experiment: Experiment, load: Callable[[], Dataset], seed: int, agreed: Preprocessing | None
+    experiment: Experiment, load: Callable[[], Dataset], seed: int, agreed: Preprocessing | None, served: bool
 ) -> Federation:
     keys = ("partition", "split", "normalize", "scale_target", "server")
     divided = {key: getattr(experiment.data, key) for key in keys}
+    if served and experiment.server_has_all:  # as one client, which nobody asks: the clients are elsewhere
+        one = federate(load(), seed=seed, agreed=agreed, **divided | {"partition": "iid", "server": None}, clients=1)
+        return replace(one, server={"test": (one.x, one.y)})
     try:
         return federate(load(), seed=seed, agreed=agreed, **divided)
     except ParameterError as error:
@@ -219,6 +223,13 @@ def check_start(plan: Plan) -> None:
         machine.worker_count(plan.settings.workers)
     federation, task = plan.federation(plan.seeds[0]), plan.task(plan.seeds[0])
     plan.cohort.check(federation.clients)
+    probe(federation, task)
+    check_target(plan.evaluate, task)
+
+
+def check_served(plan: Plan) -> None:
+    """Raise what serving would refuse about the server's own data, before anybody joins."""
+    federation, task = plan.federation(plan.seeds[0]), plan.task(plan.seeds[0])
     probe(federation, task)
     check_target(plan.evaluate, task)
 

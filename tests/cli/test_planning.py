@@ -110,6 +110,20 @@ def test_check_works_without_data_for_experiments_that_are_served(
     assert "Give a partition" in capsys.readouterr().err
 
 
+def test_check_of_a_file_whose_data_is_all_the_servers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "served.toml"
+    file.write_text('[data]\nsource = "digits"\nserver = 1.0\n[task]\nmodel = "digits_mlp"\n')
+    in_this_process("check", str(file), monkeypatch=monkeypatch)
+    shown = capsys.readouterr().out
+    assert "# 2,410 parameters. With [data] server = 1.0, only `fedloom serve` can run this" in shown
+    assert "server = 1.0\n" in shown
+    in_this_process("run", str(file), "--out", str(tmp_path / "run"), monkeypatch=monkeypatch, code=2)
+    assert "Give a partition" in capsys.readouterr().err
+    in_this_process("check", str(file), "--set", "task.model=mnist_cnn", monkeypatch=monkeypatch, code=2)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -151,7 +151,7 @@ def test_natural_clients_with_server_data() -> None:
     assert all(value < 10 for value in examples_of(federation)[0])
 
 
-@pytest.mark.parametrize("server", ["tset", 1.0, 0.0, 0, -1, True, {"test": "best"}, {"validation": "official"}, [1]])
+@pytest.mark.parametrize("server", ["tset", 1.5, 0.0, 0, -1, True, {"test": "best"}, {"validation": "official"}, [1]])
 def test_what_the_server_cannot_hold(server: Any) -> None:
     with pytest.raises(InputError, match='\'server\' of the data must be "none", "test"'):
         federate(numbered(), clients=2, server=server)

@@ -17,7 +17,7 @@ from fedloom.data.federation import Federation
 from fedloom.errors import InputError, QuorumError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.experiment_file import Experiment
-from fedloom.experiment.plan import Plan
+from fedloom.experiment.plan import Plan, check_served
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.run import run_plan
 from fedloom.federation.sampling import widened
@@ -46,8 +46,10 @@ class NetworkRun:
         for note in notes:
             tell(note)
         self.folder, self.tell = folder, tell
-        self.plan = Plan.of(self.experiment)
+        self.plan = Plan.of(self.experiment, served=True)
         check_plan(self.plan.privacy, self.plan.cohort, self.plan.algorithms)
+        if self.experiment.data.server != "none":
+            check_served(self.plan)
         self.network = folder / "network"
         self._held = ExitStack()
         self.ledger = open_ledger(self.network, self._held)

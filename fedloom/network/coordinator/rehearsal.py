@@ -29,6 +29,8 @@ class Rehearsal(HttpsRun):
     """A run whose agents are processes that end with this one; agent k modulo their number hosts client k."""
 
     def __init__(self, experiment: Experiment, folder: Path, agents: int, **settings: Any) -> None:
+        if experiment.server_has_all:
+            raise InputError("--local divides the data among clients, and [data] server = 1.0 leaves none for them.")
         super().__init__(experiment, folder, **settings)
         self.agents, self.pool.max_clients = agents, math.inf
         self.processes: list[subprocess.Popen[bytes]] = []

@@ -17,6 +17,8 @@ from fedloom.network.coordinator.network_run import NetworkRun, federated
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.network.protocol.signatures import Signer
 from fedloom.network.protocol.token import Token
+from fedloom.results.comparisons import comparisons
+from fedloom.results.run_data import RunData
 from tests.network.conftest import EXPERIMENT, HELLO, InProcessRun, in_process, serial_weights, weights
 
 DIGITS = HELLO.model_copy(update={"features": (64,), "dtype": "uint8", "classes": tuple("0123456789")})
@@ -47,6 +49,28 @@ def test_what_needs_all_data_in_one_place_is_left_out_with_a_note() -> None:
     assert len(notes) == 2
     with pytest.raises(InputError, match="nothing to serve"):
         federated(parse({"algorithm": {"pooled": {}}}))
+
+
+def test_the_data_of_the_server_is_checked_before_anybody_joins(tmp_path: Path) -> None:
+    from fedloom.errors import InputError
+    from fedloom.experiment.experiment_file import parse
+
+    (tmp_path / "holdout.csv").write_text("a,b,y\n" + "1,2,0\n3,4,1\n" * 10)
+    data = {"source": "csv", "path": str(tmp_path / "holdout.csv"), "label": "y", "server": 9}
+    with pytest.raises(InputError, match="Give a partition"):
+        NetworkRun(parse({"data": data, "task": {"model": "logistic"}}), tmp_path / "net")
+    with pytest.raises(InputError, match="features"):
+        NetworkRun(parse({"data": {**data, "server": 1.0}, "task": {"model": "digits_mlp"}}), tmp_path / "net")
+    assert not (tmp_path / "net").exists()
+
+
+def test_all_data_of_the_file_may_be_the_servers(tmp_path: Path) -> None:
+    run = InProcessRun(tmp_path / "net", {**EXPERIMENT, "rounds": 1, "data": {**EXPERIMENT["data"], "server": 1.0}}, {})
+    for table in run.tables:
+        del table["data"]["server"]  # of the coordinator's file
+    assert len(run.plan.federation(1).server["test"][1]) == 1797
+    assert run.run(Silent()).status == "done"
+    assert comparisons(RunData.read(tmp_path / "net"), "accuracy")[0].key == "server_test"
 
 
 def test_a_virtual_clock_is_not_for_a_network(tmp_path: Path) -> None:
