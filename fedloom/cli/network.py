@@ -124,7 +124,8 @@ def join(
         for line in dry_run_lines(described, experiment):
             print(line)
         return
-    from fedloom.network.agent.enrolment import enrol, locked_state, until_reached
+    from fedloom.network.agent.enrolment import enrol, locked_state, registered, until_reached
+    from fedloom.network.agent.loaded_experiment import check_data
     from fedloom.network.agent.new_key import change_key, next_key
 
     url = _checked(url)
@@ -133,6 +134,8 @@ def join(
     given = _token(token_file, token)
     folder = state or site.resolve().with_name(f"{site.stem}-state")
     with locked_state(folder):
+        if given is not None and given.digest != registered(folder).get("token"):
+            check_data(described)
         enrol(url, given, described.name, folder, wait=wait, tell=say)
         if new_key or next_key(folder).exists():  # an earlier change was interrupted
             until_reached(lambda: change_key(folder), wait, say)

@@ -10,7 +10,7 @@ import pytest
 
 from fedloom.cli.network import _address, _token, status
 from fedloom.errors import InputError
-from fedloom.network.agent import unsigned_requests
+from fedloom.network.agent import enrolment, unsigned_requests
 from fedloom.network.agent.audit_log import AuditLog
 from fedloom.network.coordinator.ledger import Ledger
 from fedloom.network.protocol.signatures import Signer
@@ -46,6 +46,20 @@ def test_an_address_without_https_and_a_missing_token_file_are_refused(folder: P
     both = ("--token", "fl1-a", "--token-file", "t")
     done = fedloom("join", "https://host:8443", "--site", "site.toml", *both, folder=folder, code=2)
     assert "--token and --token-file both give a token: use one of them" in done.stderr
+
+
+def test_a_site_checks_its_data_before_it_uses_its_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = tmp_path / "oslo.toml"
+    site.write_text('[data]\nsource = "csv"\npath = "oslo.csv"\nlabel = "y"\nscale_target = true\n')
+    (tmp_path / "oslo.csv").write_text("a,y\n1,2\nx,3\n")
+    join = ("join", "https://127.0.0.1:1", "--site", str(site), "--token", str(Token.new("")))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(enrolment, "TRIES", 0.0)
+        in_this_process(*join, monkeypatch=monkeypatch, code=2)
+        assert "oslo.csv has 'x' in column 'a'" in capsys.readouterr().err
+        (tmp_path / "oslo.csv").write_text("a,y\n" + "1,2\n2,3\n" * 5)
+        in_this_process(*join, monkeypatch=monkeypatch, code=1)
+        assert "cannot be reached" in capsys.readouterr().err
 
 
 STATUS = {"awaited_clients": 3, "seconds_left": 12.4, "accepted": 5, "rejected": 1}

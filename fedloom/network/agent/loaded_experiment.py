@@ -140,6 +140,14 @@ def admitted(values: Mapping[str, Any], site: Site) -> Experiment:
     return experiment
 
 
+def check_data(site: Site) -> None:
+    """Raise what is wrong with the site's own data, before this agent uses up its token."""
+    # only the run's loss says whether labels are numbers that can be scaled
+    data = {key: value for key, value in site.data.items() if key != "scale_target"}
+    experiment = parse({"data": data}, site.base)
+    Plan.of(experiment).federation(experiment.seeds[0])
+
+
 def load_experiment(
     run_plan: Mapping[str, Any],
     site: Site,
