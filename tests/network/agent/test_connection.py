@@ -61,7 +61,7 @@ def test_a_port_where_nobody_listens_is_unreachable(world: World) -> None:
         raise httpx.ConnectError("connection refused")
 
     connection._client = httpx.Client(transport=httpx.MockTransport(refuse))
-    with pytest.raises(Unreachable, match="coordinator cannot be reached: connection refused"):
+    with pytest.raises(Unreachable, match=r"coordinator cannot be reached: connection refused\.$"):
         connection.get("/v1/plan")
 
 
