@@ -20,7 +20,7 @@ ROWS = 8192  # lines converted to numbers at a time: their text takes ten times 
 DELIMITERS = (",", ";", "\t", "|")
 DATE = re.compile(r"(\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4})([ T]\d{1,2}:\d{2}.*)?")
 THOUSANDS = re.compile(r"[+-]?\d{1,3},\d{3}")
-YES_OR_NO = ("true", "false", "yes", "no", "y", "n")  # f may be female
+YES_OR_NO = ("true", "false", "yes", "no", "y", "n", "ja", "nein", "oui", "non")  # f may be female
 Where = Callable[[int], str]  # the place of a cell, for messages
 
 
@@ -82,10 +82,17 @@ class CsvText:
                 yield [line for line, _ in block], dict(zip(self.header, columns, strict=True))
 
 
+def as_float(text: str) -> float:
+    """Return the number in a text, or raise `ValueError`. Python takes 1_000 for a number; in a file it is a text."""
+    if "_" in text:
+        raise ValueError(text)
+    return float(text)
+
+
 def finite_number(text: str) -> float | None:
     """Return the number in a text, or None: infinity and nan do not count, because nan cannot be sorted."""
     try:
-        number = float(text)
+        number = as_float(text)
     except ValueError:
         return None
     return number if math.isfinite(number) else None
@@ -136,7 +143,7 @@ def numbers(
     commas, known = False, Marks(marks, comma_is_decimal)
     try:
         values = np.array(
-            [marks[cell] if cell in marks else known.of_number(float(cell)) for cell in cells], np.float64
+            [marks[cell] if cell in marks else known.of_number(as_float(cell)) for cell in cells], np.float64
         )
     except ValueError:
         # a column has one kind of decimals: where some cells have a comma, a point is a mistake
@@ -194,7 +201,7 @@ def cell_advice(cell: str, column: str, names_clients: bool = False) -> str:
         )
     if re.fullmatch(r"[+-]?[\d.,]+ ?%", cell):
         return f"Write it without the % sign, as a number, or leave the column out: {drop}."
-    if re.fullmatch(r"[+-]?\d{1,3}([, '\u00a0\u202f]\d{3})+(\.\d+)?", cell):
+    if re.fullmatch(r"[+-]?\d{1,3}([, _'\u00a0\u202f]\d{3})+(\.\d+)?", cell):
         return f"It has separators between thousands: write it without them, or leave the column out: {drop}."
     if re.fullmatch(r"[+-]?\d*,\d+", cell):
         return f"Write {cell.replace(',', '.')}, with a decimal point, or leave the column out: {drop}."
@@ -216,6 +223,6 @@ def _number(cell: str, marks: Marks, comma_is_decimal: bool) -> float:
     if comma_is_decimal and "." in cell:
         return math.nan
     try:
-        return float(as_number(cell, comma_is_decimal))
+        return as_float(as_number(cell, comma_is_decimal))
     except ValueError:
         return math.nan

@@ -6,8 +6,14 @@ from math import isnan, nan
 import numpy as np
 import pytest
 
-from fedloom.data.csv_text import CsvText, Marks, cell_advice, numbers
+from fedloom.data.csv_text import CsvText, Marks, cell_advice, finite_number, numbers
 from fedloom.errors import InputError
+
+
+def test_an_underscore_makes_no_number() -> None:
+    assert finite_number("1_000") is None
+    with pytest.raises(InputError, match=r"'1_000' in column 'a'.*has separators between thousands"):
+        numbers(["2", "1_000"], "a", lambda at: f"Line {at}", {})
 
 
 def opened(text: str, **settings: object) -> CsvText:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from fedloom.data.csv_text import as_float
 from fedloom.data.federation import Dataset, as_dataset
 from fedloom.errors import InputError, nearest
 from fedloom.record import Record
@@ -104,7 +105,7 @@ def encode(values: Iterable[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     found, codes = np.unique(np.asarray(values), return_inverse=True)
     names = [str(value) for value in found.tolist()]
     try:
-        numbers, order = np.unique([float(name) for name in names], return_inverse=True)  # "1" and "1.0" are one class
+        numbers, order = np.unique([as_float(name) for name in names], return_inverse=True)  # "1" is "1.0"
         names = [f"{number:.17g}" for number in numbers]
     except ValueError:
         order = np.arange(len(names))
@@ -119,6 +120,8 @@ def targets(values: Iterable[Any], task: Task) -> tuple[Tensor, tuple[str, ...]]
     """
     array = np.asarray(values)
     try:
+        if array.dtype.kind == "U" and np.char.find(array, "_").max(initial=-1) >= 0:
+            raise ValueError("1_000 is a text")
         numbers = array.astype(np.float64)
     except ValueError:
         if task == "regression":
