@@ -32,13 +32,21 @@ COPIES = 0.05  # a share of repeated rows
 CHANCE = 5.0  # times as many rows repeat as would by chance
 RELATED = 0.9  # a correlation of features that say nearly the same
 MARKS = tuple(sign * number for number in (99.0, 999.0, 9999.0, 99999.0) for sign in (-1, 1))  # of missing values
-YES, NO = ("true", "yes", "y", "t", "1"), ("false", "no", "n", "f", "0")
+YES_WORDS, NO_WORDS = ("true", "yes", "ja", "oui", "wahr", "vrai"), ("false", "no", "nein", "non", "falsch", "faux")
+YES, NO = (*YES_WORDS, "y", "t", "j", "1"), (*NO_WORDS, "n", "f", "0")
+NO_LABEL = ("na", "n/a", "#n/a", "nan", "null", "missing", "?")
 
 
 def suspicions(federation: Federation) -> Iterator[str]:
     """Yield a sentence about each thing that is probably a mistake. On a network there is no data here to look at."""
     if len(federation.classes) == 1 and len(federation.y):
         yield f"The label has one class only ({federation.classes[0]}): from this data alone there is nothing to learn."
+    if absent := [name for name in federation.classes if name.strip().casefold() in NO_LABEL]:
+        marks = ", ".join(f'"{name}" = nan' for name in absent)
+        yield (
+            f"The label has the class {', '.join(absent)}, which models learn to predict. If it means that the label "
+            f"is missing, remove those rows; missing = {{ {marks} }} in [data] refuses and names them."
+        )
     yield from federation.cautions
     columns = federation.preprocessing.columns
     yield from spelt_differently(columns)
@@ -80,7 +88,7 @@ def same_meaning(names: Iterable[str]) -> list[list[str]]:
     """
     groups: dict[str | tuple[str, ...], list[str]] = defaultdict(list)
     plain = {name: re.sub(r"(?<=[^\W\d_])[\s_-]+(?=[^\W\d_])", "", name.casefold()) for name in names}
-    answers = {*plain.values()} & {*YES[:2], *NO[:2]}  # without such a word, 1 and t may be anything
+    answers = {*plain.values()} & {*YES_WORDS, *NO_WORDS}  # without such a word, 1 and t may be anything
     for name, key in plain.items():
         groups[YES if answers and key in YES else NO if answers and key in NO else key].append(name)
     return [group for group in groups.values() if len(group) > 1]

@@ -16,6 +16,7 @@ from fedloom.data.federation import Dataset, Federation
 from fedloom.data.plausibility import same_meaning, suspicions, units_of_sites, unusual
 from fedloom.data.preprocessing import Preprocessing, columns_named
 from fedloom.data.sources.csv import Csv
+from fedloom.errors import InputError
 from fedloom.experiment.experiment_file import parse
 from fedloom.experiment.plan import Plan
 
@@ -194,6 +195,15 @@ def test_categories_that_may_mean_the_same_are_named(tmp_path: Path) -> None:
 def test_letters_are_not_taken_for_yes_and_no() -> None:
     assert same_meaning("abcdefghijklmnopqrstuvwxyz01") == []
     assert same_meaning(["Y", "N", "0", "no"]) == [["N", "0", "no"]]
+    assert same_meaning(["ja", "nein", "True", "False"]) == [["ja", "True"], ["nein", "False"]]
+
+
+def test_a_class_that_probably_means_a_missing_label_is_named(tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text("a,y\n" + "1,yes\n2,no\n3,n/a\n" * 4)
+    (said,) = suspicions(federate(Csv(path=tmp_path / "data.csv", label="y").load(tmp_path), clients=2))
+    assert said.startswith("The label has the class n/a, ")
+    with pytest.raises(InputError, match=r"Line 4 .*'n/a', which means a missing value"):
+        Csv(path=tmp_path / "data.csv", label="y", missing={"n/a": np.nan}).load(tmp_path)
 
 
 @pytest.mark.parametrize(
