@@ -176,7 +176,9 @@ def _export_programs(result: Result, folder: Path, client: str | None, ending: s
         _write_program(predictor, path)
         written.append(path)
     if not written:
-        raise InputError("No algorithm of this run has a global model: name a client with --client.")
+        labels = {cell.algorithm: None for cell in _trained(result)}  # perhaps not all of the run
+        have = "has" if len(labels) == 1 else "have"
+        raise InputError(f"{', '.join(labels)} {have} no global model: name a client with --client.")
     return written + _beside(result, folder)
 
 

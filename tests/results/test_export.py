@@ -108,6 +108,11 @@ def test_a_torch_program_has_the_preprocessing_in_it(patients: Result, tmp_path:
     assert {what: json.loads(text) for what, text in names.items()} == NAMES
 
 
+def test_an_algorithm_without_a_global_model_is_named(patients: Result, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^local has no global model: name a client with --client\.$"):
+        export.export_torch(patients.only("local", None), tmp_path)
+
+
 def test_an_onnx_file_has_the_preprocessing_in_it(patients: Result, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
