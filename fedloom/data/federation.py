@@ -68,6 +68,12 @@ class Federation:
         return len(self.offsets) - 1
 
     @property
+    def advice_if_diverged(self) -> str:
+        """What else may help if training diverges: labels in large units make large gradients."""
+        scaled = bool(self.classes) or self.preprocessing.target is not None
+        return "" if scaled else " So may scale_target = true in [data], if labels are large numbers."
+
+    @property
     def everyone(self) -> int:
         """The number of a virtual client with the data of all clients, for the pooled baseline."""
         return self.clients

@@ -33,5 +33,5 @@ def _diverged(what: str, cohort: Cohort, federation: Federation) -> Diverged:
     largest = hardest.client if hardest is not None and hardest.pull > 0 and not wrong else None
     if largest is not None:
         why = f"; the largest update, by weight × length of its change, is that of '{federation.name(largest)}'"
-    advice = "A smaller lr or a clip may help."
+    advice = f"A smaller lr or a clip may help.{federation.advice_if_diverged}"
     return Diverged(f"Round {cohort.round}: {what} is not finite{why}. {advice}", largest)

@@ -29,7 +29,8 @@ def check_finite(loss: float, task: Task, data: Clients, position: int, start: T
     if begins and (fault := _fault_at(task, data, position, row(start, position))):
         raise TrainingError(f"the loss of the initial model, before any step, is not finite: {fault}")
     advice = f"Does {named(correct)} return NaN or infinity? Else, a smaller" if defined_at(correct) else "A smaller"
-    raise Diverged(f"the loss is {loss}{defined_at(task.loss)}. {advice} lr or a clip may help.")
+    advice += f" lr or a clip may help.{data.federation.advice_if_diverged}"
+    raise Diverged(f"the loss is {loss}{defined_at(task.loss)}. {advice}")
 
 
 @torch.no_grad()

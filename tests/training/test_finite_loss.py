@@ -70,3 +70,10 @@ def test_a_loss_that_is_not_finite_before_any_step_is_blamed_on_its_cause(
 def test_a_loss_that_a_step_makes_infinite_asks_for_a_smaller_lr(group: int) -> None:
     with pytest.raises(TrainingError, match=r"the loss is \w+\. A smaller lr or a clip may help\.$"):
         train(Task(Dense), federation((6, 5)), Training(lr=1e38, epochs=9, batch_size=2), group)
+
+
+def test_a_regression_that_diverges_is_told_of_scaled_targets() -> None:
+    made = federation((6, 5))
+    numbers = replace(made, classes=(), y=made.y.float() * 1e6)
+    with pytest.raises(TrainingError, match=r"may help\. So may scale_target = true in \[data\], if labels are large"):
+        train(Task("logistic", loss="mse", args={"classes": 1}), numbers, Training(lr=1e38, epochs=9, batch_size=2), 1)
