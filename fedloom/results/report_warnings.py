@@ -234,7 +234,8 @@ def about_seeds(run: RunData) -> Iterator[str]:
         data = run.description.get("data")
         own = data.get("split_column") if isinstance(data, Mapping) else None  # a Python program may have made the data
         advice = say("caution", "fixed_by_column" if own else "fixed_by_seed", column=own)
-        yield say("caution", "fixed", fixed=" and ".join(fixed), advice=advice)
+        varied = "the order of batches" if run.sampling is None else "which clients take part and the order of batches"
+        yield say("caution", "fixed", fixed=" and ".join(fixed), varied=varied, advice=advice)
 
 
 def _small_tests(run: RunData) -> Iterator[str]:

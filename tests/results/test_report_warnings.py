@@ -32,6 +32,10 @@ def test_the_small_comparison_has_few_seeds_one_partition_and_small_test_splits(
     found = cautions(run)
     assert any(text.startswith("2 seeds: intervals rest on few numbers") for text in found)
     assert any(text.startswith("All seeds share one partition and one split: ") for text in found)
+    assert any("intervals are about which clients take part and the order of batches" in text for text in found)
+    assert any(
+        "intervals are about the order of batches, and" in text for text in cautions(with_description(run, cohort={}))
+    )
     by_column = cautions(with_description(run, data={"split_column": "part"}))
     assert any("The column 'part' fixes the split." in text for text in by_column)
     assert "4 of 4 clients have fewer than 10 test examples: their own numbers are coarse." in found
