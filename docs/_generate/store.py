@@ -61,13 +61,14 @@ MEANINGS: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
     "pooled_metrics": (
-        "Metrics that are not means over examples (AUROC), computed from the scores of all clients together.",
+        "Every client's model on its own split, over the examples of all measured clients together, each counted once. "
+        "If clients share one model, this is that model on all their examples. AUROC ranks all scores together.",
         {
             "cell": CELL,
             "round": ROUND,
             "phase": PHASE,
             "split": SPLIT,
-            "metric": "the metric's name",
+            "metric": "the metric's name, or `loss`",
             "value": VALUE,
             "examples": EXAMPLES,
         },

@@ -18,7 +18,7 @@ from fedloom.experiment import checkpoint
 from fedloom.experiment.control import FILE
 from fedloom.experiment.experiment_file import differences
 from fedloom.experiment.plan import Plan
-from fedloom.experiment.store import Store
+from fedloom.experiment.store import OWN_MODELS, Store
 from fedloom.former_keys import FORMER_KEYS
 from fedloom.privacy.dp.ledger import LEDGER
 
@@ -122,6 +122,7 @@ def same_experiment(store: Store, folder: Path, plan: Plan) -> None:
     store.set_fact("rounds", plan.rounds)
     peers = [label for label, one in plan.algorithms.items() if "exchange" in type(one).round.__code__.co_names]
     store.set_fact("peers", peers)  # the report says who saw what
+    store.set_fact(OWN_MODELS, [label for label, one in plan.algorithms.items() if one.has_own_models])
     if plan.resolved is not None:
         files.write_atomically(folder / "experiment.toml", tomli_w.dumps(dict(plan.resolved)).encode())
 

@@ -39,6 +39,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = tuple(
     for version in re.split(r"-- version \d+\n", SCHEMA)[1:]
 )
 TABLES = (*PER_ROUND, "cells", "clients", "metrics", "facts")
+OWN_MODELS = "own models"  # a fact: the labels of algorithms whose clients use models of their own
 # The pooled baseline trains a client that does not exist, numbered after the last one that does.
 CLIENT_NAME = """coalesce(clients.name, CASE t.client WHEN (SELECT max(client) + 1 FROM clients) THEN 'everyone'
     ELSE CAST(t.client AS TEXT) END) AS client"""
@@ -250,13 +251,21 @@ class Store:
         round, `universal_accuracy` is the mean over the clients' models on all test data, `server_test_accuracy` is
         the global model on the server's data. For a metric that is not a mean over examples (AUROC), the mean is over
         the clients where it is defined, and the pooled value ranks the scores of all clients together.
+
+        Before training and at the end, a pooled number is that of one model on all tests. It is left out if clients
+        have models of their own: each would be tested on its own part, which says nothing about all tests.
         """
         found: dict[str, float] = {}
+        own_models = self.fact(OWN_MODELS) or ()
         with self._transaction("BEGIN") as database:
+            label = database.execute("SELECT label FROM cells WHERE id = ?", (cell,)).fetchone()
+            shared = label is None or label[0] not in own_models
             for phase in ("final", "post_fit", "pre_fit", "universal"):
                 prefix = "" if phase == "final" else f"{phase}_"
                 for split, metric, value in database.execute(CLIENT_MEANS, {"cell": cell, "phase": phase}):
                     found[prefix + (metric if phase == "universal" else f"{split}_{metric}")] = value
+                if not shared and phase != "post_fit":
+                    continue
                 for split, metric, value in database.execute(POOLED, {"cell": cell, "phase": phase}):
                     found[f"pooled_{prefix}{split}_{metric}"] = value
             for split, metric, value in database.execute(SERVER, {"cell": cell}):

@@ -19,7 +19,7 @@ TITLES = {
     "pre_fit_test": "before local training, own test",
     "universal": "after local training, universal test",
     "pooled_test": "final model, all tests pooled",
-    "pooled_post_fit_test": "after local training, all tests pooled",
+    "pooled_post_fit_test": "after local training, own tests pooled",
     "pooled_pre_fit_test": "before local training, all tests pooled",
     "server_validation": "global model, server's validation data",
 }

@@ -286,13 +286,11 @@ class Result:
 
     def personal(self) -> list[str]:
         """Return the labels of algorithms that have a global model, but whose clients use other models."""
-        from fedloom.algorithm import Algorithm
-
         found = []
         for label in dict.fromkeys(cell.algorithm for cell in self.runs if cell.rounds):
             cell = self.cell(label, None)
             algorithm, _ = self._algorithm_and_task(cell)
-            if self.has_global_model(cell) and type(algorithm).model is not Algorithm.model:
+            if self.has_global_model(cell) and algorithm.has_own_models:
                 found.append(label)
         return found
 

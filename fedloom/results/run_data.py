@@ -14,7 +14,7 @@ import numpy as np
 
 from fedloom.errors import InputError, StoreError
 from fedloom.experiment.experiment_file import identity
-from fedloom.experiment.store import Store
+from fedloom.experiment.store import OWN_MODELS, Store
 from fedloom.federation.sampling import Sampling
 from fedloom.metrics import short_name
 from fedloom.results.result import Result, open_store, read_cells
@@ -318,7 +318,8 @@ class RunData:
 
         For the pooled model these are all clients, so it has no value where the others' values are about drawn clients.
         """
-        if self.leaves_out_clients(phase) and self.is_pooled(label):
+        own_models = phase != "post_fit" and label in (self.facts.get(OWN_MODELS) or ())  # see `Store.summary`
+        if own_models or (self.leaves_out_clients(phase) and self.is_pooled(label)):
             return np.empty(0, np.int64), np.empty(0)
         return self._curve("pooled_metrics", label, seed, metric=metric, split=split, phase=phase)
 

@@ -19,6 +19,7 @@ from fedloom.results.comparisons import (
     main_comparison,
     universal_comparison,
 )
+from fedloom.results.export import scalars
 from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import MetricInfo
@@ -80,6 +81,29 @@ def test_where_only_the_cohort_is_measured_the_pooled_model_is_shown_for_it_too(
     for cell in run.result.runs:
         assert "pooled_test_auroc" in cell.final
     assert at_clients(run, "pooled", 1, "pooled_test", "auroc", "final") is None
+
+
+def test_without_one_model_there_is_no_number_on_all_tests_pooled(tmp_path: Path) -> None:
+    """Each client's own model on its own tests says nothing about all tests, and would hide what sharing gains."""
+    data = two_classes(federation([30, 40, 25], seed=2))
+    algorithms = {
+        "fedavg": fl.FedAvg(lr=0.1),
+        "pooled": fl.Pooled(lr=0.1),
+        "local": fl.LocalOnly(lr=0.1),
+        "peer": fl.Peer(lr=0.1),
+        "ditto": fl.Ditto(lr=0.1),
+    }
+    task = fl.Task(Logit, loss="bce", metrics=["accuracy", "auroc"])
+    result = fl.run(data, task, algorithms, 2, out=tmp_path, backend="serial")
+    for cell in result.runs:
+        shared = cell.algorithm in ("fedavg", "pooled")
+        assert "test_accuracy" in cell.final
+        for key in ("pooled_test_accuracy", "pooled_pre_fit_test_accuracy", "pooled_test_auroc"):
+            assert (key in cell.final) == shared, (cell.algorithm, key)
+    assert not any(scalar.tag.startswith("pooled/final") for scalar in scalars(RunData.read(tmp_path), "local", 1))
+    found = {one.way: set(one.values) for one in comparisons(RunData.read(tmp_path), "auroc")}
+    assert found["final model, all tests pooled"] == {"fedavg", "pooled"}
+    assert found["after local training, own tests pooled"] >= {"fedavg", "local", "peer", "ditto"}
 
 
 def test_titles_say_where_numbers_are_about_the_drawn_clients_only(drawn: Path, run: RunData) -> None:
