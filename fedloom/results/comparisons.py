@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from fedloom.results import headline
+from fedloom.results.result import CellResult
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import ClientValues, MetricInfo
 from fedloom.results.statistics import spread
@@ -62,11 +64,9 @@ def comparisons(run: RunData, metric: str) -> list[Comparison]:
         if key.startswith("pooled") and info.is_mean:
             continue  # the mean over clients says the same
         values: dict[str, dict[int, float]] = {}
-        for cell in run.result.runs:
-            value = cell.headline.get(f"{key}_{metric}")
-            if value is not None and key in PHASES and run.is_pooled(cell.algorithm):
-                value = at_clients(run, cell.algorithm, cell.seed, key, metric, run.result.rule)
-            if value is not None and cell.status == "done":
+        for cell in finished(run.result.runs):
+            value = headline_of(run, cell, key, metric, run.result.rule)
+            if value is not None:
                 values.setdefault(cell.algorithm, {})[cell.seed] = value
         if values:
             drawn = run.drawn(ABOUT_CLIENTS[key]) if key in ABOUT_CLIENTS else ""
@@ -84,7 +84,7 @@ def _at_common_clients(run: RunData, comparison: Comparison) -> Comparison:
     if phase is None or comparison.metric.is_mean or len(labels) < 2:
         return comparison
     values, common = {label: dict(seeds) for label, seeds in comparison.values.items()}, {}
-    done = {(cell.algorithm, cell.seed) for cell in run.result.runs if cell.status == "done"}
+    done = {(cell.algorithm, cell.seed) for cell in finished(run.result.runs)}
     for seed in run.seeds:
         known: dict[str, ClientValues] = {}
         measured, lacking = dict[str, set[int]](), dict[str, set[int]]()
@@ -109,6 +109,19 @@ def _at_common_clients(run: RunData, comparison: Comparison) -> Comparison:
                 means = one.keep(np.isin(one.clients, [*shared])).by_round().mean
                 values[label][seed] = headline.of_rounds(means, comparison.rule, comparison.metric.higher_is_better)
     return replace(comparison, values={label: seeds for label, seeds in values.items() if seeds}, common=common)
+
+
+def finished(cells: Iterable[CellResult]) -> list[CellResult]:
+    """The cells whose numbers may be compared and averaged: others are not at the end, and each at another round."""
+    return [cell for cell in cells if cell.status == "done"]
+
+
+def headline_of(run: RunData, cell: CellResult, key: str, metric: str, rule: str) -> float | None:
+    """The headline number of a cell; that of the pooled model is about the clients that the others are about."""
+    value = cell.headline.get(f"{key}_{metric}")
+    if value is not None and key in PHASES and run.is_pooled(cell.algorithm):
+        return at_clients(run, cell.algorithm, cell.seed, key, metric, rule)
+    return value
 
 
 def at_clients(run: RunData, label: str, seed: int, key: str, metric: str, rule: str) -> float | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.table import Table
 
 from fedloom.errors import InputError, nearest
-from fedloom.results.comparisons import ABOUT_CLIENTS, PHASES, at_clients, best_first, main_comparison
+from fedloom.results.comparisons import ABOUT_CLIENTS, best_first, finished, headline_of, main_comparison
 from fedloom.results.result import CellResult, Result
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import MetricInfo
@@ -36,8 +37,9 @@ def in_short(run: RunData) -> str:
 
 
 def table(result: Result, metric: str | None = None) -> Table:
-    """One row per algorithm, one column per way of measuring a metric: means over seeds.
+    """One row per algorithm, one column per way of measuring a metric: means over the seeds that are finished.
 
+    An algorithm without a finished seed has a row for each seed that has begun: they may be at different rounds.
     Without a name, the metric is the first that has numbers to show.
     """
     known = {name for cell in result.runs for name in cell.headline}
@@ -50,7 +52,9 @@ def table(result: Result, metric: str | None = None) -> Table:
     if "test" in columns:
         columns.pop("pooled_test", None)  # only for metrics that have no mean over clients
     seeds = len({cell.seed for cell in result.runs})
-    title = f"{result.name}: {metric}" + (f", mean of {seeds} seeds" if seeds > 1 else "")
+    done = finished(result.runs)
+    over = f"{seeds} seeds" if len(done) == len(result.runs) else "the seeds that are finished"
+    title = f"{result.name}: {metric}" + (f", mean of {over}" if seeds > 1 and done else "")
     unknown = [name for name in result.metrics if name not in measured] if measured else []
     run = RunData.read(result.folder)
     drawn = {key: run.drawn(ABOUT_CLIENTS[key]) for key in columns if key in ABOUT_CLIENTS}
@@ -60,23 +64,34 @@ def table(result: Result, metric: str | None = None) -> Table:
         made.add_column(column, justify="right")
     for label in run.labels:
         cells = [cell for cell in result.runs if cell.algorithm == label]
-        means = [_mean(run, cells, key, metric, result.rule) for key in columns]
-        made.add_row(label, _rounds(cells), *means)
+        for name, some in _rows(label, cells).items():
+            means = [_mean(run, some, key, metric, result.rule) for key in columns]
+            made.add_row(name, _rounds(some, cells), *means)
     return made
 
 
+def _rows(label: str, cells: list[CellResult]) -> dict[str, list[CellResult]]:
+    """The rows of an algorithm, with the cells that each is about."""
+    if done := finished(cells):
+        return {label: done}
+    begun = [cell for cell in cells if cell.rounds] or cells[:1]
+    return {label: begun} if len(cells) == 1 else {f"{label}, seed {cell.seed}": [cell] for cell in begun}
+
+
 def _mean(run: RunData, cells: list[CellResult], key: str, metric: str, rule: str) -> str:
-    values = [cell.headline.get(f"{key}_{metric}") for cell in cells]
-    if key in PHASES and run.is_pooled(cells[0].algorithm):
-        values = [at_clients(run, cell.algorithm, cell.seed, key, metric, rule) for cell in cells]
+    values = [headline_of(run, cell, key, metric, rule) for cell in cells]
     known = [value for value in values if value is not None]
     return show(statistics.fmean(known) if known else None, MetricInfo(metric, True, True).number_format)
 
 
-def _rounds(cells: list[CellResult]) -> str:
+def _rounds(cells: list[CellResult], all_seeds: list[CellResult]) -> str:
+    """The rounds of a row's cells, and how the cells of other seeds are if the row leaves them out."""
     rounds = sorted({cell.rounds for cell in cells})
     text = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]}–{rounds[-1]}"
     remarks = sorted({cell.status for cell in cells} - {"done"})
+    if not remarks and len(cells) < len(all_seeds):
+        others = sorted(Counter(cell.status for cell in all_seeds if cell.status != "done").items())
+        remarks = [f"{len(cells)} of {len(all_seeds)} seeds", *(f"{count} {status}" for status, count in others)]
     abandoned = sum(cell.abandoned for cell in cells)
     remarks += [f"{abandoned} abandoned"] if abandoned else []
     return text + (f" ({', '.join(remarks)})" if remarks else "")

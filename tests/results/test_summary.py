@@ -43,8 +43,39 @@ def test_unfinished_cells_and_the_rule_are_named(run: RunData) -> None:
         return replace(cell, status="stopped", rounds=3) if (cell.algorithm, cell.seed) == ("local", 2) else cell
 
     made = on_screen(replace(run.result, runs=tuple(map(stop, run.result.runs)), rule="last:2"))
-    assert list(made.columns[1].cells)[1] == "3–5 (stopped)"
+    assert list(made.columns[1].cells) == ["5", "5 (1 of 2 seeds, 1 stopped)", "5"]
+    assert str(made.title).endswith("accuracy, mean of the seeds that are finished")
     assert str(made.caption).endswith("Mean of the last 2 measured rounds.")
+
+
+def row(result: Result, name: str) -> dict[object, object]:
+    made = on_screen(result)
+    place = list(made.columns[0].cells).index(name)
+    return {column.header: list(column.cells)[place] for column in made.columns}
+
+
+def test_seeds_that_are_not_finished_are_not_averaged_with_others(run: RunData) -> None:
+    def changed(statuses: dict[int, tuple[str, int]]) -> Result:
+        cells = (cell for cell in run.result.runs if cell.algorithm == "fedavg")
+        mine = {
+            cell.seed: replace(cell, status=statuses[cell.seed][0], rounds=statuses[cell.seed][1]) for cell in cells
+        }
+        runs = (mine[cell.seed] if cell.algorithm == "fedavg" else cell for cell in run.result.runs)
+        return replace(run.result, runs=tuple(runs))
+
+    alone = {cell.seed: f"{100 * cell.final['test_accuracy']:.2f} %" for cell in run.result.runs[:4:3]}
+    assert len(set(alone.values())) == 2
+    found = row(changed({1: ("done", 5), 2: ("interrupted", 3)}), "fedavg")
+    assert (found["rounds"], found["final model"]) == ("5 (1 of 2 seeds, 1 interrupted)", alone[1])
+    nothing = changed({1: ("stopped", 4), 2: ("stopped", 3)})
+    for seed, rounds in ((1, 4), (2, 3)):
+        found = row(nothing, f"fedavg, seed {seed}")
+        assert (found["rounds"], found["final model"]) == (f"{rounds} (stopped)", alone[seed])
+    waiting = changed({1: ("running", 4), 2: ("waiting", 0)})
+    assert list(on_screen(waiting).columns[0].cells) == ["fedavg, seed 1", "local", "pooled"]
+    one_seed = nothing.only(seed=1)
+    assert row(one_seed, "fedavg")["rounds"] == "4 (stopped)"
+    assert "mean" not in str(on_screen(one_seed).title)
 
 
 def test_all_columns_of_a_table_are_about_the_same_clients(run: RunData) -> None:
