@@ -70,6 +70,10 @@ class ComparedRuns(RunData):
         run, there = self.sources[label]
         return run.client_values(there, seed, phase, metric, split)
 
+    def summary(self, label: str, seed: int) -> dict[str, float]:
+        run, there = self.sources[label]
+        return run.summary(there, seed)
+
     def server_values(self, label: str, seed: int, metric: str, split: str = "test") -> Curve:
         run, there = self.sources[label]
         return run.server_values(there, seed, metric, split)

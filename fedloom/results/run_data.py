@@ -309,6 +309,12 @@ class RunData:
         values: ClientValues = self._cached((label, seed, phase, metric, split), read)
         return values
 
+    def summary(self, label: str, seed: int) -> dict[str, float]:
+        """The final numbers of one cell, which the report compares: see `Store.summary`."""
+        cell = self.cells[label, seed]["id"]
+        found: dict[str, float] = self._cached(("summary", label, seed), lambda store: store.summary(cell))
+        return found
+
     def server_values(self, label: str, seed: int, metric: str, split: str = "test") -> Curve:
         """The global model on the server's data: rounds and values."""
         return self._curve("server_metrics", label, seed, metric=metric, split=split)

@@ -20,6 +20,7 @@ from fedloom.results import figure_style, learning_curves
 from fedloom.results.result import overall
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import Curve, Floats, Ints
+from fedloom.results.summary import COLUMNS
 from fedloom.watch.live_run import MARKS, LiveRun
 
 Json = dict[str, Any]
@@ -125,6 +126,8 @@ def curves(
 ) -> Json:
     """Return a metric against an axis: a line with its band per algorithm, and one per seed if they are wanted.
 
+    `universal` is the title of the test of clients' models on all tests, and each line's number; empty without one.
+
     `known` has the marks of the lines that the page has, with commas between them, each followed by those of its seeds
     after semicolons: the page gets only what follows.
     """
@@ -151,6 +154,7 @@ def curves(
                 "label": label,
                 **_points(_mean_places(axis, [places[seed] for seed in done], band.rounds), sides, have),
                 "count": len(done),
+                "universal": _universal(run, label, metric),
                 "seeds": [
                     _points(_mean_places(axis, [places[seed]], mine[seed].index), {"mean": mine[seed].mean}, mark)
                     for seed, mark in zip(apart, (*of_seeds, *[""] * len(apart)), strict=False)
@@ -163,7 +167,24 @@ def curves(
     words = learning_curves.caption(seeds, {panel}, crowded, known_seeds)
     if any(line["seeds"] for line in lines) and not each_seed:
         words += " Thin lines: seeds that are not done."
-    return {"lines": lines, "caption": words, "crowded": crowded, "metric": metric, "panel": panel}
+    tested = any(line["universal"] is not None for line in lines)
+    return {
+        "lines": lines,
+        "caption": words,
+        "crowded": crowded,
+        "metric": metric,
+        "panel": panel,
+        "universal": COLUMNS["universal"] + run.drawn("universal") if tested else "",
+    }
+
+
+def _universal(run: RunData, label: str, metric: str) -> float | None:
+    """Return the clients' models on all tests, the mean over finished seeds: it is measured at the end of a cell."""
+    if not run.evaluation.get("universal"):
+        return None
+    done = [cell for cell, row in run.cells.items() if cell[0] == label and row["status"] == "done"]
+    known = [value for cell in done if (value := run.summary(*cell).get(f"universal_{metric}")) is not None]
+    return statistics.fmean(known) if known else None
 
 
 def _points(x: dict[str, Floats], sides: dict[str, Floats], known: str = "") -> Json:

@@ -17,7 +17,7 @@ from fedloom.federation.work import Report
 from fedloom.files import locked
 from fedloom.watch.serve import WatchServer
 from tests.browser.conftest import SIZES
-from tests.watch.growing_run import HOSTILE, GrowingRun, write_large
+from tests.watch.growing_run import HOSTILE, UNIVERSAL, GrowingRun, write_large
 
 VIEWS = ("curves", "clients", "matrix", "distribution", "models", "settings")
 Watched = Callable[..., WatchServer]
@@ -111,6 +111,21 @@ def test_new_points_join_those_that_the_page_has(tmp_path: Path, watched: Watche
     page.reload()  # now it gets all of them at once
     until(page, f"{drawn}.split(' ').length === 6")
     assert page.evaluate(drawn) == points
+
+
+def test_the_test_on_all_clients_tests_appears_when_a_cell_is_done(
+    tmp_path: Path, watched: Watched, open_page: Open
+) -> None:
+    growing = GrowingRun(tmp_path / "run", facts=UNIVERSAL).add(2)
+    page = open_page(watched(growing).url)
+    heads = page.locator("table[aria-label='The last round'] thead")
+    heads.wait_for()
+    assert "all tests" not in heads.inner_text()
+    growing.add_universal(0, 1, accuracy=0.75)
+    heads.get_by_text("after training, all tests").wait_for(timeout=5000)
+    rows = page.locator("table[aria-label='The last round'] tbody tr")
+    assert [[cell.strip() for cell in row.split("\t")][4] for row in rows.all_inner_texts()] == ["75.0 %", "–"]
+    assert "each client’s model on the tests of all clients" in page.locator("#view").inner_text()
 
 
 def test_a_finished_run_says_so_until_it_is_continued(tmp_path: Path, watched: Watched, open_page: Open) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from fedloom.training.evaluation import Measured
 from tests.conftest import federation
 from tests.experiment.round_records import TASK
 
+UNIVERSAL = {"description": {"metrics": ["accuracy"], "evaluate": {"splits": ["test"], "universal": True}}}
 HOSTILE = '<script>document.title="stolen"</script><img src=x onerror=alert(1)>'
 
 
@@ -59,6 +60,15 @@ class GrowingRun:
         for cell in self.cells.values():
             self.store.set_status(cell, "done", weights_sha256="0" * 64)
         return self
+
+    def add_universal(self, algorithm: int, seed: int, accuracy: float) -> None:
+        """Finish one cell with a round that tests its clients' models on all tests."""
+        cell = self.cells[self.labels[algorithm], seed]
+        made = self._record(algorithm, seed, round=self.done + 1)
+        tested = Measured(30, {"loss": 30.0, "accuracy": 30 * accuracy})
+        after = {client: {**splits, "universal": tested} for client, splits in made.clients["post_fit"].items()}
+        self.store.save(cell, replace(made, clients={**made.clients, "post_fit": after}), TASK)
+        self.store.set_status(cell, "done", weights_sha256="0" * 64)
 
     def accuracy(self, algorithm: int, seed: int, client: int, round: int) -> float:
         """What a client reaches: a different number for each."""

@@ -13,12 +13,14 @@ import pytest
 
 from fedloom.clock.clock import ClientTime, RoundTime
 from fedloom.errors import InputError
+from fedloom.experiment.store import Store
 from fedloom.results import figure_style, learning_curves
+from fedloom.results.comparisons import comparisons
 from fedloom.results.run_data import RunData
 from fedloom.watch import views
 from fedloom.watch.app import FILES
 from fedloom.watch.live_run import MARKS, LiveRun
-from tests.watch.growing_run import GrowingRun
+from tests.watch.growing_run import UNIVERSAL, GrowingRun
 
 CONTROL = {"wish": "", "time": "", "running": True}
 
@@ -111,6 +113,38 @@ def test_a_seed_that_begins_leaves_the_line_of_finished_ones_as_it_is(tmp_path: 
     (line,) = found["lines"]
     assert (line["kept"], line["count"], line["seeds"], len(line["mean"])) == (0, 2, [], 4)
     assert "(2 seeds)" in found["caption"]
+
+
+def test_the_last_values_have_the_universal_test_of_the_report(comparison: Path) -> None:
+    run = RunData.read(comparison)
+    (wanted,) = (one for one in comparisons(run, "accuracy") if one.key == "universal")
+    found = views.curves(run, "accuracy", "post_fit")
+    assert found["universal"] == "after training, all tests (drawn clients)"  # as in the terminal
+    assert {line["label"]: line["universal"] for line in found["lines"]} == pytest.approx(
+        {label: np.mean(list(values.values())) for label, values in wanted.values.items()}
+    )
+
+
+def test_the_universal_test_appears_when_a_cell_is_done_and_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    growing = GrowingRun(tmp_path, facts=UNIVERSAL).add(2)
+    live, asked, read = LiveRun(tmp_path), [], Store.summary
+    monkeypatch.setattr(Store, "summary", lambda store, cell: asked.append(cell) or read(store, cell))
+
+    def shown() -> tuple[str, list[float | None]]:
+        found = views.curves(live.data(), "accuracy", "post_fit")
+        return found["universal"], [line["universal"] for line in found["lines"]]
+
+    assert (shown(), asked) == (("", [None, None]), [])  # a run that goes on costs nothing
+    growing.add_universal(0, 1, accuracy=0.75)
+    title = "after training, all tests"
+    assert shown() == shown() == (title, [pytest.approx(0.75), None])
+    growing.add_universal(0, 2, accuracy=0.25)
+    assert shown() == (title, [pytest.approx(0.5), None])
+    growing.add_universal(1, 1, accuracy=0.125)
+    assert shown() == (title, [pytest.approx(0.5), pytest.approx(0.125)])
+    assert asked == [growing.cells[cell] for cell in (("fedavg", 1), ("fedavg", 2), ("local", 1))]
 
 
 def test_wide_intervals_of_two_seeds_do_not_hide_the_lines(tmp_path: Path) -> None:
