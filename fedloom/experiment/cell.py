@@ -284,7 +284,7 @@ def final_sha256(
     """
     model = algorithm.server_model(task, state)
     shared = None if model is None else tree.sha256(task.whole(model))
-    if shared is not None and (type(algorithm).model is Algorithm.model or not own):
+    if shared is not None and not (algorithm.has_own_models and own):
         return shared
     found = backend.model_sha256(algorithm, task, state, own)
     if found.keys() != own.keys():
