@@ -19,8 +19,8 @@ from fedloom.errors import InputError, StoreError, unknown
 from fedloom.experiment.experiment_file import Experiment, differences, identity
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
+from fedloom.experiment.run_folder import check_same_data
 from fedloom.experiment.store import Store
-from fedloom.experiment.worker_groups import check_same_data
 from fedloom.files import write_atomically
 from fedloom.privacy.dp.client_level import ClientLevel
 from fedloom.results.result import Result, open_store

@@ -17,8 +17,9 @@ from fedloom.data.federation import Federation
 from fedloom.errors import FedloomError, InputError, QuorumError, StoreError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.control import PAUSED, Control
-from fedloom.experiment.plan import Plan, check_target
+from fedloom.experiment.plan import Plan, check_start, check_target
 from fedloom.experiment.progress import AFTER_TRAINING, ASKED, CLOCK, TOOK_PART, Progress
+from fedloom.experiment.run_folder import check_same_data
 from fedloom.experiment.step_cost import step_seconds
 from fedloom.experiment.store import Store
 from fedloom.experiment.worker_groups import WorkerGroup
@@ -67,6 +68,18 @@ class Cell:
         self.progress.begin(self.title, self.plan.rounds, self.plan.rounds)
         self.progress.end(self.title)
         return True
+
+    def has_begun(self) -> bool:
+        """Whether the cell has a checkpoint."""
+        return checkpoint.kept(self.checkpoints)[1] > 0
+
+    def check_continues(self, store: Store) -> None:
+        """Raise what would refuse to continue the cell with the data and the code of today."""
+        check_same_data(store, self.plan.federation(self.seed), self.seed)
+        check_start(self.plan, self.seed)
+        loaded = self._load(store)
+        if loaded is not None:
+            self._begun(loaded, self.plan.task(self.seed))
 
     def train(self, group: WorkerGroup, should_stop: Callable[[], bool]) -> bool:
         """Run from the last checkpoint to the end; false if it was asked to stop before."""

@@ -217,11 +217,12 @@ def _unequal_weights(plan: Plan, federation: Federation) -> Iterator[str]:
         )
 
 
-def check_start(plan: Plan) -> None:
-    """Raise what a run would refuse before its first round."""
+def check_start(plan: Plan, seed: int | None = None) -> None:
+    """Raise what a run would refuse before its first round, with a seed or its first one."""
+    seed = plan.seeds[0] if seed is None else seed
     if plan.settings.backend == "vector":
         machine.worker_count(plan.settings.workers)
-    federation, task = plan.federation(plan.seeds[0]), plan.task(plan.seeds[0])
+    federation, task = plan.federation(seed), plan.task(seed)
     plan.cohort.check(federation.clients)
     probe(federation, task)
     check_target(plan.evaluate, task)

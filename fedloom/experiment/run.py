@@ -33,9 +33,9 @@ from fedloom.experiment.experiment_file import (
 )
 from fedloom.experiment.plan import Plan, check_start
 from fedloom.experiment.progress import Progress, Silent
-from fedloom.experiment.run_folder import claimed, same_experiment
+from fedloom.experiment.run_folder import check_same_data, claimed, record_experiment, same_experiment
 from fedloom.experiment.store import Store
-from fedloom.experiment.worker_groups import Connect, check_same_data, open_worker_groups, train_cells
+from fedloom.experiment.worker_groups import Connect, open_worker_groups, train_cells
 from fedloom.federation.engine import Evaluation
 from fedloom.federation.sampling import Sampling
 from fedloom.privacy.protection import check_plan
@@ -146,9 +146,6 @@ def run_plan(
                 check_start(plan)  # a mistake in the file says more than that the folder holds another experiment
             raise
         control = Control(folder, progress)
-        control.begin()
-        if store.fact(PAUSED) is not None:  # a process ended during a pause
-            store.set_fact(PAUSED, None)
         cells = [
             Cell(plan, folder, store.cell(label, seed), label, seed, progress, control)
             for seed in plan.seeds
@@ -156,9 +153,16 @@ def run_plan(
         ]
         progress.expect(len(cells), plan.rounds)
         cells = [cell for cell in cells if not cell.is_done(store)]
+        begun = next((cell for cell in cells if cell.has_begun()), None)
+        if begun is not None and connect is None:  # a refusal changes nothing; other seeds have the same source of data
+            begun.check_continues(store)
+        if not cells and connect is None:
+            _check_data(plan, store, progress)
+        record_experiment(store, folder, plan)
+        control.begin()
+        if store.fact(PAUSED) is not None:  # a process ended during a pause
+            store.set_fact(PAUSED, None)
         if not cells:
-            if connect is None:
-                _check_data(plan, store, progress)
             again = "Use --fresh (in Python, fresh=True) to start over."
             progress.note(f"{folder} is finished: nothing is computed. {again}")
         else:
@@ -167,7 +171,7 @@ def run_plan(
                 try:
                     groups = open_worker_groups(stack, plan, folder, seeds, progress, verbose, connect)
                 except FedloomError as error:  # the run is refused, such as for its data: no cell waits for its turn
-                    for cell in cells:
+                    for cell in (cell for cell in cells if not cell.has_begun()):
                         store.set_status(cell.number, "failed", error=str(error))
                     raise
                 kill = [group.kill for group in groups]

@@ -13,6 +13,7 @@ from typing import Any
 import tomli_w
 
 from fedloom import files
+from fedloom.data.federation import Federation
 from fedloom.errors import InputError, StoreError, unknown
 from fedloom.experiment import checkpoint
 from fedloom.experiment.control import FILE
@@ -42,6 +43,11 @@ def claimed(folder: Path, fresh: bool) -> Iterator[None]:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         names = (f"{folder.name}.{stamp}{suffix}" for suffix in ("", *(f"-{n}" for n in range(2, 1000))))
         folder.rename(next(path for path in map(folder.with_name, names) if not path.exists()))
+    if not (folder / "run.db").exists() and _has_checkpoints(folder):  # opening the store would make an empty one
+        raise StoreError(
+            f"{folder} has checkpoints, but no run.db that says of which experiment. Put run.db back, or use --fresh to "
+            "start over (the old folder is kept beside it)."
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
@@ -91,11 +97,11 @@ def preprocessing_file(folder: Path, seed: int | str) -> Path:
 
 
 def same_experiment(store: Store, folder: Path, plan: Plan) -> None:
-    """Refuse to mix two experiments in one folder, and record what this one is."""
+    """Refuse to mix two experiments in one folder."""
     done = max((cell["rounds_done"] for cell in store.cells()), default=0)
     known = store.fact("description")
     if not done:
-        if not any((folder / "cells").glob("*/round-*.json")):
+        if not _has_checkpoints(folder):
             store.forget_all()  # an attempt that failed before its first round does not claim the folder
             known = None
         elif known is None:
@@ -103,7 +109,7 @@ def same_experiment(store: Store, folder: Path, plan: Plan) -> None:
                 f"{folder} has checkpoints, but its run.db does not say of which experiment. Use --fresh to start over "
                 "(the old folder is kept beside it)."
             )
-    described = json.loads(json.dumps(plan.description(), default=str))
+    described = _described(plan)
     if known is not None:
         known = _without_former_keys(known, described)
         if "values" in described:  # runs of older versions have none to compare with
@@ -118,13 +124,31 @@ def same_experiment(store: Store, folder: Path, plan: Plan) -> None:
         raise InputError(
             f"{folder} was run for {done} rounds, more than the {plan.rounds} asked for now. Use --fresh to start over."
         )
-    store.set_fact("description", described)
+
+
+def record_experiment(store: Store, folder: Path, plan: Plan) -> None:
+    """Record which experiment a folder holds, and for how many rounds."""
+    store.set_fact("description", _described(plan))
     store.set_fact("rounds", plan.rounds)
     peers = [label for label, one in plan.algorithms.items() if "exchange" in type(one).round.__code__.co_names]
     store.set_fact("peers", peers)  # the report says who saw what
     store.set_fact(OWN_MODELS, [label for label, one in plan.algorithms.items() if one.has_own_models])
     if plan.resolved is not None:
         files.write_atomically(folder / "experiment.toml", tomli_w.dumps(dict(plan.resolved)).encode())
+
+
+def check_same_data(store: Store, federation: Federation, seed: int) -> None:
+    """Refuse to continue with other data than the run began with."""
+    if store.fact(f"data of seed {seed}") not in (None, federation.fingerprint):
+        raise StoreError("The data has changed since this run began. Use --fresh to start over with the new data.")
+
+
+def _described(plan: Plan) -> Any:
+    return json.loads(json.dumps(plan.description(), default=str))
+
+
+def _has_checkpoints(folder: Path) -> bool:
+    return any((folder / "cells").glob("*/round-*.json"))
 
 
 def _without_former_keys(known: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,11 +16,11 @@ from fedloom.backends.serial import Serial
 from fedloom.backends.vector import Vector, Workers
 from fedloom.data.describe import describe, label_counts
 from fedloom.data.federation import Federation
-from fedloom.errors import InputError, StoreError
+from fedloom.errors import InputError
 from fedloom.experiment.experiment_file import RunTable
 from fedloom.experiment.plan import Plan, cautions
 from fedloom.experiment.progress import Progress
-from fedloom.experiment.run_folder import preprocessing_file
+from fedloom.experiment.run_folder import check_same_data, preprocessing_file
 from fedloom.experiment.store import Store
 from fedloom.task import Task
 from fedloom.training.clients import Setup
@@ -107,7 +107,7 @@ class WorkerGroup:
         if self.connect is not None:
             if any(algorithm.train.clients for algorithm in self.plan.algorithms.values()):
                 raise InputError("[train] clients is for simulations: on a network, sites have names of their own.")
-            keep_same_data(self.store, federation, seed)
+            self._check_same_data(federation, seed)
             self._record_machine_and_clients(federation)
             if federation.preprocessing.columns:  # what sites agreed on; they prepare their data themselves
                 federation.preprocessing.write(preprocessing_file(self.store.path.parent, seed))
@@ -120,7 +120,7 @@ class WorkerGroup:
             for caution in known:
                 self.progress.caution(caution)
         setup = self._setup(facts, federation)
-        keep_same_data(self.store, federation, seed)
+        self._check_same_data(federation, seed)
         federation.preprocessing.write(preprocessing_file(self.store.path.parent, seed))
         self._check_memory(federation, facts, setup)
         if self.verbose:
@@ -185,17 +185,9 @@ class WorkerGroup:
                     self.store.set_fact("labels", held)
                 self.store.set_fact("server", {split: len(y) for split, (_, y) in federation.server.items()})
 
-
-def keep_same_data(store: Store, federation: Federation, seed: int) -> None:
-    """Record a seed's data; raise if the run began with other data."""
-    check_same_data(store, federation, seed)
-    store.set_fact(f"data of seed {seed}", federation.fingerprint)
-
-
-def check_same_data(store: Store, federation: Federation, seed: int) -> None:
-    """Raise if a run began with other data than this."""
-    if store.fact(f"data of seed {seed}") not in (None, federation.fingerprint):
-        raise StoreError("The data has changed since this run began. Use --fresh to start over with the new data.")
+    def _check_same_data(self, federation: Federation, seed: int) -> None:
+        check_same_data(self.store, federation, seed)
+        self.store.set_fact(f"data of seed {seed}", federation.fingerprint)
 
 
 def working_bytes(model: int, group: int) -> int:

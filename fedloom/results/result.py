@@ -351,7 +351,7 @@ class Result:
         """What clients keep, after each has chosen a model by its own data, if its algorithm lets clients choose."""
         if not made.chooses:
             return kept  # most algorithms: no data needed
-        from fedloom.experiment.worker_groups import check_same_data
+        from fedloom.experiment.run_folder import check_same_data
         from fedloom.federation.evaluation import chosen
         from fedloom.training.clients import Clients
         from fedloom.training.probe import probe

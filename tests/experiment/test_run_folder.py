@@ -83,8 +83,33 @@ def test_checkpoints_without_a_database_are_not_mistaken_for_this_run(
     run(federation, task, tmp_path)
     for file in tmp_path.glob("run.db*"):
         file.unlink()
-    with pytest.raises(StoreError, match="does not say of which experiment"):
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(StoreError, match=r"has checkpoints, but no run.db that says of which experiment"):
         run(federation, task, tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before  # no empty database, either
+    Store(tmp_path).close()
+    with pytest.raises(StoreError, match="run.db does not say of which experiment"):
+        run(federation, task, tmp_path)
+
+
+def test_a_refused_extension_changes_nothing(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
+    described = {"data": "by name only"}
+    run(federation, task, tmp_path, rounds=2, description=described)
+
+    def state() -> tuple[Any, ...]:
+        with Store(tmp_path, read_only=True) as store:
+            return store.facts(), store.cells(), store.rows("rounds"), sorted(tmp_path.rglob("*"))
+
+    before = state()
+    other = fl.Federation.from_arrays(federation.x + 1, federation.y, clients=3)
+    with pytest.raises(StoreError, match="data has changed"):
+        run(other, task, tmp_path, rounds=4, description=described)
+    assert state() == before
+    with pytest.raises(InputError, match="only 3 clients"):
+        run(federation, task, tmp_path, rounds=4, description=described, cohort=fl.Sampling(count=9))
+    assert state() == before
+    assert Result.read(tmp_path).status == "done"
+    assert run(federation, task, tmp_path, rounds=4, description=described).runs[0].rounds == 4
 
 
 def test_an_attempt_that_never_trained_does_not_claim_the_folder(
