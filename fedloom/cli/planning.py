@@ -57,6 +57,7 @@ def check(
     """
     import tomli_w
 
+    from fedloom.experiment.experiment_file import NO_DATA
     from fedloom.experiment.plan import Plan, check_served
     from fedloom.privacy.protection import check_plan
     from fedloom.privacy.words import doubts, has, lacks, outside
@@ -81,9 +82,9 @@ def check(
         else:
             values.pop("data")
             shown.pop("data", None)  # the same dict, with -v
-        why = "With [data] server = 1.0" if experiment.has_data else "Without [data]"
         parameters = plan.task(experiment.seeds[0]).parameters
-        note = f"{parameters:,} parameters. {why}, only `fedloom serve` can run this: agents bring their data."
+        why = NO_DATA.replace("Without [data]", "With [data] server = 1.0") if experiment.has_data else NO_DATA
+        note = f"{parameters:,} parameters. {why}"
         costs, notes, cohort, clients = (
             None,
             [*(f"Caution: {text}" for text in doubts(private)), note],

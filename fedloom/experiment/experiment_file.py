@@ -348,6 +348,7 @@ TABLES: dict[str, type[Record]] = {
     "run": RunTable,
 }
 MOST_SEEDS = 1000  # as a number: more is somebody's single seed, such as 20261117
+NO_DATA = "Without [data], only `fedloom serve` can run this: agents bring their data."
 _NO_TABLES = ("format", "name", "rounds", "seeds")
 _TOP = (*_NO_TABLES, *TABLES, "algorithm")
 

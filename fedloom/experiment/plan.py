@@ -29,7 +29,7 @@ from fedloom.data.preprocessing import Preprocessing
 from fedloom.data.sources.base import locate
 from fedloom.data.sources.csv import Csv
 from fedloom.errors import InputError, ParameterError
-from fedloom.experiment.experiment_file import DataTable, EvaluateTable, Experiment, RunTable
+from fedloom.experiment.experiment_file import NO_DATA, DataTable, EvaluateTable, Experiment, RunTable
 from fedloom.federation.sampling import Sampling
 from fedloom.metrics import NUMBER_LOSSES, Metric, own_metric
 from fedloom.privacy.secure import aggregation
@@ -134,6 +134,8 @@ def load_dataset(experiment: Experiment, agreed: Preprocessing | None = None) ->
 
     Whole-number labels are numbers if the loss is one for numbers, and otherwise classes.
     """
+    if not experiment.has_data:
+        raise InputError(f"{NO_DATA} To run it on this machine, add [data], such as source = \"digits\" and a partition.")
     source = experiment.source
     if agreed is not None:
         if not isinstance(source, Csv):

@@ -125,6 +125,29 @@ def test_check_of_a_file_whose_data_is_all_the_servers(
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "-q"],
+        ["bench"],
+        ["graph"],
+        ["sweep", "--over", "train.lr=0.1,0.2"],
+        ["data", "describe"],
+        ["data", "export", "--to", "data.json"],
+        ["data", "summarize", "--to", "summary.json"],
+        ["audit", "--only", "reconstruction"],
+    ],
+    ids=" ".join,
+)
+def test_what_needs_data_says_as_check_does_that_there_is_none(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("served.toml").write_text('[task]\nmodel = "digits_mlp"\n[algorithm]\nfedavg = {}\npeer = {}\n')
+    in_this_process(*command, "served.toml", monkeypatch=monkeypatch, code=2)
+    assert "Without [data], only `fedloom serve` can run this: agents bring their data." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     "change",
     [
         'task={model="os:system", args={command="touch ran"}}',
