@@ -111,7 +111,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         lines, place = text.rstrip().split("\n"), re.search(r"at line (\d+)", str(error))
         line = min(int(place[1]), len(lines)) if place else len(lines)
-        hint, shown = _about_line(lines[line - 1]), lines_around(lines, line)
+        hint, shown = _about_line(lines[line - 1]) or _about_names(str(error)), lines_around(lines, line)
         raise InputError(f"{path} is not a valid TOML file: {error}.{hint}{shown}") from error
 
 
@@ -124,6 +124,8 @@ def _about_line(line: str) -> str:
     word = re.search(r"=\s*([A-Za-z_][^\s,}#]*)\s*(?:$|[,}#])", line)
     if re.search("[“”„‟‘’‚«»]", line):
         return ' Write straight quotes (") instead of curly ones.'
+    if re.search("[\u00a0\u2007\u200b\u202f]", line):
+        return " This line has a non-breaking or invisible space, perhaps copied from a web page: type an ordinary one."
     if re.search(r"=\s*[+-]?\d+,\d", line):
         return " Write decimals with a point, as in 0.1."
     if "\\" in line:
@@ -131,6 +133,12 @@ def _about_line(line: str) -> str:
     if word and word[1].lower() in ("true", "false"):
         return f" Write {word[1].lower()} in lower case."
     return f' Text needs quotes: "{word[1]}".' if word else ""
+
+
+def _about_names(error: str) -> str:
+    """Return what an error of the TOML parser means that is about a name."""
+    twice = "Cannot overwrite", "Cannot declare", "Duplicate inline table key"
+    return " It is in the file twice: keep one of them, and put the keys of a table together." * error.startswith(twice)
 
 
 def toml_value(text: str) -> Any:

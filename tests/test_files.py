@@ -111,6 +111,9 @@ def test_a_look_says_whether_a_process_holds_a_folder_and_creates_nothing(tmp_pa
         ("lr = 0,1", "Write decimals with a point, as in 0.1."),
         (r'path = "C:\Users\x"', "write paths with /, or in single quotes."),
         ("replay = True", "Write true in lower case."),
+        ("\u00a0 source = 'digits'", "non-breaking or invisible space"),
+        ("rounds = 4", "It is in the file twice: keep one of them"),
+        ("fedavg = { lr = 1, lr = 2 }", "It is in the file twice: keep one of them"),
         ("lr = 0.1.2", ""),
         ("args = [1, 2", ""),
     ],
@@ -125,3 +128,9 @@ def test_a_mistake_in_toml_shows_its_line_and_what_is_probably_wrong(
     assert hint in str(caught.value).splitlines()[0]
     if "[" not in line or not after.strip():  # an array that does not end is noticed in a later line
         assert f"\n       1 | rounds = 3\n  >    2 | {line}" in str(caught.value)
+
+
+def test_a_table_that_is_in_the_file_twice_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("[data]\n[train]\n[data]\n")
+    with pytest.raises(InputError, match=r"It is in the file twice(.|\n)*>    3 \| \[data\]"):
+        files.read_toml(tmp_path / "a.toml")
