@@ -18,6 +18,7 @@ from typing import Any, Literal
 from fedloom import files
 from fedloom.errors import InputError
 from fedloom.experiment.progress import Progress
+from fedloom.experiment.store import no_run
 from fedloom.results.safe_text import visible
 
 FILE = "control.json"
@@ -30,7 +31,7 @@ Wish = Literal["pause", "stop", "continue"]
 def write_wish(folder: Path, wish: Wish) -> None:
     """Ask the run in a folder to pause, to stop, or to continue."""
     if not (folder / "run.db").is_file():
-        raise InputError(f"{folder} is not a run folder: there is no run.db in it.")
+        raise InputError(no_run(folder))
     path = folder / FILE
     if wish == "continue":
         path.unlink(missing_ok=True)

@@ -336,6 +336,11 @@ class Store:
                     self._database.execute("PRAGMA synchronous = NORMAL")
 
 
+def no_run(folder: Path) -> str:
+    """Return why there is no run to read in a folder."""
+    return f"{folder} is not a run folder: there is no {'run.db in it' if folder.exists() else 'such folder'}."
+
+
 def _tidy(database: sqlite3.Connection, table: str) -> str:
     """Return the query for a table of rounds, in the order of its key, with algorithm, seed and clients by name."""
     _, *about = database.execute("SELECT name, pk FROM pragma_table_info(?)", (table,))  # the first is the cell

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fedloom import files
 from fedloom.discovery import optional
 from fedloom.errors import InputError, StoreError, nearest
-from fedloom.experiment.store import Store
+from fedloom.experiment.store import Store, no_run
 from fedloom.metrics import short_name
 from fedloom.results import headline
 from fedloom.user_code import code_file
@@ -61,7 +61,7 @@ class Picture(type(Path())):  # type: ignore[misc]
 def open_store(folder: Path) -> Store:
     """Open the database of a run folder for reading."""
     if not (folder / "run.db").is_file():
-        raise StoreError(f"{folder} is not a run folder: there is no run.db in it.")
+        raise StoreError(no_run(folder))
     return Store(folder, read_only=True)
 
 

@@ -33,7 +33,7 @@ def test_it_serves_the_page_of_several_runs_until_it_is_interrupted(tmp_path: Pa
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     GrowingRun(tmp_path / "run").add(1).store.close()
     assert (
-        "nothing is not a run folder: there is no run.db in it."
+        "nothing is not a run folder: there is no such folder."
         in fedloom("watch", "nothing", folder=tmp_path, code=1).stderr
     )
     assert "run is named twice" in fedloom("watch", "run", "./run", folder=tmp_path, code=2).stderr

@@ -153,6 +153,8 @@ def test_json_names_the_headline_only_if_it_differs_from_the_end() -> None:
 def test_a_folder_without_a_database_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"is not a run folder: there is no run\.db in it"):
         Result.read(tmp_path)
+    with pytest.raises(StoreError, match="nothing is not a run folder: there is no such folder"):
+        Result.read(tmp_path / "nothing")
 
 
 def test_a_run_whose_process_is_gone_is_interrupted(comparison: Path, tmp_path: Path) -> None:
