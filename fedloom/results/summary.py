@@ -20,7 +20,7 @@ COLUMNS = {  # in the order in which a round measures them
     "server_test": "server test",
     "pre_fit_test": "before training",
     "post_fit_test": "after training",
-    "universal": "after training, all tests",
+    "universal": "after training, universal test",
     "test": "final model",
     "pooled_test": "final model, all tests",
 }
@@ -101,7 +101,8 @@ def _caption(columns: set[str], rule: str, unknown: Sequence[str], drawn: bool) 
     words = {"final": "", "best": " Best round of each column, chosen on the data that is shown."}
     when = words.get(rule, f" Mean of the last {rule.removeprefix('last:')} measured rounds.")
     means = "Clients' columns are means over clients, each on its own test split." if columns - {"server_test"} else ""
-    all_tests = " “All tests” are the test splits of all clients." if columns & {"universal", "pooled_test"} else ""
+    universal = " The universal test is the test splits of all clients." if "universal" in columns else ""
+    all_tests = " “All tests” are the test splits of all clients." if "pooled_test" in columns else ""
     nothing = f" Undefined at every client: {', '.join(unknown)}." if unknown else ""
     some = " " + say("note", "drawn") if drawn else ""
-    return (means + all_tests + some + when + nothing).strip()
+    return (means + universal + all_tests + some + when + nothing).strip()

@@ -22,11 +22,12 @@ def headers(result: Result) -> list[object]:
 def test_columns_are_what_was_measured(run: RunData) -> None:
     made = on_screen(run.result)
     common = ["algorithm", "rounds", "server test", "before training"]
-    drawn = ["after training (drawn clients)", "after training, all tests (drawn clients)"]
+    drawn = ["after training (drawn clients)", "after training, universal test (drawn clients)"]
     assert headers(run.result) == [*common, *drawn, "final model"]  # in the order of time
     assert list(made.columns[0].cells) == ["fedavg", "local", "pooled"]
     assert list(made.columns[2].cells)[1] == "–"  # no global model
     assert str(made.title).endswith("accuracy, mean of 2 seeds")
+    assert "The universal test is the test splits of all clients." in str(made.caption)
 
 
 def test_names_of_algorithms_are_whole_in_80_columns(run: RunData) -> None:
