@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -36,6 +37,10 @@ for name, group in {
 def main() -> None:
     """Entry point: turns fedloom's own errors into a message and an exit code."""
     before = signal.signal(signal.SIGTERM, _terminate)
+    # what fedloom logs, such as with -q, in plain words: packages may set up the log to show levels and names, too
+    log, handler = logging.getLogger("fedloom"), logging.StreamHandler()
+    log.addHandler(handler)
+    log.propagate = False
     try:
         code = app(standalone_mode=False)  # an exit code, if a command raised typer.Exit
         sys.exit(code if isinstance(code, int) else 0)
@@ -61,6 +66,8 @@ def main() -> None:
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
+        log.removeHandler(handler)
+        log.propagate = True
 
 
 def _terminate(*_: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 from pathlib import Path
@@ -11,11 +12,13 @@ from typing import Annotated, Any
 import pytest
 import typer
 
+from fedloom import cli
 from fedloom.cli import shared
 from fedloom.errors import InputError
 from fedloom.experiment.progress import Lines, Silent
 from fedloom.results.result import Result
 from fedloom.results.table import Table
+from tests.cli.commands import in_this_process
 
 Name = Annotated[str | None, typer.Argument(metavar="WORD")]
 
@@ -166,3 +169,17 @@ def test_a_narrow_table_breaks_between_words_and_keeps_its_borders(
     assert "…" not in shown
     assert {line[-1] for line in shown.splitlines()[1:6]} == set("┓┃┩│┘")
     assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_what_is_logged_is_shown_in_plain_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def log(**_: object) -> None:
+        logging.getLogger("fedloom").warning("Caution: a client has one example.")
+
+    monkeypatch.setattr(cli, "app", log)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    logging.basicConfig()  # as some packages do: it shows levels and names
+    in_this_process(monkeypatch=monkeypatch)
+    assert capsys.readouterr().err == "Caution: a client has one example.\n"
+    assert logging.getLogger("fedloom").propagate
