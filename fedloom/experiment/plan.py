@@ -135,7 +135,9 @@ def load_dataset(experiment: Experiment, agreed: Preprocessing | None = None) ->
     Whole-number labels are numbers if the loss is one for numbers, and otherwise classes.
     """
     if not experiment.has_data:
-        raise InputError(f"{NO_DATA} To run it on this machine, add [data], such as source = \"digits\" and a partition.")
+        raise InputError(
+            f"{NO_DATA} To run it here, add [data] with a source and, if nobody holds its rows, a partition."
+        )
     source = experiment.source
     if agreed is not None:
         if not isinstance(source, Csv):

@@ -45,7 +45,7 @@ def claimed(folder: Path, fresh: bool) -> Iterator[None]:
         folder.rename(next(path for path in map(folder.with_name, names) if not path.exists()))
     if not (folder / "run.db").exists() and _has_checkpoints(folder):  # opening the store would make an empty one
         raise StoreError(
-            f"{folder} has checkpoints, but no run.db that says of which experiment. Put run.db back, or use --fresh to "
+            f"{folder} has checkpoints, but no run.db that says of which experiment. Put it back, or use --fresh to "
             "start over (the old folder is kept beside it)."
         )
     try:

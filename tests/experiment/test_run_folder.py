@@ -88,7 +88,7 @@ def test_checkpoints_without_a_database_are_not_mistaken_for_this_run(
         run(federation, task, tmp_path)
     assert sorted(tmp_path.rglob("*")) == before  # no empty database, either
     Store(tmp_path).close()
-    with pytest.raises(StoreError, match="run.db does not say of which experiment"):
+    with pytest.raises(StoreError, match=r"run\.db does not say of which experiment"):
         run(federation, task, tmp_path)
 
 
