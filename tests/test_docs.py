@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import os
 import re
@@ -108,6 +109,30 @@ def test_the_loss_for_survival_is_the_partial_likelihood(tmp_path: Path) -> None
     expected = ((math.log(at_1) - 0.5) + (math.log(at_3) - 1.2) + (math.log(at_3) - 0.1)) / 3
     assert loss(risk, labels).item() == pytest.approx(expected)
     assert loss(risk, labels * torch.tensor([1.0, 0.0])).item() == 0  # no event
+
+
+def test_the_example_of_a_metric_measures_something(tmp_path: Path) -> None:
+    write_files(ROOT / "docs" / "how-to" / "metrics.md", tmp_path)
+    cost = user_code.code("costs.py:cost", tmp_path)
+    outputs = torch.nn.functional.one_hot(torch.tensor([8, 1, 8, 1]), 10).numpy()
+    assert cost(outputs, torch.tensor([8, 8, 1, 1]).numpy()) == pytest.approx((10 + 1) / 4)
+
+
+@pytest.mark.slow
+def test_the_page_about_predictions_shows_what_its_commands_print(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "how-to" / "predict.md"
+    write_files(page, tmp_path)
+    run([sys.executable, "make_hospitals.py"], tmp_path)
+    run_fedloom(["run", "hospitals.toml", "--no-report", "-q"], tmp_path)
+    printed_rows, shown_rows = (
+        list(csv.DictReader(text.splitlines()))
+        for text in (run_fedloom(["predict", "runs/hospitals", "new.csv"], tmp_path), blocks(page, "text")[0])
+    )
+    assert len(printed_rows) == len(shown_rows)
+    for printed_row, shown_row in zip(printed_rows, shown_rows, strict=True):
+        for column, value in printed_row.items():  # machines differ in the last digits of probabilities
+            alike = pytest.approx(float(value), abs=1e-4) if column.startswith("probability") else value
+            assert (float(shown_row[column]) if column.startswith("probability") else shown_row[column]) == alike
 
 
 @pytest.mark.parametrize("page", COMMANDED, ids=title)
