@@ -33,6 +33,7 @@ SLOW = {  # pages whose commands take many seconds
     *(
         "predict.md",
         "survival.md",
+        "seven-ways.md",
         "time.md",
         "commands.md",
         "results.md",
@@ -118,6 +119,14 @@ def test_the_example_of_a_metric_measures_something(tmp_path: Path) -> None:
     assert cost(outputs, torch.tensor([8, 8, 1, 1]).numpy()) == pytest.approx((10 + 1) / 4)
 
 
+def test_the_seven_ways_to_copy_are_those_of_the_demo() -> None:
+    (shown,) = blocks(ROOT / "docs" / "explanation" / "seven-ways.md", "toml")
+    assert shown == (ROOT / "examples" / "seven-ways.toml").read_text(encoding="utf-8")
+    demo = tomllib.loads((ROOT / "fedloom/experiment/templates/demo.toml").read_text(encoding="utf-8"))
+    given = tomllib.loads(shown)
+    assert all(given[table] == demo[table] for table in ("rounds", "seeds", "data", "task", "train", "algorithm"))
+
+
 @pytest.mark.slow
 def test_the_page_about_predictions_shows_what_its_commands_print(tmp_path: Path) -> None:
     page = ROOT / "docs" / "how-to" / "predict.md"
@@ -148,6 +157,8 @@ def test_commands_in_the_documentation_run(page: Path, tmp_path: Path, monkeypat
             command = shlex.split(line, comments=True)
             if command[:2] == ["fedloom", "run"] and page.name in FETCHED:
                 command += ["--set", "seeds=[1]"]  # tutorials have several for their statistics; one shows that it runs
+            if command[:2] == ["fedloom", "run"] and page.name == "seven-ways.md":
+                command += ["--set", "rounds=2", "--no-report"]
             if command[:1] == ["fedloom"]:
                 run_fedloom(command[1:], tmp_path)
             elif command[:1] == ["python"] and (tmp_path / command[1]).is_file():

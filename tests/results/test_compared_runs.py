@@ -116,7 +116,7 @@ def sql(statement: str) -> Change:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        (data_of(2), "examples, partitions or splits differ"),
+        (data_of(2), r"examples, partitions or splits differ.*or see both with `fedloom watch .*other`\."),
         (without_end, "other has no finished cell: it is stopped"),
         (sql("UPDATE cells SET seed = seed + 10"), "no finished seed in common: 1, 2 and 11, 12"),
         (sql("UPDATE metrics SET metric = metric || '2'"), "no metric in common: accuracy, loss and accuracy2, loss2"),
