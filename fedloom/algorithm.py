@@ -180,11 +180,6 @@ class Algorithm(Record):
         """Return the model that one client uses, in evaluations and exports alike."""
         return shared["model"]
 
-    @property
-    def has_own_models(self) -> bool:
-        """Whether clients use models of their own, and not one that all share."""
-        return type(self).model is not Algorithm.model
-
     def server_model(self, task: Task, state: Groups) -> Tree | None:
         """Return the global model, if there is one."""
         return state.get("model")

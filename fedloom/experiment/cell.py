@@ -19,7 +19,7 @@ from fedloom.experiment import checkpoint
 from fedloom.experiment.control import PAUSED, Control
 from fedloom.experiment.plan import Plan, check_start, check_target
 from fedloom.experiment.progress import AFTER_TRAINING, ASKED, CLOCK, TOOK_PART, Progress
-from fedloom.experiment.run_folder import check_same_data
+from fedloom.experiment.run_folder import check_same_data, has_own_models
 from fedloom.experiment.step_cost import step_seconds
 from fedloom.experiment.store import Store
 from fedloom.experiment.worker_groups import WorkerGroup
@@ -297,7 +297,7 @@ def final_sha256(
     """
     model = algorithm.server_model(task, state)
     shared = None if model is None else tree.sha256(task.whole(model))
-    if shared is not None and not (algorithm.has_own_models and own):
+    if shared is not None and not (has_own_models(algorithm) and own):
         return shared
     found = backend.model_sha256(algorithm, task, state, own)
     if found.keys() != own.keys():

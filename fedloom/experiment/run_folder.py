@@ -13,6 +13,7 @@ from typing import Any
 import tomli_w
 
 from fedloom import files
+from fedloom.algorithm import Algorithm
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError, StoreError, unknown
 from fedloom.experiment import checkpoint
@@ -132,9 +133,14 @@ def record_experiment(store: Store, folder: Path, plan: Plan) -> None:
     store.set_fact("rounds", plan.rounds)
     peers = [label for label, one in plan.algorithms.items() if "exchange" in type(one).round.__code__.co_names]
     store.set_fact("peers", peers)  # the report says who saw what
-    store.set_fact(OWN_MODELS, [label for label, one in plan.algorithms.items() if one.has_own_models])
+    store.set_fact(OWN_MODELS, [label for label, one in plan.algorithms.items() if has_own_models(one)])
     if plan.resolved is not None:
         files.write_atomically(folder / "experiment.toml", tomli_w.dumps(dict(plan.resolved)).encode())
+
+
+def has_own_models(algorithm: Algorithm) -> bool:
+    """Whether clients use models of their own, and not one that all share."""
+    return type(algorithm).model is not Algorithm.model
 
 
 def check_same_data(store: Store, federation: Federation, seed: int) -> None:

@@ -173,8 +173,8 @@ def _not_comparable(one: RunData, other: RunData) -> Iterator[str]:
         if all(classes) and classes[0] != classes[1]:  # such as 1, 2 in a file, and 0, 1 in a program
             known = f" (their classes are called {_listed(classes[0])} and {_listed(classes[1])})"
         yield (
-            f"Their examples, partitions or splits differ{known}: the same algorithm would have other numbers. Read their "
-            f"reports side by side, or see both with `fedloom watch {one.folder} {other.folder}`."
+            f"Their examples, partitions or splits differ{known}: the same algorithm would have other numbers. Read "
+            f"their reports side by side, or see both with `fedloom watch {one.folder} {other.folder}`."
         )
     if not {*one.metrics.values()} & {*other.metrics.values()}:
         yield f"They have no metric in common: {_listed(one.metrics)} and {_listed(other.metrics)}."

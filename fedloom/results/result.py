@@ -286,11 +286,13 @@ class Result:
 
     def personal(self) -> list[str]:
         """Return the labels of algorithms that have a global model, but whose clients use other models."""
+        from fedloom.experiment.run_folder import has_own_models
+
         found = []
         for label in dict.fromkeys(cell.algorithm for cell in self.runs if cell.rounds):
             cell = self.cell(label, None)
             algorithm, _ = self._algorithm_and_task(cell)
-            if self.has_global_model(cell) and algorithm.has_own_models:
+            if self.has_global_model(cell) and has_own_models(algorithm):
                 found.append(label)
         return found
 
