@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from inspect import getattr_static
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -85,7 +86,14 @@ class Record(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Let a field that only gets another type or default keep the description it inherits."""
+        """Let a field that only gets another type or default keep the description it inherits.
+
+        A constant may replace a property, as in `linear = False`. A field may not: Python would still ask the property.
+        """
+        cls.__class_vars__.update(name for name, value in vars(cls).items() if isinstance(value, property))
+        for name in cls.model_fields:
+            if isinstance(getattr_static(cls, name, None), property):
+                raise InputError(f"'{name}' of {cls.__name__} is no setting. Leave out its type, as in `{name} = …`.")
         bases = [base for base in cls.__mro__[1:] if issubclass(base, BaseModel)]
         for name, field in cls.model_fields.items():
             known = (base.model_fields[name].description for base in bases if name in base.model_fields)

@@ -233,6 +233,22 @@ def test_the_string_under_a_field_is_its_description_and_is_inherited() -> None:
     assert Pancake().eggs == 3
 
 
+def test_a_constant_may_replace_a_property_and_a_field_may_not() -> None:
+    """Python would ask the property, whatever the field says."""
+
+    class Sum(FedAvg):
+        linear = False
+        needs_all_from_start = "c is a mean over all clients"
+
+    assert (Sum().linear, Sum.model_fields.keys()) == (False, FedAvg.model_fields.keys())
+    assert Sum().needs_all_from_start == "c is a mean over all clients"
+    with (
+        pytest.warns(UserWarning, match="shadows"),
+        pytest.raises(InputError, match="'linear' of Set is no setting. Leave out its type, as in `linear = …`"),
+    ):
+        type("Set", (FedAvg,), {"__annotations__": {"linear": bool}, "linear": False, "__module__": __name__})
+
+
 def test_every_key_that_a_user_can_write_says_what_it_means() -> None:
     """The reference of the documentation is made from the descriptions."""
     for module in pkgutil.walk_packages(fedloom.__path__, "fedloom."):
