@@ -397,8 +397,14 @@ def parse(values: Mapping[str, Any], base: Path = Path(), default_name: str = "e
     data, source = _data(values.get("data", {}))
     train = read(Training, "train", values.get("train", {}))
     algorithms, names = {}, {}
+    wrong: list[InputError] = []  # of all algorithms, so that you need not find them one by one
     for label, fields in (values.get("algorithm") or {"fedavg": {}}).items():
-        names[label], algorithms[label] = _algorithm(label, fields, values.get("train", {}), base)
+        try:
+            names[label], algorithms[label] = _algorithm(label, fields, values.get("train", {}), base)
+        except InputError as error:
+            wrong.append(error)
+    if wrong:
+        raise InputError("\n".join(dict.fromkeys(map(str, wrong)))) if len(wrong) > 1 else wrong[0]
     tables = {
         name: read(TABLES[name], name, values.get(name, {}))
         for name in ("task", "cohort", "evaluate", "privacy", "system", "compress", "run")

@@ -252,3 +252,14 @@ def test_the_copy_of_a_file_without_data_names_none() -> None:
         assert (again.has_data, again.description()) == (False, one.description())
     given = experiment_file.parse({"data": {"source": "digits"}, "algorithm": {"fedavg": {}}}, Path())
     assert given.as_written() == given.resolved()
+
+
+def test_everything_that_is_wrong_with_the_algorithms_is_said_at_once() -> None:
+    wrong = 'scaffold = {}\nfeddc = {}\nother = { name = "fedprox", nu = 1 }'
+    with pytest.raises(InputError) as caught:
+        parse(f"[train]\nmomentum = 0.9\n[algorithm]\nfedavg = {{}}\n{wrong}")
+    assert [line.partition(" ")[0] for line in str(caught.value).split("\n")] == [
+        "[algorithm.scaffold]",
+        "[algorithm.feddc]",
+        "[algorithm.other]",
+    ]
