@@ -243,9 +243,13 @@ def test_a_broken_promise_is_named(broken: type[FedAvg], sentence: str) -> None:
         ("Averages |w| of all clients.", r"docstring has \| in its first line, which must be plain words"),
     ],
 )
-def test_a_docstring_must_begin_with_a_plain_sentence(docstring: str | None, sentence: str) -> None:
+def test_a_docstring_should_begin_with_a_plain_sentence(docstring: str | None, sentence: str) -> None:
+    """That is said before anything is trained: fedloom's own algorithms must, and others are only warned."""
     with pytest.raises(AssertionError, match=sentence):
-        check_algorithm(type("Undescribed", (FedAvg,), {"__doc__": docstring, "__module__": __name__}))
+        check_algorithm(type("Undescribed", (FedAvg,), {"__doc__": docstring, "__module__": "fedloom.algorithms.new"}))
+    theirs = type("Undescribed", (Misspelt,), {"__doc__": docstring, "__module__": __name__})
+    with pytest.warns(UserWarning, match=sentence), pytest.raises(AssertionError, match="does not call"):
+        check_algorithm(theirs)
 
 
 def test_anything_but_an_algorithm_is_refused() -> None:
@@ -262,7 +266,9 @@ class DoublesInPlace(FedAvg):
         return step.grad
 
 
-class Undescribed(FedAvg):
+class Cuts(FedAvg):
+    """FedAvg whose clients lose all but the first row of the gradient."""
+
     def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
         return {name: leaf[:1] for name, leaf in step.grad.items()}
 
@@ -272,6 +278,6 @@ def test_a_correction_in_place_is_found() -> None:
         check_algorithm(DoublesInPlace)
 
 
-def test_what_an_algorithm_computes_is_checked_before_its_docstring() -> None:
-    with pytest.raises(AssertionError, match=r"Undescribed\.correct \(.*\) returned a tensor of shape \(1, "):
-        check_algorithm(Undescribed)
+def test_a_correction_of_another_shape_is_named() -> None:
+    with pytest.raises(AssertionError, match=r"Cuts\.correct \(.*\) returned a tensor of shape \(1, "):
+        check_algorithm(Cuts)
