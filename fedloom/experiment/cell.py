@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from fedloom.privacy.protection import Protection
 from fedloom.privacy.words import IN_A_WORD
 from fedloom.results import headline
 from fedloom.task import Task
+from fedloom.training import generators
 from fedloom.tree import Groups
 from fedloom.user_code import named
 
@@ -171,7 +172,7 @@ class Cell:
         if not self._hold(group.store, saved, should_stop):
             return False
         abandoned = group.store.abandoned(self.number)
-        for record in records:
+        for record in records if backend.remote else self._watched(records, group):
             if record.federation is not None and record.federation is not federation:  # on a network, others joined
                 federation = record.federation
                 group.store.set_clients(federation)
@@ -239,6 +240,31 @@ class Cell:
                 return False
         return True
 
+    def _watched(self, records: Iterator[RoundRecord], group: WorkerGroup) -> Iterator[RoundRecord]:
+        """Pass on the rounds, and caution if the server's half of your own algorithm draws what nobody can repeat."""
+        own = type(self.algorithm).__module__.split(".")[0] != "fedloom"
+        before = _positions() if own else None
+        for record in records:
+            if own and before != _positions():
+                others = " (or of one that ran beside it)" if group.groups > 1 and len(self.plan.algorithms) > 1 else ""
+                half = f"the server's half{others}, {named(self.algorithm.round)}"
+                self._caution(
+                    group.store,
+                    f"{self.label}: {half}, draws from a global generator, so that another run gives other numbers. "
+                    'Seed one of its own in each round, as in torch.Generator().manual_seed(cohort.key("noise")).',
+                )
+                own = False  # once is enough
+            yield record
+            before = _positions() if own else None
+
+    def _caution(self, store: Store, text: str) -> None:
+        """Show a caution about the algorithm, and keep it for the report."""
+        self.progress.caution(text)
+        with generators.GENERATOR:  # cells that run side by side add to the same list
+            known = store.fact("cautions about algorithms") or []
+            if text not in known:
+                store.set_fact("cautions about algorithms", [*known, text])
+
     def _hold(self, store: Store, round: int, should_stop: Callable[[], bool]) -> bool:
         """Wait while the run is paused, and let others see that; return whether it goes on."""
         if not self.control.pauses:
@@ -286,6 +312,12 @@ class Cell:
             return value is not None and (value <= target if lower else value >= target)
 
         return reached
+
+
+def _positions() -> object:
+    """Return where the global generators are, while no other thread has them on loan."""
+    with generators.GENERATOR:
+        return generators.positions()
 
 
 def final_sha256(

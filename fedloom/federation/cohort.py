@@ -93,7 +93,10 @@ class Cohort:
         return len(self.ids) / self.population if dp is None else dp.share
 
     def key(self, purpose: str, *parts: int) -> int:
-        """Return a key for the server's own random choices in this round."""
+        """Return a key for the server's own random choices in this round, as another run of this seed makes them.
+
+        For example, `torch.Generator().manual_seed(cohort.key("noise"))` is a generator that can be repeated.
+        """
         return keys.key(self.seed, purpose, self.round, *parts)
 
     def note(self, **numbers: float) -> None:

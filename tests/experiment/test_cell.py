@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fedloom.experiment.store import Store
 from fedloom.results.report_warnings import cautions
 from fedloom.results.result import Result
 from fedloom.results.run_data import RunData
+from fedloom.tree import Groups, add
 from tests.experiment.small_run import ALGORITHMS, StopAfter, run
 
 
@@ -259,3 +261,34 @@ def test_the_fingerprint_covers_models_that_clients_keep(
     shared = [result.weights("ditto")["model"] for result in (weak, strong)]
     assert all(torch.equal(shared[0][name], shared[1][name]) for name in shared[0])  # only clients' own models differ
     assert weak.weights_sha256 == again.weights_sha256 != strong.weights_sha256
+
+
+class Random(fl.FedAvg):
+    """FedAvg whose server adds noise: from a generator that is named."""
+
+    noise: str = "torch"
+
+    def round(self, state: Groups, cohort: fl.Cohort) -> Groups:
+        made = torch.Generator().manual_seed(cohort.key("noise")) if self.noise == "key" else None
+        mean = super().round(state, cohort)["model"]
+        scale = {"numpy": np.random.normal, "python": random.random}.get(self.noise, lambda: 0.1)()
+        drawn = {name: torch.randn(leaf.shape, generator=made) for name, leaf in mean.items()}
+        return {"model": add(mean, drawn, scale=scale)}
+
+
+@pytest.mark.parametrize("noise", ["torch", "numpy", "python", "key"])
+def test_a_server_that_draws_what_nobody_can_repeat_is_a_caution(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path, noise: str
+) -> None:
+    notes: list[str] = []
+    progress = Silent()
+    progress.note = notes.append  # type: ignore[method-assign]
+    algorithms = {"mine": Random(noise=noise), "fedavg": fl.FedAvg()}
+    if noise != "torch":
+        algorithms.pop("fedavg")
+    result = run(federation, task, tmp_path, 3, algorithms=algorithms, seeds=2, progress=progress)
+    said = [text for text in cautions(RunData.read(result.folder)) if "global generator" in text]
+    assert [text.partition(" (")[0] for text in said] == (
+        [] if noise == "key" else ["mine: the server's half, Random.round"]
+    )
+    assert [text for text in notes if "global generator" in text] == [f"Caution: {text}" for text in said]
