@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import pickle
 import socket
 import struct
 from collections.abc import Sequence
+from types import FunctionType
 from typing import Any
 
 import cloudpickle
@@ -14,7 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.errors import InputError
+from fedloom.user_code import kind_of
+
 Message = list[Any]  # the pickle, then the tensors' bytes
+DEEPEST = 9  # how far to look inside of what cannot be pickled: it may contain itself
 _NUMPY = {torch.from_numpy(np.empty(0, kind)).dtype for kind in ["?", "i1", "i2", "i4", "i8", "u1", "f2", "f4", "f8"]}
 
 
@@ -22,8 +28,30 @@ def pack(payload: Any) -> Message:
     """Pack anything that can be pickled, also functions and classes of a script."""
     file = io.BytesIO()
     beside: list[pickle.PickleBuffer] = []
-    _Pickler(file, protocol=5, buffer_callback=beside.append).dump(payload)
+    try:
+        _Pickler(file, protocol=5, buffer_callback=beside.append).dump(payload)
+    except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
+        raise InputError(
+            f"Worker processes cannot have {_culprit(payload)}: {error}. Make it where it is used, import what uses it "
+            'from a module, or set backend = "serial", which computes in this process.'
+        ) from error
     return [file.getvalue(), *(buffer.raw() for buffer in beside)]
+
+
+def _culprit(value: Any, name: str = "", depth: int = 0) -> str:
+    """Name what cannot be pickled, by the way that leads to it, as in `loss.lock`."""
+    parts: dict[Any, Any] = getattr(value, "__dict__", {}) if not isinstance(value, type) else {}
+    if isinstance(value, FunctionType):
+        used = inspect.getclosurevars(value)
+        parts = {**used.globals, **used.nonlocals}
+    elif isinstance(value, (tuple, list, dict)):
+        parts = value if isinstance(value, dict) else dict(enumerate(value))
+    for key, part in parts.items() if depth < DEEPEST else ():
+        try:
+            cloudpickle.dumps(part)
+        except Exception:
+            return _culprit(part, ".".join(one for one in (name, key) if one and isinstance(one, str)), depth + 1)
+    return f"`{name}`, {kind_of(value)}"
 
 
 def unpack(message: Message) -> Any:

@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from fedloom import tree
 from fedloom.algorithm import Algorithm
 from fedloom.clock.choice import NEEDS_CLOCK
@@ -36,6 +38,7 @@ from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.run_folder import check_same_data, claimed, record_experiment, same_experiment
 from fedloom.experiment.store import Store
 from fedloom.experiment.worker_groups import Connect, open_worker_groups, train_cells
+from fedloom.federation.checks import introduce
 from fedloom.federation.engine import Evaluation
 from fedloom.federation.sampling import Sampling
 from fedloom.privacy.protection import check_plan
@@ -91,11 +94,11 @@ def run(
         raise InputError(f"rounds must be a whole number, at least 0. Got {rounds!r} instead.")
     check_top({"seeds": list(chosen_seeds), **({"name": name} if name is not None else {})})
     federations = federation if callable(federation) else lambda seed: federation
-    tasks = task if callable(task) and not isinstance(task, Task) else lambda seed: task
+    tasks = task if callable(task) and not isinstance(task, (Task, nn.Module, type)) else lambda seed: task
 
     def task_of(seed: int) -> Task:
         made = tasks(seed)
-        made.see(federations(seed))
+        introduce(federations(seed), made)
         return made
 
     plan = Plan(

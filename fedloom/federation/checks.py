@@ -14,10 +14,24 @@ from fedloom.privacy.dp.at_client import AtClients
 from fedloom.privacy.protection import Protection
 from fedloom.task import Task
 from fedloom.tree import Tree
+from fedloom.user_code import kind_of
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm
     from fedloom.clock.fleet import Fleet
+
+
+def introduce(federation: object, task: object) -> None:
+    """Let a task see an example of the data. Raise if they are something else than a federation and a task."""
+    swapped = isinstance(federation, Task) and isinstance(task, Federation)
+    advice = " They are swapped: the federation is first." if swapped else ""
+    if not isinstance(federation, Federation):
+        made = "such as fedloom.Federation.from_arrays(x, y, clients=10)"
+        raise InputError(f"The data must be a Federation, {made}. Got {kind_of(federation)} instead.{advice}")
+    if not isinstance(task, Task):
+        made = 'such as fedloom.Task(model, loss="cross_entropy")'
+        raise InputError(f"What is learnt must be a Task, {made}. Got {kind_of(task)} instead.")
+    task.see(federation)
 
 
 def check_settings(

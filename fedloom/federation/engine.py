@@ -16,7 +16,7 @@ from fedloom.compression.table import CompressTable
 from fedloom.data.federation import Federation
 from fedloom.errors import Diverged, InputError, RoundAbandoned
 from fedloom.federation.blame import initial_own, initial_state, server_half
-from fedloom.federation.checks import check_settings
+from fedloom.federation.checks import check_settings, introduce
 from fedloom.federation.client_state import ClientStates
 from fedloom.federation.divergence import checked
 from fedloom.federation.evaluation import ByClient, Evaluation, Evaluator
@@ -56,7 +56,7 @@ def fit(
     clients do by themselves. With a `fleet`, the run has a virtual clock, which decides who answers in time.
     `compress` says how messages are made smaller.
     """
-    task.see(federation)
+    introduce(federation, task)
     initial = task.initial()
     check_settings(federation, algorithm, task, initial, rounds, sampling, protection, at_clients, fleet, compress)
     if backend is None:

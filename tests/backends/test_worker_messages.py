@@ -1,13 +1,16 @@
 """Messages between processes arrive as they were sent."""
 
 import socket
-from threading import Thread
+from threading import Lock, Thread
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedloom.backends import worker_messages
+from fedloom.errors import InputError
+from fedloom.task import Task
 
 
 def through_a_socket(payload: object) -> object:
@@ -54,3 +57,20 @@ def test_a_closed_connection_is_the_end() -> None:
     ours.close()
     with theirs, pytest.raises(EOFError):
         worker_messages.receive(theirs)
+
+
+def test_what_cannot_be_sent_is_named_by_the_way_that_leads_to_it() -> None:
+    lock = Lock()
+
+    def own_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        with lock:
+            return (output - target).square()
+
+    task = Task(nn.Linear(2, 1), loss=own_loss)
+    with pytest.raises(InputError, match=r"cannot have `loss\.lock`, a lock: cannot pickle .*backend = \"serial\""):
+        worker_messages.pack(({"handle": 1}, task))
+    around: dict[str, object] = {}
+    around["self"] = around
+    around["file"] = lock
+    with pytest.raises(InputError, match="cannot have `self"):
+        worker_messages.pack(around)

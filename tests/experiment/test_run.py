@@ -222,3 +222,23 @@ def test_a_finished_run_is_not_shown_for_data_that_has_changed(tmp_path: Path, m
     (tmp_path / "table.csv").unlink()  # what was found is still what was found
     assert run_plan(Plan.of(experiment), "out", progress=progress).weights_sha256 == first.weights_sha256
     assert any("Whether the data is that of this run is not known" in text for text in said)
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        ("task federation", "The data must be a Federation, .* Got a Task instead. They are swapped"),
+        ("arrays task", "The data must be a Federation, such as .*from_arrays.* Got a tuple of 2 instead"),
+        ("federation model", "What is learnt must be a Task, .* Got a Net instead"),
+        ("federation none", "What is learnt must be a Task, .* Got None instead"),
+    ],
+)
+def test_other_things_than_a_federation_and_a_task_are_refused(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path, order: str, message: str
+) -> None:
+    known = {"federation": federation, "task": task, "arrays": (np.ones(3), np.ones(3)), "model": Net(), "none": None}
+    given: list[Any] = [known[name] for name in order.split()]
+    with pytest.raises(InputError, match=message):
+        fl.run(*given, fl.FedAvg(), out=tmp_path)
+    with pytest.raises(InputError, match=message):
+        next(fl.fit(*given, fl.FedAvg(), 1))
