@@ -15,7 +15,12 @@ import sysconfig
 import traceback
 import typing
 from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
+from threading import RLock
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -25,6 +30,7 @@ from fedloom.errors import FedloomError, InputError, lines_around, nearest
 
 PREFIX = "fedloom_user_"  # of the names under which user files are loaded
 CLOSE = 0.75  # how alike two names are, from 0 to 1, of which one may be the other misspelt
+_LOADING = RLock()  # one file at a time: short names of modules mean those beside it
 _LIBRARIES = (sysconfig.get_path("stdlib"), str(Path(__file__).parent), "<frozen ")
 
 
@@ -90,16 +96,19 @@ def imported_beside(file: Path) -> list[Path]:
     """Return the files below a code file's folder that it imports, directly or not. Nothing is run."""
     found, pending = dict[Path, None](), [file]
     while pending:
+        importer = pending.pop()
         try:
-            tree = ast.parse(pending.pop().read_bytes())
+            tree = ast.parse(importer.read_bytes())
         except (OSError, SyntaxError, ValueError):  # loading it says what is wrong
             continue
         for node in ast.walk(tree):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            places = [file.parent.joinpath(*name.split(".")) for name in names]
-            files = [one for place in places for one in (place.with_suffix(".py"), place / "__init__.py")]
+            places = [(file.parent, alias.name) for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                start = (file.parent, *importer.parents)[min(node.level, len(importer.parents))]
+                module = node.module or ""
+                places = [(start, module), *((start, f"{module}.{alias.name}") for alias in node.names)]
+            paths = [start.joinpath(*filter(None, name.split("."))) for start, name in places]
+            files = [one for path in paths for one in (path.with_suffix(".py"), path / "__init__.py")]
             new = [one for one in files if one.is_file() and one != file and one not in found]
             found |= dict.fromkeys(new)
             pending += new
@@ -130,7 +139,15 @@ def said(error: BaseException) -> str:
     if untyped and isinstance(error, PydanticUserError):
         return f"The field '{untyped[1]}' has no type. Write one, as in `mu: float = 0.01`.{place_of(error)}"
     kind = "" if isinstance(error, FedloomError) else f"{type(error).__name__}: "  # fedloom's own say it all
-    return f"{kind}{error}{place_of(error)}"
+    late = isinstance(error, ModuleNotFoundError) and _lies_beside(error)
+    hint = ". Import a file that lies beside yours at the top, not inside of a function" if late else ""
+    return f"{kind}{error}{hint}{place_of(error)}"
+
+
+def _lies_beside(error: ModuleNotFoundError) -> bool:
+    """Whether a module that was not found is a file beside one of those that were running."""
+    folders = {Path(frame.filename).parent for frame in traceback.extract_tb(error.__traceback__)}
+    return any((folder / f"{error.name}.py").is_file() for folder in folders)
 
 
 def place_of(error: BaseException) -> str:
@@ -228,20 +245,69 @@ def _must_exist(file: Path) -> None:
 
 def _load_file(file: Path) -> ModuleType:
     _must_exist(file)
-    # the name depends on the path, so that two folders can each have a net.py
-    name = f"{PREFIX}{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
-    module = ModuleType(name)
-    module.__file__ = str(file)
-    sys.modules[name] = module
+    module = ModuleType(file.stem)
     try:
-        # what runs is the text that people read and hash, not bytecode that lies in __pycache__ beside it
-        exec(compile(file.read_bytes(), str(file), "exec", dont_inherit=True), vars(module))
+        with _LOADING, _beside(file.parent):
+            _execute(module, file)
     except Exception as error:
         raise InputError(f"{file} failed while it was loaded: {said(error)}") from error
+    return module
+
+
+def _execute(module: ModuleType, file: Path) -> None:
+    """Run a file as a module, under a name that depends on its path: two folders can each have a net.py."""
     import cloudpickle
 
+    module.__name__ = f"{PREFIX}{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
+    module.__file__ = str(file)
+    sys.modules[module.__name__] = module
     cloudpickle.register_pickle_by_value(module)  # worker processes cannot import it by that name
-    return module
+    # what runs is the text that people read and hash, not bytecode that lies in __pycache__ beside it
+    exec(compile(file.read_bytes(), str(file), "exec", dont_inherit=True), vars(module))
+
+
+@contextmanager
+def _beside(folder: Path) -> Iterator[None]:
+    """Let a file import what lies beside it, as a script can. Afterwards, nothing else finds it by its short name."""
+    finder = _Beside(folder)
+    tops = {*(one.stem for one in folder.glob("*.py")), *(one.parent.name for one in folder.glob("*/__init__.py"))}
+    known = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in tops - {"__main__"}}
+    hidden = {
+        name: module for name, module in known.items() if _is_own(getattr(module, "__file__", None) or "<frozen ")
+    }
+    for name in hidden:  # modules of another folder with the same names
+        del sys.modules[name]
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in finder.found:
+            sys.modules.pop(name, None)
+        sys.modules.update(hidden)
+
+
+class _Beside(MetaPathFinder, Loader):
+    """Finds modules and packages in a folder, and runs them as your own files. Modules of Python itself go first."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.found = folder, set[str]()
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        parent = name.rpartition(".")[0]
+        if name in sys.stdlib_module_names or (parent and parent not in self.found):
+            return None
+        package = self.folder.joinpath(*name.split("."))
+        file = package / "__init__.py"
+        inside = [str(package)] if file.is_file() else None
+        file = file if inside else package.with_name(f"{package.name}.py")
+        if not file.is_file():
+            return None
+        self.found.add(name)
+        return spec_from_file_location(name, file, loader=self, submodule_search_locations=inside)
+
+    def exec_module(self, module: ModuleType) -> None:
+        _execute(module, Path(str(module.__file__)))
 
 
 def _import(module: str, name: str) -> ModuleType:

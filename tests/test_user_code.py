@@ -1,9 +1,13 @@
 """Code that an experiment file names is found, or the message says what to write."""
 
+import importlib
 import py_compile
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import cloudpickle
 import pytest
 import torch
 from torch import Tensor, nn
@@ -233,14 +237,89 @@ def test_files_that_code_imports_are_part_of_the_experiment(tmp_path: Path) -> N
     (tmp_path / "net.py").write_text("import torch, helpers\nfrom parts.head import width\nfrom torch import nn\n")
     (tmp_path / "helpers.py").write_text("from parts import *\nimport net\n")  # one that goes back
     (tmp_path / "parts").mkdir()
-    for name in ("__init__", "head", "unused"):
-        (tmp_path / "parts" / f"{name}.py").write_text("width = 1\n")
+    for name in ("__init__", "head", "inner", "unused"):
+        (tmp_path / "parts" / f"{name}.py").write_text("width = 1\n" if name != "head" else "from . import inner\n")
     (tmp_path / "unused.py").write_text("width = 1\n")
     found = {file.relative_to(tmp_path).as_posix() for file in user_code.imported_beside(tmp_path / "net.py")}
-    assert found == {"helpers.py", "parts/__init__.py", "parts/head.py"}
+    assert found == {"helpers.py", "parts/__init__.py", "parts/head.py", "parts/inner.py"}
     values = {"task": {"model": "net.py:Net"}, "algorithm": {"fedavg": {}}}
     before = experiment_file.parse(values, tmp_path).description()["code"]
     assert before.keys() == {"net.py:Net", *found}
     (tmp_path / "helpers.py").write_text("import parts\nimport net\nscale = 2\n")
     after = experiment_file.parse(values, tmp_path).description()["code"]
     assert {name for name in before if before[name] != after[name]} == {"helpers.py"}
+
+
+USES_HELPERS = """
+import parts.inner
+import helpers
+from helpers import Base, size
+from parts import double
+
+class Net(Base):
+    depth = double(size)
+    other = parts.inner.WORD
+
+def late():
+    import helpers
+    return helpers.size
+
+def asks():
+    return helpers.size
+"""
+
+
+def with_helpers(folder: Path, size: int) -> Path:
+    (folder / "parts").mkdir(parents=True)
+    (folder / "net.py").write_text(USES_HELPERS)
+    (folder / "helpers.py").write_text(f"size = {size}\n\n\nclass Base:\n    def ask(self):\n        return size\n")
+    (folder / "parts" / "__init__.py").write_text("from .inner import double\n")
+    (folder / "parts" / "inner.py").write_text("WORD = 'in'\n\n\ndef double(x):\n    return 2 * x\n")
+    return folder
+
+
+def test_files_beside_a_file_can_be_imported_and_those_of_two_folders_are_not_mixed_up(tmp_path: Path) -> None:
+    before, paths = {*sys.modules}, [*sys.path]
+    one, two = (user_code.code("net.py:Net", with_helpers(tmp_path / str(size), size)) for size in (3, 5))
+    assert (one.depth, two.depth, one.other) == (6, 10, "in")
+    assert (one().ask(), two().ask()) == (3, 5)
+    assert (sys.path, sys.meta_path[0].__class__.__name__ == "_Beside") == (paths, False)
+    assert all(name.startswith(user_code.PREFIX) for name in {*sys.modules} - before)
+    assert user_code.code("net.py:asks", tmp_path / "3")() == 3
+
+
+def test_a_module_of_the_same_name_elsewhere_stays_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "helpers.py").write_text("size = 7\n")
+    monkeypatch.syspath_prepend(elsewhere)
+    helpers = importlib.import_module("helpers")
+    try:
+        assert user_code.code("net.py:Net", with_helpers(tmp_path / "mine", 3)).depth == 6
+        assert sys.modules["helpers"] is helpers
+    finally:
+        del sys.modules["helpers"]
+
+
+def test_bytecode_of_files_beside_a_file_is_not_run(tmp_path: Path) -> None:
+    folder = with_helpers(tmp_path / "mine", 3)
+    text = (folder / "helpers.py").read_text()
+    (folder / "helpers.py").write_text(text.replace("3", "9"))
+    py_compile.compile(str(folder / "helpers.py"), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    (folder / "helpers.py").write_text(text)
+    assert user_code.code("net.py:Net", folder).depth == 6
+
+
+def test_worker_processes_get_what_lies_beside_a_file(tmp_path: Path) -> None:
+    folder = with_helpers(tmp_path / "mine", 3)
+    sent = cloudpickle.dumps([user_code.code(f"net.py:{name}", folder) for name in ("Net", "asks")])
+    there = "import pickle, sys; net, asks = pickle.load(sys.stdin.buffer); print(net.depth, net().ask(), asks())"
+    found = subprocess.run([sys.executable, "-c", there], input=sent, capture_output=True, check=True, cwd=tmp_path)
+    assert found.stdout.split() == [b"6", b"3", b"3"]
+
+
+def test_an_import_that_comes_too_late_says_so(tmp_path: Path) -> None:
+    late = user_code.code("net.py:late", with_helpers(tmp_path / "mine", 3))
+    with pytest.raises(ModuleNotFoundError) as caught:
+        late()
+    assert "No module named 'helpers'. Import a file that lies beside yours at the top" in user_code.said(caught.value)

@@ -97,7 +97,7 @@ def run(
     tasks = task if callable(task) and not isinstance(task, (Task, nn.Module, type)) else lambda seed: task
 
     def task_of(seed: int) -> Task:
-        made = tasks(seed)
+        made: Any = tasks(seed)  # or something else, which is refused
         introduce(federations(seed), made)
         return made
 

@@ -15,6 +15,7 @@ from fedloom.errors import InputError
 from fedloom.experiment.experiment_file import Experiment
 from fedloom.network.agent.policy import written_data
 from fedloom.network.coordinator.network_run import federated
+from fedloom.network.protocol.code_fingerprint import code_files
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -37,7 +38,8 @@ def write_app(experiment: Experiment, folder: Path) -> list[str]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"The app cannot be written to {folder}: {error.strerror}.") from None
-    for name in (experiment.data.source, experiment.task.model, experiment.task.loss, *experiment.names.values()):
+    task = experiment.task
+    for name in (experiment.data.source, task.model, task.loss, *task.metrics, *experiment.names.values()):
         _copy_code(name, experiment.base, folder)
     (folder / "experiment.toml").write_text(tomli_w.dumps(values), encoding="utf-8")
     name = re.sub("[^a-z0-9]+", "-", experiment.name.lower()).strip("-") or "experiment"
@@ -63,12 +65,10 @@ def _absolute(value: Any, base: Path) -> Any:
 
 
 def _copy_code(name: str, base: Path, folder: Path) -> None:
-    """Copy your own code into the app. A site still refuses it unless its policy names it."""
-    file = user_code.code_file(name, base) if user_code.is_code(name) else None
-    if file is None:
-        return
-    if not file.is_relative_to(base.resolve()):
-        raise InputError(f"'{name}' is outside the experiment's folder {base}, so it cannot be copied into the app.")
-    target = folder / file.relative_to(base.resolve())
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(file, target)
+    """Copy your own code, and what it imports beside it, into the app. Sites refuse it unless policies name it."""
+    for path in code_files(name, base) if user_code.is_code(name) else ():
+        if path.startswith(".."):
+            raise InputError(f"'{name}': {path} is outside the experiment's folder {base}, so the app cannot have it.")
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(base / path, target)

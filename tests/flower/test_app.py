@@ -46,14 +46,19 @@ def test_an_app_is_the_same_experiment(tmp_path: Path) -> None:
 
 def test_code_of_ones_own_travels_and_paths_stay_valid(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "net.py").write_text("import torch\n\ndef net():\n    return torch.nn.Linear(2, 2)\n")
+    (tmp_path / "code" / "net.py").write_text(
+        "from sizes import N\nimport torch\n\ndef net():\n    return torch.nn.Linear(N, 2)\n"
+    )
+    (tmp_path / "code" / "sizes.py").write_text("N = 2\n")
+    (tmp_path / "scores.py").write_text("def score(output, target):\n    return output[:, 0]\n")
     (tmp_path / "mine.csv").write_text("a,b,label\n1,2,0\n3,4,1\n")
     data = {"source": "csv", "path": "mine.csv", "label": "label", "partition": {"name": "iid", "clients": 2}}
-    values = {**VALUES, "data": data, "task": {"model": "code/net.py:net"}}
+    values = {**VALUES, "data": data, "task": {"model": "code/net.py:net", "metrics": ["scores.py:score"]}}
     write_app(load(write_toml(tmp_path / "experiment.toml", values)), tmp_path / "app")
     moved = load(tmp_path / "app" / "experiment.toml")
     assert moved.source.path == tmp_path / "mine.csv"  # type: ignore[attr-defined]
-    assert (tmp_path / "app" / "code" / "net.py").read_text() == (tmp_path / "code" / "net.py").read_text()
+    for file_name in ("code/net.py", "code/sizes.py", "scores.py"):
+        assert (tmp_path / "app" / file_name).read_text() == (tmp_path / file_name).read_text()
 
 
 def test_what_was_left_out_of_the_data_stays_left_out(tmp_path: Path) -> None:
