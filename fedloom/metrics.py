@@ -37,7 +37,7 @@ from fedloom.score_metrics import (
     ranked,
     ranking,
 )
-from fedloom.user_code import defined_at, said
+from fedloom.user_code import defined_at, is_code, said
 
 Range = tuple[float, float]
 NON_NEGATIVE: Range = (0.0, math.inf)
@@ -104,9 +104,14 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {loss.__name__: loss for
 NUMBER_LOSSES = ("mse", "mae")  # for labels that are numbers, never for classes
 
 
-def usual(loss: object) -> tuple[str, ...]:
-    """Return what is measured if nobody says what: accuracy for classes, the mean absolute error for numbers."""
-    return ("mae",) if isinstance(loss, str) and loss in NUMBER_LOSSES else ("accuracy",)
+def usual(loss: object) -> tuple[str, ...] | None:
+    """Return what is measured if nobody says what: accuracy for classes, the mean absolute error for numbers.
+
+    Of a loss of your own, only the labels tell: None.
+    """
+    if not isinstance(loss, str) or is_code(loss):
+        return None
+    return ("mae",) if loss in NUMBER_LOSSES else ("accuracy",)
 
 
 METRICS = {

@@ -68,8 +68,12 @@ class Task:
                 f"The loss has parameters ({names}), but only the model's are trained. Make them part of "
                 "the model, and let the model return what the loss needs of them."
             )
-        named = metrics.usual(self.loss) if self.metrics is None else self.metrics
-        measures = tuple(metrics.metric(one) if isinstance(one, str) else metrics.own_metric(one) for one in named)
+        self._measure(metrics.usual(self.loss) if self.metrics is None else self.metrics)
+
+    def _measure(self, named: Sequence[str | Metric | Callable[..., float]] | None) -> None:
+        """Resolve the metrics. None are those for classes, until the task sees labels that are numbers."""
+        chosen = ("accuracy",) if named is None else named
+        measures = tuple(metrics.metric(one) if isinstance(one, str) else metrics.own_metric(one) for one in chosen)
         object.__setattr__(self, "metrics", named)
         object.__setattr__(self, "measures", measures)
 
@@ -257,7 +261,9 @@ class Task:
             part.training = training
 
     def see(self, federation: Federation) -> None:
-        """Take an example from the data, in case the model has lazy layers and you gave no `example`."""
+        """Take from the data what you did not give: an example for lazy layers, and metrics for this kind of labels."""
+        if self.metrics is None:
+            self._measure(("accuracy",) if federation.classes else ("mae",))
         if self.example is None and len(federation.x):
             object.__setattr__(self, "example", federation.example())
 

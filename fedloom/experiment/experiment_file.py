@@ -94,9 +94,10 @@ class TaskTable(Record):
     """The arguments the model is built with."""
     loss: str = "cross_entropy"
     """A shipped loss, or `my_file.py:my_loss`."""
-    metrics: tuple[str, ...] = ("accuracy",)
+    metrics: tuple[str, ...] | None = ("accuracy",)
     """What is measured besides the loss: metrics, or your own as `my_file.py:my_metric`. The first one is what results
-    are compared by. With a loss for numbers (`mse`, `mae`), the default is `["mae"]`.
+    are compared by. With a loss for numbers (`mse`, `mae`), or your own loss for labels that are numbers, the default
+    is `["mae"]`.
     """
     init: str = "torch"
     """The initial weights: torch's own, `glorot`, or a safetensors file."""
@@ -278,7 +279,7 @@ class Experiment(Record):
         for table in ("privacy", "compress"):
             if not described[table]:  # files of versions without this table have the same identity
                 del described[table]
-        names = [self.data.source, self.task.model, self.task.loss, *self.task.metrics, *self.names.values()]
+        names = [self.data.source, self.task.model, self.task.loss, *(self.task.metrics or ()), *self.names.values()]
         files = {name: user_code.code_file(name, self.base) for name in names if user_code.is_code(name)}
         own = {name: file for name, file in files.items() if file is not None}
         code = {name: user_code.fingerprint(file) for name, file in own.items()}

@@ -176,7 +176,7 @@ def _task(experiment: Experiment, seed: int, example: Callable[[], Tensor] | Non
         init=table.init if table.init in ("torch", "glorot") else str(base / table.init),
         seed=seed,
         example=example,
-        metrics=[_metric(name, base) for name in table.metrics],
+        metrics=None if table.metrics is None else [_metric(name, base) for name in table.metrics],
         args=table.args,
         dtype=table.dtype,
     )

@@ -97,9 +97,7 @@ def run(
     tasks = task if callable(task) and not isinstance(task, (Task, nn.Module, type)) else lambda seed: task
 
     def task_of(seed: int) -> Task:
-        made: Any = tasks(seed)  # or something else, which is refused
-        introduce(federations(seed), made)
-        return made
+        return introduce(federations(seed), tasks(seed))
 
     plan = Plan(
         federation=federations,

@@ -97,6 +97,7 @@ class WorkerGroup:
         # one group at a time: data is loaded once, models draw from torch's generator, the first one records the setup
         with GENERATOR:
             federation, task = self.plan.federation(seed), self.plan.task(seed)
+            task.see(federation)
             key = (id(federation), id(task))
             if key not in self._made:
                 self._made = {key: (self._build(federation, task, seed), federation, task)}

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from fedloom.clock.fleet import Fleet
 
 
-def introduce(federation: object, task: object) -> None:
-    """Let a task see an example of the data. Raise if they are something else than a federation and a task."""
+def introduce(federation: object, task: object) -> Task:
+    """Let a task see the data, and return it. Raise if they are something else than a federation and a task."""
     swapped = isinstance(federation, Task) and isinstance(task, Federation)
     advice = " They are swapped: the federation is first." if swapped else ""
     if not isinstance(federation, Federation):
@@ -32,6 +32,7 @@ def introduce(federation: object, task: object) -> None:
         made = 'such as fedloom.Task(model, loss="cross_entropy")'
         raise InputError(f"What is learnt must be a Task, {made}. Got {kind_of(task)} instead.")
     task.see(federation)
+    return task
 
 
 def check_settings(

@@ -39,7 +39,7 @@ def write_app(experiment: Experiment, folder: Path) -> list[str]:
     except OSError as error:
         raise InputError(f"The app cannot be written to {folder}: {error.strerror}.") from None
     task = experiment.task
-    for name in (experiment.data.source, task.model, task.loss, *task.metrics, *experiment.names.values()):
+    for name in (experiment.data.source, task.model, task.loss, *(task.metrics or ()), *experiment.names.values()):
         _copy_code(name, experiment.base, folder)
     (folder / "experiment.toml").write_text(tomli_w.dumps(values), encoding="utf-8")
     name = re.sub("[^a-z0-9]+", "-", experiment.name.lower()).strip("-") or "experiment"

@@ -110,7 +110,9 @@ class Result:
         with open_store(folder) as store:
             described = store.fact("description") or {}
             rule = (described.get("evaluate") or {}).get("headline", "final")
-            metrics = described.get("metrics") or (described.get("task") or {}).get("metrics") or ()
+            metrics = described.get("metrics") or (described.get("task") or {}).get("metrics")
+            # a task with its own loss may leave the choice to the labels
+            metrics = metrics or [row["metric"] for row in store.rows("metrics") if row["metric"] != "loss"]
             runs = tuple(
                 CellResult(
                     cell["label"],

@@ -115,8 +115,8 @@ class RunData:
 
     @property
     def wanted_metrics(self) -> list[str]:
-        """The metrics as the experiment names them."""
-        return _wanted_metrics(self.description)
+        """The metrics as the experiment names them, or as they were chosen."""
+        return _wanted_metrics(self.description) or [name for name in self.metrics if name != "loss"]
 
     @property
     def evaluation(self) -> Mapping[str, Any]:

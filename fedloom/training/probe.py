@@ -291,6 +291,8 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
             f"{tuple(y.shape)} it gave {tuple(output.shape)}.{advice}"
         )
     several = isinstance(output, Tensor) and output.dim() > y.dim()
+    fractions = y.dim() == 1 and y.is_floating_point() and bool((federation.y != federation.y.round()).any())
+    numbers_only = task.loss in NUMBER_LOSSES or (fractions and not isinstance(task.loss, str))
     for metric in task.measures:
         if classes and several and of_numbers(metric):
             raise InputError(f"The metric {metric.name} is for numbers, but the labels are {classes} classes.")
@@ -306,7 +308,8 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
                 "number."
             )
         of_classes = metric.scores in (ranking, decisions, confidences) and y.dim() == 1
-        if not classes and (of_classes or (metric is METRICS["accuracy"] and task.loss in NUMBER_LOSSES)):
+        of_classes = of_classes or (numbers_only and (metric is METRICS["accuracy"] or top(metric) > 0))
+        if not classes and of_classes:
             raise InputError(
                 f"The metric {metric.name} is for classes, but the labels are numbers. For numbers, there are "
                 "mae, mse, rmse and r2."
@@ -334,7 +337,8 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
                 found = len(metric.scores(output, y))
         except Exception as error:
             raise InputError(
-                f"The metric {metric.name} does not fit the model's output of shape {shape}: {said(error)}"
+                f"The metric {metric.name} does not fit the model's output of shape {shape}; the task may have other "
+                f"metrics, or [] for its loss alone: {said(error)}"
             ) from error
         if found != len(y):
             raise InputError(f"The metric {metric.name} must give one number per example. For 2 it gave {found}.")

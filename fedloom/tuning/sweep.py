@@ -362,7 +362,8 @@ def _plan(experiment: Experiment, label: str, plans: dict[str, Plan]) -> Plan:
 def _ranked(folder: Path, experiment: Experiment, trials: Sequence[Trial]) -> SweepResult:
     """Read what validation says of each setting, by seed, and sort."""
     cells = [cell for trial in trials if trial.result is not None for cell in trial.result.runs]
-    metric = short_name(next(iter(experiment.task.metrics), "loss"))
+    found = next((trial.result.metrics for trial in trials if trial.result is not None), ())
+    metric = short_name(next(iter(found if experiment.task.metrics is None else experiment.task.metrics), "loss"))
     if cells and not any(f"post_fit_validation_{metric}" in cell.final for cell in cells):
         metric = "loss"  # the metric is undefined at all clients
     at_server = bool(cells) and all(f"server_validation_{metric}" in cell.final for cell in cells)

@@ -17,6 +17,7 @@ from fedloom.errors import InputError
 from fedloom.experiment import experiment_file
 from fedloom.experiment.experiment_file import EvaluateTable, parse
 from fedloom.experiment.plan import Plan, cautions, check_clients, check_target
+from fedloom.experiment.run import run_plan
 from fedloom.federation.sampling import Sampling
 from fedloom.privacy.table import ExampleTable, PrivacyTable
 from fedloom.task import Task
@@ -237,3 +238,23 @@ def test_a_headline_over_more_rounds_than_there_are_is_named() -> None:
     few = cautions(replace(made, evaluate=EvaluateTable(headline="last:50", every=2)), task, data)
     assert few == ['[evaluate] headline = "last:50", but only 3 rounds are measured: it is the mean of all of them.']
     assert cautions(replace(made, evaluate=EvaluateTable(headline="last:3")), task, data) == []
+
+
+@pytest.mark.parametrize(("kind", "metric"), [("regression", "mae"), ("classification", "accuracy")])
+def test_with_a_loss_of_your_own_a_file_measures_what_fits_the_labels(tmp_path: Path, kind: str, metric: str) -> None:
+    rows = "\n".join(f"{n % 7},{n % 3},{n % 2 if kind == 'classification' else n / 7}" for n in range(40))
+    (tmp_path / "mine.csv").write_text(f"a,b,y\n{rows}\n")
+    loss = "cross_entropy(o, t)" if kind == "classification" else "huber_loss(o.reshape(t.shape), t)"
+    (tmp_path / "own.py").write_text(f"from torch.nn import functional as F\n\n\ndef own(o, t):\n    return F.{loss}\n")
+    classes = 2 if kind == "classification" else 1
+    values = {
+        "rounds": 1,
+        "data": {"source": "csv", "path": "mine.csv", "label": "y", "partition": {"name": "iid", "clients": 2}},
+        "task": {"model": "mlp", "loss": "own.py:own", "args": {"classes": classes}},
+        "run": {"backend": "serial"},
+    }
+    experiment = parse(values, tmp_path)
+    assert "metrics" not in experiment.resolved()["task"]  # so that a copy of the file means the same
+    result = run_plan(Plan.of(experiment), tmp_path / "out")
+    assert tuple(result.metrics) == (metric,)
+    assert f"test_{metric}" in result.runs[0].final

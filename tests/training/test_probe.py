@@ -304,3 +304,27 @@ def test_a_model_that_ends_in_a_softmax_is_cautioned_about_with_cross_entropy() 
     assert probe(data, Task(Dense)).caution == ""
     own = Task(Soft, loss=lambda output, target: -output.log().gather(1, target[:, None]).squeeze(1))
     assert probe(data, own).caution == ""
+
+
+def own_loss(output: Tensor, target: Tensor) -> Tensor:
+    return torch.nn.functional.huber_loss(output.reshape(target.shape), target.to(output.dtype), reduction="none")
+
+
+def test_with_a_loss_of_your_own_the_default_metric_follows_the_labels() -> None:
+    some = replace(federation((20,)), y=torch.linspace(0, 3, 20), classes=())
+    task = Task(nn.LazyLinear, args={"out_features": 1}, loss=own_loss)
+    probe(some, task)
+    assert [metric.name for metric in replace(task).measures] == ["mae"]
+    task = Task(Dense, loss=nn.CrossEntropyLoss())
+    probe(federation((20,)), task)
+    assert [metric.name for metric in task.measures] == ["accuracy"]
+    for wrong in ("accuracy", "top_1"):
+        task = Task(nn.LazyLinear, args={"out_features": 1}, loss=own_loss, metrics=[wrong])
+        with pytest.raises(InputError, match=f"The metric {wrong} is (for classes|always 100 %)"):
+            probe(some, task)
+
+
+def test_a_default_metric_that_does_not_fit_says_what_to_do() -> None:
+    task = Task(nn.LazyLinear, args={"out_features": 2}, loss=lambda output, target: output.square().sum(-1))
+    with pytest.raises(InputError, match=r"metric mae does not fit .*; the task may have other metrics, or \[\]"):
+        probe(replace(federation((20,)), y=torch.linspace(0, 3, 20), classes=()), task)

@@ -165,7 +165,7 @@ class Policy(Record):
             self._allowed("algorithm", name, self.algorithms, ALGORITHMS, base)
         self._allowed("model", task.model, self.models, MODELS, base)
         self._allowed("loss", task.loss, self.losses, LOSSES, base)
-        for metric in task.metrics:
+        for metric in task.metrics or ():
             if is_code(metric):
                 self._allowed("metric", metric, "shipped" if self.metrics == "means" else self.metrics, {}, base)
 
@@ -336,7 +336,7 @@ class Site:
 def rehearsal(experiment: Experiment, name: str, hosts: Sequence[int]) -> dict[str, dict[str, Any]]:
     """Return a site file's tables for some clients of the experiment's own data; they allow what it needs."""
     task, algorithms = experiment.task, sorted({*experiment.names.values()})
-    names = [name for name in (*algorithms, task.model, task.loss, *task.metrics) if is_code(name)]
+    names = [name for name in (*algorithms, task.model, task.loss, *(task.metrics or ())) if is_code(name)]
     return {
         "site": {"name": name, "base": str(experiment.base.resolve()), "hosts": list(hosts)},
         "data": written_data(experiment),
@@ -345,7 +345,7 @@ def rehearsal(experiment: Experiment, name: str, hosts: Sequence[int]) -> dict[s
             "models": [task.model],
             "losses": [task.loss],
             "code": {path: sha for name in names for path, sha in code_files(name, experiment.base).items()},
-            "metrics": ["loss", *task.metrics],
+            "metrics": ["loss", *(("accuracy", "mae") if task.metrics is None else task.metrics)],
         },
     }
 

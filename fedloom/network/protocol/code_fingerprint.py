@@ -62,7 +62,7 @@ def code_hashes(experiment: Any, package: Path = PACKAGE) -> dict[str, str]:
     for thing in (*(type(one) for one in experiment.algorithm.values()), model, loss):
         bases = thing.__mro__ if isinstance(thing, type) else (thing,)
         pending += [_module_of(one, base, package) for one in bases if _module_name(one).split(".")[0] not in LIBRARIES]
-    for name in filter(user_code.is_code, task.metrics):
+    for name in filter(user_code.is_code, task.metrics or ()):
         file = user_code.code_file(name, base)
         if file is None:
             pending.append(_module_of(user_code.code(name, base, Metric, float), base, package))
