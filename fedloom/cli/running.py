@@ -143,8 +143,12 @@ def sweep(
         chosen = [f"{key}={json.dumps(value)}" for key, value in best.setting.items()]
         repeated = [word for change in [*(changes or []), *chosen] for word in ("--set", change)]
         again = ["fedloom", "run", str(file), *repeated, "--out", str(found.folder / f"best-{best.label}")]
-        setting = f"{search_space.name(best.setting)} ({best.label})"
-        write(f"Best on validation data: {setting}. Measure it on test data, once:")
+        names = [search_space.name(one.setting) for one in found.ties(best)]
+        if len(names) == 1:
+            write(f"Best on validation data: {names[0]} ({best.label}). Measure it on test data, once:")
+        else:
+            tie = f"{len(names)} settings tie on validation data: {'; '.join(names)} ({best.label})"
+            write(f"{tie}. Measure one on test data, once:")
         write(f"  {shlex.join(again)}")
     write(f"Table: {found.folder / 'sweep.csv'}")
     if (found.folder / "sweep.png").is_file():

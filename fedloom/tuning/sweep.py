@@ -6,6 +6,7 @@ Every setting is a run in its own folder, so a sweep continues where it stopped.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.algorithm import Algorithm
 from fedloom.data.build import as_split
 from fedloom.errors import InputError, TrainingError
 from fedloom.experiment import experiment_file
@@ -28,12 +30,18 @@ from fedloom.metrics import short_name
 from fedloom.results import figure_style as style
 from fedloom.results.figure_style import CaptionedFigure
 from fedloom.results.result import Result
+from fedloom.results.run_data import RunData
 from fedloom.results.run_values import MetricInfo
 from fedloom.results.sentences import say
 from fedloom.results.statistics import Spread, spread
 from fedloom.results.table import Table, Value, show
 from fedloom.results.table import write as write_tables
 from fedloom.tuning.search_space import Choices, Setting, name, settings, short
+
+MODELS = {  # the model and the data that settings are ranked by, as keys of a cell's numbers and in words
+    "server_validation": "the global model on validation data",
+    "validation": "the final model on the clients' own validation splits",
+}
 
 
 @dataclass(eq=False)
@@ -51,6 +59,10 @@ class Trial:
     def spread(self) -> Spread:
         """Mean and interval over seeds."""
         return spread(list(self.values.values()))
+
+    def ties(self, other: Trial) -> bool:
+        """Whether the means are equal, apart from rounding."""
+        return math.isclose(self.spread.mean, other.spread.mean, rel_tol=1e-9)
 
     def value(self, key: str) -> str | None:
         """The value of a key as you would type it; None if the key does not change this algorithm."""
@@ -72,7 +84,7 @@ class SweepResult:
 
     folder: Path
     metric: MetricInfo
-    measured: str  # on which data, in words
+    measured: str  # which model on which data, in words
     trials: tuple[Trial, ...]  # the best first
     unchanged: tuple[str, ...] = ()  # algorithms that no setting changes: they were not run
 
@@ -86,12 +98,22 @@ class SweepResult:
         whole = (trial for trial in self.trials if trial.values and not trial.pruned)
         return next((trial for trial in whole if label in (None, trial.label)), None)
 
+    def ties(self, best: Trial) -> list[Trial]:
+        """Return the settings of the same algorithm that have the mean of the best one, which is the first of them."""
+        return [trial for trial in self.trials if trial.label == best.label and self.rank(trial) == self.rank(best)]
+
+    def rank(self, trial: Trial) -> int | None:
+        """Return a setting's place; equal means share one, and what failed or was not run to the end has none."""
+        if not trial.values or trial.pruned:
+            return None
+        return next(place for place, one in enumerate(self.trials, 1) if one.ties(trial))
+
     def table(self) -> Table:
         """List every setting that was tried, the best first."""
         keys = self.keys
         shown, deviation = self.metric.number_format, self.metric.deviation_format
         columns: list[tuple[str, str, Callable[[Trial], Value]]] = [  # name, kind, value
-            ("rank", "whole", lambda one: self.trials.index(one) + 1 if one.values and not one.pruned else None),
+            ("rank", "whole", self.rank),
             ("algorithm", "text", lambda one: one.label),
             *((key, "text", lambda one, key=key: one.value(key)) for key in keys),
             ("mean", shown, lambda one: one.spread.mean if one.values else None),
@@ -109,6 +131,9 @@ class SweepResult:
         note = say("note", "sweep", tried=len(self.trials), metric=self.metric.name, measured=self.measured)
         if not any(trial.spread.count > 1 for trial in self.trials):
             note += " One seed: neighbours in this ranking may differ by chance alone."
+        ranks = [rank for trial in self.trials if (rank := self.rank(trial)) is not None]
+        if len(set(ranks)) < len(ranks):
+            note += " Settings with the same mean tie: they share a rank."
         if self.unchanged:
             note += f" Not run, because these settings do not change it: {', '.join(self.unchanged)}."
         names, kinds, _ = zip(*columns, strict=True)
@@ -159,7 +184,7 @@ class SweepResult:
         style.show_percent(bar, self.metric.percent)
         unit = ", in per cent" if self.metric.percent else ""
         rest = f" Best over {', '.join(keys[2:])}." if len(keys) > 2 else ""
-        caption = f"Mean over seeds of {self.metric.name}{unit} on {self.measured}; – was not tried or failed.{rest}"
+        caption = f"Mean over seeds of {self.metric.name}{unit} of {self.measured}; – was not tried or failed.{rest}"
         return CaptionedFigure("sweep", f"{self.metric.name.capitalize()} over {down} and {across}", caption, figure)
 
     def _line(self, key: str) -> CaptionedFigure:
@@ -186,7 +211,7 @@ class SweepResult:
         if len(labels) > 1:
             style.add_legend(figure)
         metric = self.metric.name.capitalize()
-        caption = f"{metric} on {self.measured}: mean and, for several seeds, 95 % t interval."
+        caption = f"{metric} of {self.measured}: mean and, for several seeds, 95 % t interval."
         return CaptionedFigure("sweep", f"{metric} over {key}", caption, figure)
 
     def _axis(self, key: str) -> list[str]:
@@ -207,7 +232,8 @@ class SweepResult:
         tried = []
         for trial in self.trials:
             error = {"error": trial.error} if trial.error else {}
-            tried.append({"setting": trial.setting, "algorithm": trial.label, "values": trial.values, **error})
+            known = {"setting": trial.setting, "algorithm": trial.label, "rank": self.rank(trial)}
+            tried.append({**known, "values": trial.values, **error})
         return {"folder": str(self.folder), "metric": self.metric.name, "measured": self.measured, "tried": tried}
 
 
@@ -232,8 +258,9 @@ def sweep(
         raise InputError("Say what to sweep over, such as --over train.lr=0.01,0.1.")
     found = settings(over, random, seed)
     # read all of them before the first one runs: a mistake in the last one is found now
-    experiments = [_on_validation(experiment_file.load(file, {**(changes or {}), **setting})) for setting in found]
-    first = experiments[0]
+    written = [experiment_file.load(file, {**(changes or {}), **setting}) for setting in found]
+    experiments = [_on_validation(one) for one in written]
+    first = written[0]
     folder = out or Path("runs") / f"{first.name}-sweep"
     progress = progress or Silent()
     keys = _changing(file, changes or {}, found, experiments)
@@ -330,12 +357,13 @@ def _rounds_done(folder: Path) -> int:
 
 
 def _behind(experiment: Experiment, trials: Sequence[Trial]) -> list[str]:
-    """Return the worse half of each algorithm's settings, by what validation says now."""
+    """Return the worse half of each algorithm's settings, by what validation says now; ties with the better stay."""
     ranked = _ranked(Path(), experiment, trials).trials
     found = []
     for label in {trial.label for trial in trials}:
         able = [trial for trial in ranked if trial.label == label and trial.values]
-        found += [trial.place for trial in able[(len(able) + 1) // 2 :]]
+        half = (len(able) + 1) // 2
+        found += [trial.place for trial in able[half:] if not trial.ties(able[half - 1])]
     for trial in trials:
         trial.values.clear()
     return sorted(found)
@@ -343,7 +371,9 @@ def _behind(experiment: Experiment, trials: Sequence[Trial]) -> list[str]:
 
 def _on_validation(experiment: Experiment) -> Experiment:
     """Measure the same experiment on validation data only."""
-    if as_split(experiment.data.split).validation == 0 and experiment.data.server == "none":
+    held = experiment.data.server
+    at_server = isinstance(held, Mapping) and "validation" in held
+    if as_split(experiment.data.split).validation == 0 and not at_server:
         raise InputError(
             "A sweep ranks by validation data, and there is none: [data] split gives the validation split a share of 0."
         )
@@ -361,23 +391,44 @@ def _plan(experiment: Experiment, label: str, plans: dict[str, Plan]) -> Plan:
 
 def _ranked(folder: Path, experiment: Experiment, trials: Sequence[Trial]) -> SweepResult:
     """Read what validation says of each setting, by seed, and sort."""
-    cells = [cell for trial in trials if trial.result is not None for cell in trial.result.runs]
-    found = next((trial.result.metrics for trial in trials if trial.result is not None), ())
-    metric = short_name(next(iter(found if experiment.task.metrics is None else experiment.task.metrics), "loss"))
-    if cells and not any(f"post_fit_validation_{metric}" in cell.final for cell in cells):
-        metric = "loss"  # the metric is undefined at all clients
-    at_server = bool(cells) and all(f"server_validation_{metric}" in cell.final for cell in cells)
-    key = f"{'server' if at_server else 'post_fit'}_validation_{metric}"
+    results = [trial.result for trial in trials if trial.result is not None]
+    place, metric = _measured(experiment, trials)
     for trial in trials:
         for cell in trial.result.runs if trial.result is not None else ():
-            if math.isfinite(cell.final.get(key, math.nan)):
-                trial.values[cell.seed] = cell.final[key]
-    lower = metric in ("loss", "mse", "mae")
+            value = cell.final.get(f"{place}_{metric}", math.nan)
+            if math.isfinite(value):
+                trial.values[cell.seed] = value
+    info = RunData.read(results[0].folder).metric(metric) if results else MetricInfo(metric, True, metric != "loss")
 
     def order(trial: Trial) -> tuple[bool, bool, float]:
         mean = trial.spread.mean if trial.values else 0.0
-        return not trial.values, trial.pruned, mean if lower else -mean
+        return not trial.values, trial.pruned, -mean if info.higher_is_better else mean
 
-    at_clients = "the clients' own validation splits after local training"
-    measured = "the global model on validation data" if at_server else at_clients
-    return SweepResult(folder, MetricInfo(metric, True, not lower), measured, tuple(sorted(trials, key=order)))
+    return SweepResult(folder, info, MODELS[place], tuple(sorted(trials, key=order)))
+
+
+def _measured(experiment: Experiment, trials: Sequence[Trial]) -> tuple[str, str]:
+    """Return what to rank by: the place of a number, which is one of MODELS, and its metric.
+
+    It is the validation number of the headline of `fedloom run`: the global model if the server tests it, else the
+    models that clients end with. Where clients end with models of their own, the global model says nothing about them.
+    """
+    cells = [cell for trial in trials if trial.result is not None for cell in trial.result.runs]
+    personal = any(type(experiment.algorithm[trial.label]).model is not Algorithm.model for trial in trials)
+    found = next((trial.result.metrics for trial in trials if trial.result is not None), ())
+    named = found if experiment.task.metrics is None else experiment.task.metrics
+    metrics = (short_name(next(iter(named), "loss")), "loss")  # loss: if it is undefined everywhere
+    places = list(MODELS) if _server_tests(experiment) and not personal else list(reversed(MODELS))
+    for place, metric in itertools.product(places, metrics):
+        known = [f"{place}_{metric}" in cell.final for cell in cells]
+        if any(known) and (all(known) or place == "validation"):
+            return place, metric
+    return places[0], metrics[0]
+
+
+def _server_tests(experiment: Experiment) -> bool:
+    """Whether `fedloom run` measures the global model on test data."""
+    if experiment.evaluate.server is not None:
+        return "test" in experiment.evaluate.server
+    held = experiment.data.server
+    return "test" in held if isinstance(held, Mapping) else held != "none"

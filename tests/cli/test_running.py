@@ -201,3 +201,15 @@ def test_the_demo_says_where_the_seven_ways_are_explained(
     assert (Path(__file__).parents[2] / "docs" / "explanation" / "seven-ways.md").is_file()
     in_this_process("demo", "-q", monkeypatch=monkeypatch)
     assert capsys.readouterr().err == ""
+
+
+def test_a_sweep_says_which_settings_tie(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    changes = ["rounds=1", "run.backend=serial", "algorithm={fedavg={}}", "data.partition={name='iid', clients=6}"]
+    given = [word for change in changes for word in ("--set", change)]
+    in_this_process("sweep", "small.toml", "-q", "--over", "run.workers=1,2", *given, monkeypatch=monkeypatch)
+    told = capsys.readouterr().out
+    assert "2 settings tie on validation data: run.workers=1; run.workers=2 (fedavg). Measure one on test data" in told
+    assert "Best" not in told.replace("The best of many", "")

@@ -84,7 +84,7 @@ def test_a_sweep_ranks_by_validation_lists_all_and_goes_on(file: Path, tmp_path:
         with Store(folder, read_only=True) as store:  # nobody has looked at a test split
             assert {row["split"] for row in store.rows("client_metrics")} == {"validation"}
             assert {row["split"] for row in store.rows("server_metrics")} <= {"validation"}
-    value = Result.read(folders[0]).runs[0].final["post_fit_validation_accuracy"]
+    value = Result.read(folders[0]).runs[0].final["validation_accuracy"]
     assert any(value in one.values.values() for one in found.trials)
     assert {path.name for path in (tmp_path / "s").iterdir()} >= {"sweep.csv", "sweep.md", "sweep.tex", "sweep.png",
                                                                    "sweep.svg", "sweep.json"}  # fmt: skip
@@ -100,12 +100,13 @@ def test_a_setting_that_diverges_is_listed_with_its_reason(file: Path, tmp_path:
     assert [one.setting["train.lr"] for one in found.trials] == [0.1, 1e30]
     assert "loss is" in found.trials[1].error
     assert "One seed" in found.table().note
-    assert found.measured == "the global model on validation data"
 
 
 def test_without_validation_data_nothing_is_ranked(file: Path) -> None:
     with pytest.raises(InputError, match="validation"):
         sweep(file, {"train.lr": [0.1, 0.2]}, changes={"data.split": [0.8, 0.0, 0.2]})
+    with pytest.raises(InputError, match="validation"):
+        sweep(file, {"train.lr": [0.1, 0.2]}, changes={"data.split": [0.8, 0.0, 0.2], "data.server": 0.1})
     with pytest.raises(InputError, match="no key 'lrr'"):
         sweep(file, {"train.lrr": [0.1]})
 
@@ -139,7 +140,9 @@ def test_an_algorithm_is_tried_only_with_the_keys_that_change_it(file: Path, tmp
     ]
     table = found.table()
     places = [table.columns.index(name) for name in ("rank", "algorithm", "algorithm.fedprox.mu")]
-    assert sorted(row[places[0]] for row in table.rows) == [1, 2, 3, 4, 5, 6]  # type: ignore[type-var]
+    ranks = {(row[places[1]], row[1 + places[1]], row[places[2]]): row[places[0]] for row in table.rows}
+    assert ranks["fedprox", "0.1", "0.0"] == ranks["fedavg", "0.1", None]  # the same algorithm
+    assert {*ranks.values()} <= {1, 2, 3, 4, 5, 6}
     assert {row[places[2]] for row in table.rows if row[places[1]] == "fedavg"} == {None}
     assert "do not change it: local" in table.note
     drawn = found.figure()
@@ -162,3 +165,70 @@ def test_settings_that_change_nothing_are_all_tried(file: Path, tmp_path: Path) 
     found = sweep(file, parse_over(["run.workers=1,2"]), out=tmp_path / "s")
     assert found is not None
     assert len(found.trials) == 2
+
+
+def personal(file: Path, *, table: str = "") -> None:
+    """Ditto, whose global model does not depend on lam; its clients' own models do."""
+    text = EXPERIMENT.replace("fedavg = {}\nlocal = {}", "ditto = {}").replace("[1, 2]", "[1]")
+    text = text.replace('{ name = "iid", clients = 3 }', '{ name = "affinity", clients = 3, probability = 0.9 }')
+    file.write_text(text.replace("[train]", f"{table}\n[train]"))
+
+
+@pytest.mark.parametrize("table", ["", "server = { test = 0.1, validation = 0.1 }"])
+def test_personal_models_are_ranked_by_what_clients_end_with(file: Path, tmp_path: Path, table: str) -> None:
+    personal(file, table=table)
+    found = sweep(file, parse_over(["algorithm.ditto.lam=100.0,0.001"]), out=tmp_path / "s")
+    assert found is not None
+    assert found.measured == "the final model on the clients' own validation splits"
+    for trial in found.trials:
+        assert trial.result is not None
+        (cell,) = trial.result.runs
+        assert trial.values == {1: cell.final["validation_accuracy"]}
+    at_server = {one.result.runs[0].final["server_validation_accuracy"] for one in found.trials if one.result}
+    assert len(at_server) == 1
+    assert found.trials[0].values != found.trials[1].values
+
+
+def test_the_headline_of_a_run_is_what_settings_are_ranked_by(file: Path, tmp_path: Path) -> None:
+    over = parse_over(["train.lr=0.1,0.3"])
+    once = {"seeds": [1], "algorithm": {"fedavg": {}}}
+    at_clients = sweep(file, over, changes=once, out=tmp_path / "a")
+    at_server = sweep(file, over, changes={**once, "evaluate.server": ["test"]}, out=tmp_path / "b")
+    assert at_clients is not None
+    assert at_server is not None
+    assert "clients' own validation splits" in at_clients.measured
+    assert at_server.measured == "the global model on validation data"
+    for found, key in ((at_clients, "validation_accuracy"), (at_server, "server_validation_accuracy")):
+        assert [one.values for one in found.trials] == [
+            {1: one.result.runs[0].final[key]} for one in found.trials if one.result
+        ]
+
+
+def test_pruning_uses_the_same_model_and_keeps_ties(file: Path, tmp_path: Path) -> None:
+    personal(file)
+    over = parse_over(["algorithm.ditto.lam=100.0,0.001"])
+    found = sweep(file, over, changes={"rounds": 3}, out=tmp_path / "s", prune=True)
+    assert found is not None
+    assert [(one.setting["algorithm.ditto.lam"], one.pruned) for one in found.trials] == [(0.001, False), (100.0, True)]
+    tie = sweep(file, parse_over(["run.workers=1,2"]), changes={"rounds": 3}, out=tmp_path / "t", prune=True)
+    assert tie is not None
+    assert not any(one.pruned for one in tie.trials)
+
+
+def test_settings_with_the_same_mean_share_a_rank() -> None:
+    values: tuple[dict[int, float], ...] = ({1: 0.3, 2: 0.1}, {1: 0.2, 2: 0.2}, {1: 0.1, 2: 0.1}, {})
+    tried = tuple(Trial({"x": x}, "a", one) for x, one in enumerate(values))
+    found = SweepResult(Path(), MetricInfo("accuracy", True, True), "validation", tried)
+    assert [found.rank(one) for one in tried] == [1, 1, 3, None]
+    assert found.ties(tried[0]) == [*tried[:2]]
+    assert "they share a rank" in found.table().note
+    apart = SweepResult(Path(), MetricInfo("accuracy", True, True), "validation", tried[1:])
+    assert "share a rank" not in apart.table().note
+
+
+def test_a_metric_where_lower_is_better_is_ranked_so(file: Path, tmp_path: Path) -> None:
+    changes = {"seeds": [1], "algorithm": {"fedavg": {}}, "task.metrics": ["perplexity"]}
+    found = sweep(file, parse_over(["train.lr=0.0001,0.3"]), changes=changes, out=tmp_path / "s")
+    assert found is not None
+    assert found.metric.name == "perplexity"
+    assert [one.setting["train.lr"] for one in found.trials] == [0.3, 0.0001]
