@@ -261,6 +261,8 @@ def sweep(
     written = [experiment_file.load(file, {**(changes or {}), **setting}) for setting in found]
     experiments = [_on_validation(one) for one in written]
     first = written[0]
+    if any(one.algorithm.keys() != first.algorithm.keys() for one in written):
+        raise InputError("A sweep needs the same algorithms in all settings: sweep over their keys, such as train.lr.")
     folder = out or Path("runs") / f"{first.name}-sweep"
     progress = progress or Silent()
     keys = _changing(file, changes or {}, found, experiments)
@@ -334,7 +336,11 @@ def _changing(
                 without = _on_validation(experiment_file.load(file, {**changes, **rest}))
             except InputError:  # the others need it
                 left = set()
-            left = {label for label in left if _decides(experiment, label) == _decides(without, label)}
+            left = {  # an algorithm that is not in the file is there because of its key
+                label
+                for label in left & without.algorithm.keys()
+                if _decides(experiment, label) == _decides(without, label)
+            }
             if not left:
                 break
         for label in (label for label in labels if label not in left):

@@ -232,3 +232,19 @@ def test_a_metric_where_lower_is_better_is_ranked_so(file: Path, tmp_path: Path)
     assert found is not None
     assert found.metric.name == "perplexity"
     assert [one.setting["train.lr"] for one in found.trials] == [0.3, 0.0001]
+
+
+def test_a_key_of_an_algorithm_that_is_not_in_the_file_adds_it(file: Path, tmp_path: Path) -> None:
+    over = parse_over(["algorithm.fedprox.mu=0.1,0.2"])
+    found = sweep(file, over, changes={"seeds": [1], "rounds": 1}, out=tmp_path / "s")
+    assert found is not None
+    assert sorted((one.label, one.setting["algorithm.fedprox.mu"]) for one in found.trials) == [
+        ("fedprox", 0.1),
+        ("fedprox", 0.2),
+    ]
+    assert found.unchanged == ("fedavg", "local")
+
+
+def test_settings_with_other_algorithms_are_refused(file: Path) -> None:
+    with pytest.raises(InputError, match="the same algorithms in all settings"):
+        sweep(file, parse_over(["algorithm={fedavg={}},{fedprox={}}"]))
