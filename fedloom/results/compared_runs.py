@@ -195,17 +195,44 @@ def _listed(values: Iterable[object]) -> str:
 
 
 def what_differs(run: ComparedRuns) -> list[str]:
-    """What differs between the first run and each other, apart from their algorithms; a line each."""
+    """What differs between the first run and each other, and in the settings of algorithms of both; a line each."""
     runs = list({source.folder: source for source, _ in run.sources.values()}.values())
     first, lines = runs[0], list(run.copies)
+    labels = dict.fromkeys(there for _, there in run.sources.values())
     for other in runs[1:]:
         before, after = ({k: v for k, v in one.description.items() if k not in OF_A_RUN} for one in (first, other))
         rounds = [max(cell["rounds_done"] for cell in one.cells.values()) for one in (first, other)]
         changed = [f"rounds: {rounds[0]} → {rounds[1]}"] if rounds[0] != rounds[1] else []
-        lines += [f"{first.folder} → {other.folder}: {line}" for line in [*changed, *differences(before, after)]]
+        changed += [*differences(before, after), *_own_settings(first, other, labels)]
+        lines += [f"{first.folder} → {other.folder}: {line}" for line in changed]
         if first.description.get("cohort") != other.description.get("cohort"):
             lines.append("Numbers after local training are about the clients that each run drew, which differ.")
     return lines
+
+
+def _own_settings(one: RunData, other: RunData, labels: Iterable[str]) -> Iterator[str]:
+    """What differs in the settings of algorithms that both runs have, beyond what [train] already says."""
+    trains = [run.description.get("train") or {} for run in (one, other)]
+    said = differences(trains[0], trains[1], "train")
+    for label in labels:
+        if not all(label in (run.description.get("algorithm") or {}) for run in (one, other)):
+            continue
+        tables = [run.description["algorithm"][label] for run in (one, other)]
+        before, after = (_settings(train, table) for train, table in zip(trains, tables, strict=True))
+        if bool(trains[0]) != bool(trains[1]):  # one is of a Python program, where the name is that of a class
+            before, after = ({k: v for k, v in one.items() if k != "name"} for one in (before, after))
+        for line in differences(before, after, f"algorithm.{label}"):
+            if line.replace(f"algorithm.{label}", "train", 1) not in said:
+                yield line
+        for key in sorted(trains[0].keys() & trains[1].keys()):
+            if trains[0][key] != trains[1][key] and before.get(key) == after.get(key):  # it has a value of its own
+                yield f"algorithm.{label}.{key}: {before.get(key)} in both"
+
+
+def _settings(train: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings of an algorithm: those of [train], and its own. A Python program has no [train]."""
+    own = {**train, **table, **(table.get("train") or {})}
+    return {key: value for key, value in own.items() if key != "train" and value is not None}
 
 
 def cautions(run: ComparedRuns) -> Iterator[str]:

@@ -203,3 +203,35 @@ def test_other_names_of_classes_are_the_reason_that_is_told(comparison: Path, ot
         store.set_fact("labels", {**store.fact("labels"), "classes": [f"{name}!" for name in names]})
     with pytest.raises(InputError, match=r"differ \(their classes are called a, b, c and a!, b!, c!\)"):
         combine([comparison, other])
+
+
+def settings_differ(comparison: Path, other: Path, *described: dict[str, Any]) -> list[str]:
+    """What differs between two runs with these tables, without the runs' names."""
+    first = Path(shutil.copytree(comparison, other.parent / "first", dirs_exist_ok=True))
+    for folder, given in zip((first, other), described, strict=True):
+        change(folder, "description", **given)
+    return [line.partition(": ")[2] for line in what_differs(combine([first, other]))]
+
+
+def test_what_differs_in_an_algorithms_own_settings_is_listed(comparison: Path, other: Path) -> None:
+    names = {"fedavg": {"name": "fedavg"}, "local": {"name": "local"}}
+    before = {"train": {"lr": 0.05}, "algorithm": names}
+    after = {"train": {"lr": 0.02}, "algorithm": {**names, "local": {"name": "local", "lr": 0.1}, "pooled": {}}}
+    assert settings_differ(comparison, other, before, after) == [
+        "train.lr: 0.05 → 0.02",
+        "algorithm.local.lr: 0.05 → 0.1",
+    ]
+    # local has its own lr in both runs, so it does not follow [train]
+    assert settings_differ(comparison, other, {**after, "train": {"lr": 0.05}}, after) == [
+        "train.lr: 0.05 → 0.02",
+        "algorithm.local.lr: 0.1 in both",
+    ]
+
+
+def test_settings_of_python_programs_are_compared_too(comparison: Path, other: Path) -> None:
+    def described(lr: float) -> dict[str, Any]:
+        return {"algorithm": {"fedavg": {"name": "FedAvg", "rule": None, "train": {"lr": lr, "clip": None}}}}
+
+    assert settings_differ(comparison, other, described(0.05), described(0.02)) == ["algorithm.fedavg.lr: 0.05 → 0.02"]
+    in_a_file = {"train": {"lr": 0.05}, "algorithm": {"fedavg": {"name": "fedavg"}}}
+    assert settings_differ(comparison, other, described(0.02), in_a_file)[1:] == ["algorithm.fedavg.lr: 0.02 → 0.05"]
