@@ -90,12 +90,16 @@ def list_runs(folder: Annotated[Path, typer.Argument(metavar="DIR")] = Path("run
 def compare(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR")],
     metric: Metric = None,
+    baseline: Annotated[str | None, typer.Option(metavar="LABEL")] = None,
+    only: Annotated[list[str] | None, typer.Option(metavar="LABEL")] = None,
     out: Path | None = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare the algorithms of several runs on the same data: tables, curves and differences.
 
     folders: Two folders of runs, or more.
+    baseline: Show only differences to this algorithm: with fewer pairs, intervals are narrower.
+    only: Compare only these algorithms; * matches anything. Repeatable.
     out: The folder for tables and figures (default: runs/compare-NAME-NAME…).
     """
     from fedloom.results import compared_runs, figures, tables
@@ -105,7 +109,10 @@ def compare(
     run = compared_runs.combine(folders)
     if metric is not None:
         run = run.only(metric)
-    made = [*tables.overview(run), *tables.comparison(run), *tables.paired_differences(run)]
+    if only:
+        run = run.choose([*only, *([baseline] if baseline is not None else [])])
+    base = run.baseline(baseline) if baseline is not None else None
+    made = [*tables.overview(run), *tables.comparison(run), *tables.paired_differences(run, base)]
     differs, cautions = compared_runs.what_differs(run), list(compared_runs.cautions(run))
     to = out or Path("runs") / "-".join(["compare", *(folder.resolve().name for folder in folders)])[:120]
     write_tables(made, to)
@@ -115,7 +122,7 @@ def compare(
         told = {"differ": differs, "cautions": cautions}
         write = print_json({"folder": str(to), "runs": list(map(str, folders)), **told, "tables": content})
     else:
-        for line in [*result_in_words(run), *(f"Caution: {text}" for text in cautions), *differs]:
+        for line in [*result_in_words(run, pairs=base is None), *(f"Caution: {text}" for text in cautions), *differs]:
             print(visible_lines(line))
         write = print
         for one in [*made[:1], *(one for one in made if one.name == "differences")]:

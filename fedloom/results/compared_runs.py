@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import chain, combinations
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from fedloom.errors import InputError, nearest
 from fedloom.experiment.experiment_file import differences
+from fedloom.results.comparisons import main_comparison
 from fedloom.results.report_warnings import about_seeds
 from fedloom.results.result import CellResult, Result
 from fedloom.results.run_data import Cell, RunData
@@ -59,6 +61,33 @@ class ComparedRuns(RunData):
             )
         return replace(self, metrics={metric: self.metrics[metric]})
 
+    def choose(self, wanted: Sequence[str]) -> ComparedRuns:
+        """The same runs with some of the algorithms: of all runs (`fedavg`), or of one (`fedavg (RUN)`)."""
+        labels = {label for name in wanted for label in self.named(name)}
+        sources = {label: source for label, source in self.sources.items() if label in labels}
+        cells = {place: cell for place, cell in self.cells.items() if place[0] in labels}
+        kept = tuple(f"{there} is the same " for _, there in sources.values())
+        copies = [text for text in self.copies if text.startswith(kept)]
+        return replace(self, sources=sources, cells=cells, copies=copies)
+
+    def baseline(self, name: str) -> str:
+        """The one label that a name stands for, if it has a number in the main comparison."""
+        found, main = self.named(name), main_comparison(self)
+        if len(found) > 1:
+            raise InputError(f"'{name}' stands for several algorithms. Choose one as the baseline: {_listed(found)}.")
+        if main is not None and found[0] not in main.values:
+            known = _listed(main.values)
+            raise InputError(f"{found[0]} has no number for '{main.title}', so it is no baseline. Known: {known}.")
+        return found[0]
+
+    def named(self, name: str) -> list[str]:
+        """The labels that a name stands for; * matches anything."""
+        found = [label for label, (_, there) in self.sources.items() if _matches(name, label) or _matches(name, there)]
+        if not found:
+            known = list(self.sources)
+            raise InputError(f"No run has an algorithm '{name}'. Known: {_listed(known)}.{nearest(name, known)}")
+        return found
+
     def is_pooled(self, label: str) -> bool:
         run, there = self.sources[label]
         return run.is_pooled(there)
@@ -85,6 +114,10 @@ class ComparedRuns(RunData):
     def rows(self, table: str, label: str, seed: int) -> Sequence[dict[str, Any]]:
         run, there = self.sources[label]
         return run.rows(table, there, seed)
+
+
+def _matches(pattern: str, label: str) -> bool:
+    return label == pattern or fnmatchcase(label, pattern)  # a folder's name may have brackets
 
 
 def combine(folders: Sequence[Path]) -> ComparedRuns:

@@ -106,8 +106,11 @@ def _contents(
     )
 
 
-def result_in_words(run: RunData) -> Iterator[str]:
-    """What came out: one paragraph for the main comparison, and one for the universal test."""
+def result_in_words(run: RunData, pairs: bool = True) -> Iterator[str]:
+    """What came out: one paragraph for the main comparison, and one for the universal test.
+
+    Without `pairs`, it does not say how the best algorithm compares with each other one.
+    """
     main = main_comparison(run)
     if main is None:
         why = not_evaluated(run)
@@ -115,10 +118,10 @@ def result_in_words(run: RunData) -> Iterator[str]:
         return
     for comparison in (main, universal_comparison(run, main.metric.name)):
         if comparison is not None:
-            yield " ".join(_best_in_words(run, comparison))
+            yield " ".join(_best_in_words(run, comparison, pairs))
 
 
-def _best_in_words(run: RunData, comparison: Comparison) -> Iterator[str]:
+def _best_in_words(run: RunData, comparison: Comparison, pairs: bool = True) -> Iterator[str]:
     """The best federated algorithm, how it compares with the others, and the pooled model beside it."""
     over_seeds = {label: spread(list(values.values())) for label, values in comparison.values.items()}
     order = best_first(run, comparison)
@@ -133,7 +136,8 @@ def _best_in_words(run: RunData, comparison: Comparison) -> Iterator[str]:
         what, chance = ("mean", "") if over_seeds[best].count > 1 else ("number", ", with one seed: this may be chance")
         several = f" has the best {what} of the {len(federated)} algorithms that leave the data where it is{chance}"
     yield f"{title}: {_with_interval(best, over_seeds[best], metric)}{several}."
-    yield from _against_others(best, federated[1:], comparison)
+    if pairs:
+        yield from _against_others(best, federated[1:], comparison)
     for label in order:
         if run.is_pooled(label) and federated:
             yield say("result", "pooled", pooled=_with_interval(label, over_seeds[label], metric))

@@ -135,9 +135,16 @@ def signed_rank(gaps: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
     return float(wilcoxon(nonzero, method=method).pvalue)
 
 
-def differences(values: Mapping[str, Mapping[int, float]]) -> list[Difference]:
-    """All pairs, with intervals and p-values that are corrected for the number of pairs."""
+def differences(values: Mapping[str, Mapping[int, float]], baseline: str | None = None) -> list[Difference]:
+    """All pairs, or those with a baseline, with intervals and p-values that are corrected for the number of pairs.
+
+    >>> found = differences({"a": {1: 1.0}, "b": {1: 2.0}, "c": {1: 3.0}}, baseline="a")
+    >>> [(each.first, each.second, each.pairs) for each in found]
+    [('b', 'a', 2), ('c', 'a', 2)]
+    """
     pairs = list(combinations(values, 2))
+    if baseline is not None:
+        pairs = [(label, baseline) for label in values if label != baseline]
     return [difference(one, other, values[one], values[other], len(pairs)) for one, other in pairs]
 
 

@@ -90,8 +90,8 @@ def comparison(run: RunData) -> Iterator[Table]:
             yield Table(f"comparison_{name}", f"Results in full: {name}", columns, tuple(rows), kinds, note)
 
 
-def paired_differences(run: RunData) -> Iterator[Table]:
-    """All pairs of algorithms, in the main comparison, after local training and in the universal test."""
+def paired_differences(run: RunData, baseline: str | None = None) -> Iterator[Table]:
+    """All pairs of algorithms, or those with a baseline: in the main comparison, after training and universal."""
     main = main_comparison(run)
     if main is None:
         return
@@ -101,12 +101,12 @@ def paired_differences(run: RunData) -> Iterator[Table]:
         "_universal": universal_comparison(run, main.metric.name),
     }
     for ending, one in measured.items():
-        if one is not None and len(one.values) > 1:
-            yield _paired_differences(f"differences{ending}", one)
+        if one is not None and len(one.values) > 1 and (baseline is None or baseline in one.values):
+            yield _paired_differences(f"differences{ending}", one, baseline)
 
 
-def _paired_differences(name: str, comparison: Comparison) -> Table:
-    found = differences(comparison.values)
+def _paired_differences(name: str, comparison: Comparison, baseline: str | None = None) -> Table:
+    found = differences(comparison.values, baseline)
     rows: list[tuple[Value, ...]] = []
     for each in found:
         pair, over_seeds = f"{each.first} − {each.second}", each.spread

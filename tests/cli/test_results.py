@@ -188,6 +188,10 @@ def test_runs_are_compared_in_tables_and_pictures(
     found = json.loads(capsys.readouterr().out)
     assert found["tables"][0]["name"] == "overview_loss"
     assert (runs.parent / "beside" / "differences.csv").is_file()
+    few = ("--only", "fedavg", "--baseline", "fedavg (one)", "--out", "few")
+    told = command("compare", "runs/one", "runs/two", *few, monkeypatch=monkeypatch, capsys=capsys)
+    assert "fedavg (two) − fedavg (one)" in told
+    assert "pooled" not in told
     assert "two runs or more" in command("compare", "runs/one", monkeypatch=monkeypatch, capsys=capsys, code=2)
 
 

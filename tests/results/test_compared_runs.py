@@ -235,3 +235,34 @@ def test_settings_of_python_programs_are_compared_too(comparison: Path, other: P
     assert settings_differ(comparison, other, described(0.05), described(0.02)) == ["algorithm.fedavg.lr: 0.05 → 0.02"]
     in_a_file = {"train": {"lr": 0.05}, "algorithm": {"fedavg": {"name": "fedavg"}}}
     assert settings_differ(comparison, other, described(0.02), in_a_file)[1:] == ["algorithm.fedavg.lr: 0.02 → 0.05"]
+
+
+def test_differences_to_a_baseline_are_corrected_for_fewer_pairs(comparison: Path, other: Path) -> None:
+    run = combine([comparison, other])
+    every, few = (next(tables.paired_differences(run, base)) for base in (None, "fedavg (small)"))
+    assert len(every.rows) == 6
+    assert [row[0] for row in few.rows] == [
+        f"{label} − fedavg (small)" for label in ("pooled (small)", "fedavg (other)", "pooled (other)")
+    ]
+    assert "Of 6 pairs" in every.note
+    assert "Of 3 pairs" in few.note
+    assert len(next(result_in_words(run, pairs=False))) < len(next(result_in_words(run)))
+
+
+def test_algorithms_and_a_baseline_are_chosen_by_name(comparison: Path, other: Path) -> None:
+    run = combine([comparison, other])
+    assert run.choose(["fedavg"]).labels == ("fedavg (small)", "fedavg (other)")
+    assert run.choose(["*(other)", "pooled (small)"]).labels[0] == "pooled (small)"
+    assert {cell.algorithm for cell in run.choose(["pooled"]).result.runs} == {"pooled (small)", "pooled (other)"}
+    assert run.baseline("pooled (other)") == "pooled (other)"
+    with pytest.raises(InputError, match=r"No run has an algorithm 'fedavgg'. Known: fedavg \(small\), "):
+        run.choose(["fedavgg"])
+    with pytest.raises(InputError, match=r"several algorithms. Choose one .*: fedavg \(small\), fedavg \(other\)"):
+        run.baseline("fedavg")
+    with pytest.raises(InputError, match=r"local \(small\) has no number for 'accuracy, global model"):
+        run.baseline("local (small)")
+
+
+def test_copies_of_algorithms_that_are_not_chosen_are_not_mentioned(comparison: Path, copy: Path) -> None:
+    run = combine([comparison, copy]).choose(["local"])
+    assert [line.partition(" is ")[0] for line in what_differs(run)] == ["local"]
