@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from gzip import GzipFile
 from pathlib import Path
@@ -139,6 +141,23 @@ def _about_names(error: str) -> str:
     """Return what an error of the TOML parser means that is about a name."""
     twice = "Cannot overwrite", "Cannot declare", "Duplicate inline table key"
     return " It is in the file twice: keep one of them, and put the keys of a table together." * error.startswith(twice)
+
+
+def json_text(content: Any, indent: int | None = None) -> str:
+    """Return content as JSON, which has no NaN and no infinity: they are null.
+
+    >>> json_text({"low": math.nan, "values": (1.5, math.inf)})
+    '{"low": null, "values": [1.5, null]}'
+    """
+    return json.dumps(_finite(content), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def toml_value(text: str) -> Any:

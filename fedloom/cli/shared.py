@@ -6,7 +6,6 @@ import copy
 import importlib.util
 import inspect
 import itertools
-import json
 import os
 import signal
 import sys
@@ -219,13 +218,17 @@ def console(width: int, **settings: Any) -> Console:
 
 def print_result(as_json: bool, content: Any, lines: Iterable[str]) -> None:
     """Print a result as JSON, or as lines for people."""
-    for line in [json.dumps(content, indent=2)] if as_json else lines:
+    from fedloom.files import json_text
+
+    for line in [json_text(content, indent=2)] if as_json else lines:
         print(visible_lines(line))
 
 
 def print_json(content: Any, indent: int | None = 2, quiet: bool = False) -> Callable[[str], None]:
     """Print a result as JSON on stdout; return how to print what follows it: on stderr, or not at all."""
-    print(json.dumps(content, indent=indent))
+    from fedloom.files import json_text
+
+    print(json_text(content, indent))
     return (lambda _: None) if quiet else say
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,19 @@ def overview(run: RunData) -> Iterator[Table]:
             if any(one.drawn for one in found):
                 note += " " + say("note", "drawn")
             yield Table(f"overview_{metric}", f"Results: {metric}", columns, rows, kinds, note)
+
+
+def overview_numbers(run: RunData) -> Iterator[Table]:
+    """The overview for programs: the mean and half of the interval are two numbers, in a column each."""
+    for table in overview(run):
+        found = comparisons(run, table.name.removeprefix("overview_"))
+        columns = ("algorithm", *(name for one in found for name in (one.way, f"{one.way}, ±")))
+        kinds = ("text", *["number"] * (len(columns) - 1))
+        rows = []
+        for label, *_ in table.rows:
+            spreads = [spread(list(one.values.get(str(label), {}).values())) for one in found]
+            rows.append((label, *(value for one in spreads for value in (one.mean, one.mean - one.low))))
+        yield replace(table, columns=columns, rows=tuple(rows), kinds=kinds)
 
 
 def _note_over_seeds(run: RunData, name: str) -> str:

@@ -25,7 +25,7 @@ from fedloom.experiment.experiment_file import Experiment
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.run import run_plan
-from fedloom.files import write_atomically
+from fedloom.files import json_text, write_atomically
 from fedloom.metrics import short_name
 from fedloom.results import figure_style as style
 from fedloom.results.figure_style import CaptionedFigure
@@ -224,7 +224,7 @@ class SweepResult:
         """Write the table as CSV, Markdown and LaTeX, the figure as PNG, SVG and PDF, and everything as JSON."""
         figure = self.figure()
         files = [*write_tables([self.table()], self.folder), *(figure.save(self.folder) if figure is not None else ())]
-        write_atomically(self.folder / "sweep.json", json.dumps(self.json(), indent=1).encode())
+        write_atomically(self.folder / "sweep.json", json_text(self.json(), indent=1).encode())
         return files
 
     def json(self) -> dict[str, Any]:

@@ -185,8 +185,14 @@ def test_runs_are_compared_in_tables_and_pictures(
     }
     asked = ("compare", "runs/one", "runs/two", "--metric", "loss", "--out", "beside", "--json")
     in_this_process(*asked, monkeypatch=monkeypatch)
-    found = json.loads(capsys.readouterr().out)
-    assert found["tables"][0]["name"] == "overview_loss"
+    found = json.loads(capsys.readouterr().out, parse_constant=lambda text: pytest.fail(f"{text} is no JSON"))
+    overview = found["tables"][0]
+    assert overview["name"] == "overview_loss"
+    assert len(overview["columns"]) == len(overview["rows"][0])
+    cells = [cell for row in overview["rows"] for cell in row[1:]]
+    assert {type(cell) for cell in cells} <= {float, type(None)}
+    assert any(cells)
+    assert None in cells
     assert (runs.parent / "beside" / "differences.csv").is_file()
     few = ("--only", "fedavg", "--baseline", "fedavg (one)", "--out", "few")
     told = command("compare", "runs/one", "runs/two", *few, monkeypatch=monkeypatch, capsys=capsys)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 from pathlib import Path
@@ -183,3 +184,12 @@ def test_what_is_logged_is_shown_in_plain_words(
     in_this_process(monkeypatch=monkeypatch)
     assert capsys.readouterr().err == "Caution: a client has one example.\n"
     assert logging.getLogger("fedloom").propagate
+
+
+def test_json_has_null_for_numbers_that_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    content = {"low": math.nan, "rows": [(math.inf, 1.5)]}
+    shared.print_json(content, indent=None)
+    shared.print_result(True, content, ())
+    printed, laid_out = capsys.readouterr().out.split("\n", 1)
+    assert json.loads(laid_out) == json.loads(printed)
+    assert printed == '{"low": null, "rows": [[null, 1.5]]}'
