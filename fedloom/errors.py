@@ -6,6 +6,9 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 UNKNOWN = "is unknown"
+# in messages that both the command line and Python programs show
+FRESH = "--fresh (in Python: fresh=True)"
+OUT = "--out (in Python: out=…)"
 WIDTH = 78  # the most characters of a line of a file in a message
 
 

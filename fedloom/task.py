@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from fedloom import keys, metrics
 from fedloom.data.federation import Federation
-from fedloom.errors import InputError
+from fedloom.errors import FRESH, InputError
 from fedloom.metrics import Metric
 from fedloom.training import generators
 from fedloom.training.generators import GENERATOR
@@ -200,7 +200,7 @@ class Task:
                 if not same_bits(leaves[name], self.frozen[name]):
                     raise InputError(
                         f"An earlier version of fedloom stored other values of the frozen parameter '{name}' in "
-                        f"'{group}', and now all models of a run have the same. Use --fresh to start over."
+                        f"'{group}', and now all models of a run have the same. Use {FRESH} to start over."
                     )
         kept = self.frozen.keys()
         return {group: {n: leaf for n, leaf in leaves.items() if n not in kept} for group, leaves in groups.items()}

@@ -14,7 +14,7 @@ from fedloom.clock.clock import GROUP
 from fedloom.clock.fleet import Fleet
 from fedloom.clock.in_flight import with_versions
 from fedloom.data.federation import Federation
-from fedloom.errors import FedloomError, InputError, QuorumError, StoreError
+from fedloom.errors import FRESH, FedloomError, InputError, QuorumError, StoreError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.control import PAUSED, Control
 from fedloom.experiment.plan import Plan, check_start, check_target
@@ -91,7 +91,7 @@ class Cell:
         if begun and (lost := store.lost(self.number, begun.round)):
             notes.append(
                 f"{store.path} has lost {len(lost)} rounds, from {lost[0]} to {lost[-1]}: what they measured is gone. "
-                f"The model continues from its checkpoint of round {begun.round}; --fresh measures all rounds again."
+                f"The model continues from its checkpoint of round {begun.round}; {FRESH} measures all rounds again."
             )
         for note in notes:
             self.progress.note(f"{self.label}, seed {self.seed}: {note}")
@@ -121,7 +121,7 @@ class Cell:
         if loaded is not None and loaded.ends(self.plan.rounds):
             raise StoreError(
                 f"{self.title} is done, but {store.path} has lost what its last round measured, and no earlier "
-                "checkpoint is left to measure it again. Use --fresh to start over (the old folder is kept beside it)."
+                f"checkpoint is left to measure it again. Use {FRESH} to start over (the old folder is kept beside it)."
             )
         return loaded
 
@@ -131,7 +131,7 @@ class Cell:
         if loaded.extra.get(checkpoint.FROZEN, task.frozen_sha256) != task.frozen_sha256:
             raise InputError(
                 f"The model's frozen parameters are not those that {self.title} began with, in {self.folder}. Restore "
-                "the file or the code that they come from, or use --fresh to start over."
+                f"the file or the code that they come from, or use {FRESH} to start over."
             )
         state = task.without_frozen(begun.state)
         if GROUP in state:

@@ -21,7 +21,7 @@ from fedloom.clock.system import System
 from fedloom.code_values import values_fingerprint
 from fedloom.compression.table import NO_COMPRESSION, CompressTable
 from fedloom.data.federation import Federation
-from fedloom.errors import UNKNOWN, FedloomError, InputError, ParameterError, nearest
+from fedloom.errors import FRESH, UNKNOWN, FedloomError, InputError, ParameterError, nearest
 from fedloom.experiment.cell import Cell
 from fedloom.experiment.control import PAUSED, Control
 from fedloom.experiment.experiment_file import (
@@ -164,8 +164,7 @@ def run_plan(
         if store.fact(PAUSED) is not None:  # a process ended during a pause
             store.set_fact(PAUSED, None)
         if not cells:
-            again = "Use --fresh (in Python, fresh=True) to start over."
-            progress.note(f"{folder} is finished: nothing is computed. {again}")
+            progress.note(f"{folder} is finished: nothing is computed. Use {FRESH} to start over.")
         else:
             with ExitStack() as stack:
                 seeds = [cell.seed for cell in cells]

@@ -15,7 +15,7 @@ import tomli_w
 from fedloom import files
 from fedloom.algorithm import Algorithm
 from fedloom.data.federation import Federation
-from fedloom.errors import InputError, StoreError, unknown
+from fedloom.errors import FRESH, OUT, InputError, StoreError, unknown
 from fedloom.experiment import checkpoint
 from fedloom.experiment.control import FILE
 from fedloom.experiment.experiment_file import differences
@@ -37,7 +37,7 @@ WRITTEN = (
 def claimed(folder: Path, fresh: bool) -> Iterator[None]:
     """Hold the run folder for this process alone; `fresh` moves an old one aside and never deletes results."""
     if folder.exists() and not folder.is_dir():
-        raise StoreError(f"{folder} is a file: a run needs a folder. Choose another with --out.")
+        raise StoreError(f"{folder} is a file: a run needs a folder. Choose another with {OUT}.")
     if fresh and folder.exists() and any(folder.iterdir()):
         with locked(folder):  # no other process may be using it
             pass
@@ -60,7 +60,7 @@ def claimed(folder: Path, fresh: bool) -> Iterator[None]:
 def locked(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Hold a folder for this process alone."""
     return files.locked(
-        folder, f"Another process is running in {folder}. Wait for it, or choose another folder with --out.", GLANCE
+        folder, f"Another process is running in {folder}. Wait for it, or choose another folder with {OUT}.", GLANCE
     )
 
 
@@ -107,7 +107,7 @@ def same_experiment(store: Store, folder: Path, plan: Plan) -> None:
             known = None
         elif known is None:
             raise StoreError(
-                f"{folder} has checkpoints, but its run.db does not say of which experiment. Use --fresh to start over "
+                f"{folder} has checkpoints, but its run.db does not say of which experiment. Use {FRESH} to start over "
                 "(the old folder is kept beside it)."
             )
     described = _described(plan)
@@ -119,11 +119,11 @@ def same_experiment(store: Store, folder: Path, plan: Plan) -> None:
         changed = "\n  ".join(differences(known, described))
         raise InputError(
             f"{folder} holds another experiment. What differs:\n  {changed}\n"
-            "Use --fresh to start over (the old folder is kept beside it), or --out for another folder."
+            f"Use {FRESH} to start over (the old folder is kept beside it), or {OUT} for another folder."
         )
     if plan.rounds < done:
         raise InputError(
-            f"{folder} was run for {done} rounds, more than the {plan.rounds} asked for now. Use --fresh to start over."
+            f"{folder} was run for {done} rounds, more than the {plan.rounds} asked for now. Use {FRESH} to start over."
         )
 
 
@@ -146,7 +146,7 @@ def has_own_models(algorithm: Algorithm) -> bool:
 def check_same_data(store: Store, federation: Federation, seed: int) -> None:
     """Refuse to continue with other data than the run began with."""
     if store.fact(f"data of seed {seed}") not in (None, federation.fingerprint):
-        raise StoreError("The data has changed since this run began. Use --fresh to start over with the new data.")
+        raise StoreError(f"The data has changed since this run began. Use {FRESH} to start over with the new data.")
 
 
 def _described(plan: Plan) -> Any:

@@ -212,7 +212,7 @@ def test_a_finished_run_is_not_shown_for_data_that_has_changed(tmp_path: Path, m
     progress = Silent()
     progress.note = said.append  # type: ignore[method-assign]
     assert run_plan(Plan.of(experiment), "out", progress=progress).weights_sha256 == first.weights_sha256
-    assert said == ["out is finished: nothing is computed. Use --fresh (in Python, fresh=True) to start over."]
+    assert said == ["out is finished: nothing is computed. Use --fresh (in Python: fresh=True) to start over."]
     write(1)
     with pytest.raises(StoreError, match="The data has changed since this run began"):
         run_plan(Plan.of(experiment), "out")

@@ -23,9 +23,11 @@ def test_another_experiment_is_refused_with_the_difference(
     federation: fl.Federation, task: fl.Task, tmp_path: Path
 ) -> None:
     run(federation, task, tmp_path / "r", algorithms={"fedavg": fl.FedAvg(lr=0.2)})
-    with pytest.raises(InputError, match=r"algorithm.fedavg.train.lr: 0.2 → 0.3"):
+    with pytest.raises(InputError, match=r"algorithm.fedavg.train.lr: 0.2 → 0.3") as refused:
         run(federation, task, tmp_path / "r", algorithms={"fedavg": fl.FedAvg(lr=0.3)})
-    with pytest.raises(InputError, match="more than the 2 asked for"):
+    assert "Use --fresh (in Python: fresh=True) to start over" in str(refused.value)
+    assert "--out (in Python: out=…)" in str(refused.value)
+    with pytest.raises(InputError, match=r"more than the 2 asked for now. Use --fresh \(in Python: fresh=True\)"):
         run(federation, task, tmp_path / "r", rounds=2, algorithms={"fedavg": fl.FedAvg(lr=0.2)})
     changed = run(federation, task, tmp_path / "r", algorithms={"fedavg": fl.FedAvg(lr=0.3)}, fresh=True)
     assert changed.status == "done"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedloom import tree
-from fedloom.errors import InputError, PrivacySpent, StoreError
+from fedloom.errors import FRESH, InputError, PrivacySpent, StoreError
 from fedloom.privacy.dp import accounting, clipping, distributed, noise
 from fedloom.privacy.dp.accounting import Mechanism
 from fedloom.privacy.dp.clipping import COUNT
@@ -234,7 +234,7 @@ class ClientLevel:
         if any(known.startswith(f"round {round}, ") and known != name for known in self.ledger.charged):
             raise PrivacySpent(
                 f"Round {round} was released with another sum before, and no ε covers two sums of the same drawn "
-                "clients. Start again with --fresh."
+                f"clients. Start again with {FRESH}."
             )
 
     def _charge_tree(self, round: int, name: str) -> None:
@@ -268,7 +268,7 @@ class ClientLevel:
             raise StoreError(
                 f"The checkpoint knows of {int(state['releases'])} releases, and the privacy ledger in "
                 f"{self.ledger.folder} of {self.ledger.releases}: it was changed, so nobody knows what was spent. "
-                "Start again with --fresh."
+                f"Start again with {FRESH}."
             )
         self.clip = float(state["clip"])
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom import faults
-from fedloom.errors import StoreError
+from fedloom.errors import FRESH, StoreError
 from fedloom.privacy.dp.accounting import Epsilon, Mechanism, epsilon
 
 KEY, LEDGER = "privacy.key", "privacy.jsonl"
@@ -101,10 +101,10 @@ def _secret(path: Path, begun: bool) -> bytes:
     except OSError as error:
         raise StoreError(
             f"The secret of the noise, {path}, cannot be used: {error.strerror}. Without it, this run cannot continue; "
-            "start it again with --fresh."
+            f"start it again with {FRESH}."
         ) from error
     if len(found) != 32:
-        raise StoreError(f"{path} is damaged: it must have 32 bytes, and has {len(found)}. Start again with --fresh.")
+        raise StoreError(f"{path} is damaged: it must have 32 bytes, and has {len(found)}. Start again with {FRESH}.")
     return found
 
 
@@ -120,5 +120,5 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in whole.splitlines()]
     except ValueError as error:
         raise StoreError(
-            f"The privacy ledger {path} is damaged, so nobody knows what was spent: {error}. Start again with --fresh."
+            f"The privacy ledger {path} is damaged, so nobody knows what was spent: {error}. Start again with {FRESH}."
         ) from error
