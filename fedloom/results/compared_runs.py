@@ -233,7 +233,7 @@ def what_differs(run: ComparedRuns) -> list[str]:
     first, lines = runs[0], list(run.copies)
     labels = dict.fromkeys(there for _, there in run.sources.values())
     for other in runs[1:]:
-        before, after = ({k: v for k, v in one.description.items() if k not in OF_A_RUN} for one in (first, other))
+        before, after = map(_of_both, (first, other))
         rounds = [max(cell["rounds_done"] for cell in one.cells.values()) for one in (first, other)]
         changed = [f"rounds: {rounds[0]} → {rounds[1]}"] if rounds[0] != rounds[1] else []
         changed += [*differences(before, after), *_own_settings(first, other, labels)]
@@ -241,6 +241,13 @@ def what_differs(run: ComparedRuns) -> list[str]:
         if first.description.get("cohort") != other.description.get("cohort"):
             lines.append("Numbers after local training are about the clients that each run drew, which differ.")
     return lines
+
+
+def _of_both(run: RunData) -> dict[str, Any]:
+    """What decides the result of a run, whatever algorithms it has."""
+    found = {key: value for key, value in run.description.items() if key not in OF_A_RUN}
+    values = {key: value for key, value in found.pop("values", {}).items() if key in ("model", "args", "loss")}
+    return {**found, **({"values your code uses": values} if values else {})}
 
 
 def _own_settings(one: RunData, other: RunData, labels: Iterable[str]) -> Iterator[str]:
