@@ -46,7 +46,7 @@ def claimed(folder: Path, fresh: bool) -> Iterator[None]:
         folder.rename(next(path for path in map(folder.with_name, names) if not path.exists()))
     if not (folder / "run.db").exists() and _has_checkpoints(folder):  # opening the store would make an empty one
         raise StoreError(
-            f"{folder} has checkpoints, but no run.db that says of which experiment. Put it back, or use --fresh to "
+            f"{folder} has checkpoints, but no run.db that says of which experiment. Put it back, or use {FRESH} to "
             "start over (the old folder is kept beside it)."
         )
     try:
