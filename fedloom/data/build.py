@@ -19,6 +19,7 @@ from fedloom.data.split import SPLITS, Split
 from fedloom.errors import InputError, nearest
 
 NORMALIZE = ("none", "client", "federated")
+VALIDATION, TEST = SPLITS.index("validation"), SPLITS.index("test")
 Rows = NDArray[np.int64]
 ROWS = 8192  # examples checked at a time, so that checks need little memory besides the data
 
@@ -81,13 +82,14 @@ def divided(
     sizes = np.bincount(owner, minlength=count)
     check_no_client_empty(sizes, names)
     check_features(dataset, lambda row: _holder(row, kept, owner, names))
-    place = np.zeros(len(kept), np.int64) if dataset.split is None else dataset.split[kept]
-    order = kept[np.lexsort((place, owner))]
+    shares = as_split(split)
+    place = _places(dataset, kept, owner, names is not None, shares, seed)
+    order = kept[np.lexsort((np.zeros(len(kept)) if place is None else place, owner))]
     return Federation(
         x=_take(dataset.x, order),
         y=_take(y, order),
         offsets=np.concatenate([[0], np.cumsum(sizes)]),
-        split=as_split(split),
+        split=shares,
         seed=seed,
         names=names,
         classes=dataset.classes,
@@ -97,7 +99,7 @@ def divided(
             for name, rows in on_server.items()
         },
         features=dataset.features,
-        split_sizes=None if dataset.split is None else _split_sizes(owner, place, count, names),
+        split_sizes=None if place is None else _split_sizes(owner, place, count, names),
         preprocessing=dataset.preprocessing.replace(
             shape=tuple(dataset.x.shape[1:]),
             scale=dataset.scale,
@@ -106,6 +108,35 @@ def divided(
         ),
         cautions=dataset.cautions,
     )
+
+
+def _places(dataset: Dataset, kept: Rows, owner: Rows, natural: bool, split: Split, seed: int) -> Rows | None:
+    """Return the split of each kept example, if the data says it, or says which examples belong together."""
+    if dataset.group is None:
+        return None if dataset.split is None else dataset.split[kept]
+    whole = np.unique(dataset.group, return_inverse=True)[1]
+    group, at_server = whole[kept], np.delete(whole, kept)
+    # two hospitals may well have a patient 7, but a partition of our own takes one patient's rows apart
+    pairs = np.unique(np.stack([owner, group]), axis=1)
+    if np.isin(group, at_server).any() or (not natural and len(np.unique(pairs[1])) < pairs.shape[1]):
+        raise InputError(
+            "[data] group keeps examples together that belong together, and this partition, or this share of the "
+            'server, takes them apart. Name the column with the clients, as in client = "hospital", and leave out '
+            "partition and server."
+        )
+    places = np.zeros(len(kept), np.int64)
+    for client, rows in enumerate(np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])):
+        _, first, mine, sizes = np.unique(group[rows], return_index=True, return_inverse=True, return_counts=True)
+        order = np.argsort(-first)  # without shuffle, what comes last is for the test
+        if split.shuffle:
+            order = keys.permutation(keys.key(seed, "split", client), len(sizes))
+        before = np.cumsum(sizes[order]) - sizes[order]
+        _, validation, test = (int(part[0]) for part in split.sizes(np.array([len(rows)])))
+        of_group = np.zeros(len(sizes), np.int64)
+        of_group[order] = np.where(before < test, TEST, np.where(before < test + validation, VALIDATION, 0))
+        of_group[order[-1]] = 0  # one is for training
+        places[rows] = of_group[mine]
+    return places
 
 
 def _split_sizes(owner: Rows, place: Rows, count: int, names: Sequence[str] | None) -> Rows:

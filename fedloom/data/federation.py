@@ -39,6 +39,7 @@ class Dataset:
     features: tuple[str, ...] = ()
     missing: bool = False  # whether NaN marks a missing value, which normalisation fills
     split: NDArray[np.int64] | None = None  # the place in SPLITS of each example, if the data says it
+    group: NDArray[Any] | None = None  # examples with the same value stay in one split, such as those of a patient
     cautions: tuple[str, ...] = ()  # sentences about what was left out, or is rounded too much
     preprocessing: Preprocessing = field(
         default_factory=Preprocessing
@@ -148,6 +149,7 @@ class Federation:
         y: ArrayLike | Tensor,
         *,
         client: ArrayLike | None = None,
+        group: ArrayLike | None = None,
         partition: Any = None,
         clients: int | None = None,
         split: Split | Sequence[float] = (0.6, 0.2, 0.2),
@@ -159,7 +161,8 @@ class Federation:
     ) -> Federation:
         """Make a federation from arrays. Give `client` (one name per example), a `partition`, or a number of `clients`.
 
-        The options mean what the keys of the `[data]` table mean. `test` is an official test set, (x, y).
+        The options mean what the keys of the `[data]` table mean. `test` is an official test set, (x, y). Examples with
+        the same `group`, such as those of one patient, stay in one split.
 
         >>> Federation.from_arrays(np.zeros((6, 2)), [0, 1, 0, 1, 0, 1], client=["a", "a", "b", "b", "b", "b"])
         Federation(2 clients, 6 examples of 2 features, 2 classes)
@@ -167,7 +170,7 @@ class Federation:
         from fedloom.data.build import federate  # here, because build imports this module
 
         return federate(
-            as_dataset(x, y, client=client, test=test),
+            as_dataset(x, y, client=client, group=group, test=test),
             partition=partition,
             clients=clients,
             split=split,
@@ -204,6 +207,7 @@ def as_dataset(
     y: ArrayLike | Tensor,
     *,
     client: ArrayLike | None = None,
+    group: ArrayLike | None = None,
     test: tuple[Any, Any] | None = None,
 ) -> Dataset:
     """Make a dataset from arrays. Floating-point labels mean a regression, whole numbers mean classes."""
@@ -214,6 +218,9 @@ def as_dataset(
     owner = None if client is None else np.asarray(client)
     if owner is not None and len(owner) != len(labels):
         raise InputError(f"There are {len(labels)} examples but {len(owner)} client names: every example needs one.")
+    groups = None if group is None else np.asarray(group)
+    if groups is not None and groups.shape != (len(labels),):
+        raise InputError(f"There are {len(labels)} examples but {len(groups)} groups: every example needs one.")
     if labels.is_floating_point():
         labels = labels.to(torch.float32)
     else:
@@ -228,7 +235,9 @@ def as_dataset(
     columns = columns_named(getattr(x, "columns", ()))  # of a data frame
     preprocessing = Preprocessing(columns=columns)
     names = preprocessing.features
-    made = Dataset(features, labels, owner, official, classes, features=names, preprocessing=preprocessing)
+    made = Dataset(
+        features, labels, owner, official, classes, features=names, group=groups, preprocessing=preprocessing
+    )
     return replace(made, cautions=(*_rounded(x, names), *_rounded(y, ("the label",))))
 
 

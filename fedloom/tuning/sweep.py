@@ -336,6 +336,7 @@ def _changing(
                 without = _on_validation(experiment_file.load(file, {**changes, **rest}))
             except InputError:  # the others need it
                 left = set()
+                break
             left = {  # an algorithm that is not in the file is there because of its key
                 label
                 for label in left & without.algorithm.keys()

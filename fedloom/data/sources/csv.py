@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, NonNegativeInt, field_validator
+from pydantic import Field, NonNegativeInt, field_validator, model_validator
 from torch import Tensor
 
 from fedloom.data.csv_text import CsvText, as_number, finite_number, not_csv, numbers
@@ -31,6 +31,7 @@ SPLIT_NAMES = {  # what the cells of a split column may say
     **dict.fromkeys(("test", "testing"), 2),
 }
 TABLE = re.compile(r"(.+)\.[ct]sv(\.gz|\.xz|\.bz2)?", re.IGNORECASE)  # not a copy such as berlin.csv.bak
+PERSON = re.compile(r"patient|person|subject|participant|proband|(^|[_ -])(p?id|mrn)$", re.IGNORECASE)
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
@@ -71,8 +72,16 @@ class Csv(Source):
     """
     split_column: str | None = None
     """The column that says which split each row belongs to: train, validation or test."""
+    group: str | None = None
+    """The column that says which rows belong together, such as those of one patient: they stay in one split."""
     encoding: str | None = None
     """The encoding of the text, such as `latin-1` or `utf-16`; without it, UTF-8."""
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> Csv:
+        if self.group is not None and self.split_column is not None:
+            raise InputError("[data] has both group and split_column: the column says the splits, so leave out group.")
+        return self
 
     @field_validator("encoding")
     @classmethod
@@ -95,7 +104,8 @@ class Csv(Source):
         names = _clients(files)
         parts = [self._read(file, file.name, f"{self.path / file.name}") for file in files]
         owner = np.repeat(names, [len(part) for part in parts])
-        return replace(self._dataset(_joined(parts), owner), cautions=tuple(_not_read(path, found)))
+        made = self._dataset(_joined(parts), owner)
+        return replace(made, cautions=(*made.cautions, *_not_read(path, found)))
 
     def as_agreed(self, agreed: Preprocessing) -> Csv:
         """Return a source with the categories, missing values and kind of label that several sites agreed on."""
@@ -140,8 +150,8 @@ class Csv(Source):
 
     def _rows(self, table: CsvText, advice: str) -> _Rows:
         features, marks = self._features(table), self._marks()
-        needed = [*self._labels, *(name for name in (self.client, self.split_column) if name is not None)]
-        found = _Rows(table.shown, features, {name: [] for name in (*needed, *self._categorical)})
+        needed = [*self._labels, *self._about_rows]
+        found = _Rows(table.shown, features, {name: [] for name in (*needed, *self._categorical, *self._identifiers)})
         numeric = [name for name in features if name not in self._categorical]
         # a mark that is a number, such as 0 for an unknown weight, may well be a label
         unknown = {mark for mark, value in marks.items() if math.isnan(value) and finite_number(mark) is None}
@@ -171,9 +181,7 @@ class Csv(Source):
                 if gaps and name in needed:
                     cell = values[gaps[0]]
                     what = f"'{cell}', which means a missing value," if cell else "an empty cell"
-                    raise InputError(
-                        f"{where(gaps[0])} has {what} in column '{name}': every example needs its label and its client."
-                    )
+                    raise InputError(f"{where(gaps[0])} has {what} in column '{name}': every example needs it.")
                 texts += values
         if not found.lines:
             raise InputError(f"The file {table.shown} has no examples: add at least one line after the header.")
@@ -197,7 +205,9 @@ class Csv(Source):
             features=preprocessing.features,
             missing=any(math.isnan(value) for value in marks.values()),
             split=None if self.split_column is None else self._splits(rows),
+            group=None if self.group is None else np.array(rows.texts[self.group]),
             preprocessing=preprocessing,
+            cautions=tuple(self._repeated(rows, client)),
         )
 
     def _column(self, name: str, rows: _Rows, marks: dict[str, float]) -> Column:
@@ -232,6 +242,27 @@ class Csv(Source):
         return (self.label,) if isinstance(self.label, str) else self.label
 
     @property
+    def _about_rows(self) -> list[str]:
+        """The columns that say something about a row, and are no features."""
+        return [name for name in (self.client, self.split_column, self.group) if name is not None]
+
+    @property
+    def _identifiers(self) -> list[str]:
+        """The columns that are left out and may say whose a row is, where nothing says which rows belong together."""
+        said = self.split_column is not None or self.group is not None
+        return [] if said else [name for name in self.drop if PERSON.search(name)]
+
+    def _repeated(self, rows: _Rows, client: NDArray[Any] | None) -> Iterator[str]:
+        owners = [""] * len(rows) if client is None else client.tolist()
+        for name in self._identifiers:
+            known = [(owner, cell) for owner, cell in zip(owners, rows.texts[name], strict=True) if cell]
+            if len(set(known)) < 0.95 * len(known):
+                yield (
+                    f"Column '{name}' has the same value in several rows. If these belong together, such as the visits "
+                    f'of one patient, some are for training and others for the test: set group = "{name}".'
+                )
+
+    @property
     def _categorical(self) -> Sequence[str]:
         return tuple(self.categorical or ())
 
@@ -244,7 +275,7 @@ class Csv(Source):
 
     def _features(self, table: CsvText) -> list[str]:
         """Return the names of the feature columns."""
-        special = [*self._labels, *self.drop, *(one for one in (self.client, self.split_column) if one is not None)]
+        special = [*self._labels, *self.drop, *self._about_rows]
         for name in (*special, *self._categorical):
             require(name, table.header, f"The file {table.shown}", "column")
         for name in self._categorical:
