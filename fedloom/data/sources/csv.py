@@ -181,7 +181,9 @@ class Csv(Source):
                 if gaps and name in needed:
                     cell = values[gaps[0]]
                     what = f"'{cell}', which means a missing value," if cell else "an empty cell"
-                    raise InputError(f"{where(gaps[0])} has {what} in column '{name}': every example needs it.")
+                    raise InputError(
+                        f"{where(gaps[0])} has {what} in column '{name}': every example needs its label, client and group."
+                    )
                 texts += values
         if not found.lines:
             raise InputError(f"The file {table.shown} has no examples: add at least one line after the header.")
