@@ -182,7 +182,8 @@ class Csv(Source):
                     cell = values[gaps[0]]
                     what = f"'{cell}', which means a missing value," if cell else "an empty cell"
                     raise InputError(
-                        f"{where(gaps[0])} has {what} in column '{name}': every example needs its label, client and group."
+                        f"{where(gaps[0])} has {what} in column '{name}': every example needs its label, its client "
+                        "and its group."
                     )
                 texts += values
         if not found.lines:
