@@ -98,10 +98,10 @@ def test_a_finished_round_appears_by_itself(tmp_path: Path, watched: Watched, op
 def test_new_points_join_those_that_the_page_has(tmp_path: Path, watched: Watched, open_page: Open) -> None:
     run = GrowingRun(tmp_path / "run").add(3)
     page = open_page(watched(run).url)
-    rounds_said(page, "12 of 40")
+    drawn = "(document.querySelector('.chart polyline')?.getAttribute('points') ?? '')"
+    until(page, f"{drawn}.split(' ').length === 3")
     answers: list[dict[str, Any]] = []
     page.on("response", lambda reply: answers.append(reply.json()) if "/curves?" in reply.url else None)
-    drawn = "(document.querySelector('.chart polyline')?.getAttribute('points') ?? '')"
     for rounds in (2, 1):
         run.add(rounds)
         until(page, f"{drawn}.split(' ').length === {run.done}")
