@@ -57,8 +57,9 @@ def check(
     """
     import tomli_w
 
+    from fedloom.algorithms import LocalOnly, Pooled
     from fedloom.experiment.experiment_file import NO_DATA
-    from fedloom.experiment.plan import Plan, check_served
+    from fedloom.experiment.plan import Plan, check_agreed, check_served
     from fedloom.privacy.protection import check_plan
     from fedloom.privacy.words import doubts, has, lacks, outside
     from fedloom.tuning.estimate import estimate
@@ -80,6 +81,7 @@ def check(
         if experiment.has_data:
             check_served(plan)
         else:
+            check_agreed(plan)
             values.pop("data")
             shown.pop("data", None)  # the same dict, with -v
         parameters = plan.task(experiment.seeds[0]).parameters
@@ -96,7 +98,8 @@ def check(
         costs, notes, clients, cohort = found.json(), found.lines(), found.clients, found.cohort
     by_chance = experiment.cohort.sampling == "poisson" or cohort is None or cohort == clients
     said = [*has(experiment.privacy, cohort, by_chance), *outside(experiment.privacy, experiment.resolved()["data"])]
-    privacy = {"has": said, "lacks": [*lacks(experiment.privacy)]}
+    sends = any(not isinstance(one, (LocalOnly, Pooled)) for one in experiment.algorithm.values())
+    privacy = {"has": said, "lacks": [*lacks(experiment.privacy, sends)]}
     lines = [
         f"# {file} is valid.",
         *(f"# {line}" for line in [*notes, *privacy["has"], *privacy["lacks"]]),

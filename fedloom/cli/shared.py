@@ -262,7 +262,10 @@ def print_summary(result: Any, as_json: bool, metric: str | None = None, quiet: 
     from fedloom.results.run_data import RunData
     from fedloom.results.summary import table
 
-    made, cautions = table(result, metric), about_numbers(RunData.read(result.folder))
+    run = RunData.read(result.folder)
+    made, cautions = table(result, metric), about_numbers(run)
+    if as_json or quiet:  # otherwise they were shown when the run began
+        cautions += run.facts.get("cautions about the data") or []
     if as_json:
         return print_json({**result.json(), "cautions": cautions}, quiet=quiet)
     console(100).print(made)

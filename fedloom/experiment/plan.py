@@ -239,6 +239,16 @@ def check_served(plan: Plan) -> None:
     check_target(plan.evaluate, task)
 
 
+def check_agreed(plan: Plan) -> None:
+    """Raise if the model does not fit the table that sites agreed on, before anybody joins."""
+    agreed = plan.agreed()
+    if agreed is not None:
+        several = (2, len(agreed.label)) if len(agreed.label) > 1 else (2,)
+        y = torch.zeros(2, dtype=torch.int64) if agreed.classes else torch.zeros(several)
+        rows = Federation(torch.zeros(2, *agreed.shape), y, np.array([0, 2]), classes=agreed.classes)
+        probe(rows, plan.task(plan.seeds[0]))
+
+
 def check_target(evaluate: EvaluateTable, task: Task) -> None:
     """Raise if a target is about an unknown metric, or outside of the metric's values."""
     ranges = {"loss": UNLIMITED, **{measure.name: measure.range for measure in task.measures}}

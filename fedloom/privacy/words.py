@@ -117,11 +117,16 @@ def outside(table: PrivacyTable, data: Any) -> Iterator[str]:
             "ε is about training. The sums that scale the data, or a site's summary for `fedloom data agree`, give "
             "means and variances without noise: ε does not cover them."
         )
+    if table.example_dp is not None and given.get("group"):
+        yield (
+            f"ε is about single examples, and several may be of one person ({given['group']}): with k examples of a "
+            "person, the ε of the person is about k times as large."
+        )
 
 
-def lacks(table: PrivacyTable) -> Iterator[str]:
-    """Yield a sentence for each protection that is missing, and what that means."""
-    if table.secure_aggregation is None:
+def lacks(table: PrivacyTable, sends: bool = True) -> Iterator[str]:
+    """Yield a sentence for each protection that is missing, and what that means; `sends`: whether clients send anything."""
+    if table.secure_aggregation is None and sends:
         yield "No secure aggregation: on a network, the coordinator can read each client's update."
     if table.dp is None and table.example_dp is None:
         yield "No differential privacy: nothing limits what the model tells about the data it was trained on."

@@ -20,7 +20,8 @@ def what_left(run: RunData) -> list[str]:
     except FedloomError as error:  # of a later version
         return [f"This version cannot read the run's [privacy]: {error}"]
     claimed = [*_has(run, table), *_spent(run, table), *outside(table, run.description.get("data"))]
-    return [*_seen(run, table), *_prepared(run), *_bytes(run), *claimed, *lacks(table)]
+    sends = not any(_sent(run, label) for label in run.labels) or any(any(_sent(run, label)) for label in run.labels)
+    return [*_seen(run, table), *_prepared(run), *_bytes(run), *claimed, *lacks(table, sends)]
 
 
 def not_evaluated(run: RunData) -> str:
@@ -39,7 +40,8 @@ def _seen(run: RunData, table: PrivacyTable) -> Iterator[str]:
     peers = [label for label in run.labels if label in (run.facts.get("peers") or ())]
     central = [label for label in run.labels if any(_sent(run, label)) and label not in peers]
     if central and table.secure_aggregation is None:
-        whose = f"{', '.join(central)}: the" if peers else "The"
+        others = [label for label in run.labels if label not in central and not run.is_pooled(label)]
+        whose = f"{', '.join(central)}: the" if others else "The"
         yield f"{whose} server saw the update of each client in each round it took part in."
     if peers:
         yield (

@@ -103,6 +103,6 @@ def _caption(columns: set[str], rule: str, unknown: Sequence[str], drawn: bool) 
     means = "Clients' columns are means over clients, each on its own test split." if columns - {"server_test"} else ""
     universal = " The universal test is the test splits of all clients." if "universal" in columns else ""
     all_tests = " “All tests” are the test splits of all clients." if "pooled_test" in columns else ""
-    nothing = f" Undefined at every client: {', '.join(unknown)}." if unknown else ""
+    nothing = f" Undefined or withheld at every client: {', '.join(unknown)}." if unknown else ""
     some = " " + say("note", "drawn") if drawn else ""
     return (means + universal + all_tests + some + when + nothing).strip()

@@ -120,7 +120,7 @@ def test_check_of_a_file_whose_data_is_all_the_servers(
     assert "# 2,410 parameters. With [data] server = 1.0, only `fedloom serve` can run this" in shown
     assert "server = 1.0\n" in shown
     in_this_process("run", str(file), "--out", str(tmp_path / "run"), monkeypatch=monkeypatch, code=2)
-    assert "Give a partition" in capsys.readouterr().err
+    assert "leaves none for the clients" in capsys.readouterr().err
     in_this_process("check", str(file), "--set", "task.model=mnist_cnn", monkeypatch=monkeypatch, code=2)
 
 

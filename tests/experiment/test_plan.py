@@ -16,7 +16,7 @@ from fedloom.data.preprocessing import Column, Preprocessing
 from fedloom.errors import InputError
 from fedloom.experiment import experiment_file
 from fedloom.experiment.experiment_file import EvaluateTable, parse
-from fedloom.experiment.plan import Plan, cautions, check_clients, check_target
+from fedloom.experiment.plan import Plan, cautions, check_agreed, check_clients, check_target
 from fedloom.experiment.run import run_plan
 from fedloom.federation.sampling import Sampling
 from fedloom.privacy.table import ExampleTable, PrivacyTable
@@ -258,3 +258,21 @@ def test_with_a_loss_of_your_own_a_file_measures_what_fits_the_labels(tmp_path: 
     result = run_plan(Plan.of(experiment), tmp_path / "out")
     assert tuple(result.metrics) == (metric,)
     assert f"test_{metric}" in result.runs[0].final
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ({"classes": 3}, ""),
+        ({}, r"args = \{ classes = 3 \}"),
+        ({"classes": 3, "features": 4}, "The model mlp does not take the data"),
+    ],
+)
+def test_a_model_must_fit_the_table_that_sites_agreed_on(tmp_path: Path, args: dict[str, int], said: str) -> None:
+    columns = (Column(name="age"), Column(name="ward", categories=("general", "icu")))
+    agreed = Preprocessing(columns=columns, mean=(50.0, 0.5, 0.5), std=(15.0, 0.5, 0.5), shape=(3,))
+    agreed.replace(classes=("a", "b", "c"), label=("outcome",)).write(tmp_path / "agreed.json")
+    values = {"data": {"preprocessing": "agreed.json"}, "task": {"model": "mlp", "args": args}}
+    plan = Plan.of(experiment_file.parse({**values, "algorithm": {"fedavg": {}}}, tmp_path), served=True)
+    with pytest.raises(InputError, match=said) if said else nullcontext():
+        check_agreed(plan)

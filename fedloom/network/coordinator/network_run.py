@@ -17,7 +17,7 @@ from fedloom.data.federation import Federation
 from fedloom.errors import InputError, QuorumError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.experiment_file import Experiment
-from fedloom.experiment.plan import Plan, check_served
+from fedloom.experiment.plan import Plan, check_agreed, check_served
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.run import run_plan
 from fedloom.federation.sampling import widened
@@ -50,6 +50,8 @@ class NetworkRun:
         check_plan(self.plan.privacy, self.plan.cohort, self.plan.algorithms)
         if self.experiment.data.server != "none":
             check_served(self.plan)
+        elif not self.experiment.has_data:
+            check_agreed(self.plan)
         self.network = folder / "network"
         self._held = ExitStack()
         self.ledger = open_ledger(self.network, self._held)
