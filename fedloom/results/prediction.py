@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from fedloom.score_metrics import is_binary
 Answers = dict[str, list[Any]]  # column → a value for each example
 BATCH = 1000  # examples in one pass
 MOST_CLASSES = 50  # with more, only the probability of the predicted class is given
+WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")  # a whole number as Python writes it, of 64 bits
 
 
 class Predictor(nn.Module):
@@ -82,7 +84,10 @@ class Predictor(nn.Module):
 
     @torch.no_grad()
     def answer(self, x: Tensor) -> Answers:
-        """Return a prediction for each example; for classes, the class's name and probabilities."""
+        """Return a prediction for each example; for classes, the class's name and probabilities.
+
+        Names that are all whole numbers are given as numbers.
+        """
         found = torch.cat([self(part) for part in torch.split(x, BATCH)]).double().numpy()
         classes = np.array(self.preprocessing.classes)
         if not len(classes):
@@ -99,7 +104,10 @@ class Predictor(nn.Module):
                 for name, column in zip(names, numbers.T, strict=True)
             }
         best = found[:, : len(classes)].argmax(1)
-        answers: Answers = {"prediction": classes[best].tolist()}
+        named = classes.tolist()
+        if all(WHOLE.fullmatch(name) for name in named):  # as in the caller's own labels: 1 == "1" is never true
+            named = [int(name) for name in named]
+        answers: Answers = {"prediction": [named[place] for place in best]}
         if len(classes) > MOST_CLASSES:
             return {**answers, "probability": found[np.arange(len(best)), best].tolist()}
         return answers | {f"probability {name}": found[:, place].tolist() for place, name in enumerate(classes)}

@@ -136,12 +136,38 @@ def test_one_logit_is_the_probability_of_the_second_class() -> None:
 
 def test_many_classes_have_one_probability_and_several_labels_a_column_each() -> None:
     many = Predictor(Given(), Preprocessing(shape=(60,), classes=tuple(map(str, range(60)))), torch.float32)
-    assert predict(many, 100.0 * np.eye(60)[[7]]) == {"prediction": ["7"], "probability": [1.0]}
+    assert predict(many, 100.0 * np.eye(60)[[7]]) == {"prediction": [7], "probability": [1.0]}
     two = Predictor(Given(), Preprocessing(shape=(2,), label=("a", "b")), torch.float32)
     assert predict(two, [[1.0, 2.0]]) == {"prediction a": [1.0], "prediction b": [2.0]}
     labels = Predictor(Given(), Preprocessing(shape=(2,), label=("a", "b")), torch.float32, has_logits=True)
     chosen = {"prediction a": [0], "prediction b": [1]}
     assert predict(labels, [[0.0, 100.0]]) == chosen | {"probability a": [0.5], "probability b": [1.0]}
+
+
+@pytest.mark.parametrize(
+    ("classes", "expected"),
+    [
+        (("1", "2", "3"), [3, 1]),
+        (("-1", "0", "10"), [10, -1]),
+        (("1", "2", "x"), ["x", "1"]),
+        (("01", "02", "03"), ["03", "01"]),
+        (("0", "1", "9" * 19), ["9" * 19, "0"]),
+        (("0.5", "1", "2"), ["2", "0.5"]),
+    ],
+)
+def test_classes_that_are_whole_numbers_are_predicted_as_numbers(
+    classes: tuple[str, ...], expected: list[Any], tmp_path: Path
+) -> None:
+    pandas = pytest.importorskip("pandas")
+    columns = tuple(Column(name=name) for name in "abc")
+    made = Predictor(Given(), Preprocessing(columns=columns, shape=(3,), classes=classes), torch.float32)
+    scores = [[0.0, 0.0, 9.0], [9.0, 0.0, 0.0]]
+    in_array, in_frame = predict(made, scores), predict(made, pandas.DataFrame(scores, columns=[*"abc"]))
+    assert in_array["prediction"] == in_frame["prediction"].tolist() == expected
+    assert (in_frame["prediction"] == pandas.Series(expected)).mean() == 1.0
+    assert [*in_array][1:] == [*in_frame.columns][1:] == [f"probability {name}" for name in classes]
+    (tmp_path / "new.csv").write_text("a,b,c\n0,0,9\n9,0,0\n")
+    assert [str(row["prediction"]) for row in rows(tmp_path / "new.csv", made)] == [str(one) for one in expected]
 
 
 def test_integers_are_scaled_as_in_training() -> None:
