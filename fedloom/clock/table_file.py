@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedloom.data.csv_text import CsvText
+from fedloom.data.csv_text import CsvText, composed
 from fedloom.errors import InputError, nearest
 
 
@@ -28,6 +28,7 @@ def read_columns(file: Path, columns: Sequence[str], names: Mapping[str, int]) -
                 if len(row) != len(table.header):
                     raise InputError(f"{file}, line {line} has {len(row)} cells of {len(table.header)}. Correct it.")
                 name, where = row[first], f"{file}, line {line}"
+                name = name if name in names else composed(name)
                 if name not in names:
                     raise InputError(f"{where}: there is no client '{name}'.{nearest(name, [*names][:10_000])}")
                 found.append((names[name], [_number(row[place], where, table.header[place]) for place in places]))

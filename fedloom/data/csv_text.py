@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,15 @@ DATE = re.compile(r"(\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4})([ T]\d
 THOUSANDS = re.compile(r"[+-]?\d{1,3},\d{3}")
 YES_OR_NO = ("true", "false", "yes", "no", "y", "n", "ja", "nein", "oui", "non")  # f may be female
 Where = Callable[[int], str]  # the place of a cell, for messages
+
+
+def composed(text: str) -> str:
+    """Return a text with ä as one character: some systems write it as a and a mark.
+
+    >>> composed("a\\u0308") == "\\u00e4"
+    True
+    """
+    return unicodedata.normalize("NFC", text)
 
 
 def not_csv(shown: str, error: Exception, otherwise: str = "") -> InputError:
@@ -56,7 +66,7 @@ class CsvText:
             raise InputError(f"The file {shown} is empty.")
         delimiter = delimiter or max(DELIMITERS, key=lambda one: len(next(csv.reader([first], delimiter=one), [])))
         rows = csv.reader(chain([first], text), delimiter=delimiter)
-        header = [name.strip() for name in (list(columns) or next(rows, []))]
+        header = [composed(name).strip() for name in (list(columns) or next(rows, []))]
         twice = [name for name, count in Counter(header).items() if count > 1]
         if twice:
             raise InputError(f"The file {shown} has two columns '{twice[0]}': every column needs its own name.")
@@ -78,8 +88,12 @@ class CsvText:
                     cells = f"{len(row)} cells, but there are {width} columns"
                     raise InputError(f"Line {line} of {self.shown} has {cells}. {self.advice}")
             if block:
-                columns = zip(*(row for _, row in block), strict=True)
+                columns = map(_composed, zip(*(row for _, row in block), strict=True))
                 yield [line for line, _ in block], dict(zip(self.header, columns, strict=True))
+
+
+def _composed(cells: tuple[str, ...]) -> tuple[str, ...]:
+    return cells if "".join(cells).isascii() else tuple(map(composed, cells))  # most columns are numbers
 
 
 def as_float(text: str) -> float:

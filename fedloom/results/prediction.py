@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.data.csv_text import CsvText, not_csv
+from fedloom.data.csv_text import CsvText, composed, not_csv
 from fedloom.data.plausibility import unusual
 from fedloom.data.preprocessing import Preprocessing
 from fedloom.data.sources.archive import NOT_TEXT, open_text
@@ -162,12 +162,13 @@ def predict(predictor: Predictor, rows: Any) -> Any:
     if not isinstance(rows, pandas.DataFrame):
         kind = f"{type(rows).__module__.partition('.')[0]}.{type(rows).__name__}"
         raise InputError(f"Data frames must be those of pandas. Got {kind}: convert it, such as by to_pandas().")
-    twice = [name for name, count in Counter(map(str, rows.columns)).items() if count > 1]
+    twice = [name for name, count in Counter(composed(str(name)) for name in rows.columns).items() if count > 1]
     if twice:
         raise InputError(f"The frame has two columns '{twice[0]}': every column needs its own name.")
     _check_some(rows)
     known = {column.name: column.categories for column in predictor.preprocessing.columns}
-    cells = {str(name): _cells(rows[name], known.get(str(name), ())) for name in rows.columns}
+    names = {name: composed(str(name)) for name in rows.columns}
+    cells = {shown: _cells(rows[name], known.get(shown, ())) for name, shown in names.items()}
     x = predictor.preprocessing.encode(cells, lambda at: f"Row {rows.index[at]!r} of the frame")
     _warn(predictor, x)
     return pandas.DataFrame(predictor.answer(x), index=rows.index)
@@ -188,7 +189,7 @@ def _cells(column: Any, categories: Sequence[str]) -> list[str]:
 
     def text(value: Any) -> str:
         same = [name for name in categories if name.lower() == str(value).lower()] if isinstance(value, bool) else []
-        return same[0] if len(same) == 1 else str(value)
+        return same[0] if len(same) == 1 else composed(str(value))
 
     missing = column.isna().tolist()
     return ["" if absent else text(value) for value, absent in zip(column.tolist(), missing, strict=True)]

@@ -16,6 +16,12 @@ def test_rows_are_found_by_the_clients_name(tmp_path: Path) -> None:
     assert read_columns(file, ("upload", "speed"), NAMES) == [(1, [1.5, 2.0]), (0, [3.0, 1.0])]
 
 
+def test_an_umlaut_in_a_clients_name_may_be_two_characters(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.csv"
+    file.write_text("client,speed\nko\u0308ln,1\nlo\u0308rrach,2\n", encoding="utf-8")
+    assert read_columns(file, ("speed",), {"köln": 0, "lo\u0308rrach": 1}) == [(0, [1.0]), (1, [2.0])]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -42,6 +42,15 @@ def test_blank_lines_are_left_out_and_short_ones_refused() -> None:
         list(opened("a,b\n1,2\n3\n").blocks())
 
 
+def test_an_umlaut_is_one_character() -> None:
+    table = opened('ja\u0308hr;b\n"u\u0308\nü";1\n;2\nK;ö\n\u037e;o\u0308\n')
+    assert table.header == ["jähr", "b"]
+    expected = {"jähr": ("ü\nü", "", "K", ";"), "b": ("1", "2", "ö", "ö")}
+    assert list(table.blocks()) == [([3, 4, 5, 6], expected)]  # what becomes a ; is no end of a cell
+    with pytest.raises(InputError, match="two columns 'ö'"):
+        opened("ö,o\u0308\n")
+
+
 def test_decimal_commas_are_numbers_where_commas_do_not_separate_columns() -> None:
     assert numbers(["3,5", "-0,25", "4"], "crp", where, {}, True).tolist() == [3.5, -0.25, 4.0]
     with pytest.raises(InputError, match=r"Row 0 has '3,5' in column 'crp', which is not a finite number"):

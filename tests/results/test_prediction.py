@@ -71,6 +71,21 @@ def test_true_and_false_in_a_frame_are_spelt_as_in_the_training_file() -> None:
         predict(Predictor(nn.Identity(), both, torch.float32), pandas.DataFrame({"smoker": [True]}))
 
 
+def test_an_umlaut_in_a_file_or_frame_may_be_two_characters(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    columns = (Column(name="fläche"), Column(name="ward", categories=("Chirurgie", "Gynäkologie")))
+    fitted = Preprocessing(columns=columns, shape=(3,))
+    made = Predictor(nn.Identity(), fitted, torch.float32)
+    frame = pandas.DataFrame({"fla\u0308che": [2.0], "ward": ["Gyna\u0308kologie"]})
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    expected = [2.0, 0.0, 1.0]
+    assert predict(made, frame).to_numpy().tolist() == [expected]
+    _, row = predict_file(made, tmp_path / "new.csv")
+    assert [float(one) for one in row] == expected
+    with pytest.raises(InputError, match="The frame has two columns 'fläche'"):
+        predict(made, frame.assign(fläche=1.0))
+
+
 def test_empty_columns_and_values_outside_of_the_training_data_are_said() -> None:
     columns = (Column(name="age"), Column(name="ward", categories=("a", "b")), Column(name="crp"))
     fitted = Preprocessing(columns=columns, missing=True, shape=(4,), mean=(60, 0, 0, 5), std=(10, 1, 1, 2))

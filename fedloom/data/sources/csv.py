@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import math
 import re
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 from torch import Tensor
 
-from fedloom.data.csv_text import CsvText, as_number, finite_number, not_csv, numbers
+from fedloom.data.csv_text import CsvText, as_number, composed, finite_number, not_csv, numbers
 from fedloom.data.federation import Dataset
 from fedloom.data.preprocessing import Column, Preprocessing, categories, category
 from fedloom.data.sources.archive import NOT_TEXT, known_encoding, open_text, visible
@@ -82,6 +81,16 @@ class Csv(Source):
         if self.group is not None and self.split_column is not None:
             raise InputError("[data] has both group and split_column: the column says the splits, so leave out group.")
         return self
+
+    @field_validator("label", "client", "drop", "missing", "columns", "categorical", "embed", "split_column", "group")
+    @classmethod
+    def _as_read(cls, value: Any) -> Any:
+        """Compose names and marks as those in files are."""
+        if isinstance(value, dict):
+            return {composed(name): cls._as_read(one) for name, one in value.items()}
+        if isinstance(value, tuple):
+            return tuple(map(composed, value))
+        return composed(value) if isinstance(value, str) else value
 
     @field_validator("encoding")
     @classmethod
@@ -297,7 +306,7 @@ def _clients(files: list[Path]) -> list[str]:
     owner: dict[str, Path] = {}
     for file in files:
         # some systems write ö as o and a mark
-        name = unicodedata.normalize("NFC", TABLE.sub(r"\1", file.name)).strip()
+        name = composed(TABLE.sub(r"\1", file.name)).strip()
         if name in owner:
             raise InputError(
                 f"{owner[name].name} and {file.name} in the folder {file.parent} would both be the client {name}: "

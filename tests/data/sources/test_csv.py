@@ -56,6 +56,17 @@ def test_packed_tables(tmp_path: Path, suffix: str, pack: Any) -> None:
         load("csv", tmp_path, path=f"data.csv{suffix}", label="Class", drop=["User"], missing={"?": -1})
 
 
+def test_an_umlaut_may_be_two_characters(tmp_path: Path) -> None:
+    text = "bo\u0308,kla\u0308r,kü,x,y\na\u0308,ü,ö,1,u\u0308\nä,u\u0308,o\u0308,2,ü\n"
+    fields: dict[str, Any] = {"path": table(tmp_path, text), "missing": {"u\u0308": 7}, "drop": ["y"]}
+    data = load("csv", label="kla\u0308r", client="bö", categorical=["ku\u0308"], **fields | {"missing": {}})
+    assert (data.classes, data.features) == (("ü",), ("kü=ö", "x"))
+    assert data.client is not None
+    assert data.client.tolist() == ["ä", "ä"]
+    data = load("csv", label="x", group="bo\u0308", categorical={"kü": ["o\u0308"]}, **fields | {"drop": ["klär"]})
+    assert data.x.tolist() == [[1.0, 7.0], [1.0, 7.0]]
+
+
 def test_text_labels_become_sorted_classes(tmp_path: Path) -> None:
     data = load("csv", path=table(tmp_path, "x,kind\n1,dog\n2, cat \n3,dog\n"), label="kind")
     assert (data.y.tolist(), data.classes, data.client) == ([1, 0, 1], ("cat", "dog"), None)
