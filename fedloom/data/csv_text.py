@@ -225,7 +225,8 @@ def cell_advice(cell: str, column: str, names_clients: bool = False) -> str:
     owner = f'If it names the client of each row, set client = "{column}". ' if names_clients else ""
     return (
         f'{owner}If it means "missing", set missing = {{ "{cell}" = nan }} and normalize, or a number in place of nan; '
-        f"if the column holds categories, set {categorical}; if the column is not a feature, set {drop}."
+        f"if the column holds categories, set {categorical}; if it says which rows belong together, such as those of "
+        f'one patient, set group = "{column}"; if the column is not a feature, set {drop}.'
     )
 
 

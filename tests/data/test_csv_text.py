@@ -113,7 +113,7 @@ def test_a_mark_with_thousands_is_not_taken_for_a_small_number() -> None:
         ("3/31/24 14:05", "looks like a date"),
         ("yes", r"looks like yes or no: set categorical = \[\"x\"\]"),
         ("True", "looks like yes or no"),
-        ("icu", r"missing = \{ \"icu\" = nan \}.*categorical = \[\"x\"\].*drop = \[\"x\"\]"),
+        ("icu", r"missing = \{ \"icu\" = nan \}.*categorical = \[\"x\"\].*group = \"x\"; .*drop = \[\"x\"\]"),
         ("", 'Set fill = "mean", "zero" or a number'),
         ("12.5%", "without the % sign"),
         ("1,000", "separators between thousands"),

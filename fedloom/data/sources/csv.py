@@ -30,7 +30,10 @@ SPLIT_NAMES = {  # what the cells of a split column may say
     **dict.fromkeys(("test", "testing"), 2),
 }
 TABLE = re.compile(r"(.+)\.[ct]sv(\.gz|\.xz|\.bz2)?", re.IGNORECASE)  # not a copy such as berlin.csv.bak
-PERSON = re.compile(r"patient|person|subject|participant|proband|(^|[_ -])(p?id|mrn)$", re.IGNORECASE)
+PERSON = re.compile(  # also in German; visits and cases are counts
+    r"patient|person|subject|participant|proband|(^|[_ -])((p?id|mrn)$|(fall|case|visit)(?!s))|(nr\.?|nummer)$",
+    re.IGNORECASE,
+)
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
 
 

@@ -16,6 +16,7 @@ import torch
 from fedloom.data.build import federate
 from fedloom.data.plausibility import suspicions
 from fedloom.data.sources import source
+from fedloom.data.sources.csv import PERSON
 from fedloom.errors import InputError
 from tests.data.sources.loading import load
 
@@ -181,6 +182,7 @@ from fedloom.data.build import federate
 from fedloom.data.plausibility import suspicions
 from fedloom.data.figure import plot
 from fedloom.data.sources import source
+from fedloom.data.sources.csv import PERSON
 data = source("csv")(path={str(path)!r}, label="Class", client="User", missing={{"?": 0}}).load(Path())
 plot(federate(data), {str(tmp_path / "picture.png")!r})
 print([name for name in ("pandas", "matplotlib.pyplot") if name in sys.modules])
@@ -345,3 +347,15 @@ def test_a_file_in_another_encoding_is_read_if_it_is_named(tmp_path: Path, encod
 def test_an_unknown_encoding_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="encoding = 'latin-99' is not known"):
         load("csv", path=tmp_path / "data.csv", label="y", encoding="latin-99")
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (("patient_id", "MRN", "Fallnr", "Fall-Nr.", "fall_id", "case", "CaseID", "visit", "patientennr"), True),
+        (("Aufnahmenummer", "study_case", "hospital visit", "pid"), True),
+        (("rainfall", "falls", "visits", "showcase", "bid", "number", "ward"), False),
+    ],
+)
+def test_columns_that_may_say_whose_a_row_is_are_known_by_name(names: tuple[str, ...], found: bool) -> None:
+    assert {name: bool(PERSON.search(name)) for name in names} == dict.fromkeys(names, found)
