@@ -125,7 +125,7 @@ def outside(table: PrivacyTable, data: Any) -> Iterator[str]:
 
 
 def lacks(table: PrivacyTable, sends: bool = True) -> Iterator[str]:
-    """Yield a sentence for each protection that is missing, and what that means; `sends`: whether clients send anything."""
+    """Yield a sentence for each protection that is missing, and what that means; `sends` is whether clients do."""
     if table.secure_aggregation is None and sends:
         yield "No secure aggregation: on a network, the coordinator can read each client's update."
     if table.dp is None and table.example_dp is None:
