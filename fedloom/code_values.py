@@ -10,6 +10,7 @@ import dis
 import functools
 import hashlib
 import inspect
+import sys
 import types
 from collections.abc import Iterator, Mapping
 from enum import Enum
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from fedloom.user_code import code_fingerprint
+from fedloom.user_code import code_fingerprint, is_own, is_own_module
 
 PLAIN = (str, bytes, bool, int, float, complex, Path, type(None), type(...), np.generic)
 LIBRARIES = (
@@ -85,20 +86,43 @@ def _parts(thing: Any, seen: tuple[int, ...], depth: int) -> Iterator[bytes]:
 
 
 def _of_function(thing: types.FunctionType, inside: Any) -> Iterator[bytes]:
-    if _is_known(thing):
+    names = set(_names(thing.__code__))
+    if known := _is_known(thing):
         yield f"{thing.__module__}.{thing.__qualname__}".encode()
-        return
-    yield code_fingerprint(thing).encode()
-    yield from inside([thing.__defaults__, thing.__kwdefaults__])
-    for cell in thing.__closure__ or ():
+        if _top(thing) in LIBRARIES:
+            return
+    else:
+        yield code_fingerprint(thing).encode()
+        yield from inside([thing.__defaults__, thing.__kwdefaults__])
+    for cell in thing.__closure__ or ():  # a function that a package made may call yours
         try:
-            yield from inside(cell.cell_contents)
+            yield from _used(cell.cell_contents, names, inside, set())
         except ValueError:  # it is not filled yet
             yield b"empty"
-    for name in sorted(set(_globals(thing.__code__))):
+    for name in sorted(set(_globals(thing.__code__))) if not known else ():
         if name in thing.__globals__:
             yield name.encode()
-            yield from inside(thing.__globals__[name])
+            yield from _used(thing.__globals__[name], names, inside, set())
+
+
+def _used(value: Any, names: set[str], inside: Any, done: set[int]) -> Iterator[bytes]:
+    """Yield the parts of what code uses: of your own module, those of its attributes that the code mentions."""
+    if not isinstance(value, types.ModuleType) or id(value) in done or not is_own_module(value):
+        yield from inside(value)
+        return
+    done.add(id(value))
+    yield value.__name__.encode()
+    for name in sorted(names & vars(value).keys()):
+        yield name.encode()
+        yield from _used(vars(value)[name], names, inside, done)
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Yield the names of globals and attributes that code mentions, also in functions inside of it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
 
 
 def _globals(code: types.CodeType) -> Iterator[str]:
@@ -135,4 +159,14 @@ def _attributes(thing: Any) -> dict[str, Any]:
 
 
 def _is_known(thing: Any) -> bool:
-    return str(thing.__module__).partition(".")[0] in LIBRARIES
+    """Whether a function or class is named only: that of an installed package, or of Python itself."""
+    module = sys.modules.get(str(thing.__module__))
+    if module is None:  # made by a program
+        own = is_own(thing.__code__.co_filename) if isinstance(thing, types.FunctionType) else True
+    else:  # not the file of the code: a package's decorator gives your function code of its own
+        own = is_own_module(module)
+    return _top(thing) in LIBRARIES or not own
+
+
+def _top(thing: Any) -> str:
+    return str(thing.__module__).partition(".")[0]

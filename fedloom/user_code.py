@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import inspect
 import linecache
+import os
 import re
 import sys
 import sysconfig
@@ -31,7 +32,7 @@ from fedloom.errors import FedloomError, InputError, lines_around, nearest
 PREFIX = "fedloom_user_"  # of the names under which user files are loaded
 CLOSE = 0.75  # how alike two names are, from 0 to 1, of which one may be the other misspelt
 _LOADING = RLock()  # one file at a time: short names of modules mean those beside it
-_LIBRARIES = (sysconfig.get_path("stdlib"), str(Path(__file__).parent), "<frozen ")
+_LIBRARIES = (os.path.join(sysconfig.get_path("stdlib"), ""), os.path.join(Path(__file__).parent, ""), "<frozen ")
 
 
 def is_code(name: str) -> bool:
@@ -157,7 +158,7 @@ def place_of(error: BaseException) -> str:
     else:
         frames = traceback.extract_tb(error.__traceback__)
         places = [(frame.filename, frame.lineno or 0, f", in {frame.name}") for frame in frames]
-    own = [place for place in places if _is_own(place[0])]
+    own = [place for place in places if is_own(place[0])]
     if not own:
         return ""
     file, line, function = own[-1]
@@ -167,7 +168,7 @@ def place_of(error: BaseException) -> str:
 def defined_at(thing: object) -> str:
     """Return where your own function or module computes, as in ` (nets.py, line 3)`; empty for the code of others."""
     code = getattr(thing, "__code__", None) or getattr(getattr(type(thing), "forward", None), "__code__", None)
-    return f" ({_short(code.co_filename)}, line {code.co_firstlineno})" if code and _is_own(code.co_filename) else ""
+    return f" ({_short(code.co_filename)}, line {code.co_firstlineno})" if code and is_own(code.co_filename) else ""
 
 
 def kind_of(value: Any) -> str:
@@ -226,10 +227,16 @@ def _names_in(code: CodeType) -> set[str]:
     return read.union(*inner)
 
 
-def _is_own(file: str) -> bool:
+def is_own(file: str) -> bool:
     """Whether code belongs to the user: not to fedloom, Python or an installed package."""
     installed = {"site-packages", "dist-packages"} & {*Path(file).parts}
     return not installed and not file.startswith(_LIBRARIES)
+
+
+def is_own_module(module: ModuleType) -> bool:
+    """Whether a module belongs to the user: a script, a notebook, a file or a folder."""
+    places = (getattr(module, "__file__", None), *getattr(module, "__path__", ()))
+    return module.__name__ == "__main__" or is_own(next(filter(None, places), "<frozen "))
 
 
 def _short(file: str) -> str:
@@ -272,9 +279,7 @@ def _beside(folder: Path) -> Iterator[None]:
     finder = _Beside(folder)
     tops = {*(one.stem for one in folder.glob("*.py")), *(one.parent.name for one in folder.glob("*/__init__.py"))}
     known = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in tops - {"__main__"}}
-    hidden = {
-        name: module for name, module in known.items() if _is_own(getattr(module, "__file__", None) or "<frozen ")
-    }
+    hidden = {name: module for name, module in known.items() if is_own(getattr(module, "__file__", None) or "<frozen ")}
     for name in hidden:  # modules of another folder with the same names
         del sys.modules[name]
     sys.meta_path.insert(0, finder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,45 @@ def test_globals_count_also_those_of_what_is_called(thing: Any, monkeypatch: pyt
     first = values_fingerprint(thing)
     monkeypatch.setattr(sys.modules[__name__], "FACTOR", 2.0)
     assert values_fingerprint(thing) != first
+
+
+def test_your_own_modules_count_by_what_the_code_mentions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_folder").mkdir()
+    (tmp_path / "own_folder" / "inner.py").write_text("K = 0.1\nOTHER = 1\ndef k(): return K\n")
+    (tmp_path / "own_helper.py").write_text("import own_folder.inner\ndef loss(o, t): return o - t\n")
+    helper = importlib.import_module("own_helper")
+    inner = helper.own_folder.inner
+
+    def by_global(o: Any, t: Any) -> Any:
+        return own_helper.loss(o, t) * own_helper.own_folder.inner.k()  # type: ignore[name-defined]  # noqa: F821
+
+    def by_closure(o: Any, t: Any) -> Any:
+        return [helper.loss(o, t) * inner.k() for _ in range(2)]
+
+    monkeypatch.setitem(globals(), "own_helper", helper)
+    seen = [[values_fingerprint(by_global), values_fingerprint(by_closure)]]
+    inner.K = 0.3
+    seen.append([values_fingerprint(by_global), values_fingerprint(by_closure)])
+    (tmp_path / "own_helper.py").write_text("import own_folder.inner\ndef loss(o, t): return (o - t) ** 2\n")
+    importlib.reload(helper)
+    seen.append([values_fingerprint(by_global), values_fingerprint(by_closure)])
+    assert len({one for one, _ in seen}) == len({two for _, two in seen}) == 3
+    inner.OTHER = 2
+    assert [values_fingerprint(by_global), values_fingerprint(by_closure)] == seen[-1]
+    del sys.modules["own_helper"], sys.modules["own_folder"], sys.modules["own_folder.inner"]
+
+
+def test_what_is_installed_is_named_but_what_you_gave_to_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = values_fingerprint(pytest.approx), values_fingerprint(pytest.MonkeyPatch)
+    read: list[Any] = []
+    monkeypatch.setattr("fedloom.code_values.code_fingerprint", lambda thing: read.append(thing) or "")
+    assert (values_fingerprint(pytest.approx), values_fingerprint(pytest.MonkeyPatch)) == first
+    assert not read
+    decorated = torch.no_grad()(with_helper)
+    before = values_fingerprint(decorated)
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)
+    assert values_fingerprint(decorated) != before
 
 
 def test_what_training_changes_and_what_holds_itself_does_not_matter() -> None:
