@@ -189,9 +189,9 @@ def spread(costs: Sequence[int], nodes: Sequence[Node], once: bool = False) -> l
 _kept: dict[str, tuple[str, Any]] = {}  # what this process has fetched and unpacked, by the object's name
 
 
-def pack(payload: Any) -> list[Any]:
+def pack(payload: Any, by_value: bool = True) -> list[Any]:
     """Pack anything that can be pickled. Ray moves the bytes of its tensors without reading them."""
-    head, *tensors = worker_messages.pack(payload)
+    head, *tensors = worker_messages.pack(payload, by_value)
     return [head, *(np.frombuffer(part, np.uint8) for part in tensors)]
 
 
@@ -214,13 +214,13 @@ def perform(settled: list[Any], common: list[Any], part: list[Any]) -> list[Any]
     shared = _once("common", common[0], unpack)
     machine.prepare_process()
     torch.set_grad_enabled(True)
-    return pack(replace(unpack(part), **shared).perform(place))
+    return pack(replace(unpack(part), **shared).perform(place), by_value=False)
 
 
 def merge(work: list[Any], *answers: list[Any]) -> list[Any]:
     """Merge the answers of neighbouring ranges."""
     machine.prepare_process()
-    return pack(unpack(work).merge(unpack(answer) for answer in answers))
+    return pack(unpack(work).merge(unpack(answer) for answer in answers), by_value=False)
 
 
 def _once(what: str, ref: Any, make: Callable[[Any], Any]) -> Any:

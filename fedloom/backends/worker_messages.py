@@ -7,8 +7,10 @@ import io
 import pickle
 import socket
 import struct
+import sys
 from collections.abc import Sequence
-from types import FunctionType
+from contextlib import suppress
+from types import FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -17,25 +19,65 @@ import torch
 from torch import Tensor
 
 from fedloom.errors import InputError
-from fedloom.user_code import kind_of
+from fedloom.user_code import PREFIX, is_own_module, kind_of
 
 Message = list[Any]  # the pickle, then the tensors' bytes
 DEEPEST = 9  # how far to look inside of what cannot be pickled: it may contain itself
 _NUMPY = {torch.from_numpy(np.empty(0, kind)).dtype for kind in ["?", "i1", "i2", "i4", "i8", "u1", "f2", "f4", "f8"]}
 
+_by_value: set[str] = set()  # your modules that are sent as they are in this process
+_by_name: set[str] = set()  # those that cannot be sent: workers import them
 
-def pack(payload: Any) -> Message:
-    """Pack anything that can be pickled, also functions and classes of a script."""
-    file = io.BytesIO()
-    beside: list[pickle.PickleBuffer] = []
+
+def pack(payload: Any, by_value: bool = True) -> Message:
+    """Pack anything that can be pickled, also functions and classes of a script.
+
+    Your own modules are sent as they are now: a program may have set a value that differs from their files'. Workers
+    answer with names, because the process that gets the answer has the modules.
+    """
+    met: set[str] = set()
+    if by_value:
+        with suppress(Exception):
+            return _packed(payload, met)
+    met |= {name for name in _by_value if any(one.startswith(f"{name}.") for one in met)}
+    for name in met & _by_value:
+        cloudpickle.unregister_pickle_by_value(ModuleType(name))
+    _by_value.difference_update(met)
+    _by_name.update(met)
     try:
-        _Pickler(file, protocol=5, buffer_callback=beside.append).dump(payload)
+        return _packed(payload, None)
     except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
-        raise InputError(
+        refusal = InputError(
             f"Worker processes cannot have {_culprit(payload)}: {error}. Make it where it is used, import what uses it "
             'from a module, or set backend = "serial", which computes in this process.'
-        ) from error
+        )
+        _by_name.difference_update(met)  # it fails in both ways: the modules are not to blame
+        raise refusal from error
+
+
+def _packed(payload: Any, met: set[str] | None) -> Message:
+    file = io.BytesIO()
+    beside: list[pickle.PickleBuffer] = []
+    pickler = _Pickler(file, protocol=5, buffer_callback=beside.append)
+    pickler.met = met
+    pickler.dump(payload)
     return [file.getvalue(), *(buffer.raw() for buffer in beside)]
+
+
+def _send_by_value(name: str, met: set[str]) -> None:
+    """Let a module's functions, classes and values be sent, if it is your own. Add its name to those that are."""
+    module = sys.modules.get(name)
+    if name not in _by_value:
+        if name in ("__main__", *_by_name) or name.startswith(PREFIX) or not isinstance(module, ModuleType):
+            return
+        compiled = (getattr(module, "__file__", None) or "").endswith((".so", ".pyd"))
+        if module.__name__ != name or compiled or not is_own_module(module):
+            return
+        if name in cloudpickle.list_registry_pickle_by_value():  # by your program
+            return
+        cloudpickle.register_pickle_by_value(module)
+        _by_value.add(name)
+    met.add(name)
 
 
 def _culprit(value: Any, name: str = "", depth: int = 0) -> str:
@@ -86,7 +128,11 @@ def _read(source: socket.socket, size: int) -> bytearray:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    met: set[str] | None = None  # your modules that were met, or None to send all by name
+
     def reducer_override(self, value: Any) -> Any:
+        if self.met is not None and isinstance(value, (FunctionType, type, ModuleType)):
+            _send_by_value(value.__name__ if isinstance(value, ModuleType) else str(value.__module__), self.met)
         plain = type(value) is Tensor and value.layout is torch.strided and value.dtype in _NUMPY
         if plain and value.device.type == "cpu" and not value.requires_grad and not value.is_conj() and value.numel():
             return torch.from_numpy, (value.contiguous().numpy(),)

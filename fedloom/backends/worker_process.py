@@ -56,7 +56,7 @@ def serve(connection: socket.socket) -> None:
         except BaseException as error:  # the parent shows whatever a user's model raises
             answer = ("failed", (TrainingError(f"A worker process failed: {said(error)}"), traceback.format_exc()))
         if kind == "part":
-            worker_messages.send(connection, [ticket.encode(), *worker_messages.pack(answer)])
+            worker_messages.send(connection, [ticket.encode(), *worker_messages.pack(answer, by_value=False)])
         elif answer is not None:
             broken[kind] = answer  # reported when a part needs it
 

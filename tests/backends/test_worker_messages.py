@@ -1,6 +1,9 @@
 """Messages between processes arrive as they were sent."""
 
+import importlib
 import socket
+import sys
+from pathlib import Path
 from threading import Lock, Thread
 
 import numpy as np
@@ -8,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import fedloom as fl
 from fedloom.backends import worker_messages
 from fedloom.errors import InputError
 from fedloom.task import Task
@@ -74,3 +78,43 @@ def test_what_cannot_be_sent_is_named_by_the_way_that_leads_to_it() -> None:
     around["file"] = lock
     with pytest.raises(InputError, match="cannot have `self"):
         worker_messages.pack(around)
+
+
+def test_workers_use_the_values_that_your_modules_have_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_value.py").write_text("K = 0.0\n")
+    (tmp_path / "own_loss.py").write_text(
+        "import own_value\nfrom torch.nn import functional as F\nK = 0.0\n"
+        "def loss(o, t): return F.cross_entropy(o, t, label_smoothing=K + own_value.K)\n"
+    )
+    own = importlib.import_module("own_loss")
+    x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
+    data = fl.Federation.from_arrays(x, (x[:, 0] > 0).astype(int), clients=2)
+
+    def weights() -> set[str | None]:
+        task = fl.Task(nn.Linear, args={"in_features": 4, "out_features": 2}, loss=own.loss)
+        found = [
+            fl.run(data, task, fl.FedAvg(lr=0.1), rounds=1, name=f"{backend}{len(seen)}", **how)  # type: ignore[arg-type]
+            for backend, how in {"serial": {"backend": "serial"}, "worker": {"workers": 1}}.items()
+        ]
+        return {one.weights_sha256 for one in found}
+
+    seen: list[set[str | None]] = []
+    for module, value in [(own, 0.0), (own, 0.3), (own.own_value, 0.2)]:
+        module.K = value
+        seen.append(weights())
+    assert [len(one) for one in seen] == [1, 1, 1]
+    assert len(set.union(*seen)) == 3
+    del sys.modules["own_loss"], sys.modules["own_value"]
+
+
+def test_a_module_that_cannot_be_sent_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_lock.py").write_text(
+        "from threading import Lock\nLOCK = Lock()\ndef loss(o, t):\n    with LOCK: return o - t\n"
+    )
+    own = importlib.import_module("own_lock")
+    for _ in range(2):
+        assert through_a_socket(own.loss) is own.loss
+    del sys.modules["own_lock"]
