@@ -69,7 +69,7 @@ def test_a_run_whose_rounds_have_too_many_clients_for_the_policy_is_refused_befo
     site = site_of(tables, tmp_path / "kerry.toml")
     values = {"privacy": {"secure_aggregation": {}}, "cohort": {"count": 101, "max_examples": 10}}
     with pytest.raises(
-        Refused, match="at most 100 clients in a round with secure aggregation .*, and this one has 101"
+        Refused, match=r"at most 100 clients in a round with secure aggregation .*, and this one has 101"
     ):
         admitted(values, site)
 
