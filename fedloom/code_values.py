@@ -43,13 +43,13 @@ def values_fingerprint(thing: Any) -> str:
     False
     """
     digest = hashlib.sha256()
-    for part in _parts(thing, (), 0):
+    for part in _parts(thing, (), 0, set()):
         digest.update(f"{len(part)} ".encode() + part)
     return digest.hexdigest()
 
 
-def _parts(thing: Any, seen: tuple[int, ...], depth: int) -> Iterator[bytes]:
-    """Yield what tells an object from another of its kind."""
+def _parts(thing: Any, seen: tuple[int, ...], depth: int, done: set[int]) -> Iterator[bytes]:
+    """Yield what tells an object from another of its kind: all of a function or class the first time, then its name."""
     if isinstance(thing, PLAIN):
         yield repr(thing).encode()
         return
@@ -58,10 +58,18 @@ def _parts(thing: Any, seen: tuple[int, ...], depth: int) -> Iterator[bytes]:
         yield f"{array.dtype} {array.shape}".encode()
         yield array.tobytes() if array.dtype != object else repr(array.tolist()).encode()
         return
+    if isinstance(thing, (types.FunctionType, type)):
+        if id(thing) in done:
+            yield f"{thing.__module__}.{thing.__qualname__}".encode()
+            return
+        done.add(id(thing))
+        inside = functools.partial(_parts, seen=(), depth=0, done=done)
+        yield from _of_class(thing, inside) if isinstance(thing, type) else _of_function(thing, inside)
+        return
     if id(thing) in seen or depth > DEEPEST:  # it holds itself
         yield b"..."
         return
-    inside = functools.partial(_parts, seen=(*seen, id(thing)), depth=depth + 1)
+    inside = functools.partial(_parts, seen=(*seen, id(thing)), depth=depth + 1, done=done)
     if isinstance(thing, (list, tuple)):
         yield type(thing).__name__.encode()
         for one in thing:
@@ -74,10 +82,6 @@ def _parts(thing: Any, seen: tuple[int, ...], depth: int) -> Iterator[bytes]:
         yield from inside([thing.func, thing.args, thing.keywords])
     elif isinstance(thing, types.MethodType):
         yield from inside([thing.__func__, thing.__self__])
-    elif isinstance(thing, types.FunctionType):
-        yield from _of_function(thing, inside)
-    elif isinstance(thing, type):
-        yield from _of_class(thing, inside)
     elif isinstance(thing, (types.ModuleType, types.BuiltinFunctionType, Enum)):
         yield str(getattr(thing, "__qualname__", getattr(thing, "__name__", thing))).encode()
     else:

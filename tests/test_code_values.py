@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -164,3 +165,19 @@ def test_a_run_with_another_value_is_another_run(tmp_path: Path, monkeypatch: py
     loss_at(1.0, name="one")
     with pytest.raises(InputError, match=r"holds another experiment(.|\n)*values.args"):
         loss_at(5.0, name="one")
+
+
+def test_code_that_calls_each_other_in_many_ways_takes_no_longer_than_its_size(tmp_path: Path) -> None:
+    names = [f"f{number}" for number in range(60)]
+    calls = "\n".join(
+        f"def {name}(x):\n    return {' + '.join(f'{other}(x)' for other in names)} + K\n" for name in names
+    )
+    (tmp_path / "tangled.py").write_text(f"K = 1\n{calls}")
+    spec = importlib.util.spec_from_file_location("tangled", tmp_path / "tangled.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tangled = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tangled)
+    first = values_fingerprint(tangled.f0)  # by every path it would not end
+    tangled.K = 2  # type: ignore[attr-defined]
+    assert values_fingerprint(tangled.f0) != first
