@@ -140,7 +140,7 @@ def test_a_metric_that_no_client_defines_is_named_where_another_one_leads(tmp_pa
     data = two_classes(federation([30, 40], seed=2))
     task = fl.Task(Logit, loss="bce", metrics=[nothing, "accuracy"])
     result = fl.run(data, task, fl.FedAvg(lr=0.1), 1, out=tmp_path, backend="serial")
-    assert "Undefined at every client: nothing." in str(on_screen(result).caption)
+    assert "Undefined or withheld at every client: nothing." in str(on_screen(result).caption)
     assert any(text.startswith("nothing is undefined at every client") for text in cautions(RunData.read(tmp_path)))
 
 
