@@ -23,16 +23,8 @@ from torch import Tensor, nn
 from fedloom.user_code import code_fingerprint, is_own, is_own_module
 
 PLAIN = (str, bytes, bool, int, float, complex, Path, type(None), type(...), np.generic)
-LIBRARIES = (
-    "fedloom",
-    "torch",
-    "numpy",
-    "builtins",
-    "functools",
-    "pydantic",
-    "typing",
-    "abc",
-)  # known by their versions
+# known by their versions
+LIBRARIES = ("fedloom", "torch", "numpy", "builtins", "functools", "pydantic", "typing", "abc")
 DEEPEST = 8  # values inside of values
 
 

@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import traceback
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -210,14 +210,36 @@ def misspelt(kind: type) -> Iterator[str]:
     hooks = {name for one in of_fedloom for name in vars(one) if name[0] != "_"}
     inherited = {name for one in kind.__mro__ if one not in kinds for name in vars(one)}
     modules = [vars(sys.modules[one.__module__]).values() for one in kinds if one.__module__ in sys.modules]
-    bare = [getattr(value, "fget", getattr(value, "__func__", value)) for one in kinds for value in vars(one).values()]
-    functions = [
-        inspect.unwrap(value) for value in (*bare, *(one for some in modules for one in some)) if callable(value)
-    ]
-    called = {name for one in functions if isinstance(one, FunctionType) for name in _names_in(one.__code__)}
+    called = {name for one in (*_methods(kinds), *_functions(*modules)) for name in _names_in(one.__code__)}
     for name in sorted(theirs - inherited - called):
         for close in difflib.get_close_matches(name.lower(), hooks, 1, CLOSE):
             yield f"{kind.__name__} defines `{name}`, which fedloom does not call. Did you mean `{close}`?"
+
+
+def calls(kind: type, name: str) -> bool:
+    """Whether the methods of a class mention a name, also in functions of their module that they use."""
+    pending, met = _methods(list(kind.__mro__)), set[FunctionType]()
+    while pending:
+        function = pending.pop()
+        met.add(function)
+        names = _names_in(function.__code__)
+        if name in names:
+            return True
+        used = _functions(function.__globals__[one] for one in names & function.__globals__.keys())
+        pending += [one for one in used if one not in met and one.__module__ == function.__module__]
+    return False
+
+
+def _methods(kinds: Iterable[type]) -> list[FunctionType]:
+    """Return the functions of classes, also those of properties, class methods and static methods."""
+    return _functions(
+        getattr(value, "fget", getattr(value, "__func__", value)) for kind in kinds for value in vars(kind).values()
+    )
+
+
+def _functions(*groups: Iterable[Any]) -> list[FunctionType]:
+    bare = (inspect.unwrap(value) for values in groups for value in values if callable(value))
+    return [value for value in bare if isinstance(value, FunctionType)]
 
 
 def _names_in(code: CodeType) -> set[str]:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from fedloom import errors, user_code
 from fedloom.algorithm import Algorithm, Groups, Step, Task, Tree, add
-from fedloom.algorithms import CLASSES, FedAvg
+from fedloom.algorithms import ALGORITHMS, CLASSES, FedAvg
 from fedloom.data.federation import Dataset
 from fedloom.errors import InputError
 from fedloom.experiment import experiment_file
@@ -323,3 +324,30 @@ def test_an_import_that_comes_too_late_says_so(tmp_path: Path) -> None:
     with pytest.raises(ModuleNotFoundError) as caught:
         late()
     assert "No module named 'helpers'. Import a file that lies beside yours at the top" in user_code.said(caught.value)
+
+
+def passed_on(cohort: Any) -> None:
+    cohort.exchange(None, {}, None)
+
+
+class Delegating:
+    def round(self, cohort: Any) -> None:
+        self._give(cohort)
+
+    def _give(self, cohort: Any) -> None:
+        passed_on(cohort)
+
+
+class Unrelated:
+    def round(self, cohort: Any) -> None:
+        cohort.reduce(None, {})
+
+
+def test_what_a_class_calls_is_found_in_its_methods_and_in_functions_of_its_module() -> None:
+    assert user_code.calls(Delegating, "exchange")
+    assert not user_code.calls(Unrelated, "exchange")
+
+
+def test_only_peers_exchange_models() -> None:
+    found = {name for name, kind in ALGORITHMS.items() if user_code.calls(kind, "exchange")}
+    assert found == {"peer"}

@@ -23,6 +23,7 @@ from fedloom.experiment.plan import Plan
 from fedloom.experiment.store import OWN_MODELS, Store
 from fedloom.former_keys import FORMER_KEYS
 from fedloom.privacy.dp.ledger import LEDGER
+from fedloom.user_code import calls
 
 GLANCE = 0.5  # seconds to wait for a lock: another process may hold it just to see whether the run goes on
 # What fedloom writes into a run's folder besides pictures. The database goes last, so that a removal that was cut short
@@ -131,7 +132,7 @@ def record_experiment(store: Store, folder: Path, plan: Plan) -> None:
     """Record which experiment a folder holds, and for how many rounds."""
     store.set_fact("description", _described(plan))
     store.set_fact("rounds", plan.rounds)
-    peers = [label for label, one in plan.algorithms.items() if "exchange" in type(one).round.__code__.co_names]
+    peers = [label for label, one in plan.algorithms.items() if calls(type(one), "exchange")]
     store.set_fact("peers", peers)  # the report says who saw what
     store.set_fact(OWN_MODELS, [label for label, one in plan.algorithms.items() if has_own_models(one)])
     if plan.resolved is not None:

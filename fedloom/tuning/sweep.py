@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.algorithm import Algorithm
 from fedloom.data.build import as_split
 from fedloom.errors import InputError, TrainingError
 from fedloom.experiment import experiment_file
@@ -25,6 +24,7 @@ from fedloom.experiment.experiment_file import Experiment
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.run import run_plan
+from fedloom.experiment.run_folder import has_own_models
 from fedloom.files import json_text, write_atomically
 from fedloom.metrics import short_name
 from fedloom.results import figure_style as style
@@ -421,7 +421,7 @@ def _measured(experiment: Experiment, trials: Sequence[Trial]) -> tuple[str, str
     models that clients end with. Where clients end with models of their own, the global model says nothing about them.
     """
     cells = [cell for trial in trials if trial.result is not None for cell in trial.result.runs]
-    personal = any(type(experiment.algorithm[trial.label]).model is not Algorithm.model for trial in trials)
+    personal = any(has_own_models(experiment.algorithm[trial.label]) for trial in trials)
     found = next((trial.result.metrics for trial in trials if trial.result is not None), ())
     named = found if experiment.task.metrics is None else experiment.task.metrics
     metrics = (short_name(next(iter(named), "loss")), "loss")  # loss: if it is undefined everywhere
