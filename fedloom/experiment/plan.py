@@ -79,8 +79,8 @@ class Plan:
             for algorithm in self.algorithms.values():
                 check_async(algorithm)
         if self.privacy.secure_aggregation is not None:
-            for algorithm in self.algorithms.values():
-                aggregation.check(self.privacy.secure_aggregation, algorithm, self.cohort)
+            for label, algorithm in self.algorithms.items():
+                aggregation.check(self.privacy.secure_aggregation, algorithm, self.cohort, label=label)
         for algorithm in self.algorithms.values():
             self.compress.check(algorithm, self.privacy)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedloom.errors import InputError
-from fedloom.privacy.dp import client_level, distributed, example_level
+from fedloom.privacy.dp import at_client, client_level, distributed, example_level
 from fedloom.privacy.dp.client_level import ClientLevel
 from fedloom.privacy.dp.distributed import NoiseShare
 from fedloom.privacy.dp.noise import derive
@@ -85,15 +85,20 @@ class ClientGuard:
 
 
 def check_plan(table: PrivacyTable, sampling: Sampling, algorithms: Mapping[str, Algorithm]) -> None:
-    """Raise `InputError` if differential privacy does not fit cohorts or an algorithm, before anything is loaded."""
+    """Raise `InputError` if a protection does not fit cohorts or an algorithm, before anything is loaded."""
     with_noisy_sums = table.dp is not None and not table.has_local_noise
     if with_noisy_sums:
         client_level.check_sampling(sampling)
     if table.has_distributed_noise:
         distributed.check_sampling(sampling)
     for label, algorithm in algorithms.items():
+        if table.secure_aggregation is not None:
+            aggregation.check(table.secure_aggregation, algorithm, sampling, label=label)
         if with_noisy_sums:
-            client_level.weight_bound(algorithm, sampling)
+            aggregation.check_sums(algorithm, "dp", label)
+            client_level.weight_bound(algorithm, sampling, label)
+        if table.has_local_noise:
+            at_client.check_local(algorithm, label)
         if table.example_dp is not None:
             example_level.check_algorithm(algorithm, label)
 
@@ -135,7 +140,7 @@ class Protection:
 
     def check(self, algorithm: Algorithm, initial: Tree | None = None) -> None:
         """Raise `InputError` if an algorithm cannot keep what the table promises; `initial` is its task's model."""
-        aggregation.check_sums(algorithm)
+        aggregation.check_sums(algorithm, "dp" if self.table.secure_aggregation is None else "secure_aggregation")
         if self.table.secure_aggregation is not None:
             aggregation.check(self.table.secure_aggregation, algorithm, self.sampling, self.population)
         if self.dp is not None:

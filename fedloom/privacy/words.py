@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedloom.privacy.table import PrivacyTable
+
+if TYPE_CHECKING:
+    from fedloom.algorithm import Algorithm
 
 ADJACENCY = "two runs that differ in one client, added or removed"
 REPLACED = "two runs that differ in one client, replaced by another one"
@@ -33,8 +36,27 @@ IN_A_WORD = {
 }
 
 
+# what to do where a client's weight has no bound
+BOUND_WEIGHTS = (
+    'Set weights = "uniform" in the algorithm, if it has that key, or [cohort] max_examples, such as 1000: clients '
+    "then count by their examples up to it."
+)
 LARGE = 20.0  # an ε above this hardly limits anything
 UNKNOWN = 100  # how many a δ is compared with where nobody knows how many there are
+
+
+def called(algorithm: Algorithm, label: str = "") -> str:
+    """Return what an error calls an algorithm: its label in the experiment file, and which algorithm that is."""
+    name = vars(type(algorithm)).get("name", type(algorithm).__name__.lower())
+    return f"{label} ({name})" if label not in ("", name) else name
+
+
+def one_place(key: str, who: str) -> str:
+    """Say why no protection of clients holds for an algorithm that trains on all data in one place."""
+    return (
+        f"[privacy] {key} protects what clients send, and {who} trains on all examples in one place. Move {who} into a "
+        f"file of its own without {key}."
+    )
 
 
 def has(table: PrivacyTable, cohort: int | None = None, whole_or_poisson: bool = True) -> Iterator[str]:

@@ -21,12 +21,14 @@ from fedloom.task import Task
 from tests.conftest import Dense
 from tests.conftest import federation as some_clients
 
+LOCAL = {"epsilon": 1.0, "clip": 1.0, "noise": "local"}
+
 
 @pytest.mark.parametrize("algorithm", [fl.Selective(), fl.FedAvg(rule="median"), fl.EvaluationWeighted()])
 def test_an_algorithm_that_shows_each_update_is_refused(algorithm: fl.Algorithm) -> None:
     table = PrivacyTable(secure_aggregation=SecureTable())
     protection = Protection(table, fl.Sampling(), 3, 1)
-    with pytest.raises(InputError, match=r"each of them|makes some public"):
+    with pytest.raises(InputError, match=r"the rule of \w+ judges each|update or score of each client"):
         next(fit(some_clients((12, 9, 7)), Task(Dense), algorithm, 1, protection=protection))
 
 
@@ -39,18 +41,34 @@ def test_an_algorithm_that_shows_each_update_is_refused(algorithm: fl.Algorithm)
             {"example_dp": {"epsilon": 1.0}},
             {},
             fl.IFCA(),
-            "of mine also use .* Move it into a file of its own",
+            r"of mine \(ifca\) also use .* such as fedavg, or move mine \(ifca\) into a file of its own",
         ),
+        ({"example_dp": {"epsilon": 1.0}}, {}, fl.Pooled(), r"mine \(pooled\) trains on all examples in one place"),
+        ({"dp": {"epsilon": 1.0}}, {}, fl.Selective(), r"mine \(selective\) shows the server the update or score"),
+        ({"dp": {"epsilon": 1.0}}, {}, fl.Peer(), r"mine \(peer\) has no sum at a server.*only noise = \"local\""),
+        ({"dp": {"epsilon": 1.0}}, {}, fl.FedAvg(rule="median"), "Leave out the rule, or dp"),
+        ({"secure_aggregation": {}}, {}, fl.Peer(), r"mine \(peer\) has no sum at a server"),
+        ({"secure_aggregation": {}}, {}, fl.FedAvg(), r"mine \(fedavg\) weighs clients by examples. Set weights"),
+        ({"secure_aggregation": {}}, {}, fl.QFedAvg(), "Use another algorithm, such as fedavg"),
+        ({"dp": LOCAL}, {}, fl.FedAvg(), r"mine \(fedavg\) weighs them by their data.* Set weights = \"uniform\""),
+        ({"dp": LOCAL}, {}, fl.Peer(weights="score"), r"mine \(peer\) also sends scores"),
+        ({"dp": LOCAL}, {}, fl.EvaluationWeighted(), r"mine \(evaluation_weighted\) also sends scores"),
+        ({"dp": LOCAL}, {}, fl.Pooled(), r"mine \(pooled\) trains on all examples in one place"),
     ],
 )
-def test_differential_privacy_that_does_not_fit_is_refused_before_anything_is_loaded(
+def test_a_protection_that_does_not_fit_is_refused_before_anything_is_loaded(
     table: dict[str, Any], cohort: dict[str, Any], algorithm: fl.Algorithm, words: str
 ) -> None:
     with pytest.raises(InputError, match=words):
         check_plan(PrivacyTable(**table), fl.Sampling(**cohort), {"mine": algorithm})
     check_plan(PrivacyTable(), fl.Sampling(**cohort), {"mine": algorithm})
-    local = PrivacyTable(dp={"epsilon": 1.0, "clip": 1.0, "noise": "local"})
-    check_plan(local, fl.Sampling(**cohort), {"mine": algorithm})
+
+
+@pytest.mark.parametrize(
+    "algorithm", [fl.FedAvg(weights="uniform"), fl.FedAvg(rule="median"), fl.Peer(), fl.Peer(weights="metropolis")]
+)
+def test_noise_at_each_client_fits_rules_peers_and_every_cohort(algorithm: fl.Algorithm) -> None:
+    check_plan(PrivacyTable(dp=LOCAL), fl.Sampling(quorum=0.5), {"mine": algorithm})
 
 
 class Weights(nn.Module):

@@ -92,7 +92,9 @@ def _epsilon(spent: frozenset[tuple[Mechanism, int]], delta: float) -> Epsilon:
     if not used:
         return Epsilon(0.0, 0.0)
     if len({mechanism.fixed for mechanism in used}) > 1:
-        raise InputError("Cohorts of a fixed size and other cohorts have different neighbours: no ε covers both.")
+        raise InputError(
+            "Cohorts of a fixed size and other cohorts have different neighbours: no ε covers both. Report them apart."
+        )
     bound = _rdp(used, delta)
     return Epsilon(bound, _pld(used, delta) if bound < MEANINGLESS else None)
 

@@ -19,6 +19,7 @@ from fedloom.privacy.dp.accounting import Mechanism
 from fedloom.privacy.dp.client_level import bounded, with_noise
 from fedloom.privacy.dp.example_level import ExamplePrivacy, check_algorithm
 from fedloom.privacy.dp.ledger import Ledger
+from fedloom.privacy.words import called, one_place
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm, Update
@@ -27,6 +28,35 @@ if TYPE_CHECKING:
     from fedloom.tree import Groups
 
 Charge = Callable[[str, Mechanism, int], None]
+
+
+def check_local(algorithm: Algorithm, label: str = "") -> None:
+    """Raise `InputError` if an algorithm's clients send something that their own noise does not cover.
+
+    What only a client's answer can tell, as in your own algorithm, `LocalNoise` refuses in the first round.
+    """
+    who = called(algorithm, label)
+    if algorithm.pooled:
+        raise InputError(one_place("dp", who))
+    if algorithm.models_scored(2):
+        raise _publishes(who)
+    if algorithm.linear and algorithm.largest_weight(2) != 1:
+        raise _shows_weights(who)
+
+
+def _publishes(who: str) -> InputError:
+    return InputError(
+        f'[privacy] dp noise = "local" covers the weights that clients send, and {who} also sends scores or other '
+        "public numbers about their data, without noise. Use an algorithm without them, such as fedavg or peer with "
+        'weights = "uniform".'
+    )
+
+
+def _shows_weights(who: str) -> InputError:
+    return InputError(
+        f'[privacy] dp noise = "local" needs clients that count the same, and {who} weighs them by their data: a '
+        'weight shows something of it. Set weights = "uniform" in the algorithm, if it has that key.'
+    )
 
 
 @dataclass(frozen=True)
@@ -49,11 +79,9 @@ class LocalNoise:
     def apply(self, update: Update, shared: Groups, task: Task, where: str, names: Sequence[str]) -> Update:
         """Return answers with noise; `where` and the clients' names say what they are for. Everything is stacked."""
         if update.public:
-            raise InputError('[privacy] dp noise = "local" covers what clients send, but no public numbers.')
+            raise _publishes("this algorithm")
         if any(bool((update.weights(group) != 1).any()) for group in update.groups):
-            raise InputError(
-                '[privacy] dp noise = "local" needs weights = "uniform": other weights show a client\'s data.'
-            )
+            raise _shows_weights("this algorithm")
         if not any(update.groups.values()):
             return update  # clients send nothing
         clip = float(self.table.clip)

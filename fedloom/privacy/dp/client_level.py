@@ -22,6 +22,7 @@ from fedloom.privacy.dp import accounting, clipping, distributed, noise
 from fedloom.privacy.dp.accounting import Mechanism
 from fedloom.privacy.dp.clipping import COUNT
 from fedloom.privacy.dp.ledger import Ledger
+from fedloom.privacy.words import BOUND_WEIGHTS, called, one_place
 from fedloom.tree import Groups, Tree
 
 if TYPE_CHECKING:
@@ -78,7 +79,9 @@ def with_noise(
 def _check_leaves(group: str, moved: Tree, position: bool, trainable: Collection[str]) -> None:
     for name, leaf in moved.items():
         if leaf.is_complex():
-            raise InputError(f"[privacy] dp bounds real numbers, and '{name}' is complex.")
+            raise InputError(
+                f"[privacy] dp bounds real numbers, and '{name}' is complex. Use a model with real parameters."
+            )
         if is_noised(name, leaf, position, trainable):
             continue
         if not position:
@@ -302,26 +305,31 @@ def check_sampling(sampling: Sampling) -> None:
     }
     for key, why in reasons.items():
         if getattr(sampling, key) != defaults[key].default:
-            raise InputError(f"[privacy] dp cannot be used with [cohort] {key} = {getattr(sampling, key)}: {why}.")
+            found = getattr(sampling, key)
+            raise InputError(f"[privacy] dp cannot be used with [cohort] {key} = {found}: {why}. Leave {key} out.")
     if sampling.sampling == "window":
-        raise InputError('[privacy] dp cannot be used with [cohort] sampling = "window": everybody knows the cohort.')
+        raise InputError(
+            '[privacy] dp cannot be used with [cohort] sampling = "window": everybody knows the cohort. Use sampling = '
+            '"poisson" with a fraction, or leave sampling out.'
+        )
 
 
-def weight_bound(algorithm: Algorithm, sampling: Sampling) -> float:
+def weight_bound(algorithm: Algorithm, sampling: Sampling, label: str = "") -> float:
     """Return the largest weight of a client, or raise `InputError` if noisy sums are not enough for the algorithm."""
-    name = type(algorithm).__name__
+    who = called(algorithm, label)
     if algorithm.pooled:
-        raise InputError(f"[privacy] dp protects clients, and {name} trains on all examples in one place.")
+        raise InputError(one_place("dp", who))
     if not algorithm.takes_noise:
         raise InputError(
-            f"[privacy] dp gives the server clipped and noisy sums, and the formulas of {name} need exact ones."
+            f"[privacy] dp gives the server clipped and noisy sums, and the formulas of {who} need exact ones. Use an "
+            f"algorithm that takes noise, such as fedavg, or move {who} into a file of its own without dp."
         )
     if algorithm.largest_weight(2**40) == 1:
         return 1.0
     bound = algorithm.largest_weight(sampling.max_examples) if sampling.max_examples else math.inf
     if math.isinf(bound):
         raise InputError(
-            f"[privacy] dp needs a bound on how much one client counts, and {name} weighs clients without one. Set "
-            'weights = "uniform" in the algorithm, or [cohort] max_examples: clients count by their examples up to it.'
+            f"[privacy] dp needs a bound on how much one client counts, and {who} weighs clients without one. "
+            f"{BOUND_WEIGHTS}"
         )
     return bound

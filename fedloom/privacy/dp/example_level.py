@@ -21,6 +21,7 @@ from torch import Tensor
 from fedloom import tree
 from fedloom.discovery import optional
 from fedloom.errors import InputError, TrainingError
+from fedloom.privacy import words
 from fedloom.privacy.dp import accounting, clipping, noise
 from fedloom.privacy.dp.accounting import Mechanism
 from fedloom.training import generators, optimizers
@@ -76,7 +77,10 @@ class ExampleTrainer:
     def train(self, job: TrainingJob) -> list[ClientResult]:
         """Train all clients of a job."""
         if not job.data.setup.loss_is_mean:
-            raise InputError("[privacy] example_dp needs a loss that is the mean of its examples' losses.")
+            raise InputError(
+                "[privacy] example_dp needs a loss that is the mean of its examples' losses, such as cross_entropy, "
+                "because it scales down the gradient of each."
+            )
         module = per_example_module(job.task.module)
         with generators.lent(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
@@ -173,15 +177,22 @@ def per_example_module(module: torch.nn.Module) -> Any:
 
 def check_algorithm(algorithm: Algorithm, label: str = "") -> None:
     """Raise `InputError` if clients look at their examples in other ways than by training on them once."""
+    who = words.called(algorithm, label)
+    if algorithm.pooled:
+        raise InputError(words.one_place("example_dp", who))
     if not algorithm.trains_once:
         raise InputError(
             "[privacy] example_dp adds noise to the steps of one local training, and the clients of "
-            f"{label or type(algorithm).__name__} also use their examples in another way. Move it into a file of its "
-            "own, without example_dp."
+            f"{who} also use their examples in another way, such as to score models. Use an algorithm whose clients "
+            f"only train, such as fedavg, or move {who} into a file of its own without example_dp."
         )
     if algorithm.train.clients is not None:
         raise InputError(
-            "[privacy] example_dp counts the same steps for all clients, so [train] clients cannot be used."
+            "[privacy] example_dp counts the same steps for all clients, so [train] clients cannot be used: leave it "
+            f"out. Found in {who}."
         )
     if algorithm.train.patience is not None:
-        raise InputError("[privacy] example_dp cannot be used with patience, which looks at the validation split.")
+        raise InputError(
+            "[privacy] example_dp cannot be used with patience, which looks at the validation split without noise: "
+            f"leave it out. Found in {who}."
+        )

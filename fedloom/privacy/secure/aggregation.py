@@ -20,6 +20,7 @@ from fedloom.privacy.secure.ring import Ring, RingConfig
 from fedloom.privacy.secure.server import SecureServer
 from fedloom.privacy.secure.session import Floors, Refusal, Session
 from fedloom.privacy.table import PrivacyTable, SecureTable
+from fedloom.privacy.words import BOUND_WEIGHTS, called, one_place
 from fedloom.tree import Groups, row
 
 if TYPE_CHECKING:
@@ -30,50 +31,70 @@ if TYPE_CHECKING:
 UNBOUNDED = 2**40  # more examples than any client has
 
 
-def check_sums(algorithm: Algorithm) -> None:
-    """Raise `InputError` if the server sees more of an algorithm's clients than sums."""
-    if not algorithm.linear:
-        raise InputError(
-            f"[privacy] needs an algorithm whose server sees only sums of the clients' updates, and "
-            f"{type(algorithm).__name__} shows the server each of them."
+def check_sums(algorithm: Algorithm, key: str, label: str = "") -> None:
+    """Raise `InputError` if somebody sees more of an algorithm's clients than sums; `key` is the one of [privacy]."""
+    if algorithm.linear:
+        return
+    who = called(algorithm, label)
+    start = f"[privacy] {key} protects sums over clients, and"
+    if getattr(algorithm, "rule", None) is not None:
+        raise InputError(f"{start} the rule of {who} judges each client's update. Leave out the rule, or {key}.")
+    has_server = "rule" in type(algorithm).model_fields
+    shown = "shows the server the update or score of each client"
+    if not has_server:
+        shown = "has no sum at a server: clients see each other's weights"
+    advice = (
+        f"Use an algorithm that needs only sums, such as fedavg, or move {who} into a file of its own without {key}."
+    )
+    if not has_server and key == "dp":
+        advice += (
+            ' Among peers, only noise = "local" is possible, in which each client adds noise to its own weights, and '
+            'only if the peers do not score each other (weights = "uniform" or "metropolis").'
         )
+    raise InputError(f"{start} {who} {shown}. {advice}")
 
 
-def check(table: SecureTable, algorithm: Algorithm, sampling: Sampling, population: int | None = None) -> None:
+def check(
+    table: SecureTable, algorithm: Algorithm, sampling: Sampling, population: int | None = None, label: str = ""
+) -> None:
     """Raise `InputError` if secure aggregation cannot protect the clients of an experiment.
 
     `population` is the number of clients, if it is known already.
     """
-    check_sums(algorithm)
-    name, start = type(algorithm).__name__, "[privacy] secure_aggregation"
+    check_sums(algorithm, "secure_aggregation", label)
+    who, start = called(algorithm, label), "[privacy] secure_aggregation"
     if algorithm.pooled:
-        raise InputError(f"{start} protects clients, and {name} trains on all examples in one place.")
+        raise InputError(one_place("secure_aggregation", who))
     if not algorithm.sums_cover_all:
         raise InputError(
-            f"{start} promises sums over at least {table.min_clients} clients, and {name} sums over some of a round's "
-            "clients: such a sum could be that of a single client."
+            f"{start} promises sums over at least {table.min_clients} clients, and {who} sums over some of a round's "
+            "clients: such a sum could be that of a single client. Use an algorithm that sums over all of them, such "
+            f"as fedavg, or move {who} into a file of its own without secure_aggregation."
         )
     if sampling.over_select:
         raise InputError(f"{start} cannot leave out clients that answer late: leave out [cohort] over_select.")
-    weight_bound(algorithm, sampling)
+    weight_bound(algorithm, sampling, label)
     size = sampling.count if population is None else sampling.size(population)
     if size is not None and size < table.min_clients:
         raise InputError(
-            f"{start} needs at least min_clients = {table.min_clients} clients in a round, and a round has {size}."
+            f"{start} needs at least min_clients = {table.min_clients} clients in a round, and a round has {size}. "
+            "Let more clients take part ([cohort] count or fraction), or set a smaller min_clients."
         )
 
 
-def weight_bound(algorithm: Algorithm, sampling: Sampling) -> int:
+def weight_bound(algorithm: Algorithm, sampling: Sampling, label: str = "") -> int:
     """Return the largest weight of a client: weights are part of the sum, so the ring must have room for them."""
     if algorithm.largest_weight(UNBOUNDED) <= 1:
         return 1
     bound = algorithm.largest_weight(sampling.max_examples or UNBOUNDED)
     if sampling.max_examples is None or not float(bound).is_integer():
-        why = "weighs clients by numbers without a bound" if bound == float("inf") else "weighs clients by examples"
-        advice = 'Set weights = "uniform" in the algorithm, if it has that key, or [cohort] max_examples.'
+        who = called(algorithm, label)
+        why, advice = "weighs clients by examples", BOUND_WEIGHTS
+        if not float(bound).is_integer():
+            why = "weighs clients by other numbers than their examples"
+            advice = f"Use another algorithm, such as fedavg, or move {who} into a file of its own."
         raise InputError(
-            f"[privacy] secure_aggregation needs a bound on the weight of a client, and {type(algorithm).__name__} "
-            f"{why}. {advice}"
+            f"[privacy] secure_aggregation needs a bound on the weight of a client, and {who} {why}. {advice}"
         )
     return int(bound)
 

@@ -61,10 +61,10 @@ def test_noise_repeats_for_the_same_answer_and_for_no_other() -> None:
 
 
 def test_weights_and_public_numbers_that_show_data_are_refused() -> None:
-    with pytest.raises(InputError, match=r"needs weights = \"uniform\""):
+    with pytest.raises(InputError, match=r"Set weights = \"uniform\""):
         local().apply(update((0.1, 0.1), weight=[5.0]), SHARED, Task(One), "round 1", ["a"])
     public = Update({"w": {"w": torch.zeros(1, 2)}}, torch.ones(1), {"score": torch.ones(1)})
-    with pytest.raises(InputError, match="no public numbers"):
+    with pytest.raises(InputError, match="public numbers about their data"):
         local().apply(public, {}, Task(One), "round 1", ["a"])
 
 

@@ -255,10 +255,10 @@ def test_an_adaptive_clip_with_few_clients_is_refused() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "words"),
     [
-        (fl.FedAvg(), r"needs a bound on how much one client counts, and FedAvg .* max_examples"),
-        (fl.QFedAvg(), "formulas of QFedAvg need exact ones"),
-        (fl.FedNova(weights="uniform"), "formulas of FedNova"),
-        (fl.Pooled(), "Pooled trains on all examples in one place"),
+        (fl.FedAvg(), r"needs a bound on how much one client counts, and fedavg .* max_examples"),
+        (fl.QFedAvg(), "formulas of qfedavg need exact ones"),
+        (fl.FedNova(weights="uniform"), "formulas of fednova"),
+        (fl.Pooled(), "pooled trains on all examples in one place"),
     ],
 )
 def test_an_algorithm_that_noise_or_weights_would_break_is_refused(algorithm: fl.Algorithm, words: str) -> None:

@@ -28,15 +28,15 @@ from tests.privacy.secure.helpers import session
 
 SIZES = (12, 9, 7, 11, 8)
 REFUSED = {
-    "evaluation_weighted": "shows the server each of them",
-    "selective": "shows the server each of them",
-    "peer": "shows the server each of them",
-    "ifca": "IFCA sums over some of a round's clients: such a sum could be that of a single client",
-    "staged": "Staged sums over some",
-    "fed_dropout": "FederatedDropout sums over some",
-    "qfedavg": "QFedAvg weighs clients by numbers without a bound",
-    "pooled": "Pooled trains on all examples in one place",
-    "svrg": "SVRG trains on all examples in one place",
+    "evaluation_weighted": "shows the server the update or score of each client",
+    "selective": "shows the server the update or score of each client",
+    "peer": "clients see each other's weights",
+    "ifca": "ifca sums over some of a round's clients: such a sum could be that of a single client",
+    "staged": "staged sums over some",
+    "fed_dropout": "fed_dropout sums over some",
+    "qfedavg": "qfedavg weighs clients by other numbers than",
+    "pooled": "pooled trains on all examples in one place",
+    "svrg": "svrg trains on all examples in one place",
 }
 RANGES: dict[str, Any] = dict.fromkeys(("neuroevolution", "openai_es", "snes", "fsvrg", "cocoa"), 1000000.0)
 
@@ -140,7 +140,7 @@ def test_a_client_with_more_examples_than_the_bound_counts_as_one_at_the_bound()
     [
         (SecureTable(min_clients=6), fl.Sampling(max_examples=9), "min_clients = 6 clients in a round, .* has 5"),
         (SecureTable(), fl.Sampling(over_select=0.5, max_examples=9), "leave out \\[cohort\\] over_select"),
-        (SecureTable(), fl.Sampling(), 'FedAvg weighs clients by examples. Set weights = "uniform"'),
+        (SecureTable(), fl.Sampling(), 'fedavg weighs clients by examples. Set weights = "uniform"'),
     ],
 )
 def test_what_cannot_be_protected_is_refused_when_it_is_planned(table: Any, sampling: Any, why: str) -> None:
