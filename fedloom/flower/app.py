@@ -16,6 +16,7 @@ from fedloom.experiment.experiment_file import Experiment
 from fedloom.network.agent.policy import written_data
 from fedloom.network.coordinator.network_run import federated
 from fedloom.network.protocol.code_fingerprint import code_files
+from fedloom.privacy.protection import check_plan
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -25,6 +26,7 @@ def write_app(experiment: Experiment, folder: Path) -> list[str]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} exists and is not an empty folder: choose another one for the app.")
     experiment, notes = federated(experiment)
+    check_app(experiment)
     values = experiment.resolved()
     values["data"] = {
         key: _absolute(value, experiment.base) if _may_be_path(experiment, key) else value
@@ -47,6 +49,21 @@ def write_app(experiment: Experiment, folder: Path) -> list[str]:
         text = Template(template.read_text(encoding="utf-8")).substitute(name=name, version=__version__)
         (folder / template.name.removesuffix(".in")).write_text(text, encoding="utf-8")
     return notes
+
+
+def check_app(experiment: Experiment) -> None:
+    """Raise `InputError` if an experiment cannot run on Flower."""
+    if experiment.privacy.secure_aggregation is not None:
+        raise InputError(
+            "[privacy] secure_aggregation keeps keys in memory from stage to stage of a round, and on Flower a "
+            "client's process may end after every message. Use `fedloom serve`, or leave it out."
+        )
+    if experiment.cohort.mode == "async":
+        raise InputError(
+            '[cohort] mode = "async" keeps clients at work across rounds, and a message over Flower belongs to one '
+            "round. Use `fedloom serve`, or leave it out."
+        )
+    check_plan(experiment.privacy, experiment.cohort, experiment.algorithm)
 
 
 def _may_be_path(experiment: Experiment, key: str) -> bool:

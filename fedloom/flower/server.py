@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from fedloom.errors import FedloomError, InputError
 from fedloom.experiment import experiment_file
 from fedloom.experiment.progress import Lines
+from fedloom.flower.app import check_app
 from fedloom.flower.messages import InvalidPayload, Payload
 from fedloom.flower.paths import default_folder
 from fedloom.network.coordinator.agent_pool import MISSED, AgentPool, Call
@@ -212,16 +213,7 @@ class FlowerRun(NetworkRun):
     def __init__(
         self, experiment: experiment_file.Experiment, folder: Path, grid: Grid, tell: Callable[[str], None]
     ) -> None:
-        if experiment.privacy.secure_aggregation is not None:
-            raise InputError(
-                "[privacy] secure_aggregation keeps keys in memory from stage to stage of a round, and on Flower a "
-                "client's process may end after every message. Use `fedloom serve`, or leave it out."
-            )
-        if experiment.cohort.mode == "async":
-            raise InputError(
-                '[cohort] mode = "async" keeps clients at work across rounds, and a message over Flower belongs to one '
-                "round. Use `fedloom serve`, or leave it out."
-            )
+        check_app(experiment)
         self.grid = grid
         super().__init__(experiment, folder, tell)
 

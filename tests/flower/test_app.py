@@ -6,6 +6,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,6 +100,22 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     code, _, err = fedloom("flower", "app", file, tmp_path, cwd=tmp_path)
     assert code == 2
     assert "is not an empty folder" in err
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"privacy": {"secure_aggregation": {}}}, "may end after every message. Use `fedloom serve`"),
+        ({"cohort": {"mode": "async"}}, "belongs to one round. Use `fedloom serve`"),
+        ({"privacy": {"dp": {"epsilon": 8.0}}, "algorithm": {"peer": {}}}, "peer has no sum at a server"),
+    ],
+)
+def test_an_app_that_could_not_run_is_not_written(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    uniform = {"fedavg": {"weights": "uniform"}}
+    file = write_toml(tmp_path / "experiment.toml", {**VALUES, "algorithm": uniform, **changes})
+    with pytest.raises(InputError, match=words):
+        write_app(load(file), tmp_path / "app")
+    assert not (tmp_path / "app").exists()
 
 
 @pytest.mark.skipif(find_spec("flwr") is not None, reason="Flower is installed")
