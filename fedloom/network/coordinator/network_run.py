@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fedloom import machine
 from fedloom.aggregation.outliers import MANY
+from fedloom.algorithms import LocalOnly
 from fedloom.backends.protocol import Backend
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError, QuorumError
@@ -48,6 +49,7 @@ class NetworkRun:
         self.folder, self.tell = folder, tell
         self.plan = Plan.of(self.experiment, served=True)
         check_plan(self.plan.privacy, self.plan.cohort, self.plan.algorithms)
+        _check_masked_noise(self.plan)
         if self.experiment.data.server != "none":
             check_served(self.plan)
         elif not self.experiment.has_data:
@@ -269,6 +271,17 @@ def _numbered(agents: list[ConnectedAgent]) -> list[ConnectedAgent]:
         return _numbered(fitting)
     numbers = sum(len(hello.numbers) for hello in hellos.values())
     return agents if numbers in (0, total) else []
+
+
+def _check_masked_noise(plan: Plan) -> None:
+    """Refuse clients that send nothing where agents wait for a clip and charge for noise: they would refuse to work."""
+    privacy = plan.privacy
+    silent = [label for label, one in plan.algorithms.items() if isinstance(one, LocalOnly)]
+    if silent and privacy.secure_aggregation is not None and privacy.dp is not None and not privacy.has_local_noise:
+        raise InputError(
+            f"[privacy] secure_aggregation with dp masks noisy changes, and the clients of {', '.join(silent)} send "
+            "none: their agents would refuse to train. Leave it out, or serve it without dp."
+        )
 
 
 def federated(experiment: Experiment) -> tuple[Experiment, list[str]]:
