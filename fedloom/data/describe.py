@@ -98,7 +98,9 @@ def table(description: Description, limit: int = 20) -> Table:
         title=f"{description.clients:,} client{plural}, {description.examples:,} examples, {kind}"
         + (f"\nThe server holds {server}" if server else "")
         + _names("features", description.features)
-        + _names("classes", [f"{number} {name}" for number, name in _named(description.classes)]),
+        + _names(
+            "classes", [f"{number} = {name}" for number, name in _named(description.classes)], " (number = label)"
+        ),
         caption=Text("\n".join(description.warnings)) if description.warnings else None,
         caption_justify="left",
         show_footer=True,
@@ -125,8 +127,8 @@ def _named(classes: Sequence[str]) -> list[tuple[int, str]]:
     return [] if list(classes) == [str(number) for number in range(len(classes))] else list(enumerate(classes))
 
 
-def _names(what: str, names: Sequence[str]) -> str:
-    return f"\n{len(names):,} {what}: {shorten(', '.join(names), 400, placeholder=' …')}" if names else ""
+def _names(what: str, names: Sequence[str], meaning: str = "") -> str:
+    return f"\n{len(names):,} {what}{meaning}: {shorten(', '.join(names), 400, placeholder=' …')}" if names else ""
 
 
 def _labels(federation: Federation) -> tuple[Numbers, NDArray[np.float64]]:

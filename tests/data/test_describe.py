@@ -83,6 +83,14 @@ def test_the_table_has_clients_totals_and_warnings() -> None:
     assert "server" not in text
 
 
+def test_labels_that_are_numbers_are_told_apart_from_the_numbers_of_classes() -> None:
+    labels = torch.arange(30) % 3
+    text = rendered(federate(Dataset(torch.zeros(30, 1), labels, classes=("1", "2", "3")), clients=2))
+    assert "3 classes (number = label): 0 = 1, 1 = 2, 2 = 3" in text
+    plain = rendered(federate(Dataset(torch.zeros(30, 1), labels, classes=("0", "1", "2")), clients=2))
+    assert "number = label" not in plain  # a label is its own number
+
+
 def test_the_table_says_what_the_server_holds() -> None:
     data = Dataset(torch.zeros(30, 1), torch.arange(30) % 2, classes=("a", "b"))
     text = rendered(federate(data, clients=2, server={"test": 4, "validation": 6}))
@@ -164,7 +172,7 @@ def test_features_and_classes_are_listed() -> None:
     named = Dataset(torch.zeros(9, 2), torch.arange(9) % 3, classes=("no", "yes", "maybe"), features=("age", "crp"))
     text = rendered(federate(named, clients=1))
     assert "2 features: age, crp" in text
-    assert "3 classes: 0 no, 1 yes, 2 maybe" in text
+    assert "3 classes (number = label): 0 = no, 1 = yes, 2 = maybe" in text
 
 
 def test_data_without_test_examples_are_named() -> None:
