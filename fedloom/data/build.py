@@ -119,10 +119,12 @@ def _places(dataset: Dataset, kept: Rows, owner: Rows, natural: bool, split: Spl
     # two hospitals may well have a patient 7, but a partition of our own takes one patient's rows apart
     pairs = np.unique(np.stack([owner, group]), axis=1)
     if np.isin(group, at_server).any() or (not natural and len(np.unique(pairs[1])) < pairs.shape[1]):
+        advice = 'Name the column with the clients, as in client = "hospital", and leave out partition and server.'
+        if dataset.client is not None:  # a column names them already, or there is one file for each
+            advice = "The data says which client has each example: leave out partition and server."
         raise InputError(
             "[data] group keeps examples together that belong together, and this partition, or this share of the "
-            'server, takes them apart. Name the column with the clients, as in client = "hospital", and leave out '
-            "partition and server."
+            f"server, takes them apart. {advice}"
         )
     places = np.zeros(len(kept), np.int64)
     for client, rows in enumerate(np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,10 @@ def test_a_column_of_a_table_says_what_belongs_together(tmp_path: Path) -> None:
         patients = [{int(age) % 8 for age in made.x[made.indices(client, name), 0]} for name in SPLITS]
         assert sum(map(len, patients)) == len(set.union(*patients)) == 8
     for wrong in ({"partition": {"name": "iid", "clients": 3}}, {"server": 0.2}):
-        with pytest.raises(InputError, match=r"takes them apart\. Name the column with the clients"):
+        with pytest.raises(InputError, match=r"takes them apart\. The data says which client .* leave out partition"):
             federate(found, **wrong)
+        with pytest.raises(InputError, match=r"takes them apart\. Name the column with the clients"):
+            federate(replace(found, client=None), **{"clients": 3, **wrong})
     with pytest.raises(InputError, match="both group and split_column"):
         load("csv", tmp_path, path="visits.csv", label="dead", group="patient_id", split_column="hospital")
 
