@@ -252,9 +252,11 @@ class Result:
 
         cell = self.cell(algorithm, seed)
         if client is None and not self.has_global_model(cell):
+            shared = [label for label in self._trained if self.has_global_model(self.cell(label, None))]
+            other = f" Name another algorithm, which has one ({', '.join(shared)}), or a client." if shared else ""
             raise InputError(
-                f"{cell.algorithm} has no global model: every client has its own. Name a client. Known: "
-                f"{', '.join(list(self._client_names.values())[:10])}."
+                f"{cell.algorithm} has no global model: every client has its own.{other or ' Name a client.'} Known "
+                f"clients: {', '.join(list(self._client_names.values())[:10])}."
             )
         preprocessing, name = self.preprocessing(cell.seed), None
         if client is not None:
@@ -286,12 +288,17 @@ class Result:
 
         return predict(self.predictor(algorithm, seed, client), rows)
 
+    @property
+    def _trained(self) -> list[str]:
+        """The labels of algorithms that have trained."""
+        return list(dict.fromkeys(cell.algorithm for cell in self.runs if cell.rounds))
+
     def personal(self) -> list[str]:
         """Return the labels of algorithms that have a global model, but whose clients use other models."""
         from fedloom.experiment.run_folder import has_own_models
 
         found = []
-        for label in dict.fromkeys(cell.algorithm for cell in self.runs if cell.rounds):
+        for label in self._trained:
             cell = self.cell(label, None)
             algorithm, _ = self._algorithm_and_task(cell)
             if self.has_global_model(cell) and has_own_models(algorithm):

@@ -105,7 +105,7 @@ def test_an_array_of_a_table_gets_cautions_too(caplog: pytest.LogCaptureFixture)
 
 
 def test_without_a_global_model_a_client_is_needed(result: Result) -> None:
-    with pytest.raises(InputError, match=r"local has no global model.*Name a client\. Known: berlin, oslo"):
+    with pytest.raises(InputError, match=r"local has no .* which has one \(fedavg.*\), or a client.*: berlin, oslo"):
         result.predictor("local")
     weights = {name: result.predictor("local", client=name).model.state_dict() for name in ("berlin", "oslo")}
     assert not torch.equal(weights["berlin"]["out.weight"], weights["oslo"]["out.weight"])
