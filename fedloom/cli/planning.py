@@ -87,15 +87,17 @@ def check(
         parameters = plan.task(experiment.seeds[0]).parameters
         why = NO_DATA.replace("Without [data]", "With [data] server = 1.0") if experiment.has_data else NO_DATA
         note = f"{parameters:,} parameters. {why}"
+        cautions = [*doubts(private)]
         costs, notes, cohort, clients = (
             None,
-            [*(f"Caution: {text}" for text in doubts(private)), note],
+            [*(f"Caution: {text}" for text in cautions), note],
             experiment.cohort.count,
             None,
         )
     else:
         found = estimate(experiment)
         costs, notes, clients, cohort = found.json(), found.lines(), found.clients, found.cohort
+        cautions, note = [*found.cautions], None
     by_chance = experiment.cohort.sampling == "poisson" or cohort is None or cohort == clients
     said = [*has(experiment.privacy, cohort, by_chance), *outside(experiment.privacy, experiment.resolved()["data"])]
     sends = any(not isinstance(one, (LocalOnly, Pooled)) for one in experiment.algorithm.values())
@@ -107,7 +109,8 @@ def check(
         "",
         tomli_w.dumps(shown),
     ]
-    print_result(as_json, {"experiment": values, "estimate": costs, "privacy": privacy}, lines)
+    content = {"experiment": values, "estimate": costs, "note": note, "cautions": cautions, "privacy": privacy}
+    print_result(as_json, content, lines)
 
 
 @command(app)

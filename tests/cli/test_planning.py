@@ -91,37 +91,55 @@ def test_check_does_not_show_what_the_table_itself_decides(tmp_path: Path) -> No
     assert "delimiter" not in shown
 
 
-def test_check_works_without_data_for_experiments_that_are_served(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "served.toml"
-    file.write_text('[task]\nmodel = "digits_mlp"\n[cohort]\nstart_when = 3\n[algorithm]\nfedavg = {}\n')
-    in_this_process("check", str(file), monkeypatch=monkeypatch)
-    shown = capsys.readouterr().out
+class Served:
+    """Calls commands with a file that only `fedloom serve` can run, and returns what they print."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.file, self.monkeypatch, self.capsys = folder / "served.toml", monkeypatch, capsys
+
+    def write(self, text: str) -> None:
+        self.file.write_text(text)
+
+    def __call__(self, name: str, *arguments: str, code: int = 0) -> str:
+        in_this_process(name, str(self.file), *arguments, monkeypatch=self.monkeypatch, code=code)
+        said = self.capsys.readouterr()
+        return said.err if code else said.out
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Served:
+    return Served(tmp_path, monkeypatch, capsys)
+
+
+def test_check_works_without_data_for_experiments_that_are_served(served: Served) -> None:
+    served.write('[task]\nmodel = "digits_mlp"\n[cohort]\nstart_when = 3\n[algorithm]\nfedavg = {}\n')
+    shown = served("check")
     assert "# 2,410 parameters. Without [data], only `fedloom serve` can run this: agents bring their data." in shown
     assert "[data]\n" not in shown
-    in_this_process("check", str(file), "--set", "privacy.example_dp.delta=0.5", monkeypatch=monkeypatch)
-    assert "# Caution: [privacy] example_dp: δ = 0.5 protects hardly anybody." in capsys.readouterr().out
-    in_this_process("check", str(file), "--json", monkeypatch=monkeypatch)
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(served("check", "--json"))
     assert found["estimate"] is None
     assert found["experiment"]["cohort"]["start_when"] == 3
-    in_this_process("check", str(file), "--set", "data.source=digits", monkeypatch=monkeypatch, code=2)
-    assert "Give a partition" in capsys.readouterr().err
+    assert "Give a partition" in served("check", "--set", "data.source=digits", code=2)
 
 
-def test_check_of_a_file_whose_data_is_all_the_servers(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    file = tmp_path / "served.toml"
-    file.write_text('[data]\nsource = "digits"\nserver = 1.0\n[task]\nmodel = "digits_mlp"\n')
-    in_this_process("check", str(file), monkeypatch=monkeypatch)
-    shown = capsys.readouterr().out
+@pytest.mark.parametrize("data", ["", '[data]\nsource = "digits"\npartition = { name = "iid", clients = 4 }\n'])
+def test_json_says_what_the_text_of_check_says(data: str, served: Served) -> None:
+    served.write(f'{data}[task]\nmodel = "digits_mlp"\n[privacy]\nexample_dp = {{ delta = 0.5 }}\n')
+    shown, found = served("check"), json.loads(served("check", "--json"))
+    assert any("δ = 0.5 protects hardly anybody" in text for text in found["cautions"])
+    assert [f"# Caution: {text}" for text in found["cautions"]] == re.findall("^# Caution: .*", shown, re.MULTILINE)
+    assert all(f"# {line}\n" in shown for line in [*found["privacy"]["has"], *found["privacy"]["lacks"]])
+    assert (found["note"] is None) == bool(data)
+    assert found["note"] is None or f"# {found['note']}\n" in shown
+
+
+def test_check_of_a_file_whose_data_is_all_the_servers(served: Served, tmp_path: Path) -> None:
+    served.write('[data]\nsource = "digits"\nserver = 1.0\n[task]\nmodel = "digits_mlp"\n')
+    shown = served("check")
     assert "# 2,410 parameters. With [data] server = 1.0, only `fedloom serve` can run this" in shown
     assert "server = 1.0\n" in shown
-    in_this_process("run", str(file), "--out", str(tmp_path / "run"), monkeypatch=monkeypatch, code=2)
-    assert "leaves none for the clients" in capsys.readouterr().err
-    in_this_process("check", str(file), "--set", "task.model=mnist_cnn", monkeypatch=monkeypatch, code=2)
+    assert "leaves none for the clients" in served("run", "--out", str(tmp_path / "run"), code=2)
+    served("check", "--set", "task.model=mnist_cnn", code=2)
 
 
 @pytest.mark.parametrize(
