@@ -178,16 +178,22 @@ def test_bad_input_is_one_message_and_exit_code_2(
     assert said.out == ""
 
 
+QUICK = ["rounds=1", "run.backend=serial", "algorithm={fedavg={}}", "data.partition={name='iid', clients=6}"]
+
+
+def sweep_quickly(over: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [word for change in QUICK for word in ("--set", change)]
+    in_this_process("sweep", "small.toml", "-q", "--over", over, *given, monkeypatch=monkeypatch)
+
+
 def test_what_a_sweep_suggests_repeats_its_changes(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    changes = ["rounds=1", "run.backend=serial", "algorithm={fedavg={}}", "data.partition={name='iid', clients=6}"]
-    given = [word for change in changes for word in ("--set", change)]
-    in_this_process("sweep", "small.toml", "-q", "--over", "train.lr=0.1,0.3", *given, monkeypatch=monkeypatch)
+    sweep_quickly("train.lr=0.1,0.3", monkeypatch)
     (suggested,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("  fedloom run "))
     _, *command = shlex.split(suggested)
-    assert [word for word in command if "=" in word][:-1] == changes
+    assert [word for word in command if "=" in word][:-1] == QUICK
     in_this_process(*command, "-q", "--no-report", monkeypatch=monkeypatch)
     assert (folder / "runs/small-sweep/best-fedavg/run.db").is_file()
 
@@ -207,9 +213,7 @@ def test_a_sweep_says_which_settings_tie(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    changes = ["rounds=1", "run.backend=serial", "algorithm={fedavg={}}", "data.partition={name='iid', clients=6}"]
-    given = [word for change in changes for word in ("--set", change)]
-    in_this_process("sweep", "small.toml", "-q", "--over", "run.workers=1,2", *given, monkeypatch=monkeypatch)
+    sweep_quickly("run.workers=1,2", monkeypatch)
     told = capsys.readouterr().out
     assert "2 settings tie on validation data: run.workers=1; run.workers=2 (fedavg). Measure one on test data" in told
     assert "Best" not in told.replace("The best of many", "")
