@@ -12,7 +12,7 @@ from fedloom.metrics import is_percentage
 SECONDS_BETWEEN_LINES = 10.0
 # among the values of a round
 CLOCK = "clock"  # virtual seconds since the run began
-AFTER_TRAINING = "after training"  # there if the numbers are about clients' models after local training
+AFTER_TRAINING = "after local training"  # there if the numbers are about clients' models then
 TOOK_PART, ASKED = "took part", "asked"  # how many clients, if not all that were asked took part
 
 
@@ -153,7 +153,7 @@ def describe(values: dict[str, float]) -> str:
     >>> describe({"loss": 0.51234, "accuracy": 0.98765})
     'loss 0.512 accuracy 98.8 %'
     >>> describe({"accuracy": 0.824, AFTER_TRAINING: 1, TOOK_PART: 1, ASKED: 3})
-    'accuracy 82.4 % after training over 1 of 3 clients'
+    'accuracy 82.4 % after local training over 1 of 3 clients'
     """
     words = []
     for name, value in values.items():

@@ -18,9 +18,9 @@ from fedloom.results.table import show
 
 COLUMNS = {  # in the order in which a round measures them
     "server_test": "server test",
-    "pre_fit_test": "before training",
-    "post_fit_test": "after training",
-    "universal": "after training, universal test",
+    "pre_fit_test": "before local training",
+    "post_fit_test": "after local training",
+    "universal": "after local training, universal test",
     "test": "final model",
     "pooled_test": "final model, all tests",
 }

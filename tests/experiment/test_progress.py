@@ -65,7 +65,7 @@ def test_numbers_are_whole_in_80_columns() -> None:
     bar.begin("central-standard (seed 1)", 0, 30)
     bar.step("central-standard (seed 1)", 29, {"loss": 0.207, "accuracy": 0.934, AFTER_TRAINING: 1}, 0.61)
     bar.close()
-    assert "29/30 accuracy 93.4 % after training --:--" in " ".join(out.getvalue().split())
+    assert "29/30 accuracy 93.4 % after local training --:--" in " ".join(out.getvalue().split())
 
 
 def test_the_bars_of_a_run_replace_those_of_the_run_before() -> None:

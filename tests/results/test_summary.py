@@ -21,8 +21,8 @@ def headers(result: Result) -> list[object]:
 
 def test_columns_are_what_was_measured(run: RunData) -> None:
     made = on_screen(run.result)
-    common = ["algorithm", "rounds", "server test", "before training"]
-    drawn = ["after training (drawn clients)", "after training, universal test (drawn clients)"]
+    common = ["algorithm", "rounds", "server test", "before local training"]
+    drawn = ["after local training (drawn clients)", "after local training, universal test (drawn clients)"]
     assert headers(run.result) == [*common, *drawn, "final model"]  # in the order of time
     assert list(made.columns[0].cells) == ["fedavg", "local", "pooled"]
     assert list(made.columns[2].cells)[1] == "–"  # no global model
@@ -93,7 +93,7 @@ def test_all_columns_of_a_table_are_about_the_same_clients(run: RunData) -> None
     (row,) = (r for r in rows if r[:2] == ("after local training, own test (drawn clients)", "pooled"))
     assert row[2] == pytest.approx(mean)
     screen = on_screen(run.result)
-    (column,) = (column for column in screen.columns if column.header == "after training (drawn clients)")
+    (column,) = (column for column in screen.columns if column.header == "after local training (drawn clients)")
     assert list(column.cells)[2] == f"{100 * mean:.2f} %"
 
 

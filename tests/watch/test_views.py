@@ -119,7 +119,7 @@ def test_the_last_values_have_the_universal_test_of_the_report(comparison: Path)
     run = RunData.read(comparison)
     (wanted,) = (one for one in comparisons(run, "accuracy") if one.key == "universal")
     found = views.curves(run, "accuracy", "post_fit")
-    assert found["universal"] == "after training, universal test (drawn clients)"  # as in the terminal
+    assert found["universal"] == "after local training, universal test (drawn clients)"  # as in the terminal
     assert {line["label"]: line["universal"] for line in found["lines"]} == pytest.approx(
         {label: np.mean(list(values.values())) for label, values in wanted.values.items()}
     )
@@ -138,7 +138,7 @@ def test_the_universal_test_appears_when_a_cell_is_done_and_is_read_once(
 
     assert (shown(), asked) == (("", [None, None]), [])  # a run that goes on costs nothing
     growing.add_universal(0, 1, accuracy=0.75)
-    title = "after training, universal test"
+    title = "after local training, universal test"
     assert shown() == shown() == (title, [pytest.approx(0.75), None])
     growing.add_universal(0, 2, accuracy=0.25)
     assert shown() == (title, [pytest.approx(0.5), None])
