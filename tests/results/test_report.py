@@ -25,6 +25,7 @@ from fedloom.results.run_data import RunData
 from fedloom.results.run_values import MetricInfo
 from tests.conftest import Dense, federation
 
+STATIC = Path(fl.__file__).parent / "watch" / "static"
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
 
@@ -193,6 +194,17 @@ def test_on_a_phone_a_figure_keeps_its_size_and_scrolls(written: Path) -> None:
     assert "\n.drawing { overflow-x: auto;" in style
     text = (written / "report.html").read_text(encoding="utf-8")
     assert text.count('<div class="drawing" tabindex="0">') == text.count("<figcaption>") > 0
+
+
+@pytest.mark.parametrize("file", [report.TEMPLATES / "report.css", STATIC / "watch.css"], ids=lambda file: file.name)
+def test_a_table_that_goes_on_beyond_the_edge_has_a_shadow_there(file: Path) -> None:
+    style = file.read_text(encoding="utf-8")
+    (rule,) = re.findall(r"^\.scroll \{(.*)\}$", style, re.MULTILINE)
+    for side in ("left", "right"):
+        away = "right" if side == "left" else "left"
+        assert re.search(rf"\(to {away}, var\(--shade\), transparent\) {side} / \d+px 100% no-repeat scroll", rule)
+        assert re.search(rf"\(to {away}, var\(--paper\) .*?\) {side} / \d+px 100% no-repeat local", rule)
+    assert len(set(re.findall(r"--shade: (#\w+);", style))) == 2  # light and dark
 
 
 def test_a_dark_scheme_is_for_screens_only_and_turns_every_dark_ink_of_figures(written: Path) -> None:
