@@ -240,7 +240,8 @@ def check_served(plan: Plan) -> None:
 
 
 def check_agreed(plan: Plan) -> None:
-    """Raise if the model does not fit the table that sites agreed on, before anybody joins."""
+    """Raise if the model does not fit the table that sites agreed on, or a target its metrics, before anybody joins."""
+    check_target(plan.evaluate, plan.task(plan.seeds[0]))
     agreed = plan.agreed()
     if agreed is not None:
         several = (2, len(agreed.label)) if len(agreed.label) > 1 else (2,)

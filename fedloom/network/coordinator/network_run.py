@@ -18,7 +18,7 @@ from fedloom.data.federation import Federation
 from fedloom.errors import InputError, QuorumError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.experiment_file import Experiment
-from fedloom.experiment.plan import Plan, check_agreed, check_served
+from fedloom.experiment.plan import Plan, check_agreed, check_served, check_target
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.run import run_plan
 from fedloom.federation.sampling import widened
@@ -54,6 +54,8 @@ class NetworkRun:
             check_served(self.plan)
         elif not self.experiment.has_data:
             check_agreed(self.plan)
+        else:  # the file's data is for rehearsals, and need not be on this machine
+            check_target(self.plan.evaluate, self.plan.task(self.plan.seeds[0]))
         self.network = folder / "network"
         self._held = ExitStack()
         self.ledger = open_ledger(self.network, self._held)

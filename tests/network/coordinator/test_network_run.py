@@ -64,6 +64,17 @@ def test_the_data_of_the_server_is_checked_before_anybody_joins(tmp_path: Path) 
     assert not (tmp_path / "net").exists()
 
 
+@pytest.mark.parametrize("data", [{}, {"data": {"source": "csv", "path": "elsewhere.csv", "label": "y"}}])
+def test_a_target_of_no_metric_is_refused_before_anybody_joins(data: dict[str, Any], tmp_path: Path) -> None:
+    from fedloom.errors import InputError
+    from fedloom.experiment.experiment_file import parse
+
+    values = {**data, "task": {"model": "logistic"}, "evaluate": {"target": {"accurcy": 0.9}}}
+    with pytest.raises(InputError, match=r"target must be about one of loss, accuracy\. Got 'accurcy'"):
+        NetworkRun(parse(values), tmp_path / "net")
+    assert not (tmp_path / "net").exists()
+
+
 def test_all_data_of_the_file_may_be_the_servers(tmp_path: Path) -> None:
     run = InProcessRun(tmp_path / "net", {**EXPERIMENT, "rounds": 1, "data": {**EXPERIMENT["data"], "server": 1.0}}, {})
     for table in run.tables:
