@@ -70,7 +70,7 @@ def test_your_own_model_and_loss_are_read_from_the_folder_of_the_file(tmp_path: 
 
 def test_an_algorithm_that_secure_aggregation_cannot_protect_is_refused_when_it_is_planned() -> None:
     values = {"data": {"source": "digits"}, "algorithm": {"ifca": {}}, "privacy": {"secure_aggregation": {}}}
-    with pytest.raises(InputError, match="IFCA sums over some of a round's clients"):
+    with pytest.raises(InputError, match="ifca sums over some of a round's clients"):
         Plan.of(experiment_file.parse(values))
     few = {**values, "algorithm": {"fedavg": {"weights": "uniform"}}, "cohort": {"count": 2}}
     with pytest.raises(InputError, match="min_clients = 3 clients in a round, and a round has 2"):
