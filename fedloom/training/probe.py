@@ -6,20 +6,23 @@ for models and losses for which it gives what plain torch gives. These facts dec
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from fedloom import keys
 from fedloom.data.federation import Federation
 from fedloom.data.plausibility import same_meaning
 from fedloom.data.preprocessing import finite_number
 from fedloom.errors import FedloomError, InputError
-from fedloom.metrics import METRICS, NUMBER_LOSSES, class_number, of_numbers, top
+from fedloom.metrics import METRICS, NUMBER_LOSSES, Metric, class_number, of_numbers, top
 from fedloom.score_metrics import confidences, decisions, ranking
 from fedloom.task import Task
 from fedloom.training import generators
@@ -149,6 +152,7 @@ def probe(federation: Federation, task: Task) -> Probe:
             )
         draws = before != generators.positions()
         _check_output(federation, task, output, y)
+        _check_pairs(federation, task, output, y)
         refuses_one = 1 in mode.norms and _refuses_one(task, initial, x[:1])
         evaluating = Masked(NO_KEY)
         try:
@@ -342,3 +346,55 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
             ) from error
         if found != len(y):
             raise InputError(f"The metric {metric.name} must give one number per example. For 2 it gave {found}.")
+
+
+def _check_pairs(federation: Federation, task: Task, output: Any, y: Tensor) -> None:
+    """Raise if your loss or metric takes every output with every label, because their shapes broadcast.
+
+    The difference of outputs of shape (n, 1) and labels of shape (n,) has the shape (n, n), and torch computes its mean
+    without a word. Such a loss does not change if the labels are exchanged among the examples.
+    """
+    if not isinstance(output, Tensor) or output.shape == y.shape or output.numel() != y.numel():
+        return
+    labels = some_examples(federation, task, ROWS)[1]
+    shape, noise = (len(labels), *output.shape[1:]), keys.generator(3)
+    # with labels as outputs, it matters most which belong together, but a loss may take only probabilities
+    drawn = (torch.from_numpy(draw(size=shape)) for draw in (noise.uniform, noise.normal))
+    tried = [some.to(output.dtype) for some in (labels.reshape(shape), *drawn)]
+    values: dict[str, Callable[[Tensor, Tensor], float]]
+    values = {f"metric {metric.name}": partial(_metric_value, metric) for metric in task.measures}
+    if not isinstance(task.loss, str):
+        values["loss"] = lambda outputs, labels: float(task.batch_loss(outputs, labels))
+    for what, value in values.items():
+        if _takes_all_pairs(value, tried, labels):
+            raise InputError(
+                f"The {what} takes every output with every label: for {len(y)} examples, the outputs have the shape "
+                f"{tuple(output.shape)} and the labels {tuple(y.shape)}, which broadcast to all pairs. Begin it with "
+                "`output = output.reshape(target.shape)`, or let the model return outputs of the labels' shape."
+            )
+
+
+def _metric_value(metric: Metric, outputs: Tensor, labels: Tensor) -> float:
+    if metric.values is not None:
+        return float(metric.values(outputs, labels).double().mean())
+    if metric.scores is None or metric.summary is None:
+        return math.nan  # nothing is measured
+    return metric.summary(metric.scores(outputs, labels).numpy(), labels.numpy())
+
+
+def _takes_all_pairs(value: Callable[[Tensor, Tensor], float], tried: Sequence[Tensor], labels: Tensor) -> bool:
+    """Whether a value never depends on which output belongs to which label, but does if both have the same shape."""
+
+    def depends(outputs: Tensor, labels: Tensor) -> bool | None:
+        with suppress(Exception):
+            one, other = value(outputs, labels), value(outputs, labels.roll(1, 0))
+            if math.isfinite(one) and math.isfinite(other):
+                return abs(one - other) > 1e-4 * max(abs(one), abs(other))
+        return None
+
+    found = {depends(outputs, labels) for outputs in tried}
+    if True in found or False not in found:
+        return False
+    same_shape = [(outputs.reshape(labels.shape), labels) for outputs in tried]
+    same_shape += [(outputs, labels.reshape(outputs.shape)) for outputs in tried]
+    return any(depends(*both) for both in same_shape)

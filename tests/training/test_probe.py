@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError
+from fedloom.metrics import Metric
 from fedloom.task import Task
 from fedloom.training.probe import probe
 from tests.conftest import (
@@ -328,3 +329,64 @@ def test_a_default_metric_that_does_not_fit_says_what_to_do() -> None:
     task = Task(nn.LazyLinear, args={"out_features": 2}, loss=lambda output, target: output.square().sum(-1))
     with pytest.raises(InputError, match=r"metric mae does not fit .*; the task may have other metrics, or \[\]"):
         probe(replace(federation((20,)), y=torch.linspace(0, 3, 20), classes=()), task)
+
+
+def mean_of_all(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target).square().mean()
+
+
+ALL_PAIRS = [
+    mean_of_all,
+    lambda output, target: (output - target).abs(),
+    lambda output, target: (output - target).square().sum(1).mean(),
+    lambda output, target: (output - target).square().mean().sqrt(),
+    lambda output, target: torch.nn.functional.huber_loss(output, target, reduction="sum"),
+    lambda output, target: -(target * output.sigmoid().log() + (1 - target) * (1 - output.sigmoid()).log()).mean(),
+    lambda output, target: (output.exp() - target * output).mean(),
+]
+PAIRS = [
+    lambda output, target: mean_of_all(output.squeeze(1), target),
+    lambda output, target: mean_of_all(output.squeeze(), target),
+    lambda output, target: mean_of_all(output[:, 0], target),
+    lambda output, target: mean_of_all(output, target[:, None]),
+    lambda output, target: mean_of_all(output, target.view_as(output)).sqrt(),
+    lambda output, target: output.square().mean(),  # needs no labels
+    lambda output, target: (output.mean() - target.mean()).square(),
+    lambda output, target: torch.relu(1 - (output - output.T) * (target[:, None] - target).sign()).mean(),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("offset", [0.0, 2000.0])
+def test_a_loss_that_takes_every_output_with_every_label_is_refused(offset: float) -> None:
+    some = replace(federation((20,)), y=torch.linspace(0, 1, 20) + offset, classes=())
+    for loss in ALL_PAIRS if not offset else ALL_PAIRS[:5]:
+        with pytest.raises(InputError, match=r"loss takes every output with every label: .* \(2, 1\) .* \(2,\)"):
+            probe(some, Task(linear, args={"outputs": 1}, loss=loss))
+    for loss in PAIRS:
+        probe(some, Task(linear, args={"outputs": 1}, loss=loss))
+
+
+def test_shapes_that_differ_are_right_where_the_loss_pairs_them() -> None:
+    probe(federation((20,)), Task(Dense, loss=nn.CrossEntropyLoss()))
+    column = replace(federation((20,)), y=torch.linspace(0, 1, 20)[:, None], classes=())
+    probe(column, Task(linear, args={"outputs": 1}, loss=mean_of_all))
+    flat = Task(lambda: nn.Sequential(linear(1), nn.Flatten(0)), loss=mean_of_all, metrics=[])
+    with pytest.raises(InputError, match=r"\(2,\) and the labels \(2, 1\)"):
+        probe(column, flat)
+    equal = replace(column, y=torch.ones(20))  # nothing to see, and nothing to learn
+    probe(equal, Task(linear, args={"outputs": 1}, loss=mean_of_all))
+
+
+def test_a_metric_that_takes_every_output_with_every_label_is_refused() -> None:
+    some = replace(federation((20,)), y=torch.linspace(0, 1, 20), classes=())
+
+    def error(outputs: np.ndarray, labels: np.ndarray) -> float:
+        return float(np.abs(outputs - labels).mean())
+
+    per_example = Metric("off", values=lambda output, target: (output - target).abs())
+    for metric in (error, per_example):
+        with pytest.raises(InputError, match=r"The metric (error|off) takes every output with every label"):
+            probe(some, Task(linear, args={"outputs": 1}, loss="mse", metrics=[metric]))
+    right = Metric("off", values=lambda output, target: (output[:, 0] - target).abs())
+    probe(some, Task(linear, args={"outputs": 1}, loss="mse", metrics=["mae", "r2", "rmse", right]))
