@@ -9,11 +9,14 @@ from __future__ import annotations
 import dis
 import functools
 import hashlib
+import importlib.util
 import inspect
 import sys
 import types
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from enum import Enum
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +102,8 @@ def _of_function(thing: types.FunctionType, inside: Any) -> Iterator[bytes]:
         if name in thing.__globals__:
             yield name.encode()
             yield from _used(thing.__globals__[name], names, inside, set())
+    for module in _imports(thing.__code__, thing.__globals__) if not known else ():
+        yield from _used(module, names, inside, set())
 
 
 def _used(value: Any, names: set[str], inside: Any, done: set[int]) -> Iterator[bytes]:
@@ -129,6 +134,25 @@ def _globals(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _globals(constant)
+
+
+def _imports(code: types.CodeType, home: dict[str, Any]) -> Iterator[types.ModuleType]:
+    """Yield your own modules that code imports where it runs. They are imported now, as they will be then."""
+    steps = list(dis.get_instructions(code))
+    for level, named, step in zip(steps, steps[1:], steps[2:], strict=False):
+        if step.opname == "IMPORT_NAME":
+            top = str(step.argval).partition(".")[0]
+            with suppress(Exception):  # a module that is missing or fails may never be used
+                if level.argval or _is_own_spec(importlib.util.find_spec(top)):
+                    yield __import__(str(step.argval), home, None, named.argval or (), level.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _imports(constant, home)
+
+
+def _is_own_spec(spec: ModuleSpec | None) -> bool:
+    places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
+    return is_own(next(filter(None, places), "<frozen "))
 
 
 def _of_class(thing: type, inside: Any) -> Iterator[bytes]:

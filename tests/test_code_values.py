@@ -19,6 +19,7 @@ from torch import nn
 import fedloom as fl
 from fedloom.code_values import values_fingerprint
 from fedloom.errors import InputError
+from fedloom.user_code import code_fingerprint
 
 FACTOR = 1.0
 
@@ -108,6 +109,74 @@ def test_your_own_modules_count_by_what_the_code_mentions(tmp_path: Path, monkey
     inner.OTHER = 2
     assert [values_fingerprint(by_global), values_fingerprint(by_closure)] == seen[-1]
     del sys.modules["own_helper"], sys.modules["own_folder"], sys.modules["own_folder.inner"]
+
+
+def test_two_functions_on_one_line_differ() -> None:
+    pairs = [
+        (lambda o, t: o - t, lambda o, t: o + t),
+        (lambda o, t: o - 1, lambda o, t: o - 2),
+        (lambda o, t: [o for _ in t], lambda o, t: [t for _ in t]),
+        (lambda o, t: o.mean(), lambda o, t: o.sum()),
+    ]
+    for one, other in pairs:
+        assert values_fingerprint(one) != values_fingerprint(other)
+        assert code_fingerprint(one) != code_fingerprint(other)
+        assert values_fingerprint(one) == values_fingerprint(one)
+
+
+def test_what_a_function_imports_where_it_runs_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_parts").mkdir()
+    (tmp_path / "own_parts" / "part.py").write_text("K = 1\n")
+    (tmp_path / "own_parts" / "near.py").write_text("def near():\n    from .part import K\n    return K\n")
+    (tmp_path / "own_scale.py").write_text("SCALE = 1\nOTHER = 1\ndef scaled(o): return o * SCALE\n")
+
+    def by_from(o: Any) -> Any:
+        from own_scale import SCALE as factor
+
+        return o * factor
+
+    def by_call(o: Any) -> Any:
+        import own_scale
+
+        return [own_scale.scaled(o) for _ in range(2)]
+
+    def inside(o: Any) -> Any:
+        def inner() -> Any:
+            from own_scale import scaled
+
+            return scaled(o)
+
+        return inner()
+
+    def of_package() -> Any:
+        from own_parts import part
+        from own_parts.near import near
+
+        return part, near()
+
+    def missing() -> Any:
+        import math  # noqa: F401
+
+        import own_nothing
+
+        return own_nothing
+
+    users = [by_from, by_call, inside]
+    first, of_parts, nothing = [list(map(values_fingerprint, some)) for some in (users, [of_package], [missing])]
+    assert nothing == [values_fingerprint(missing)]
+    scale, part = sys.modules["own_scale"], sys.modules["own_parts.part"]
+    scale.OTHER = 2  # type: ignore[attr-defined]
+    assert list(map(values_fingerprint, users)) == first
+    scale.SCALE = part.K = 2  # type: ignore[attr-defined]
+    assert all(values_fingerprint(one) != before for one, before in zip(users, first, strict=True))
+    near = sys.modules["own_parts.near"].near
+    assert values_fingerprint(of_package) != of_parts[0]
+    before = values_fingerprint(near)
+    part.K = 3  # type: ignore[attr-defined]
+    assert values_fingerprint(near) != before
+    for name in [name for name in sys.modules if name.startswith(("own_scale", "own_parts"))]:
+        del sys.modules[name]
 
 
 def test_what_is_installed_is_named_but_what_you_gave_to_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
