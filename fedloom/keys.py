@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedloom.errors import InputError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -77,3 +79,9 @@ def uniform(key: Tensor, count: int, call: int) -> Tensor:
     drawn = mix(mix(counter & MASK) ^ ((key[1] + call * 0x9E3779B1) & MASK))
     scaled: Tensor = (drawn >> 8).to(torch.float32) * 2.0**-24
     return scaled
+
+
+def check_seed(seed: object, what: str = "A seed") -> None:
+    """Raise if a seed is not a whole number: 1.5 would be taken for 1."""
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+        raise InputError(f"{what} must be a whole number. Got {seed!r} instead.")

@@ -183,6 +183,11 @@ def own_metric(function: Any, name: str = "") -> Metric:
         return function
     if not callable(function):
         raise InputError(f"A metric must be a name, a function of outputs and labels, or a Metric. Got {function!r}.")
+    if isinstance(function, type):
+        raise InputError(
+            f"The metric {function.__name__} is a class. A metric must be a name, a function of outputs and labels "
+            "that gives a number, or a Metric."
+        )
     name = short_name(name) or getattr(function, "__name__", type(function).__name__)
     better = bool(getattr(function, "higher_is_better", True))
     return Metric(name, scores=_output, summary=partial(_called, function, name), higher_is_better=better)

@@ -58,10 +58,34 @@ class Task:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise InputError(f"The 'dtype' of a task must be {' or '.join(DTYPES)}. Got {self.dtype!r} instead.")
+        keys.check_seed(self.seed, "The 'seed' of a task")
         if isinstance(self.loss, str):
             metrics.loss(self.loss)
+        elif isinstance(self.loss, type):
+            made = f"{self.loss.__name__}()"
+            raise InputError(
+                f"The loss is a class. Write {made}, with brackets; for an experiment file, write `loss = {made}` in a "
+                'file of yours, and name it as "file.py:loss".'
+            )
+        elif not callable(self.loss):
+            raise InputError(
+                f"The 'loss' of a task must be a name, such as \"mse\", or a function of outputs and labels. Got "
+                f"{self.loss!r} instead."
+            )
         if isinstance(self.metrics, str):
             raise InputError(f"The 'metrics' of a task must be a list, such as [\"{self.metrics}\"].")
+        if not isinstance(self.metrics, (list, tuple, type(None))):
+            raise InputError(
+                f"The 'metrics' of a task must be a list, such as [\"mae\"]. Got {self.metrics!r} instead."
+            )
+        if not isinstance(self.args, Mapping):
+            raise InputError(
+                f"The 'args' of a task must be a dict, such as {{\"classes\": 3}}. Got {self.args!r} instead."
+            )
+        if not isinstance(self.init, (str, Path)):
+            raise InputError(
+                f"The 'init' of a task must be torch, glorot or a safetensors file. Got {self.init!r} instead."
+            )
         if isinstance(self.loss, nn.Module) and any(leaf.requires_grad for leaf in self.loss.parameters()):
             names = ", ".join(name for name, leaf in self.loss.named_parameters() if leaf.requires_grad)
             raise InputError(
@@ -74,6 +98,12 @@ class Task:
         """Resolve the metrics. None are those for classes, until the task sees labels that are numbers."""
         chosen = ("accuracy",) if named is None else named
         measures = tuple(metrics.metric(one) if isinstance(one, str) else metrics.own_metric(one) for one in chosen)
+        names = [measure.name for measure in measures]
+        if twice := next((name for name in names if names.count(name) > 1), ""):
+            raise InputError(
+                f"Two metrics are called {twice}, and results have one column for each name. Leave one out, or write "
+                "functions with names of their own."
+            )
         object.__setattr__(self, "metrics", named)
         object.__setattr__(self, "measures", measures)
 

@@ -155,9 +155,10 @@ def as_split(split: Split | Sequence[float] | None) -> Split:
     """Return a split from three shares; None means the default."""
     if split is None or isinstance(split, Split):
         return split or Split()
-    if len(split) != 3:
+    if np.ndim(split) != 1 or len(split) != 3:
         raise InputError(
-            f"The 'split' of the data must be three shares: train, validation, test. Got {list(split)} instead."
+            "The 'split' of the data must be three shares: train, validation, test. Got "
+            f"{np.asarray(split).tolist()!r} instead."
         )
     return Split(train=split[0], validation=split[1], test=split[2])
 

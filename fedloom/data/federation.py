@@ -169,6 +169,7 @@ class Federation:
         """
         from fedloom.data.build import federate  # here, because build imports this module
 
+        keys.check_seed(seed)
         return federate(
             as_dataset(x, y, client=client, group=group, test=test),
             partition=partition,
@@ -216,11 +217,16 @@ def as_dataset(
     if len(features) != len(labels):
         raise InputError(f"There are {len(features)} examples but {len(labels)} labels: every example needs one label.")
     owner = None if client is None else np.asarray(client)
+    if owner is not None and not owner.ndim:
+        raise InputError(
+            f"'client' has one name per example. Got {client!r} instead: for a number of clients, write "
+            f"clients={client!r}."
+        )
     if owner is not None and len(owner) != len(labels):
         raise InputError(f"There are {len(labels)} examples but {len(owner)} client names: every example needs one.")
     groups = None if group is None else np.asarray(group)
     if groups is not None and groups.shape != (len(labels),):
-        raise InputError(f"There are {len(labels)} examples but {len(groups)} groups: every example needs one.")
+        raise InputError(f"There are {len(labels)} examples but {groups.size} groups: every example needs one.")
     if labels.is_floating_point():
         labels = labels.to(torch.float32)
     else:
@@ -231,6 +237,8 @@ def as_dataset(
                 "Number the classes, or give floating-point labels for a regression."
             )
         classes = tuple(str(name) for name in range(int(labels.max()) + 1)) if len(labels) else ()
+    if test is not None and (not isinstance(test, (tuple, list)) or len(test) != 2 or len(test[0]) != len(test[1])):
+        raise InputError("The official 'test' set must be examples and their labels, (x, y), as many of each.")
     official = None if test is None else (_tensor(test[0]), _tensor(test[1]).to(labels.dtype))
     columns = columns_named(getattr(x, "columns", ()))  # of a data frame
     preprocessing = Preprocessing(columns=columns)
@@ -264,7 +272,10 @@ def _tensor(values: ArrayLike | Tensor) -> Tensor:
     if isinstance(values, Tensor):
         tensor = values
     else:
-        array = np.asarray(values)
+        try:
+            array = np.asarray(values)
+        except ValueError as error:
+            raise InputError(f"Features and labels must be arrays, with examples of one shape: {error}") from None
         if array.dtype.kind not in "biuf":
             raise InputError(
                 f"Features and labels must be numbers. Got values of type {array.dtype} instead: encode them."

@@ -444,7 +444,7 @@ def seed_list(seeds: Any) -> Any:
     ([1, 2, 3], [7])
     """
     if type(seeds) is not int:
-        return seeds
+        return list(seeds) if isinstance(seeds, (tuple, range)) else seeds
     if not 1 <= seeds <= MOST_SEEDS:
         raise InputError(
             f"seeds = {seeds} is a number of seeds, from 1 to {MOST_SEEDS:,}: 3 is [1, 2, 3]. For this one seed, write "

@@ -6,12 +6,14 @@ Python calls `run`; the command line, sweeps and the network coordinator call `r
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from fedloom import tree
@@ -38,7 +40,7 @@ from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.run_folder import check_same_data, claimed, record_experiment, same_experiment
 from fedloom.experiment.store import Store
 from fedloom.experiment.worker_groups import Connect, open_worker_groups, train_cells
-from fedloom.federation.checks import introduce
+from fedloom.federation.checks import check_algorithm, check_rounds, introduce
 from fedloom.federation.engine import Evaluation
 from fedloom.federation.sampling import Sampling
 from fedloom.privacy.protection import check_plan
@@ -79,7 +81,7 @@ def run(
     """
     table = _settings(settings)
     labelled = _labelled(algorithms)
-    chosen_seeds = tuple(seed_list(seeds))
+    rounds, chosen_seeds = _plain(rounds), seed_list(_plain(seeds))
     for given, kind, what in (
         (cohort, Sampling, "cohort"),
         (evaluate, Evaluation, "evaluate"),
@@ -90,10 +92,12 @@ def run(
         if not isinstance(given, kind):
             raise InputError(f"'{what}' must be a fedloom.{kind.__name__}(…). Got {given!r} instead.")
     evaluation = evaluate if isinstance(evaluate, EvaluateTable) else EvaluateTable(**dict(evaluate))
-    if type(rounds) is not int or rounds < 0:
-        raise InputError(f"rounds must be a whole number, at least 0. Got {rounds!r} instead.")
-    check_top({"seeds": list(chosen_seeds), **({"name": name} if name is not None else {})})
-    federations = federation if callable(federation) else lambda seed: federation
+    check_rounds(rounds)
+    check_top({"seeds": chosen_seeds, **({"name": name} if name is not None else {})})
+    _check_options(out, fresh, progress, should_stop, connect, description)
+    # a class is a mistake, which is said when it is used
+    is_function = callable(federation) and not isinstance(federation, type)
+    federations: Any = federation if is_function else lambda seed: federation
     tasks = task if callable(task) and not isinstance(task, (Task, nn.Module, type)) else lambda seed: task
 
     def task_of(seed: int) -> Task:
@@ -104,7 +108,7 @@ def run(
         task=task_of,
         algorithms=labelled,
         rounds=rounds,
-        seeds=chosen_seeds,
+        seeds=tuple(chosen_seeds),
         cohort=cohort,
         evaluate=evaluation,
         settings=table,
@@ -204,11 +208,11 @@ def _settings(given: Mapping[str, Any]) -> RunTable:
 
 
 def _labelled(algorithms: Mapping[str, Algorithm] | Sequence[Algorithm] | Algorithm) -> dict[str, Algorithm]:
-    if isinstance(algorithms, (Algorithm, type, str)) or algorithms is None:
+    if isinstance(algorithms, (Algorithm, type, str)) or not isinstance(algorithms, Iterable):
         algorithms = [algorithms]
     if not isinstance(algorithms, Mapping):
         for algorithm in algorithms:
-            _check_algorithm(algorithm, "What you run")
+            check_algorithm(algorithm, "What you run")
         names = [type(algorithm).__name__.lower() for algorithm in algorithms]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice:
@@ -216,15 +220,36 @@ def _labelled(algorithms: Mapping[str, Algorithm] | Sequence[Algorithm] | Algori
         algorithms = dict(zip(names, algorithms, strict=True))
     for label, algorithm in algorithms.items():
         check_label(label)
-        _check_algorithm(algorithm, f"'{label}'")
+        check_algorithm(algorithm, f"'{label}'")
     if not algorithms:
         raise InputError("There is nothing to run: give at least one algorithm.")
     return dict(algorithms)
 
 
-def _check_algorithm(given: object, what: str) -> None:
-    if not isinstance(given, Algorithm):
-        raise InputError(f"{what} must be an algorithm, such as fedloom.FedAvg(). Got {given!r} instead.")
+def _plain(given: Any) -> Any:
+    """Return numbers of numpy as those of Python."""
+    return given.tolist() if isinstance(given, (np.ndarray, np.generic)) else given
+
+
+def _check_options(
+    out: object, fresh: object, progress: object, should_stop: object, connect: object, description: object
+) -> None:
+    """Raise if what is said about a run, and not about its result, is of another kind than it must be."""
+    for what, given, fits, needed in (
+        ("out", out, out is None or isinstance(out, (str, os.PathLike)), "the path of a folder"),
+        ("fresh", fresh, isinstance(fresh, bool), "True or False"),
+        (
+            "progress",
+            progress,
+            progress is None or isinstance(progress, Progress),
+            "a Progress; verbose=True says more",
+        ),
+        ("should_stop", should_stop, callable(should_stop), "a function that returns True or False"),
+        ("connect", connect, connect is None or callable(connect), "a function that returns a backend"),
+        ("description", description, description is None or isinstance(description, Mapping), "a dict"),
+    ):
+        if not fits:
+            raise InputError(f"'{what}' must be {needed}. Got {given!r} instead.")
 
 
 def _describe(plan: Plan) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fedloom import keys
 from fedloom.clock.choice import check_privacy
 from fedloom.compression.method import form_of
 from fedloom.compression.table import CompressTable
@@ -12,6 +13,7 @@ from fedloom.errors import InputError
 from fedloom.federation.sampling import Sampling
 from fedloom.privacy.dp.at_client import AtClients
 from fedloom.privacy.protection import Protection
+from fedloom.record import Record
 from fedloom.task import Task
 from fedloom.tree import Tree
 from fedloom.user_code import kind_of
@@ -21,8 +23,9 @@ if TYPE_CHECKING:
     from fedloom.clock.fleet import Fleet
 
 
-def introduce(federation: object, task: object) -> Task:
+def introduce(federation: object, task: object, seed: object = 0) -> Task:
     """Let a task see the data, and return it. Raise if they are something else than a federation and a task."""
+    keys.check_seed(seed)
     swapped = isinstance(federation, Task) and isinstance(task, Federation)
     advice = " They are swapped: the federation is first." if swapped else ""
     if not isinstance(federation, Federation):
@@ -33,6 +36,25 @@ def introduce(federation: object, task: object) -> Task:
         raise InputError(f"What is learnt must be a Task, {made}. Got {kind_of(task)} instead.")
     task.see(federation)
     return task
+
+
+def check_algorithm(given: object, what: str) -> None:
+    """Raise if what should be an algorithm is something else."""
+    # known by its methods: the class itself is defined above this folder
+    if isinstance(given, Record) and hasattr(given, "init_own"):
+        return
+    shown, advice = repr(given), ""
+    if isinstance(given, type) and hasattr(given, "init_own"):
+        advice = f" Write {given.__name__}(), with brackets."
+    elif isinstance(given, (Task, Federation)):
+        shown, advice = kind_of(given), " The order is federation, task, algorithm."
+    raise InputError(f"{what} must be an algorithm, such as fedloom.FedAvg(). Got {shown} instead.{advice}")
+
+
+def check_rounds(rounds: object) -> None:
+    """Raise if a number of rounds is not one."""
+    if type(rounds) is not int or rounds < 0:
+        raise InputError(f"rounds must be a whole number, at least 0. Got {rounds!r} instead.")
 
 
 def check_settings(
@@ -48,6 +70,8 @@ def check_settings(
     compress: CompressTable,
 ) -> None:
     """Raise an error that names what does not fit."""
+    check_algorithm(algorithm, "What you train")
+    check_rounds(rounds)
     if rounds and not task.trainable:
         raise InputError(
             "All parameters of the model are frozen (requires_grad = False), so there is nothing to learn. Unfreeze "

@@ -56,7 +56,7 @@ def fit(
     clients do by themselves. With a `fleet`, the run has a virtual clock, which decides who answers in time.
     `compress` says how messages are made smaller.
     """
-    introduce(federation, task)
+    introduce(federation, task, seed)
     initial = task.initial()
     check_settings(federation, algorithm, task, initial, rounds, sampling, protection, at_clients, fleet, compress)
     if backend is None:

@@ -32,6 +32,7 @@ MOST_ROWS = 60  # clients in a heat map
 UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 FEW_CLIENTS = 6  # up to these, the name of a client has two lines of this many letters
 LINE = 20
+FILLS = ("min-max", "std")
 
 
 def draw_all(
@@ -42,6 +43,8 @@ def draw_all(
     `fill` says what is shaded around means over clients: "min-max" (lowest to highest) or "std" (one
     standard deviation).
     """
+    if fill not in FILLS:
+        raise InputError(f"'fill' must be {' or '.join(FILLS)}. Got {fill!r} instead.")
     metric = run.main_metric
     makers: dict[str, Callable[[], CaptionedFigure | None]] = {
         "the result": partial(at_a_glance, run),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -106,7 +107,7 @@ class Result:
     @staticmethod
     def read(folder: Path | str, plan: Plan | None = None) -> Result:
         """Read a run folder, finished or not."""
-        folder = Path(folder)
+        folder = _path(folder)
         with open_store(folder) as store:
             described = store.fact("description") or {}
             rule = (described.get("evaluate") or {}).get("headline", "final")
@@ -160,7 +161,7 @@ class Result:
 
     def rows(self, table: str = "clients") -> list[dict[str, Any]]:
         """Return one of the run's tables as a list of rows."""
-        if table not in TABLES:
+        if not isinstance(table, str) or table not in TABLES:
             raise InputError(f"There is no table '{table}'. Known: {', '.join(TABLES)}.")
         with Store(self.folder, read_only=True) as store:
             return store.rows(TABLES[table])
@@ -174,7 +175,7 @@ class Result:
         from fedloom.results import figure_style, learning_curves
         from fedloom.results.run_data import RunData
 
-        run, target = RunData.read(self.folder), Picture(path or self.folder / f"{metric}.png")
+        run, target = RunData.read(self.folder), Picture(_path(path or self.folder / f"{metric}.png"))
         target.figure = learning_curves.draw_run(run, figure_style.line_styles(run.labels), metric)
         figure_style.save_figure(target.figure, target)
         return target
@@ -184,7 +185,7 @@ class Result:
         from fedloom.results import evolution_figure, figure_style
         from fedloom.results.run_data import RunData
 
-        target = Picture(path or self.folder / "generations.png")
+        target = Picture(_path(path or self.folder / "generations.png"))
         target.figure = evolution_figure.draw(RunData.read(self.folder))
         figure_style.save_figure(target.figure, target)
         return target
@@ -265,12 +266,14 @@ class Result:
         model = self.model(cell.algorithm, cell.seed, client)
         return Predictor(model, preprocessing, task.torch_dtype, name, has_logits=task.loss == "bce")
 
-    def has_global_model(self, cell: CellResult) -> bool:
-        """Return whether a cell has one model for all clients."""
+    def has_global_model(self, cell: CellResult | str) -> bool:
+        """Return whether a cell has one model for all clients. Of an algorithm's label, it is the first seed's cell."""
+        cell = cell if isinstance(cell, CellResult) else self.cell(cell)
         return "model" in self._checkpoint(cell).snapshot.state
 
     def preprocessing(self, seed: int) -> Preprocessing:
         """Return how examples were prepared for a seed's models."""
+        self.cell(None, seed)  # raises if there is none
         from fedloom.data.preprocessing import Preprocessing
         from fedloom.experiment.run_folder import preprocessing_file
 
@@ -401,7 +404,8 @@ class Result:
             if algorithm in (None, cell.algorithm) and seed in (None, cell.seed):
                 return cell
         known = ", ".join(f"{cell.algorithm} (seed {cell.seed})" for cell in self.runs)
-        asked = " with ".join([algorithm or "any algorithm", *([] if seed is None else [f"seed {seed}"])])
+        which = "any algorithm" if algorithm is None else algorithm if isinstance(algorithm, str) else repr(algorithm)
+        asked = " with ".join([which, *([] if seed is None else [f"seed {seed!r}"])])
         raise InputError(f"There is no run of {asked}. Known: {known}.")
 
     def only(self, algorithm: str | None = None, seed: int | None = None) -> Result:
@@ -414,6 +418,12 @@ class Result:
 def load(folder: Path | str) -> Result:
     """Return the result of a run in a folder: its numbers, tables, figures, models and predictions."""
     return Result.read(folder)
+
+
+def _path(given: object) -> Path:
+    if not isinstance(given, (str, os.PathLike)):
+        raise InputError(f"A path must be a string or a pathlib.Path. Got {given!r} instead.")
+    return Path(given)
 
 
 def _preprocessing_of(seed: int) -> Callable[[Plan], Preprocessing]:
