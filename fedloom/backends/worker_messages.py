@@ -27,6 +27,7 @@ _NUMPY = {torch.from_numpy(np.empty(0, kind)).dtype for kind in ["?", "i1", "i2"
 
 _by_value: set[str] = set()  # your modules that are sent as they are in this process
 _by_name: set[str] = set()  # those that cannot be sent: workers import them
+_imported: set[str] = set()  # those of them that were needed since somebody asked
 
 
 def pack(payload: Any, by_value: bool = True) -> Message:
@@ -44,15 +45,24 @@ def pack(payload: Any, by_value: bool = True) -> Message:
         cloudpickle.unregister_pickle_by_value(ModuleType(name))
     _by_value.difference_update(met)
     _by_name.update(met)
+    _imported.update(met)
     try:
         return _packed(payload, None)
     except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
         refusal = InputError(
-            f"Worker processes cannot have {_culprit(payload)}: {error}. Make it where it is used, import what uses it "
-            'from a module, or set backend = "serial", which computes in this process.'
+            f"Worker processes cannot have {_culprit(payload)}: {error}. Make it inside of the function that uses it, "
+            'or set backend = "serial", which computes in this process.'
         )
         _by_name.difference_update(met)  # it fails in both ways: the modules are not to blame
+        _imported.difference_update(met)
         raise refusal from error
+
+
+def imported_by_workers() -> list[str]:
+    """Return your modules that workers have imported since the last call, because they cannot be sent."""
+    names = sorted(_imported)
+    _imported.clear()
+    return names
 
 
 def _packed(payload: Any, met: set[str] | None) -> Message:
@@ -68,6 +78,7 @@ def _send_by_value(name: str, met: set[str]) -> None:
     """Let a module's functions, classes and values be sent, if it is your own. Add its name to those that are."""
     module = sys.modules.get(name)
     if name not in _by_value:
+        _imported.update({name} & _by_name)
         if name in ("__main__", *_by_name) or name.startswith(PREFIX) or not isinstance(module, ModuleType):
             return
         compiled = (getattr(module, "__file__", None) or "").endswith((".so", ".pyd"))

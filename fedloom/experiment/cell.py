@@ -10,6 +10,7 @@ from pathlib import Path
 from fedloom import tree
 from fedloom.algorithm import Algorithm
 from fedloom.backends.protocol import Backend
+from fedloom.backends.worker_messages import imported_by_workers
 from fedloom.clock.clock import GROUP
 from fedloom.clock.fleet import Fleet
 from fedloom.clock.in_flight import with_versions
@@ -241,10 +242,18 @@ class Cell:
         return True
 
     def _watched(self, records: Iterator[RoundRecord], group: WorkerGroup) -> Iterator[RoundRecord]:
-        """Pass on the rounds, and caution if the server's half of your own algorithm draws what nobody can repeat."""
+        """Pass on the rounds, and caution about your code: draws that nobody can repeat, values that workers lack."""
         own = type(self.algorithm).__module__.split(".")[0] != "fedloom"
         before = _positions() if own else None
         for record in records:
+            for module in imported_by_workers():
+                self._caution(
+                    group.store,
+                    f"Worker processes import your module {module} from its file, because it holds something that "
+                    "cannot be sent to them, such as a lock. A value that your program sets in it later has no effect "
+                    "on training: give it as an argument (functools.partial), or make what cannot be sent inside of "
+                    'the function that uses it. With backend = "serial", this process computes.',
+                )
             if own and before != _positions():
                 others = " (or of one that ran beside it)" if group.groups > 1 and len(self.plan.algorithms) > 1 else ""
                 half = f"the server's half{others}, {named(self.algorithm.round)}"
@@ -259,10 +268,10 @@ class Cell:
 
     def _caution(self, store: Store, text: str) -> None:
         """Show a caution about the algorithm, and keep it for the report."""
-        self.progress.caution(text)
         with generators.GENERATOR:  # cells that run side by side add to the same list
             known = store.fact("cautions about algorithms") or []
             if text not in known:
+                self.progress.caution(text)
                 store.set_fact("cautions about algorithms", [*known, text])
 
     def _hold(self, store: Store, round: int, should_stop: Callable[[], bool]) -> bool:

@@ -14,6 +14,8 @@ from torch import nn
 import fedloom as fl
 from fedloom.backends import worker_messages
 from fedloom.errors import InputError
+from fedloom.results.report_warnings import cautions
+from fedloom.results.run_data import RunData
 from fedloom.task import Task
 
 
@@ -71,7 +73,10 @@ def test_what_cannot_be_sent_is_named_by_the_way_that_leads_to_it() -> None:
             return (output - target).square()
 
     task = Task(nn.Linear(2, 1), loss=own_loss)
-    with pytest.raises(InputError, match=r"cannot have `loss\.lock`, a lock: cannot pickle .*backend = \"serial\""):
+    with pytest.raises(
+        InputError,
+        match=r"cannot have `loss\.lock`, a lock: cannot pickle .*Make it inside of the function.*backend = \"serial\"",
+    ):
         worker_messages.pack(({"handle": 1}, task))
     around: dict[str, object] = {}
     around["self"] = around
@@ -115,6 +120,36 @@ def test_a_module_that_cannot_be_sent_is_imported(tmp_path: Path, monkeypatch: p
         "from threading import Lock\nLOCK = Lock()\ndef loss(o, t):\n    with LOCK: return o - t\n"
     )
     own = importlib.import_module("own_lock")
+    worker_messages.imported_by_workers()
     for _ in range(2):
         assert through_a_socket(own.loss) is own.loss
+        assert worker_messages.imported_by_workers() == ["own_lock"]
+    assert through_a_socket(1) == 1
+    assert worker_messages.imported_by_workers() == []
     del sys.modules["own_lock"]
+
+
+def test_a_run_says_that_workers_import_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_locked.py").write_text(
+        "from threading import Lock\nfrom torch.nn import functional as F\nLOCK = Lock()\nSCALE = 1.0\n"
+        "def loss(o, t):\n    with LOCK: return F.cross_entropy(o, t) * SCALE\n"
+    )
+    own = importlib.import_module("own_locked")
+    x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
+    data = fl.Federation.from_arrays(x, (x[:, 0] > 0).astype(int), clients=2)
+    task = fl.Task(nn.Linear, args={"in_features": 4, "out_features": 2}, loss=own.loss)
+    algorithms = {"a": fl.FedAvg(), "b": fl.FedAvg(lr=0.2)}
+    result = fl.run(data, task, algorithms, rounds=2, workers=1, out=tmp_path / "run")
+    said = [text for text in cautions(RunData.read(result.folder)) if "own_locked" in text]
+    assert len(said) == 1
+    assert "A value that your program sets in it later has no effect" in said[0]
+    del sys.modules["own_locked"]
+
+
+def test_what_is_made_inside_of_a_function_can_be_sent() -> None:
+    def own_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        with Lock():
+            return (output - target).square()
+
+    assert through_a_socket(own_loss)(torch.ones(1), torch.zeros(1)) == 1  # type: ignore[operator]
