@@ -198,9 +198,12 @@ def cautions(plan: Plan, task: Task, federation: Federation) -> list[str]:
 
 
 def _few_rounds(plan: Plan) -> Iterator[str]:
-    """A headline over more rounds than are measured."""
+    """No rounds, or a headline over more rounds than are measured."""
+    if plan.rounds == 0:
+        yield "rounds = 0: nothing is trained, and the model is only evaluated as it is given."
+        return
     every, rule = plan.evaluate.every, plan.evaluate.headline
-    measured = len({1, plan.rounds, *range(every, plan.rounds + 1, every)}) if plan.rounds else 0
+    measured = len({1, plan.rounds, *range(every, plan.rounds + 1, every)})
     if rule.startswith("last:") and int(rule.removeprefix("last:")) > measured:
         yield f'[evaluate] headline = "{rule}", but only {measured} rounds are measured: it is the mean of all of them.'
 

@@ -238,6 +238,8 @@ def test_a_headline_over_more_rounds_than_there_are_is_named() -> None:
     few = cautions(replace(made, evaluate=EvaluateTable(headline="last:50", every=2)), task, data)
     assert few == ['[evaluate] headline = "last:50", but only 3 rounds are measured: it is the mean of all of them.']
     assert cautions(replace(made, evaluate=EvaluateTable(headline="last:3")), task, data) == []
+    none = cautions(replace(made, rounds=0), task, data)
+    assert none == ["rounds = 0: nothing is trained, and the model is only evaluated as it is given."]
 
 
 @pytest.mark.parametrize(("kind", "metric"), [("regression", "mae"), ("classification", "accuracy")])
