@@ -178,6 +178,10 @@ def run_plan(
                     for cell in (cell for cell in cells if not cell.has_begun()):
                         store.set_status(cell.number, "failed", error=str(error))
                     raise
+                ended = {row["id"] for row in store.cells() if row["status"] == "done"}
+                for cell in cells:
+                    if cell.number in ended:  # it ended with fewer rounds than it gets now
+                        store.set_status(cell.number, "waiting")
                 kill = [group.kill for group in groups]
                 train_cells(cells, groups, lambda: should_stop() or control.stops(), kill)
     return Result.read(folder, plan)

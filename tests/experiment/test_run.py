@@ -31,6 +31,20 @@ def test_more_rounds_extend_a_run(federation: fl.Federation, task: fl.Task, tmp_
     assert {row["round"] for row in longer.rows("clients") if row["phase"] in ("final", "universal")} == {5}
 
 
+def test_cells_that_wait_for_more_rounds_are_not_done(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
+    folder = run(federation, task, tmp_path, rounds=1).folder
+    seen: list[list[str]] = []
+
+    class Watching(Silent):
+        def step(self, *values: Any) -> None:
+            seen.append([cell.status for cell in Result.read(folder).runs])
+
+    extended = run(federation, task, tmp_path, rounds=2, progress=Watching(), cells=1)
+    assert seen[0].count("running") == 1
+    assert "done" not in seen[0]
+    assert {cell.status for cell in extended.runs} == {"done"}
+
+
 def test_a_finished_run_is_not_run_again(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
     first = run(federation, task, tmp_path)
     before = first.rows("rounds")
