@@ -12,6 +12,7 @@ from fedloom.compression.uplink import MEMORY
 from fedloom.errors import InputError
 from fedloom.record import Record
 from fedloom.tree import Groups
+from fedloom.user_code import calls
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm
@@ -68,6 +69,11 @@ class CompressTable(Record):
             )
         if up is None:
             return
+        if any(calls(type(algorithm), verb) for verb in ("map", "exchange")):
+            raise InputError(
+                f"[compress] up = '{up.name}' does not work with {title}: the server or other clients get the answer "
+                "of each client as it is, and only what becomes a sum is compressed. Leave out up; down works."
+            )
         if privacy is not None and privacy.secure_aggregation is not None and not up.commutes:
             raise InputError(
                 f"[compress] up = '{up.name}' does not work with secure aggregation: masks hide sums, and a sum of "

@@ -103,3 +103,10 @@ def test_what_a_robust_rule_leaves_out_would_be_lost_to_error_feedback() -> None
     for up in (MASK, "powersgd"):
         message = refused(CompressTable(up=up), ALGORITHMS["fedavg"](rule="median"))
         assert "what error feedback added to them would be lost" in message
+
+
+@pytest.mark.parametrize("name", ["selective", "peer"])
+def test_answers_that_are_not_summed_are_not_compressed_so_it_is_refused(name: str) -> None:
+    for method in ("float16", "topk", "lossless"):
+        assert "only what becomes a sum is compressed" in refused(CompressTable(up=method), ALGORITHMS[name]())
+    assert refused(CompressTable(down="float16"), ALGORITHMS[name]()) == ""
