@@ -102,7 +102,7 @@ def _of_function(thing: types.FunctionType, inside: Any) -> Iterator[bytes]:
         if name in thing.__globals__:
             yield name.encode()
             yield from _used(thing.__globals__[name], names, inside, set())
-    for module in _imports(thing.__code__, thing.__globals__) if not known else ():
+    for module in imports_inside(thing.__code__, thing.__globals__) if not known else ():
         yield from _used(module, names, inside, set())
 
 
@@ -136,7 +136,7 @@ def _globals(code: types.CodeType) -> Iterator[str]:
             yield from _globals(constant)
 
 
-def _imports(code: types.CodeType, home: dict[str, Any]) -> Iterator[types.ModuleType]:
+def imports_inside(code: types.CodeType, home: dict[str, Any]) -> Iterator[types.ModuleType]:
     """Yield your own modules that code imports where it runs. They are imported now, as they will be then."""
     steps = list(dis.get_instructions(code))
     for level, named, step in zip(steps, steps[1:], steps[2:], strict=False):
@@ -147,7 +147,7 @@ def _imports(code: types.CodeType, home: dict[str, Any]) -> Iterator[types.Modul
                     yield __import__(str(step.argval), home, None, named.argval or (), level.argval)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _imports(constant, home)
+            yield from imports_inside(constant, home)
 
 
 def _is_own_spec(spec: ModuleSpec | None) -> bool:

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.code_values import imports_inside
 from fedloom.errors import InputError
-from fedloom.user_code import PREFIX, is_own_module, kind_of
+from fedloom.user_code import PREFIX, is_own, is_own_module, kind_of
 
 Message = list[Any]  # the pickle, then the tensors' bytes
 DEEPEST = 9  # how far to look inside of what cannot be pickled: it may contain itself
@@ -27,7 +28,9 @@ _NUMPY = {torch.from_numpy(np.empty(0, kind)).dtype for kind in ["?", "i1", "i2"
 
 _by_value: set[str] = set()  # your modules that are sent as they are in this process
 _by_name: set[str] = set()  # those that cannot be sent: workers import them
-_imported: set[str] = set()  # those of them that were needed since somebody asked
+_imported: dict[str, str] = {}  # those that workers have imported since somebody asked, and why
+LOCKED = "it holds something that cannot be sent to them, such as a lock: make that inside of the function that uses it"
+LATE = "a function imports it inside of itself: import it at the top of the file"
 
 
 def pack(payload: Any, by_value: bool = True) -> Message:
@@ -45,7 +48,7 @@ def pack(payload: Any, by_value: bool = True) -> Message:
         cloudpickle.unregister_pickle_by_value(ModuleType(name))
     _by_value.difference_update(met)
     _by_name.update(met)
-    _imported.update(met)
+    _imported.update(dict.fromkeys(met, LOCKED))
     try:
         return _packed(payload, None)
     except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
@@ -54,15 +57,16 @@ def pack(payload: Any, by_value: bool = True) -> Message:
             'or set backend = "serial", which computes in this process.'
         )
         _by_name.difference_update(met)  # it fails in both ways: the modules are not to blame
-        _imported.difference_update(met)
+        for name in met:
+            _imported.pop(name, None)
         raise refusal from error
 
 
-def imported_by_workers() -> list[str]:
-    """Return your modules that workers have imported since the last call, because they cannot be sent."""
-    names = sorted(_imported)
+def imported_by_workers() -> dict[str, str]:
+    """Return your modules that workers have imported since the last call, and why they were not sent."""
+    found = dict(sorted(_imported.items()))
     _imported.clear()
-    return names
+    return found
 
 
 def _packed(payload: Any, met: set[str] | None) -> Message:
@@ -78,7 +82,7 @@ def _send_by_value(name: str, met: set[str]) -> None:
     """Let a module's functions, classes and values be sent, if it is your own. Add its name to those that are."""
     module = sys.modules.get(name)
     if name not in _by_value:
-        _imported.update({name} & _by_name)
+        _imported.update(dict.fromkeys({name} & _by_name, LOCKED))
         if name in ("__main__", *_by_name) or name.startswith(PREFIX) or not isinstance(module, ModuleType):
             return
         compiled = (getattr(module, "__file__", None) or "").endswith((".so", ".pyd"))
@@ -144,6 +148,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, value: Any) -> Any:
         if self.met is not None and isinstance(value, (FunctionType, type, ModuleType)):
             _send_by_value(value.__name__ if isinstance(value, ModuleType) else str(value.__module__), self.met)
+            if isinstance(value, FunctionType) and is_own(value.__code__.co_filename):
+                late = imports_inside(value.__code__, value.__globals__)
+                _imported.update((module.__name__, LATE) for module in late if module.__name__ not in _imported)
         plain = type(value) is Tensor and value.layout is torch.strided and value.dtype in _NUMPY
         if plain and value.device.type == "cpu" and not value.requires_grad and not value.is_conj() and value.numel():
             return torch.from_numpy, (value.contiguous().numpy(),)

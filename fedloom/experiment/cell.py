@@ -246,13 +246,12 @@ class Cell:
         own = type(self.algorithm).__module__.split(".")[0] != "fedloom"
         before = _positions() if own else None
         for record in records:
-            for module in imported_by_workers():
+            for module, why in imported_by_workers().items():
                 self._caution(
                     group.store,
-                    f"Worker processes import your module {module} from its file, because it holds something that "
-                    "cannot be sent to them, such as a lock. A value that your program sets in it later has no effect "
-                    "on training: give it as an argument (functools.partial), or make what cannot be sent inside of "
-                    'the function that uses it. With backend = "serial", this process computes.',
+                    f"Worker processes import your module {module} from its file, because {why}. Values that your "
+                    "program sets in it later have no effect on training. They have if they are arguments "
+                    '(functools.partial), or if this process computes (backend = "serial").',
                 )
             if own and before != _positions():
                 others = " (or of one that ran beside it)" if group.groups > 1 and len(self.plan.algorithms) > 1 else ""

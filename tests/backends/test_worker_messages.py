@@ -123,10 +123,23 @@ def test_a_module_that_cannot_be_sent_is_imported(tmp_path: Path, monkeypatch: p
     worker_messages.imported_by_workers()
     for _ in range(2):
         assert through_a_socket(own.loss) is own.loss
-        assert worker_messages.imported_by_workers() == ["own_lock"]
+        assert worker_messages.imported_by_workers() == {"own_lock": worker_messages.LOCKED}
     assert through_a_socket(1) == 1
-    assert worker_messages.imported_by_workers() == []
+    assert worker_messages.imported_by_workers() == {}
     del sys.modules["own_lock"]
+
+
+def test_a_module_that_a_function_imports_inside_of_itself_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_scale.py").write_text("SCALE = 1.0\n")
+    (tmp_path / "own_late.py").write_text("def loss(o, t):\n    import json, own_scale\n    return own_scale.SCALE\n")
+    own = importlib.import_module("own_late")
+    worker_messages.imported_by_workers()
+    through_a_socket(own.loss)
+    assert worker_messages.imported_by_workers() == {"own_scale": worker_messages.LATE}
+    del sys.modules["own_late"], sys.modules["own_scale"]
 
 
 def test_a_run_says_that_workers_import_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +156,7 @@ def test_a_run_says_that_workers_import_a_module(tmp_path: Path, monkeypatch: py
     result = fl.run(data, task, algorithms, rounds=2, workers=1, out=tmp_path / "run")
     said = [text for text in cautions(RunData.read(result.folder)) if "own_locked" in text]
     assert len(said) == 1
-    assert "A value that your program sets in it later has no effect" in said[0]
+    assert "Values that your program sets in it later have no effect" in said[0]
     del sys.modules["own_locked"]
 
 

@@ -17,7 +17,7 @@ from fedloom.algorithms import Ditto
 from fedloom.errors import FedloomError, InputError, QuorumError, StoreError, TrainingError
 from fedloom.experiment.cell import Cell
 from fedloom.experiment.experiment_file import EvaluateTable
-from fedloom.experiment.progress import Silent
+from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.store import Store
 from fedloom.results.report_warnings import cautions
 from fedloom.results.result import Result
@@ -120,11 +120,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
 ) -> None:
     notes: list[str] = []
 
-    class Listening:
-        def expect(self, cells: int, rounds: int) -> None: ...
-        def begin(self, cell: str, done: int, rounds: int) -> None: ...
-        def step(self, cell: str, round: int, values: dict[str, float], seconds: float) -> None: ...
-        def end(self, cell: str) -> None: ...
+    class Listening(Progress):
         def note(self, text: str) -> None:
             notes.append(text)
 
