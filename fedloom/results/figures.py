@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from fedloom.errors import InputError
 from fedloom.results import audit_findings, headline, learning_curves, round_figure
 from fedloom.results import figure_style as style
 from fedloom.results.client_tables import average
-from fedloom.results.comparisons import Comparison, main_comparison, universal_comparison
+from fedloom.results.comparisons import Comparison, finished, main_comparison, universal_comparison
 from fedloom.results.figure_style import BEFORE_TRAINING, FAINT, INK, MOST_PANELS, CaptionedFigure
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import Curve, Floats, Ints, Stats
@@ -480,4 +481,7 @@ def _drawn_in_words(run: RunData) -> str:
 
 
 def _seeds_in_words(run: RunData) -> str:
-    return f" Mean of {len(run.seeds)} seeds." if len(run.seeds) > 1 else ""
+    if len(run.seeds) < 2:
+        return ""
+    counts = Counter(cell.algorithm for cell in finished(run.result.runs)).values()
+    return " Mean over the seeds of each." if len({*counts}) > 1 else f" Mean of {len(run.seeds)} seeds."

@@ -135,12 +135,15 @@ def _best_in_words(run: RunData, comparison: Comparison, pairs: bool = True) -> 
     elif len(federated) > 1:
         what, chance = ("mean", "") if over_seeds[best].count > 1 else ("number", ", with one seed: this may be chance")
         several = f" has the best {what} of the {len(federated)} algorithms that leave the data where it is{chance}"
-    yield f"{title}: {_with_interval(best, over_seeds[best], metric)}{several}."
+    uneven = len({*map(frozenset, comparison.values.values())}) > 1
+    yield f"{title}: {_with_interval(best, over_seeds[best], metric, uneven)}{several}."
+    if uneven:
+        yield say("result", "other_seeds")
     if pairs:
         yield from _against_others(best, federated[1:], comparison)
     for label in order:
         if run.is_pooled(label) and federated:
-            yield say("result", "pooled", pooled=_with_interval(label, over_seeds[label], metric))
+            yield say("result", "pooled", pooled=_with_interval(label, over_seeds[label], metric, uneven))
     if over_seeds[best].count > 1 and run.has_one_split:
         yield say("result", "one_split")
 
@@ -163,20 +166,24 @@ def _against_others(best: str, others: Sequence[str], comparison: Comparison) ->
     if apart:
         several = "intervals, which hold together, exclude" if len(pairs) > 1 else "interval excludes"
         why = f"the 95 % {several} zero"
-        side = "above" if comparison.metric.higher_is_better else "below"
-        yield say("result", "apart", side=side, apart=_listed(apart), why=why)
+        # where seeds differ, the best mean may be worse in the seeds that both have
+        above = [other for other in apart if (found[other].spread.mean > 0) == (found[other].first == best)]
+        for side, some in (("above", above), ("below", [other for other in apart if other not in above])):
+            if some:
+                yield say("result", "apart", side=side, apart=_listed(some), why=why)
 
 
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _with_interval(label: str, found: Spread, metric: MetricInfo) -> str:
+def _with_interval(label: str, found: Spread, metric: MetricInfo, count: bool) -> str:
     kind, (low, high) = metric.number_format, found.interval(share=metric.share)
     interval = f", 95 % interval {show(low, kind)} to {show(high, kind)}"
     if found.std == 0:
         interval = f", the same in all {found.count} seeds"  # an interval without a width would look like certainty
-    return f"{label} ({show(found.mean, kind)}{interval if found.count > 1 else ''})"
+    seeds = f", {found.count} seed" + ("s" if found.count > 1 else "") if count and found.std != 0 else ""
+    return f"{label} ({show(found.mean, kind)}{interval if found.count > 1 else ''}{seeds})"
 
 
 def _inline_svg(figure: CaptionedFigure) -> Markup:

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import combinations
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from fedloom.experiment.round_rows import LEFT_OUT, OUTLIER
 from fedloom.privacy.table import PrivacyTable
 from fedloom.privacy.words import doubts
 from fedloom.results import headline
-from fedloom.results.comparisons import PHASES, comparisons, main_comparison
+from fedloom.results.comparisons import PHASES, Comparison, comparisons, main_comparison
 from fedloom.results.run_data import RunData
 from fedloom.results.sentences import say
 from fedloom.results.table import show, two_digits
@@ -222,9 +223,9 @@ def about_seeds(run: RunData) -> Iterator[str]:
     if len(run.seeds) == 1:
         yield say("caution", "one_seed")
         return
-    if len(run.seeds) < FEW_SEEDS:
-        yield say("caution", "few_seeds", seeds=len(run.seeds))
-    if (main := main_comparison(run)) is not None:
+    main = main_comparison(run)
+    yield from _few_seeds(main) if main is not None else ()
+    if main is not None:
         alike = [label for label, values in main.values.items() if len(values) > 1 and len({*values.values()}) == 1]
         yield from (say("caution", "no_spread", label=label, metric=main.metric.name) for label in alike)
     fixed = ["one partition and one split"] if run.has_one_split else []
@@ -236,6 +237,23 @@ def about_seeds(run: RunData) -> Iterator[str]:
         advice = say("caution", "fixed_by_column" if own else "fixed_by_seed", column=own)
         varied = "the order of batches" if run.sampling is None else "which clients take part and the order of batches"
         yield say("caution", "fixed", fixed=" and ".join(fixed), varied=varied, advice=advice)
+
+
+def _few_seeds(main: Comparison) -> Iterator[str]:
+    """Algorithms with few seeds, and pairs that share few: runs that are compared may have different seeds."""
+    counts = {label: len(seeds) for label, seeds in main.values.items()}
+    if len({*counts.values()}) == 1 and (same := min(counts.values())) < FEW_SEEDS:
+        yield say("caution", "few_seeds" if same > 1 else "one_seed", seeds=same)
+    elif few := [label for label, count in counts.items() if count < FEW_SEEDS]:
+        yield say("caution", "few_seeds_of", labels=", ".join(f"{label} ({_seeds(counts[label])})" for label in few))
+    common = {(a, b): len(main.values[a].keys() & main.values[b].keys()) for a, b in combinations(main.values, 2)}
+    fewest = min(common, key=lambda pair: common[pair], default=None)
+    if fewest is not None and common[fewest] < min(FEW_SEEDS, *counts.values()):
+        yield say("caution", "few_in_common", count=common[fewest], pair=" and ".join(fewest))
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed" + ("s" if count != 1 else "")
 
 
 def _small_tests(run: RunData) -> Iterator[str]:

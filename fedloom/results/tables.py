@@ -52,12 +52,13 @@ def overview(run: RunData) -> Iterator[Table]:
         rows = tuple((label, *(_mean_and_interval(one, label) for one in found)) for label in labels)
         if rows:
             columns, kinds = ("algorithm", *(one.way for one in found)), ("text", *["shown"] * len(found))
-            note = _note_over_seeds(run, "overview")
+            note = _note_over_seeds(found, "overview")
             if any(one.key.startswith("pooled") for one in found):
                 note += " " + say("note", "pooled")
             if any(one.drawn for one in found):
                 note += " " + say("note", "drawn")
-            yield Table(f"overview_{metric}", f"Results: {metric}", columns, rows, kinds, note)
+            table = Table(f"overview_{metric}", f"Results: {metric}", columns, rows, kinds, note)
+            yield _with_seeds(table, found)
 
 
 def overview_numbers(run: RunData) -> Iterator[Table]:
@@ -70,11 +71,33 @@ def overview_numbers(run: RunData) -> Iterator[Table]:
         for label, *_ in table.rows:
             spreads = [spread(list(one.values.get(str(label), {}).values())) for one in found]
             rows.append((label, *(value for one in spreads for value in (one.mean, one.mean - one.low))))
-        yield replace(table, columns=columns, rows=tuple(rows), kinds=kinds)
+        yield _with_seeds(replace(table, columns=columns, rows=tuple(rows), kinds=kinds), found)
 
 
-def _note_over_seeds(run: RunData, name: str) -> str:
-    return say("note", name if len(run.seeds) > 1 else "one_seed", seeds=len(run.seeds))
+def _with_seeds(table: Table, found: Sequence[Comparison]) -> Table:
+    """The table with a column that says over how many seeds each row is, if rows differ in that."""
+    if len(_seed_counts(found)) < 2:
+        return table
+    rows = []
+    for label, *values in table.rows:
+        counts = sorted(_seed_counts(found, str(label)))
+        rows.append((label, counts[0] if len(counts) == 1 else f"{counts[0]} to {counts[-1]}", *values))
+    first, *others = table.columns
+    return replace(
+        table, columns=(first, "seeds", *others), kinds=("text", "whole", *table.kinds[1:]), rows=tuple(rows)
+    )
+
+
+def _seed_counts(found: Sequence[Comparison], only: str | None = None) -> set[int]:
+    """Over how many seeds the means are: of all algorithms, or only of one."""
+    return {len(seeds) for one in found for label, seeds in one.values.items() if only in (None, label)}
+
+
+def _note_over_seeds(found: Sequence[Comparison], name: str) -> str:
+    counts = _seed_counts(found)
+    if counts == {1}:
+        return say("note", "one_seed")
+    return say("note", name, seeds=f"{counts.pop()} seeds" if len(counts) == 1 else "the seeds of each row")
 
 
 def _mean_and_interval(comparison: Comparison, label: str) -> str:
@@ -90,7 +113,8 @@ def comparison(run: RunData) -> Iterator[Table]:
     columns = ("measured", "algorithm", "mean", "std over seeds", "95 % low", "95 % high", "seeds")
     for name, metric in run.metrics.items():
         rows: list[tuple[Value, ...]] = []
-        for one in comparisons(run, name):
+        found = comparisons(run, name)
+        for one in found:
             for label, values in one.values.items():
                 over_seeds = spread(list(values.values()))
                 interval = over_seeds.interval(share=metric.share)
@@ -98,7 +122,7 @@ def comparison(run: RunData) -> Iterator[Table]:
         if rows:
             shown = metric.number_format
             kinds = ("text", "text", shown, metric.deviation_format, shown, shown, "whole")
-            note = _note_over_seeds(run, "comparison")
+            note = _note_over_seeds(found, "comparison")
             if run.leaves_out_clients("post_fit"):
                 note += " " + say("note", "drawn")
             yield Table(f"comparison_{name}", f"Results in full: {name}", columns, tuple(rows), kinds, note)

@@ -13,8 +13,10 @@ from fedloom.errors import InputError, StoreError
 from fedloom.experiment.store import Store
 from fedloom.results import figures, tables
 from fedloom.results.compared_runs import ComparedRuns, cautions, combine, what_differs
-from fedloom.results.report import result_in_words
+from fedloom.results.comparisons import Comparison
+from fedloom.results.report import _against_others, result_in_words
 from fedloom.results.run_data import RunData
+from fedloom.results.run_values import MetricInfo
 
 Change = Callable[[Store], None]
 
@@ -185,6 +187,43 @@ def test_a_ranking_of_runs_with_other_rounds_and_few_seeds_is_cautioned(comparis
     assert longer[1:] == same
     assert "also shows which trained longer: 5 rounds: " in longer[0]
     assert "; 7 rounds: " in longer[0]
+
+
+def test_rows_say_over_how_many_seeds_they_are_if_runs_differ_in_that(comparison: Path, other: Path) -> None:
+    with Store(other) as store:
+        sql("UPDATE cells SET status = 'stopped' WHERE seed = 2")(store)
+    run = combine([comparison, other]).choose(["fedavg"])
+    shown, numbers = next(tables.overview(run)), next(tables.overview_numbers(run))
+    for table in (shown, numbers):
+        assert (table.columns[1], [row[:2] for row in table.rows]) == (
+            "seeds",
+            [("fedavg (small)", 2), ("fedavg (other)", 1)],
+        )
+        assert table.note.startswith("Mean over the seeds of each row ±")
+    assert len(numbers.columns) == len(numbers.kinds) == len(numbers.rows[0])
+    assert "over the seeds of each row" in next(tables.comparison(run)).note
+    first = next(result_in_words(run.only("loss")))
+    assert ", 2 seeds)" in first or ", 1 seed)" in first
+    assert "differences over the seeds that both have" in first
+    assert next(cautions(run)).startswith("Few seeds: fedavg (small) (2 seeds), fedavg (other) (1 seed).")
+    (sent,) = (figure for figure in figures.draw_comparison(run) if figure.name == "bytes")
+    assert sent.caption.endswith("Mean over the seeds of each.")
+
+
+def test_a_mean_that_is_best_over_other_seeds_is_not_called_above_one_that_wins_in_common_seeds() -> None:
+    share = MetricInfo("accuracy", True, True)
+    many = {1: 0.30, 2: 0.31, 3: 0.32, 4: 0.99, 5: 0.99, 6: 0.99}
+    one = Comparison("test", share, {"a": many, "b": {1: 0.40, 2: 0.411, 3: 0.421}})
+    assert list(_against_others("a", ["b"], one)) == ["It is below b (the 95 % interval excludes zero)."]
+
+
+def test_few_seeds_in_common_are_cautioned(comparison: Path, other: Path) -> None:
+    for folder, seed in ((comparison, 1), (other, 2)):
+        copied = Path(shutil.copytree(folder, other.parent / f"without-{seed}"))
+        with Store(copied) as store:
+            sql(f"UPDATE cells SET status = 'stopped' WHERE label = 'fedavg' AND seed = {seed}")(store)
+    run = combine([other.parent / "without-1", other.parent / "without-2"]).choose(["fedavg"])
+    assert any("in common: 0 for fedavg (without-1) and fedavg (without-2)" in text for text in cautions(run))
 
 
 def test_numbers_that_are_equal_in_all_seeds_have_no_interval(comparison: Path, other: Path) -> None:
