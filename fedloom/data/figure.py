@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+from unicodedata import east_asian_width
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,8 +99,8 @@ def _columns(federation: Federation) -> Columns:
     y, classes = federation.y.numpy(), len(federation.classes)
     if 0 < classes <= EVERY_LABEL:
         step = _step(classes, 20)
-        ticks = [(float(at), shorten(federation.classes[at], 12)) for at in range(0, classes, step)]
-        return Columns(y, classes, ticks, "label")
+        names = shorten_all([federation.classes[at] for at in range(0, classes, step)], 12)
+        return Columns(y, classes, [(float(at * step), name) for at, name in enumerate(names)], "label")
     if classes:
         edges = np.linspace(0, classes, BINS + 1).astype(np.int64)
         texts, values, title = [f"{edge:,}" for edge in edges], y, f"label's number ({classes:,} labels in {BINS} bins)"
@@ -116,14 +118,14 @@ def _map(figure: Figure, axes: Axes, federation: Federation, clients: Numbers) -
     ranges = [slice(federation.offsets[client], federation.offsets[client + 1]) for client in clients]
     counts = np.array([np.bincount(columns.of[examples], minlength=columns.many) for examples in ranges])
     image = draw_shares(axes, counts, write_numbers=len(clients) <= 30, size=7)
-    figure.colorbar(image, ax=axes, pad=0.02, format=lambda share, _: f"{share:.0%}")
+    figure.colorbar(image, ax=axes, pad=0.02, format=lambda share, _: f"{100 * share:.0f} %")
     places, texts = zip(*columns.ticks, strict=True)
-    slanted = sum(len(text) + 1 for text in texts) > 50
+    slanted = sum(text_width(text) + 1 for text in texts) > 50
     axes.set_xticks(places, texts, rotation=40 if slanted else 0, ha="right" if slanted else "center")
     axes.set_xlabel(columns.title)
     step = _step(len(clients), 25)
     rows = range(0, len(clients), step)
-    axes.set_yticks(rows, [shorten(federation.name(int(clients[row])), 18) for row in rows])
+    axes.set_yticks(rows, shorten_all([federation.name(int(clients[row])) for row in rows], 18))
     axes.set_title("Labels of each client (shares of its examples)", fontsize=11)
 
 
@@ -186,3 +188,49 @@ def shorten(text: str, length: int) -> str:
     """Leave out the middle of a long name: names of clients often differ only at the end. A $ starts no formula."""
     cut = text if len(text) <= length else f"{text[: length // 2]}…{text[-(length // 2 - 1) :]}"
     return cut.replace("$", r"\$")
+
+
+def shorten_all(names: Sequence[str], length: int) -> list[str]:
+    """Shorten the names of one figure so that they stay different: where the middle tells them apart, keep that part.
+
+    >>> shorten_all(["Hospital 11 of the North", "Hospital 12 of the North", "Clinic"], 12)
+    ['Hospi…11…', 'Hospi…12…', 'Clinic']
+    """
+    short = [shorten(name, length) for name in names]
+    alike: dict[str, list[str]] = {}
+    for name, cut in zip(names, short, strict=True):
+        alike.setdefault(cut, []).append(name)
+    shown = [
+        cut if len(alike[cut]) == 1 else _around_difference(name, alike[cut], length)
+        for name, cut in zip(names, short, strict=True)
+    ]
+    if len({*shown}) == len({*names}):
+        return shown
+    return [f"{at + 1}: {cut}" for at, cut in enumerate(short)]
+
+
+def _around_difference(name: str, alike: Sequence[str], length: int) -> str:
+    """The start of a name, and the part in which it differs from others, with the whole of a number."""
+    start, after = _common(alike), _common([other[::-1] for other in alike])
+    end = len(name) - after
+    while start and name[start - 1].isdigit():
+        start -= 1
+    while end < len(name) and name[end - 1 : end + 1].isdigit():
+        end += 1
+    part = name[start : max(end, start + 1)][: length - 2]
+    head = name[: min(start, max(0, length - len(part) - 2), length // 2 - 1)].rstrip()
+    return f"{head}…{part}…".replace("$", r"\$")
+
+
+def _common(names: Sequence[str]) -> int:
+    """How many letters all names begin with."""
+    return len([*takewhile(lambda letters: len({*letters}) == 1, zip(*names, strict=False))])
+
+
+def text_width(text: str) -> int:
+    """How many usual letters wide a text is: Chinese, Japanese and Korean letters, and …, are twice as wide.
+
+    >>> text_width("ab"), text_width("健康"), text_width("a…")
+    (2, 4, 3)
+    """
+    return sum(2 if letter == "…" or east_asian_width(letter) in "WF" else 1 for letter in text)

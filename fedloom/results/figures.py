@@ -7,12 +7,13 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedloom.data.figure import draw_shares, shorten
+from fedloom.data.figure import draw_shares, shorten_all, text_width
 from fedloom.data.split import SPLITS
 from fedloom.errors import InputError
 from fedloom.results import audit_findings, headline, learning_curves, round_figure
@@ -33,6 +34,7 @@ MOST_ROWS = 60  # clients in a heat map
 UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 FEW_CLIENTS = 6  # up to these, the name of a client has two lines of this many letters
 LINE = 20
+PANEL_LETTERS = 24  # that fit side by side under a panel
 FILLS = ("min-max", "std")
 
 
@@ -230,14 +232,18 @@ def _draw_clients(axes: Axes, stats: Stats, around: Any, colour: str, beside: fl
 
 def _name_clients_across(axes: Axes, run: RunData, clients: Any) -> None:
     names = [run.client_name(int(client)) for client in _evenly(clients)]
-    if len(names) <= FEW_CLIENTS and max(map(len, names)) > 24 // len(names):
-        slanted = [shorten(name, 18) for name in names]
-        axes.set_xticks(range(len(names)), slanted, rotation=40, ha="right", rotation_mode="anchor")
+    if len(names) <= FEW_CLIENTS and max(map(text_width, names)) > PANEL_LETTERS // len(names):
+        axes.set_xticks(range(len(names)), shorten_all(names, 18), rotation=40, ha="right", rotation_mode="anchor")
     else:
-        names = [shorten(name, 8) for name in names]
-        step = max(1, math.ceil(sum(len(name) + 1 for name in names) / 24))
+        names = shorten_all(names, 8)
+        step = next(step for step in range(1, len(names) + 1) if _fit(names[::step], PANEL_LETTERS * step / len(names)))
         axes.set_xticks(range(0, len(names), step), names[::step])
     axes.set_xlim(-0.6, len(names) - 0.4)
+
+
+def _fit(names: Sequence[str], apart: float) -> bool:
+    """Whether names fit side by side if their centres are this many letters apart."""
+    return all(text_width(one + other) / 2 + 0.5 <= apart for one, other in pairwise(names))
 
 
 def _before_and_after_legend(figure: Figure, shade: str, against: str) -> None:
@@ -373,10 +379,14 @@ def heat_map(run: RunData, metric: str) -> CaptionedFigure | None:
     if not grids or len(run.clients) < 2:
         return None
     info = run.metric(metric)
-    low, high = np.quantile(
-        np.concatenate([values[np.isfinite(values)] for *_, values in grids.values()]), [0.02, 0.98]
-    )
+    known = np.concatenate([values[np.isfinite(values)] for *_, values in grids.values()])
+    low, high = np.quantile(known, [0.02, 0.98])
     high = 1.0 if info.percent else float(high)
+    below, above = (
+        bool(known.min() < low),
+        bool(known.max() > high),
+    )  # an arrow of the bar says that there are such values
+    beyond = {(True, True): "both", (True, False): "min", (False, True): "max", (False, False): "neither"}[below, above]
     figure, panels = style.panel_grid(list(grids), 1.75)
     for axes, (label, (clients, rounds, values)) in zip(panels, grids.items(), strict=False):
         extent = (rounds[0] - 0.5, rounds[-1] + 0.5, len(clients) - 0.5, -0.5)
@@ -385,8 +395,8 @@ def heat_map(run: RunData, metric: str) -> CaptionedFigure | None:
         style.whole_numbers(axes)
         names = _client_names(run, clients, most=10, length=10)
         _name_clients(axes, clients, names)
-    _widen(figure, names, 10)
-    settings = {"pad": 0.01, "fraction": 0.025, "extend": "min" if info.percent else "both"}
+    _widen(figure, names, 11)
+    settings = {"pad": 0.01, "fraction": 0.025, "extend": beyond}
     style.show_percent(style.add_colour_bar(figure, image, panels, f"Test {metric}", **settings), info.percent)
     figure.supxlabel("Round", size=8.5, color=INK)
     panels[0].set_ylabel("Client")
@@ -430,19 +440,24 @@ def label_distribution(run: RunData) -> CaptionedFigure | None:
     axes.spines[:].set_visible(False)
     image = draw_shares(axes, counts, write_numbers=len(clients) <= 25, size=6.5, ink=INK)
     step = max(1, math.ceil(len(classes) / 20))
-    names = [shorten(str(name), 12) for name in classes[::step]]
-    slanted: dict[str, Any] = {"rotation": 40, "ha": "right"} if max(map(len, names)) > 7 * step else {}
+    names = shorten_all([str(name) for name in classes[::step]], 12)
+    room = 7 * step * min(1, 12.6 / len(classes))  # in letters: columns are narrower if there are many
+    slanted: dict[str, Any] = {"rotation": 40, "ha": "right"} if max(map(text_width, names)) > room else {}
     axes.set_xticks(range(0, len(classes), step), names, **slanted)
     named = _client_names(run, clients, most=25, length=14)
     _name_clients(axes, clients, named)
-    _widen(figure, named, 14)
+    _widen(figure, named, 15)
     axes.set_xlabel("Label")
     axes.set_ylabel("Client")
-    style.add_colour_bar(figure, image, axes, "Share of examples", pad=0.02, format=lambda value, _: f"{value:.0%}")
+    style.add_colour_bar(figure, image, axes, "Share of examples", pad=0.02, format=_in_percent)
     caption = "Examples of each label at each client, all splits."
     if not run.same_clients:
         caption += " Every seed draws its own; these are those of the first seed."
     return CaptionedFigure("labels", "Labels of each client", caption, figure)
+
+
+def _in_percent(value: float, _: int) -> str:
+    return f"{100 * value:.0f} %"
 
 
 def _evenly(clients: Any) -> Any:
@@ -453,10 +468,12 @@ def _evenly(clients: Any) -> Any:
 def _client_names(run: RunData, clients: Any, most: int, length: int) -> list[str]:
     """Names for the rows of a heat map, as many as fit: in two lines if there is room, else without their middle."""
     shown = clients[:: max(1, math.ceil(len(clients) / most))]
+    names = [run.client_name(int(client)) for client in shown]
     if len(shown) > FEW_CLIENTS:
-        return [shorten(run.client_name(int(client)), length) for client in shown]
-    names = (shorten(run.client_name(int(client)), 2 * LINE) for client in shown)
-    return ["\n".join(textwrap.wrap(name, LINE, max_lines=2, placeholder="…")) or name for name in names]
+        return shorten_all(names, length)
+    short = shorten_all(names, 2 * LINE)
+    lines = ["\n".join(textwrap.wrap(name, LINE, max_lines=2, placeholder="…")) or name for name in short]
+    return lines if len({*lines}) == len(names) else shorten_all(names, LINE)
 
 
 def _name_clients(axes: Axes, clients: Any, names: Sequence[str]) -> None:
@@ -465,7 +482,7 @@ def _name_clients(axes: Axes, clients: Any, names: Sequence[str]) -> None:
 
 def _widen(figure: Figure, names: Sequence[str], usual: int) -> None:
     """Make room for names that are longer than usual."""
-    longest = max(len(line) for name in names for line in name.split("\n"))
+    longest = max(text_width(line) for name in names for line in name.split("\n"))
     width, height = figure.get_size_inches()
     figure.set_size_inches(width + 0.065 * max(0, longest - usual), height)
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from fedloom.data.build import federate
 from fedloom.data.federation import Dataset, Federation
-from fedloom.data.figure import _doubling, _step, plot, shorten
+from fedloom.data.figure import _doubling, _step, plot, shorten, shorten_all
 
 
 def small() -> Federation:
@@ -63,3 +63,15 @@ def test_ticks_and_names_are_thinned() -> None:
     assert shorten("short", 10) == "short"
     assert shorten("client-000000017", 10) == "clien…0017"
     assert shorten("a$b", 10) == r"a\$b"
+
+
+def test_shortened_names_of_a_figure_stay_different() -> None:
+    sites = [f"東京大学医学部附属病院 {number} with a long name" for number in (0, 1, 11, 14, 110)]
+    for length in (8, 10, 14, 18):
+        short = shorten_all([*sites, "Zürich"], length)
+        assert len({*short}) == 6
+        assert max(map(len, short)) <= length
+        assert [name.strip("東京大学医部附属病院…") for name in short[:5]] == ["0", "1", "11", "14", "110"]
+    both_ends = [f"{start} of a hospital of the city {end}" for start in ("north", "south") for end in ("east", "west")]
+    assert len({*shorten_all(both_ends, 8)}) == 4
+    assert shorten_all(["one", "a hospital, number 17"], 10) == ["one", "a hos…r 17"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -157,6 +158,40 @@ def test_few_clients_have_long_names_in_two_lines(run: RunData, monkeypatch: pyt
     across = figures.before_and_after(run, "accuracy", "clients", "min-max")
     assert across is not None
     assert len(across.figure.axes[-1].get_xticks()) == len(run.clients)  # every client is named
+
+
+def test_many_clients_with_long_names_have_different_names_that_do_not_overlap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path, "large")
+    monkeypatch.setattr(RunData, "client_name", lambda _, client: f"東京大学医学部附属病院 {client} with a long name")
+    with styled():
+        drawn = [figures.before_and_after(run, "accuracy", "clients", "min-max"), figures.label_distribution(run)]
+        drawn.append(figures.heat_map(run, "accuracy"))
+    across, *down = (lay_out(one).figure for one in drawn if one is not None)
+    labels = [text for text in across.axes[-1].get_xticklabels() if text.get_text()]
+    boxes = [text.get_window_extent() for text in labels]
+    assert len(boxes) > 1
+    assert all(one.x1 < other.x0 for one, other in pairwise(boxes))
+    for figure in down:
+        texts = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+        assert len(texts) == len({*texts}) > 5
+    shares = [text.get_text() for text in down[0].axes[-1].get_yticklabels()]
+    assert all(text.endswith(" %") for text in shares)
+
+
+@pytest.mark.parametrize(("share", "beyond"), [(0.0, "neither"), (0.05, "neither"), (0.01, "min")])
+def test_a_colour_bar_has_an_arrow_only_if_a_value_is_beyond_it(
+    share: float, beyond: str, run: RunData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = np.ones((1000, 1))
+    values[: int(1000 * share)] = 0
+    monkeypatch.setattr(figures, "_mean_grid", lambda *_: (np.arange(1000) % 4, np.arange(1), values))
+    with styled():
+        drawn = figures.heat_map(run, "accuracy")
+    assert drawn is not None
+    bars = [axes._colorbar for axes in drawn.figure.axes if hasattr(axes, "_colorbar")]
+    assert [bar.extend for bar in bars] == [beyond]
 
 
 def test_figures_and_tables_say_what_is_about_the_drawn_clients_only(drawn: Path, run: RunData) -> None:
