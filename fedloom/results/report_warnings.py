@@ -20,6 +20,7 @@ from fedloom.results import headline
 from fedloom.results.comparisons import PHASES, Comparison, comparisons, main_comparison
 from fedloom.results.run_data import RunData
 from fedloom.results.sentences import say
+from fedloom.results.statistics import spread
 from fedloom.results.table import show, two_digits
 
 FEW_SEEDS = 6
@@ -225,9 +226,12 @@ def about_seeds(run: RunData) -> Iterator[str]:
         return
     main = main_comparison(run)
     yield from _few_seeds(main) if main is not None else ()
-    if main is not None:
-        alike = [label for label, values in main.values.items() if len(values) > 1 and len({*values.values()}) == 1]
-        yield from (say("caution", "no_spread", label=label, metric=main.metric.name) for label in alike)
+    alike: dict[str, list[str]] = {}  # label → metrics
+    for metric in run.metrics:
+        for label, values in next((one.values for one in comparisons(run, metric)), {}).items():
+            if spread(list(values.values())).std == 0:
+                alike.setdefault(label, []).append(metric)
+    yield from (say("caution", "no_spread", label=label, metrics=", ".join(some)) for label, some in alike.items())
     fixed = ["one partition and one split"] if run.has_one_split else []
     if (run.description.get("task") or {}).get("seed", "run") != "run":
         fixed.append("one set of initial weights")

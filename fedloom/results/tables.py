@@ -105,6 +105,8 @@ def _mean_and_interval(comparison: Comparison, label: str) -> str:
     mean = show(over_seeds.mean, comparison.metric.number_format)
     if over_seeds.count < 2:
         return mean
+    if over_seeds.std == 0:
+        return f"{mean}, the same in all seeds"  # an interval without a width would look like certainty
     return f"{mean} ± {show(over_seeds.mean - over_seeds.low, comparison.metric.deviation_format)}"
 
 
@@ -117,12 +119,14 @@ def comparison(run: RunData) -> Iterator[Table]:
         for one in found:
             for label, values in one.values.items():
                 over_seeds = spread(list(values.values()))
-                interval = over_seeds.interval(share=metric.share)
+                interval = over_seeds.interval(share=metric.share) if over_seeds.std != 0 else (None, None)
                 rows.append((one.way, label, over_seeds.mean, over_seeds.std, *interval, over_seeds.count))
         if rows:
             shown = metric.number_format
             kinds = ("text", "text", shown, metric.deviation_format, shown, shown, "whole")
             note = _note_over_seeds(found, "comparison")
+            if any(row[3] == 0 for row in rows):
+                note += " " + say("note", "no_width")
             if run.leaves_out_clients("post_fit"):
                 note += " " + say("note", "drawn")
             yield Table(f"comparison_{name}", f"Results in full: {name}", columns, tuple(rows), kinds, note)

@@ -232,7 +232,26 @@ def test_numbers_that_are_equal_in_all_seeds_have_no_interval(comparison: Path, 
     run = combine([comparison, other])
     first = next(result_in_words(run))
     assert ", the same in all 2 seeds)" in first
-    assert any("its interval has no width" in text for text in cautions(run))
+    alike = [text for text in cautions(run) if "an interval would have no width" in text]
+    assert "fedavg (other) ends with the same accuracy in every seed" in " ".join(alike)
+    rows = {row[0]: row[1] for row in next(tables.overview(run)).rows}
+    assert rows["fedavg (other)"] == "99.00 %, the same in all seeds"
+    full = next(tables.comparison(run))
+    (row,) = (
+        dict(zip(full.columns, row, strict=True)) for row in full.rows if row[1] == "fedavg (other)" and row[3] == 0
+    )
+    assert (row["std over seeds"], row["95 % low"], row["95 % high"]) == (0.0, None, None)
+    assert "If all seeds have the same number, there is no interval" in full.note
+
+
+def test_a_metric_that_is_not_the_first_is_cautioned_too_if_it_is_the_same_in_all_seeds(
+    comparison: Path, other: Path
+) -> None:
+    with Store(other) as store, store._transaction() as database:
+        database.execute("UPDATE server_metrics SET value = 0.5 WHERE metric = 'loss'")
+    found = [text for text in cautions(combine([comparison, other])) if text.startswith("fedavg (other) ends with")]
+    assert len(found) == 1
+    assert "loss in every seed" in found[0]
 
 
 def test_other_names_of_classes_are_the_reason_that_is_told(comparison: Path, other: Path) -> None:
