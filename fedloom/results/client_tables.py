@@ -73,10 +73,12 @@ def clients(run: RunData, metric: str) -> Iterator[Table]:
     phase = run.end_phase
     means = {label: run.last_means(label, phase, metric) for label in run.labels}
     means = {label: known for label, known in means.items() if known}
+    measured = {client for label in means for client in run.last_means(label, phase, "loss")}
     rows: list[tuple[Value, ...]] = []
     for client in run.clients:
         values = [known.get(client["client"]) for known in means.values()]
-        if any(value is not None for value in values):
+        # a client whose examples do not define the metric has a row, too, with empty cells
+        if client["client"] in measured or any(value is not None for value in values):
             rows.append((run.client_name(client["client"]), *(client[split] for split in SPLITS), *values))
     if means:
         columns, kind = ("client", *SPLITS, *means), run.metric(metric).number_format

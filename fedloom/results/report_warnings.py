@@ -292,6 +292,7 @@ def _no_better_than_guessing(run: RunData) -> Iterator[str]:
 
 def _undefined(run: RunData) -> Iterator[str]:
     """Metrics that some clients do not have, such as the AUROC of a client with one class."""
+    lacking: dict[tuple[str, tuple[int, ...]], list[str]] = {}  # why, and which clients → metrics
     for name, metric in run.metrics.items():
         if metric.is_mean:
             continue
@@ -301,9 +302,12 @@ def _undefined(run: RunData) -> Iterator[str]:
             without |= measured.keys() - known.keys()
         without -= {*run.withheld.get(name, ())}
         if without and any(run.last_means(label, "post_fit", name) for label in run.labels):
-            clients = _first_three([run.client_name(client) for client in sorted(without)])
-            values = {"count": len(without), "all": len(run.clients), "clients": clients}
-            yield say("caution", "undefined", metric=name, why=_why_undefined(name), **values)
+            lacking.setdefault((_why_undefined(name), tuple(sorted(without))), []).append(name)
+    for (why, some), names in lacking.items():
+        clients = _first_three([run.client_name(client) for client in some])
+        values = {"count": len(some), "all": len(run.clients), "clients": clients}
+        metrics_are = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
+        yield say("caution", "undefined", metrics_are=metrics_are, why=why, **values)
 
 
 def _incomparable(run: RunData) -> Iterator[str]:

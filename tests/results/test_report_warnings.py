@@ -16,6 +16,7 @@ from fedloom.results.comparisons import comparisons
 from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import RunData
 from tests.conftest import Logit, federation, two_classes
+from tests.results.helpers import named
 
 
 def with_cells(run: RunData, **changes: Any) -> RunData:
@@ -247,7 +248,21 @@ def test_metrics_that_some_clients_do_not_have_are_named(tmp_path: Path) -> None
         "auroc is undefined at 1 of 3 clients, because their test examples lack a class: client-1. Means over clients"
     )
     assert any(text.startswith(said) for text in found)
+    table = named(RunData.read(tmp_path), "clients_auroc")
+    assert [row[0] for row in table.rows] == ["client-0", "client-1", "client-2"]
+    assert [row[-1] is None for row in table.rows] == [False, True, False]
+    assert "| client-1 | 24 | 8 | 8 | – |" in table.markdown()
     assert "1 of 3 clients has only one label: client-1." in found  # what `fedloom data describe` says of the data
+
+
+def test_one_sentence_names_all_metrics_that_the_same_clients_do_not_have(tmp_path: Path) -> None:
+    data = two_classes(federation([30, 40, 25], seed=2))
+    labels = data.y.clone()
+    labels[data.offsets[1] : data.offsets[2]] = 1
+    task = fl.Task(Logit, loss="bce", metrics=["accuracy", "auroc", "auprc"])
+    fl.run(replace(data, y=labels), task, fl.FedAvg(lr=0.1), 1, out=tmp_path, backend="serial")
+    (said,) = [text for text in cautions(RunData.read(tmp_path)) if "undefined" in text]
+    assert said.startswith("auroc, auprc are undefined at 1 of 3 clients, because their test examples lack a class")
 
 
 def test_models_of_clients_may_differ_beside_the_same_global_one(tmp_path: Path) -> None:
