@@ -37,12 +37,16 @@ def describe(file: File, changes: Changes = None, picture: Path | None = None) -
     print(f"Picture: {path}")
 
 
-def _load(file: Path, changes: list[str] | None = None) -> Experiment:
-    """Load an experiment file, or the data of a site's file."""
+def _load(file: Path, changes: list[str] | None = None, *, of_site: bool = False) -> Experiment:
+    """Load an experiment file, or the data of a site's file.
+
+    With `of_site`, a file with [data] alone is a site's, unless it has a partition.
+    """
     from fedloom.experiment.experiment_file import change, parse, read_toml
 
     values = read_toml(file) if file.is_file() else {}
-    if not {"site", "policy"} & values.keys():
+    bare = of_site and values.keys() == {"data"} and "partition" not in values["data"]
+    if not bare and not {"site", "policy"} & values.keys():
         return load(file, changes)
     need_network()
     from fedloom.network.agent.policy import site_of
@@ -94,7 +98,7 @@ def summarize(file: File, to: Annotated[Path, typer.Option(metavar="PATH")], for
     from fedloom.experiment.plan import load_dataset
 
     check_new(to, force)
-    experiment = _load(file)
+    experiment = _load(file, of_site=True)
     dataset, data = load_dataset(experiment), experiment.data
     seed = experiment.seeds[0] if data.seed == "run" else data.seed
     federation = divided(dataset, partition=data.partition, split=data.split, seed=seed)

@@ -52,6 +52,19 @@ def test_sites_agree_on_preprocessing_without_showing_rows(
     assert "4 features: age, ward=ICU, ward=general, ward=icu" in capsys.readouterr().out
 
 
+def test_a_sites_file_needs_no_partition_to_be_summarised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"{7 * age % 41},{('icu', 'general')[age % 2]},{('no', 'yes')[age % 3 == 0]}\n" for age in range(40))
+    (tmp_path / "berlin.csv").write_text(f"age,ward,dead\n{rows}")
+    data = '[data]\nsource = "csv"\npath = "berlin.csv"\nlabel = "dead"\ncategorical = ["ward"]\n'
+    for name, text in {"bare": data, "named": f'[site]\nname = "berlin"\n{data}'}.items():
+        (tmp_path / f"{name}.toml").write_text(text)
+        in_this_process("data", "summarize", f"{name}.toml", "--to", f"{name}.json", monkeypatch=monkeypatch)
+        assert f"{name}.json: 2 columns, 3 features of 1 client(s)" in capsys.readouterr().out
+
+
 def test_a_site_hears_of_probable_mistakes_in_its_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
