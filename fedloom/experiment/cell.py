@@ -189,7 +189,7 @@ class Cell:
                     names = ", ".join(f"'{federation.name(client)}'" for client in clients)
                     end = "" if record.complete else ", too many: the round does not count"
                     self.progress.note(f"{self.title}, round {record.round}: left out updates {why}, of {names}{end}.")
-            values = headline.of_round(record, task) | (
+            values = headline.in_short(headline.of_round(record, task), task) | (
                 {AFTER_TRAINING: 1} if headline.is_after_training(record) else {}
             )
             values |= {"abandoned": abandoned} if abandoned else {}

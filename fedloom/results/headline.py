@@ -46,6 +46,12 @@ def of_round(record: RoundRecord, task: Task) -> dict[str, float]:
     return {}
 
 
+def in_short(values: dict[str, float], task: Task) -> dict[str, float]:
+    """Keep the loss and the first metric, by which results are compared: a line of progress has room for no more."""
+    first = next((measure.name for measure in task.measures if measure.name in values), "loss")
+    return {name: value for name, value in values.items() if name in ("loss", first)}
+
+
 def is_after_training(record: RoundRecord) -> bool:
     """Whether `of_round` is about clients' models after local training, and not about the model that they share."""
     after = _measured(record, "post_fit").values()

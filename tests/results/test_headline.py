@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fedloom.results import headline
@@ -43,6 +45,14 @@ def test_a_round_is_graded_on_the_servers_test_data_or_else_by_the_mean_over_cli
     ended = record(1, server={}, clients={"pre_fit": {0: {"test": measured(10, 0.1)}}, "final": last})
     assert headline.of_round(ended, TASK)["accuracy"] == pytest.approx(0.9)
     assert headline.of_round(record(1, server={}, clients={}), TASK) == {}
+
+
+def test_progress_has_the_loss_and_the_first_metric_that_is_known() -> None:
+    task = replace(TASK, metrics=("auroc", "accuracy", "f1"))
+    values = {"loss": 1.0, "auroc": 0.7, "accuracy": 0.6, "f1": 0.5}
+    assert headline.in_short(values, task) == {"loss": 1.0, "auroc": 0.7}
+    assert headline.in_short({"loss": 1.0, "accuracy": 0.6, "f1": 0.5}, task) == {"loss": 1.0, "accuracy": 0.6}
+    assert headline.in_short({}, task) == {}
 
 
 def test_a_site_that_keeps_its_scores_to_itself_stops_no_round() -> None:
