@@ -122,10 +122,10 @@ def test_the_test_on_all_clients_tests_appears_when_a_cell_is_done(
     heads.wait_for()
     assert "universal test" not in heads.inner_text()
     growing.add_universal(0, 1, accuracy=0.75)
-    heads.get_by_text("after local training, universal test").wait_for(timeout=5000)
+    heads.get_by_text("universal test", exact=True).wait_for(timeout=5000)
     rows = page.locator("table[aria-label='The last round'] tbody tr")
     assert [[cell.strip() for cell in row.split("\t")][4] for row in rows.all_inner_texts()] == ["75.0 %", "–"]
-    assert "each client’s model on the tests of all clients" in page.locator("#view").inner_text()
+    assert "each client’s model after local training on the tests of all clients" in page.locator("#view").inner_text()
 
 
 def test_a_finished_run_says_so_until_it_is_continued(tmp_path: Path, watched: Watched, open_page: Open) -> None:

@@ -75,13 +75,13 @@ export function open(into, context) {
       // numbers of other rounds or over fewer seeds are no ranking
       const level = new Set(rows.map(({ line, last }) => `${line.x.rounds[last]} ${line.count}`)).size < 2;
       box.about.textContent = level ? "The last round, the best algorithm first:" : "The last round of each algorithm, in the order of the file: they are not at the same round, or not all have the same seeds.";
-      if (one.universal) box.about.textContent += ` “${one.universal}” has each client’s model on the tests of all clients, at the end of the seeds that are done.`;
+      if (one.universal) box.about.textContent += ` “Universal test” has each client’s model ${one.universal.replace(", universal test", "")} on the tests of all clients, at the end of the seeds that are done.`;
       if (level) rows.sort((a, b) => (metric?.up === false ? 1 : -1) * (Number(a.line.mean[a.last]) - Number(b.line.mean[b.last])));
       const body = rows.map(({ line, last }) => {
         const [low, high] = [line.low[last], line.high[last]];
         return el("tr", {}, el("th", { class: "text", scope: "row" }, line.label), el("td", {}, line.x.rounds[last]), el("td", {}, shown(line.mean[last], metric)), el("td", {}, high > low ? `${shown(low, metric)} to ${shown(high, metric)}` : "–"), ...(one.universal ? [el("td", {}, shown(line.universal, metric))] : []), el("td", {}, line.count));
       });
-      const head = ["algorithm", "round", state.metric, "band", ...(one.universal ? [one.universal] : []), "seeds"].map((words, place) => el("th", { class: place ? "" : "text", scope: "col" }, words));
+      const head = ["algorithm", "round", state.metric, "band", ...(one.universal ? ["universal test"] : []), "seeds"].map((words, place) => el("th", { class: place ? "" : "text", scope: "col" }, words));
       box.about.hidden = !rows.length;
       box.table.replaceChildren(rows.length ? el("table", { "aria-label": "The last round" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...body)) : "");
     });
