@@ -34,7 +34,7 @@ def write_card(result: Result, folder: Path, files: Iterable[Path]) -> Path:
     template = page("model_card.md.j2", escape=False, cell=_cell, listed=_listed)
     machine = run.facts.get("machine") or {}
     shown = [{**client, "name": run.client_name(int(client["client"]))} for client in run.clients[:MOST_CLIENTS]]
-    preprocessing = result.preprocessing(run.seeds[0])
+    preprocessing = result.preprocessing(result.runs[0].seed)
     about_run = [text for text in cautions(run) if not text.startswith(_others(run, result))]
     text = template.render(
         run=run,
