@@ -34,6 +34,7 @@ from fedloom.tree import Tree, clone, same_bits, size
 from fedloom.user_code import is_code, said
 
 LARGE_MODEL = 64_000_000  # bytes: recording the steps of a larger model takes a lot of memory and gains little
+REGRESSION = 'For a regression, set task = "regression" in [data], or in Python give floating-point labels.'
 LABELS = 4096  # the most examples to try a loss on: one of every label
 
 
@@ -279,7 +280,13 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
     if classes and task.loss in NUMBER_LOSSES:
         raise InputError(
             f'loss = "{task.loss}" is for numbers, but the labels are {classes} classes. Use loss = "cross_entropy", '
-            'or for a regression, set task = "regression" in [data], or in Python give floating-point labels.'
+            f"or {REGRESSION[0].lower()}{REGRESSION[1:]}"
+        )
+    one_number = isinstance(output, Tensor) and y.dim() == 1 and output.numel() == len(y)
+    if classes > 2 and one_number and not isinstance(task.loss, str):
+        raise InputError(
+            f"The model gives one number per example, but the labels are {classes} classes, so that your loss would "
+            f"compare it with the number of a class. {REGRESSION} For classes, the last layer needs {classes} outputs."
         )
     if task.loss == "bce" and not classes and bool(((federation.y < 0) | (federation.y > 1)).any()):
         raise InputError(
@@ -299,7 +306,9 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
     numbers_only = task.loss in NUMBER_LOSSES or (fractions and not isinstance(task.loss, str))
     for metric in task.measures:
         if classes and several and of_numbers(metric):
-            raise InputError(f"The metric {metric.name} is for numbers, but the labels are {classes} classes.")
+            raise InputError(
+                f"The metric {metric.name} is for numbers, but the labels are {classes} classes. {REGRESSION}"
+            )
         number, known = class_number(metric), classes if y.dim() == 1 else y.shape[-1]
         if number is not None and number >= known > 0:
             raise InputError(

@@ -211,7 +211,9 @@ def test_accuracy_is_for_classes_and_numbers_have_another_default() -> None:
 @pytest.mark.parametrize("metric", ["r2", "c_index", "mse", "mae", "rmse"])
 def test_metrics_of_numbers_need_numbers(metric: str) -> None:
     probe(numbers(), Task(lambda: linear(1), loss="mse", metrics=[metric]))
-    with pytest.raises(InputError, match=rf"The metric {metric} is for numbers, but the labels are 3 classes\."):
+    with pytest.raises(
+        InputError, match=rf"The metric {metric} is for numbers, but the labels are 3 classes\. .*task = \"reg"
+    ):
         probe(federation((20,)), Task(Dense, metrics=[metric]))
 
 
@@ -248,6 +250,27 @@ def test_a_metric_that_is_always_right_is_refused() -> None:
 def test_class_numbers_are_never_taken_for_quantities(loss: str) -> None:
     with pytest.raises(InputError, match=f'^loss = "{loss}" is for numbers, but the labels are 3 classes'):
         probe(federation([4, 4]), Task(lambda: linear(1), loss=loss, metrics=()))
+
+
+def huber(output: Tensor, target: Tensor) -> Tensor:
+    return torch.nn.functional.huber_loss(output.reshape(target.shape), target.float())
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_class_numbers_are_never_quantities_for_a_loss_of_your_own(shape: tuple[int, ...]) -> None:
+    one_number = Task(Flexible, args={"shape": shape}, loss=huber, metrics=[])
+    with pytest.raises(InputError, match=r"one number per example, but the labels are 3 classes") as caught:
+        probe(federation((20,)), one_number)
+    assert 'set task = "regression" in [data], or in Python give floating-point labels' in str(caught.value)
+    assert "the last layer needs 3 outputs" in str(caught.value)
+    probe(numbers(), replace(one_number, metrics=["mae"]))
+    two = federation((20,))
+    two = replace(two, y=two.y % 2, classes=("no", "yes"))
+    probe(two, replace(one_number, loss=one_logit))
+
+
+def one_logit(output: Tensor, target: Tensor) -> Tensor:
+    return torch.nn.functional.binary_cross_entropy_with_logits(output.reshape(target.shape), target.float())
 
 
 def test_a_loss_for_labels_of_0_and_1_takes_no_other_numbers() -> None:
