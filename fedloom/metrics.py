@@ -24,6 +24,7 @@ from fedloom.score_metrics import (
     FORMULAS,
     RANKED,
     at_sensitivity,
+    balanced_accuracy,
     c_index,
     calibration_error,
     confidences,
@@ -120,9 +121,7 @@ METRICS = {
     "mae": Metric("mae", mae, higher_is_better=False, range=NON_NEGATIVE),
     "rmse": Metric("rmse", mse, higher_is_better=False, range=NON_NEGATIVE, of_mean=math.sqrt),
     "perplexity": Metric("perplexity", cross_entropy, higher_is_better=False, range=NON_NEGATIVE, of_mean=_exp),
-    "balanced_accuracy": Metric(
-        "balanced_accuracy", scores=decisions, summary=partial(decided, "recall", "macro"), range=SHARE
-    ),
+    "balanced_accuracy": Metric("balanced_accuracy", scores=decisions, summary=balanced_accuracy, range=SHARE),
     "calibration_error": Metric(
         "calibration_error", scores=confidences, summary=calibration_error, higher_is_better=False, range=SHARE
     ),

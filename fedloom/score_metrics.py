@@ -180,6 +180,13 @@ FORMULAS: dict[str, OneColumn] = {
 }
 
 
+def balanced_accuracy(chosen: Numbers, targets: Numbers) -> float:
+    """Return the mean recall of all classes. A label is two classes: it has a sensitivity and a specificity."""
+    if targets.ndim == 1:
+        return decided("recall", "macro", chosen, targets)
+    return (decided("sensitivity", "macro", chosen, targets) + decided("specificity", "macro", chosen, targets)) / 2
+
+
 # --- others
 
 

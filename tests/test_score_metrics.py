@@ -91,6 +91,51 @@ def test_several_labels_of_an_example() -> None:
     assert accuracy(LABEL_LOGITS, LABELS).mean() == pytest.approx((chosen == (LABELS > 0)).double().mean())
 
 
+def of_each_label(theirs: Any, given: Tensor) -> float:
+    return float(np.mean([theirs(LABELS[:, label], given[:, label]) for label in range(LABELS.shape[1])]))
+
+
+@pytest.mark.parametrize("name", ["f1", "precision", "recall", "sensitivity", "specificity"])
+def test_decisions_about_several_labels_are_scikit_learns(name: str) -> None:
+    chosen, truth = LABEL_LOGITS > 0, LABELS
+    theirs = getattr(sk, f"{ {'sensitivity': 'recall', 'specificity': 'recall'}.get(name, name) }_score")
+    if name == "specificity":  # the recall of the label's absence
+        chosen, truth = ~chosen, 1 - truth
+    for ending in ("macro", "micro"):
+        assert measure(f"{name}_{ending}", LABEL_LOGITS, LABELS) == pytest.approx(theirs(truth, chosen, average=ending))
+    assert measure(name, LABEL_LOGITS, LABELS) == pytest.approx(theirs(truth, chosen, average="macro"))
+    assert measure(f"{name}_of_2", LABEL_LOGITS, LABELS) == pytest.approx(theirs(truth[:, 2], chosen[:, 2]))
+
+
+def test_scores_of_several_labels_are_scikit_learns() -> None:
+    for name, theirs in (("auroc", sk.roc_auc_score), ("auprc", sk.average_precision_score)):
+        for ending in ("macro", "micro"):
+            found = measure(f"{name}_{ending}", LABEL_LOGITS, LABELS)
+            assert found == pytest.approx(theirs(LABELS, LABEL_LOGITS, average=ending))
+
+    def best_specificity(truth: Tensor, scores: Tensor) -> float:
+        false_positives, true_positives, _ = sk.roc_curve(truth, scores, drop_intermediate=False)
+        return float(max(1 - false_positives[true_positives >= 0.9]))
+
+    assert measure("specificity_at_90", LABEL_LOGITS, LABELS) == pytest.approx(
+        of_each_label(best_specificity, LABEL_LOGITS)
+    )
+
+    def calibration(truth: Tensor, logits: Tensor) -> float:
+        shares = torch.sigmoid(logits).numpy()
+        inside = [(shares >= low / 15) & (shares < (low + 1) / 15) for low in range(15)]
+        held = [some for some in inside if some.any()]
+        return float(sum(some.mean() * abs(shares[some].mean() - truth.numpy()[some].mean()) for some in held))
+
+    assert measure("calibration_error", LABEL_LOGITS, LABELS) == pytest.approx(of_each_label(calibration, LABEL_LOGITS))
+
+
+def test_balanced_accuracy_of_several_labels_is_the_mean_of_theirs() -> None:
+    expected = of_each_label(sk.balanced_accuracy_score, LABEL_LOGITS > 0)
+    assert measure("balanced_accuracy", LABEL_LOGITS, LABELS) == pytest.approx(expected)
+    assert measure("balanced_accuracy", torch.ones_like(LABEL_LOGITS), LABELS) == 0.5  # yes to everything
+
+
 def test_specificity_at_a_sensitivity_takes_the_best_threshold() -> None:
     scores, truth = torch.tensor([0.9, 0.8, 0.7, 0.6, 0.5, 0.4]), torch.tensor([1, 0, 1, 0, 1, 0])
     assert measure("specificity_at_66", scores, truth) == pytest.approx(2 / 3)

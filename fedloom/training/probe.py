@@ -23,7 +23,7 @@ from fedloom.data.plausibility import same_meaning
 from fedloom.data.preprocessing import finite_number
 from fedloom.errors import FedloomError, InputError
 from fedloom.metrics import METRICS, NUMBER_LOSSES, Metric, class_number, of_numbers, top
-from fedloom.score_metrics import confidences, decisions, ranking
+from fedloom.score_metrics import confidences, decisions, has_labels, ranking
 from fedloom.task import Task
 from fedloom.training import generators
 from fedloom.training.clients import Setup
@@ -303,6 +303,7 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
         )
     several = isinstance(output, Tensor) and output.dim() > y.dim()
     fractions = y.dim() == 1 and y.is_floating_point() and bool((federation.y != federation.y.round()).any())
+    several_labels = isinstance(output, Tensor) and has_labels(output, y)
     numbers_only = task.loss in NUMBER_LOSSES or (fractions and not isinstance(task.loss, str))
     for metric in task.measures:
         if classes and several and of_numbers(metric):
@@ -314,6 +315,16 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
             raise InputError(
                 f"The metric {metric.name} is about class {number}, and there are classes 0 to {known - 1}"
                 f"{': ' + ', '.join(federation.classes[:12]) if y.dim() == 1 else ''}."
+            )
+        if several_labels and (top(metric) or metric is METRICS["perplexity"]):
+            raise InputError(
+                f"The metric {metric.name} is for examples of one class each, and here every example has "
+                f"{y.shape[-1]} labels. For several labels, there are f1, auroc, balanced_accuracy and others."
+            )
+        if task.loss == "bce" and several_labels and of_numbers(metric):
+            raise InputError(
+                f'The metric {metric.name} is for numbers, but with loss = "bce" the labels are 0 or 1 and outputs are '
+                "logits. For such labels, there are f1, auroc, balanced_accuracy, calibration_error and others."
             )
         if several and top(metric) >= output.shape[-1]:
             raise InputError(

@@ -246,6 +246,15 @@ def test_a_metric_that_is_always_right_is_refused() -> None:
         probe(federation((20,)), Task(Dense, metrics=["top_3"]))
 
 
+@pytest.mark.parametrize("metric", ["top_2", "perplexity", "mse", "mae", "rmse", "r2", "c_index"])
+def test_metrics_that_mean_nothing_for_several_labels_are_refused(metric: str) -> None:
+    data = federation((20,))
+    labels = replace(data, y=torch.nn.functional.one_hot(data.y, 3).float(), classes=())
+    with pytest.raises(InputError, match=rf"The metric {metric} is for .*(every example has 3 labels|are 0 or 1).* f1"):
+        probe(labels, Task(Dense, loss="bce", metrics=[metric]))
+    probe(labels, Task(Dense, loss="bce", metrics=["accuracy", "f1", "balanced_accuracy", "calibration_error"]))
+
+
 @pytest.mark.parametrize("loss", ["mse", "mae"])
 def test_class_numbers_are_never_taken_for_quantities(loss: str) -> None:
     with pytest.raises(InputError, match=f'^loss = "{loss}" is for numbers, but the labels are 3 classes'):
