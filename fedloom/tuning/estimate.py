@@ -6,7 +6,8 @@ What a round sends is found by a rehearsal, in which one client with a few examp
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -29,7 +30,7 @@ from fedloom.federation.client_state import ClientStates
 from fedloom.federation.cohort import Cohort
 from fedloom.federation.work import ClientWork, Place, Report, Work
 from fedloom.task import Task
-from fedloom.training import evaluation
+from fedloom.training import evaluation, generators
 from fedloom.training.clients import Clients
 from fedloom.training.probe import Probe, probe
 from fedloom.tree import Groups, expand, row
@@ -117,6 +118,16 @@ def first_seed(plan: Plan) -> tuple[Federation, Task, Probe, int]:
     return federation, task, probe(federation, task), plan.cohort.answers(federation.clients)
 
 
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Refuse an experiment that would fail while it trains: nothing was trained yet, so the experiment is wrong."""
+    try:
+        yield
+    except TrainingError as error:
+        raise InputError(str(error)) from error
+
+
+@_refusing()
 def estimate(experiment: Experiment) -> Estimate:
     """Load the data, build the model, time a few steps, and multiply."""
     plan, run = Plan.of(experiment), experiment.run
@@ -134,6 +145,8 @@ def estimate(experiment: Experiment) -> Estimate:
         chosen = f"for a model of {size(facts.bytes)} and {cohort} clients a round"
         reason = chosen if run.group == "auto" else "as requested"
     sizes = federation.sizes("train")
+    # before a step is timed: it also checks whether clients have enough examples
+    traffic = {label: _sent_in_a_round(plan, label, federation, task, facts, cohort) for label in experiment.algorithm}
     step_seconds, rows = _time_step(federation, task, experiment.train.batch_size, sizes)
     steps = np.ceil(sizes / rows).mean() * experiment.train.epochs * cohort
     forward = sum(federation.sizes(split).sum() for split in experiment.evaluate.splits)
@@ -164,9 +177,7 @@ def estimate(experiment: Experiment) -> Estimate:
         group_reason=reason,
         data_bytes=data,
         memory_bytes=int(2 * data + (workers + 1) * machine.WORKER_BYTES + workers * working_bytes(model, int(group))),
-        traffic_a_round={
-            label: _sent_in_a_round(plan, label, federation, task, facts, cohort) for label in experiment.algorithm
-        },
+        traffic_a_round=traffic,
         uncompressed_a_round=_without_compression(plan, federation, task, facts, cohort),
         seconds_a_round=float(seconds),
         seconds_at_the_end=float(at_the_end),
@@ -186,28 +197,40 @@ def _tested(federation: Federation, wanted: Sequence[SplitName] | None) -> int:
 
 
 def _measure_once(federation: Federation, task: Task, facts: Probe, splits: Sequence[SplitName]) -> None:
-    """Measure the initial model at the first client, as a run does first. Raise what your own metrics would raise."""
-    data = Clients(federation, (0,), setup=facts.setup(group=1))
+    """Measure the initial model at the client with most examples. Raise what a run would raise in your own code."""
     for split in splits:
-        evaluation.evaluate(task, task.initial(), data, 0, split).values(task)
+        largest = int(federation.sizes(split).argmax())
+        data = Clients(federation, (largest,), setup=facts.setup(group=1), round=1)
+        try:
+            evaluation.evaluate(task, task.initial(), data, 0, split).values(task)
+        except Exception as error:
+            raise data.blame(error, "evaluation", 0) from error
 
 
 def _time_step(
     federation: Federation, task: Task, batch_size: int | str, sizes: np.ndarray[Any, Any]
 ) -> tuple[float, int]:
+    """Return the seconds of a training step and its examples. Raise what a run would raise in your own code."""
     rows = int(min(256, max(1, sizes.mean()))) if batch_size == "full" else int(batch_size)
-    rows = min(rows, len(federation.y))
-    x, y = evaluation.prepare(federation.x[:rows], federation.y[:rows], federation.scale, task)
+    rows = min(rows, max(1, int(sizes.max())))
+    data = Clients(federation, (int(sizes.argmax()),), round=1)
+    x, y = evaluation.batch(data, data.rows(0, "train")[:rows], task)
     module = task.module.train()
     parameters = [p for p in module.parameters() if p.requires_grad]
     times = []
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    for _ in range(4):
-        began = time.perf_counter()
-        torch.autograd.grad(task.losses(module(x), y).mean(), parameters, allow_unused=True)
-        times.append(time.perf_counter() - began)
-    torch.set_num_threads(threads)
+    try:
+        with generators.lent(), task.python_state.fresh():
+            for _ in range(4):
+                given = x.clone()  # a model may write into it
+                began = time.perf_counter()
+                torch.autograd.grad(task.batch_loss(module(given), y), parameters, allow_unused=True)
+                times.append(time.perf_counter() - began)
+    except Exception as error:
+        raise data.blame(error, "local training, step 1", 0) from error
+    finally:
+        torch.set_num_threads(threads)
     return min(times) * 1.3 + 1e-4, rows  # the optimiser and the loop around it
 
 

@@ -142,6 +142,81 @@ def test_an_error_in_a_metric_of_your_own_is_found_before_the_run(tmp_path: Path
         estimate.estimate(experiment)
 
 
+FAILING = """import torch
+from torch import nn
+
+class Late(nn.Linear):
+    def __init__(self, most=20, training=True):
+        super().__init__(64, 10)
+        self.most, self.when = most, training
+    def forward(self, x):
+        if self.training == self.when and len(x) > self.most:
+            raise KeyError("too many rows")
+        return super().forward(x)
+
+class Cut(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).detach()
+
+def late(output, target):
+    if output.requires_grad and len(target) > 20:
+        raise KeyError("too many rows")
+    return nn.functional.cross_entropy(output, target)
+
+def normed():
+    return nn.Sequential(nn.Linear(64, 10), nn.BatchNorm1d(10))
+
+def branching(output, target):
+    value = nn.functional.cross_entropy(output, target)
+    return value if value.item() > 0 else 2 * value
+"""
+PLACE = r"\n  \S*mine\.py, line \d+, in"
+
+
+@pytest.mark.parametrize(
+    ("task", "batch_size", "said"),
+    [
+        (
+            {"model": "mine.py:Late"},
+            32,
+            rf"client '0', local training, step 1: KeyError: 'too many rows'{PLACE} forward",
+        ),
+        ({"loss": "mine.py:late"}, 32, rf"client '0', local training, step 1: KeyError: 'too many rows'{PLACE} late"),
+        (
+            {"model": "mine.py:Late", "args": {"most": 99, "training": False}},
+            32,
+            rf"client '0', evaluation: KeyError: 'too many rows'{PLACE} forward",
+        ),
+        (
+            {"model": "mine.py:Cut", "args": {"in_features": 64, "out_features": 10}},
+            32,
+            r"does not require grad.*\nThe loss does not depend on the parameters\. Is there a \.detach\(\)",
+        ),
+        ({"model": "mine.py:normed"}, 1, "trains on batches of one example, but the model's batch normalisation needs"),
+    ],
+)
+def test_a_check_refuses_your_own_code_in_the_words_of_a_run(
+    tmp_path: Path, task: dict[str, Any], batch_size: int, said: str
+) -> None:
+    (tmp_path / "mine.py").write_text(FAILING, encoding="utf-8")
+    tables = {"data": FOUR, "task": task, "train": {"batch_size": batch_size}, "run": {"backend": "serial"}}
+    with pytest.raises(InputError, match=said):
+        estimate.estimate(experiment_file.parse(tables, tmp_path))
+
+
+def test_a_check_tries_only_batches_that_a_run_has(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FAILING, encoding="utf-8")
+    task = {"model": "mine.py:Late", "args": {"most": 200}}
+    tables = {"data": FOUR, "task": task, "train": {"batch_size": 1000}, "run": {"backend": "serial"}}
+    estimate.estimate(experiment_file.parse(tables, tmp_path))
+
+
+def test_a_check_takes_a_loss_that_only_a_whole_batch_can_compute(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FAILING, encoding="utf-8")
+    tables = {"data": FOUR, "task": {"loss": "mine.py:branching"}, "run": {"backend": "serial"}}
+    estimate.estimate(experiment_file.parse(tables, tmp_path))
+
+
 CLIENTS = 7
 SETTINGS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in ALGORITHMS),
