@@ -19,7 +19,13 @@ from fedloom.errors import InputError
 
 ROWS = 8192  # lines converted to numbers at a time: their text takes ten times the memory
 DELIMITERS = (",", ";", "\t", "|")
-DATE = re.compile(r"(\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4})([ T]\d{1,2}:\d{2}.*)?")
+MONTH = r"(jan|feb|m[aä]r|apr|ma[iy]|ju[nl]|aug|sep|o[ck]t|nov|de[cz])[a-zä]*\.?"
+DATE = re.compile(
+    r"(\d{4}[-./]\d{1,2}[-./]\d{1,2}|\d{1,2}[-./]\d{1,2}[-./]\d{2,4}"
+    rf"|\d{{1,2}}[-./ ]*{MONTH}[-./, ]*\d{{2,4}}|{MONTH}[- ]*\d{{1,2}}[-, ]+\d{{2,4}}"
+    rf"|\d{{4}}[-./ ]{MONTH}[-./ ]\d{{1,2}})([ T]\d{{1,2}}:\d{{2}}.*)?",
+    re.IGNORECASE,
+)
 THOUSANDS = re.compile(r"[+-]?\d{1,3},\d{3}")
 YES_OR_NO = ("true", "false", "yes", "no", "y", "n", "ja", "nein", "oui", "non")  # f may be female
 Where = Callable[[int], str]  # the place of a cell, for messages

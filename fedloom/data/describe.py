@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
@@ -22,6 +23,7 @@ COMMON = 0.6  # a share of one label that a model should be compared with
 BYTES = 100.0  # pictures whose values go beyond this are bytes that nobody scaled
 MANY = 64  # features that a picture has at least: a table of measurements rarely has as many
 CONSTANT = 0.95  # a share of one value from which on a feature counts as constant, such as a pixel at the edge
+FAR_FROM_ZERO = 1000.0  # a feature this many of the smallest standard deviations from 0 outweighs all others
 APART = 30.0  # features whose standard deviations differ by this factor are hard to learn from together
 
 
@@ -206,14 +208,26 @@ def _scales(federation: Federation, some: NDArray[np.float64]) -> Iterator[str]:
     with np.errstate(invalid="ignore"):
         spread = np.nan_to_num(np.nanstd(some, axis=0))
     few = some[:: len(some) // 1000 + 1]  # medians take long
-    same = (few == np.median(few, axis=0)).mean(axis=0)  # a feature that hardly ever varies says nothing of its scale
+    with warnings.catch_warnings():  # about a column that is empty
+        warnings.simplefilter("ignore", RuntimeWarning)
+        middle = np.nanmedian(few, axis=0)
+    same = (few == middle).mean(axis=0)  # a feature that hardly ever varies says nothing of its scale
     varying = np.flatnonzero((spread > 0) & (same < CONSTANT))
-    if len(varying) > 1:
-        small, large = (int(varying[pick(spread[varying])]) for pick in (np.argmin, np.argmax))
-        if spread[large] > APART * spread[small]:
-            names = federation.features or [f"feature {place}" for place in range(some.shape[1])]
-            times = f"{spread[large] / spread[small]:,.0f} times as much as {names[small]}"
-            yield f'Features differ in scale: {names[large]} varies {times}. Set normalize = "federated" or "client".'
+    if not len(varying):
+        return
+    names = federation.features or [f"feature {place}" for place in range(some.shape[1])]
+    small, large = (int(varying[pick(spread[varying])]) for pick in (np.argmin, np.argmax))
+    far = int(varying[np.argmax(np.abs(middle[varying]))])
+    advice = 'Set normalize = "federated" or "client".'
+    if spread[large] > APART * spread[small]:
+        times = f"{spread[large] / spread[small]:,.0f} times as much as {names[small]}"
+        yield f"Features differ in scale: {names[large]} varies {times}. {advice}"
+    elif abs(middle[far]) > FAR_FROM_ZERO * spread[small]:
+        varies = "it" if far == small else names[small]
+        yield (
+            f"Features differ in scale: {names[far]} is about {middle[far]:.3g}, and {varies} varies by "
+            f"{spread[small]:.2g} only. {advice}"
+        )
 
 
 def _first_five(names: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedloom.data.csv_text import DATE, finite_number
 from fedloom.data.federation import Federation
 from fedloom.data.preprocessing import Column
 
@@ -47,6 +48,7 @@ def suspicions(federation: Federation) -> Iterator[str]:
             f"The label has the class {', '.join(absent)}, which models learn to predict. If it means that the label "
             f"is missing, remove those rows; missing = {{ {marks} }} in [data] refuses and names them."
         )
+    yield from _label_of_dates(federation)
     yield from federation.cautions
     columns = federation.preprocessing.columns
     yield from spelt_differently(columns)
@@ -60,6 +62,7 @@ def suspicions(federation: Federation) -> Iterator[str]:
     for place in np.flatnonzero(numeric).tolist():
         name, one = federation.features[place], values[:, place]
         yield from _never_varies(name, one)
+        yield from _dates(name, one)
         yield from _numbers_rows(name, one, len(federation.x))
         yield from _marks_gaps(name, one)
         yield from _unit_of_clients(federation, name, one, owner)
@@ -141,6 +144,50 @@ def _never_varies(name: str, one: Numbers) -> Iterator[str]:
     """A column that is empty, or has one value: nothing can be learnt from it."""
     if not np.ptp(one):
         yield f"{name} is empty or the same in all rows: nothing can be learnt from it. Leave it out with drop."
+
+
+def are_dates(names: Sequence[str]) -> bool:
+    """Whether names of classes are dates, such as 2024-03-31 or 20240331.
+
+    >>> are_dates(["2024-03-31", "2024-04-01"]), are_dates(["20240331", "20240401"]), are_dates(["2024", "2025"])
+    (True, True, False)
+    """
+    if len(names) < 2:
+        return False
+    return all(DATE.fullmatch(name) for name in names) or _compact_dates(
+        np.array([number if (number := finite_number(name)) is not None else 0.0 for name in names])
+    )
+
+
+def _compact_dates(one: Numbers) -> bool:
+    """Whether numbers are dates without separators, year, month and day: 20240331."""
+    whole = np.unique(np.round(one[np.isfinite(one)]))
+    year, month, day = whole // 10_000, whole // 100 % 100, whole % 100
+    # single precision rounds such numbers to even ones, so that day 31 may be stored as 32
+    dates = (year >= 1900) & (year < 2100) & (month >= 1) & (month <= 12) & (day <= 32)
+    return len(whole) > 2 and bool((~dates).sum() <= 1)  # the other one may be the mean, in place of what is missing
+
+
+def _dates(name: str, one: Numbers) -> Iterator[str]:
+    """A date as a number: 20240131 and 20240201 are a day apart, and 70 as numbers."""
+    if _compact_dates(one):
+        yield (
+            f"{name} looks like dates, such as {one[0]:.0f}, and models take it as a number. Replace it by what the "
+            "date means, such as an age in years or days since admission, or leave it out with drop."
+        )
+
+
+def _label_of_dates(federation: Federation) -> Iterator[str]:
+    if are_dates(federation.classes):
+        yield (
+            f"The label looks like dates, such as {federation.classes[0]}, and each date is a class of its own. Choose "
+            "another label, or predict a number, such as days since admission."
+        )
+    elif not federation.classes and federation.y.dim() == 1 and _compact_dates(federation.y[:MOST].double().numpy()):
+        yield (
+            f"The label looks like dates, such as {float(federation.y[0]):.0f}, and models take it as a number. "
+            "Predict what the date means, such as days since admission."
+        )
 
 
 def _numbers_rows(name: str, one: Numbers, examples: int) -> Iterator[str]:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from fedloom import keys
 from fedloom.data.federation import Federation
-from fedloom.data.plausibility import same_meaning
+from fedloom.data.plausibility import are_dates, same_meaning
 from fedloom.data.preprocessing import finite_number
 from fedloom.errors import FedloomError, InputError
 from fedloom.metrics import METRICS, NUMBER_LOSSES, Metric, class_number, of_numbers, top
@@ -227,6 +227,11 @@ def _about_features(task: Task, x: Tensor) -> str:
 def _about_classes(federation: Federation, task: Task) -> str:
     """Say how to give a model its outputs, and what the classes may be instead of classes."""
     names = federation.classes
+    if are_dates(names):
+        return (
+            f" They look like dates, such as {names[0]}, and each is a class of its own: choose another label, or "
+            "predict a number, such as days since admission."
+        )
     advice = f" Set args = {{ classes = {len(names)} }} in [task]." if isinstance(task.model, str) else ""
     if all(finite_number(name) is not None for name in names) and len(names) > 2:
         advice += ' If they are numbers to predict, set task = "regression" in [data].'

@@ -161,6 +161,16 @@ def test_a_table_of_few_people_is_still_told_to_scale() -> None:
     assert made(heights) == ()
 
 
+def test_a_feature_far_from_zero_differs_in_scale() -> None:
+    draws = np.random.default_rng(0)
+    near, far = draws.normal(0, 1, 200), 2e7 + 2 * draws.integers(0, 9, 200)
+    (said,) = made(torch.from_numpy(np.stack([near, far], 1)).float(), features=("x", "day"))
+    assert re.match(r"Features differ in scale: day is about 2e\+07, and x varies by (1|0\.9\d) only\. Set norm", said)
+    (said,) = made(torch.from_numpy(far[:, None]).float(), features=("day",))
+    assert re.match(r"Features differ in scale: day is about 2e\+07, and it varies by 5(\.\d)? only", said)
+    assert made(torch.from_numpy(np.stack([near, 500 + near], 1)).float()) == ()
+
+
 def test_pictures_that_nobody_scaled_are_noticed() -> None:
     pictures = torch.arange(200, dtype=torch.uint8).reshape(50, 2, 2)
     said = "Features go up to 199, as bytes of pictures do: scale them, such as by 1/255, or normalise."

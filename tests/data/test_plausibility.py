@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,31 @@ def test_a_healthy_table_has_nothing_suspicious(normalize: str) -> None:
 def test_one_class_is_nothing_to_learn() -> None:
     (said,) = found(table(), np.zeros(120, int))
     assert said == "The label has one class only (0): from this data alone there is nothing to learn."
+
+
+DAYS = pandas.date_range("2020-01-10", periods=120)
+
+
+@pytest.mark.parametrize("normalize", ["none", "federated", "client"])
+def test_dates_that_are_numbers_are_named(normalize: str) -> None:
+    days = np.random.default_rng(4).permutation(DAYS.strftime("%Y%m%d").astype(float))
+    (said,) = found(table().assign(admitted=days), normalize=normalize)
+    assert said.startswith("admitted looks like dates, such as 2020")
+    assert found(table().assign(admitted=days + 50), normalize=normalize) == []  # months from 51 on
+
+
+@pytest.mark.parametrize("form", ["%Y-%m-%d", "%d-%b-%Y", "%Y%m%d"])
+def test_a_label_that_is_a_date_is_named(form: str) -> None:
+    data = Federation.from_arrays(table(), np.arange(120), client=CLIENTS)
+    said = [*suspicions(replace(data, classes=tuple(DAYS.strftime(form))))]
+    assert any(one.startswith("The label looks like dates, such as ") for one in said)
+    years = replace(data, classes=tuple(map(str, range(2000, 2120))))
+    assert not any("dates" in one for one in suspicions(years))
+
+
+def test_a_label_of_dates_that_are_numbers_is_named() -> None:
+    said = found(table(), DAYS.strftime("%Y%m%d").to_numpy().astype(float))
+    assert any("The label looks like dates, such as 2020" in one and "take it as a number" in one for one in said)
 
 
 @pytest.mark.parametrize("normalize", ["none", "federated", "client"])

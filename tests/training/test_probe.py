@@ -114,6 +114,10 @@ def test_too_few_outputs_for_the_classes_are_refused(outputs: int) -> None:
     ("classes", "said"),
     [
         (("alive", "dead", "gone"), r"Set args = \{ classes = 3 \} in \[task\]\. The classes are alive, dead, gone\.$"),
+        (
+            ("2020-01-01", "2020-01-02", "2020-01-03"),
+            "They look like dates, such as 2020-01-01, .*choose another label",
+        ),
         (("1", "2", "3"), 'If they are numbers to predict, set task = "regression"'),
         (
             ("DEAD", "alive", "dead"),
